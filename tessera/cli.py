@@ -1,0 +1,285 @@
+"""The command line: one function per verb. Nothing heavy is imported before a verb needs it.
+
+The flags of `train` are the fields of the run's dataclasses (flags.py); the flags of the other verbs are the parameters of
+their functions.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json as json_module
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tessera.engine.signals import Interrupted
+from tessera.folder import Refused, RunFolder, write_atomically
+
+if TYPE_CHECKING:
+    from tessera.data.draws import Validation
+    from tessera.finished import Finished
+
+USAGE = """Tessera trains and samples discrete-token generative models over your own media.
+
+tessera recipes                                   what can be trained
+tessera train RECIPE [--data PATH] [--out RUN]    starts, or goes on where RUN stopped; --help shows its flags
+tessera sample RUN [--data PATH] [--out DIR]      what the model makes, as ordinary files
+tessera tokenize RUN --data PATH --out DIR        a folder of files as codes
+tessera evaluate RUN [--data PATH]                the medium's own numbers, with their protocol
+tessera check PATH                                what is in a folder, what is unusable and why
+tessera demo                                      from nothing to samples, on built-in data
+
+`tessera VERB --help` tells more."""
+
+
+# ---- the verbs
+
+
+def recipes() -> int:
+    """What can be trained."""
+    from tessera.recipes import RECIPES, name_of, summary_of
+
+    for recipe in RECIPES:
+        print(f"{name_of(recipe):24}{summary_of(recipe)}")
+    print("\ntessera train RECIPE --help shows its flags. Presets: tiny, small (the default), base, paper.")
+    return 0
+
+
+def train(*arguments: str) -> int:
+    """Starts a run, or goes on where it stopped."""
+    if not arguments or arguments[0].startswith("-"):
+        raise Refused("Which recipe? tessera train RECIPE [--data PATH] [--out RUN]; `tessera recipes` lists them.")
+    from tessera.recipes import named
+
+    recipe = named(arguments[0])
+    from tessera import flags, launch
+
+    asked = flags.parse(recipe, list(arguments[1:]))
+    if asked.run.engine.processes > 1 and not launch.is_launched():
+        return launch.together(asked.run.engine.processes, ["train", *arguments])
+    from tessera.start import conclude, engine_of, introduce, rehearse, unused
+
+    if asked.dry_run:
+        rehearse(asked.run)
+        return 0
+    out = Path(asked.out or f"runs/{asked.run.recipe}")
+    folder = RunFolder(unused(out) if asked.fresh else out)
+    introduce(asked.run, folder)
+    engine_of(asked.run, folder).run()
+    conclude(asked.run, folder)
+    return 0
+
+
+def sample(
+    run: str,
+    /,
+    *,
+    data: str | None = None,
+    count: int = 16,
+    seed: int = 0,
+    out: str | None = None,
+    weights: Literal["average", "live"] = "average",
+) -> int:
+    """What a run's model makes, as ordinary files: for a tokenizer, originals beside their reconstructions.
+
+    Args:
+        run: The run's folder.
+        data: Files to reconstruct: a folder or one file. Left out: the run's held-out examples.
+        count: How many.
+        seed: Another seed is another draw, where there is something to draw.
+        out: Where the files go; left out, a new folder under the run's samples.
+        weights: The average of the model, or the model as the optimizer left it.
+    """
+    from tessera.engine.evaluation import make_samples, save_media
+    from tessera.engine.modes import seed as seed_all
+    from tessera.finished import finished
+
+    made = finished(run, weights)
+    _tell(made.notices)
+    stream = _stream(made, data, made.run.engine.batch_size)
+    seed_all(seed)
+    rejected: list[tuple[str, str]] = []
+    media = make_samples(made.task, stream, count, made.meeting, lambda batch: rejected.extend(batch.rejected if batch else []))
+    _tell([f"Left out {name}: {reason}" for name, reason in rejected])
+    if not media:
+        raise Refused("Not one example could be read, so there is nothing to show. `tessera check` tells why.")
+    place = Path(out) if out else _next_free(RunFolder(run).samples)
+    place.mkdir(parents=True, exist_ok=True)
+    sheet = save_media(media, place)
+    settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "count": len(media), "seed": seed}
+    (place / "settings.json").write_text(json_module.dumps(settings, indent=1) + "\n")
+    print(f"{len(media)} samples of step {made.steps} ({weights} weights) in {place}; all on one sheet: {sheet}")
+    return 0
+
+
+def tokenize(
+    run: str,
+    /,
+    *,
+    out: str,
+    data: str | None = None,
+    weights: Literal["average", "live"] = "average",
+    batch_size: int = 32,
+    workers: int = 0,
+) -> int:
+    """A folder of files as codes, with their names and the tokenizer's fingerprint.
+
+    Args:
+        run: The run's folder.
+        out: Where the codes go.
+        data: A folder or one file; left out, the data that the run was trained on.
+        weights: The average of the model, or the model as the optimizer left it.
+        batch_size: Examples encoded together.
+        workers: Processes that read and prepare data.
+    """
+    from tessera.data.codes import About, write_codes
+    from tessera.finished import finished
+    from tessera.tokenizer import Tokenizer
+
+    made = finished(run, weights)
+    _tell(made.notices)
+    tokenizer = Tokenizer(made)
+    source = _data(made, data).everything()
+    about = About(tokenizer.fingerprint, tokenizer.vocabulary, made.run.recipe, made.steps, tokenizer.transform)
+    batches = tokenizer.codes_of(source, batch_size, workers)
+    examples = write_codes(out, ((batch.names, codes) for batch, codes in batches), about)
+    print(f"{examples} of {len(source)} examples as codes of {tokenizer.vocabulary} symbols in {out}")
+    return 0
+
+
+def evaluate(
+    run: str, /, *, data: str | None = None, out: str | None = None, batch_size: int = 16, workers: int = 0
+) -> int:
+    """The medium's own numbers, of the live and of the averaged model, with how they came about.
+
+    Args:
+        run: The run's folder.
+        data: A folder or one file, all of which is measured; left out, the run's held-out examples.
+        out: A JSON file for numbers and protocol; left out, evaluation.json in the run's folder.
+        batch_size: Examples measured together.
+        workers: Processes that read and prepare data.
+    """
+    from tessera import __version__
+    from tessera.engine.evaluation import measure
+    from tessera.finished import finished
+
+    made = finished(run, "live")
+    _tell(made.notices)
+    stream = _stream(made, data, batch_size, workers)
+    numbers = {"live": measure(made.task, stream, made.meeting)}
+    averaged = finished(run, "average")
+    numbers["average"] = measure(averaged.task, stream, averaged.meeting)
+    protocol = {
+        "run": run,
+        "recipe": made.run.recipe,
+        "steps": made.steps,
+        "data": data or "the run's held-out examples",
+        "examples": len(stream),
+        "transform": made.run.data.transform(),
+        "tessera": __version__,
+    }
+    path = Path(out) if out else RunFolder(run).path / "evaluation.json"
+    write_atomically(path, json_module.dumps({"numbers": numbers, "protocol": protocol}, indent=1) + "\n")
+    print(f"{made.run.recipe} at step {made.steps} on {len(stream)} examples ({protocol['data']})")
+    print(f"{'':16}{'live':>12}{'average':>12}")
+    for name, value in numbers["live"].items():
+        print(f"{name:16}{value:12.4f}{numbers['average'][name]:12.4f}")
+    print(f"The protocol: {path}")
+    return 0
+
+
+def check(path: str, /, *, json: bool = False) -> int:
+    """What is in a folder, what is unusable and why. Opens every file once; exits with 1 if nothing is usable.
+
+    Args:
+        path: The folder, or one file.
+        json: The report as JSON instead of lines.
+    """
+    from tessera.data.check_images import check as look_through
+
+    report = look_through(path)
+    print(report.as_json() if json else "\n".join(report.lines()))
+    return 0 if report.usable else 1
+
+
+def demo(*, out: str = "runs/demo") -> int:
+    """From nothing to samples, on built-in pictures. Ctrl-C stops it; the same command goes on.
+
+    Args:
+        out: Where the runs go.
+    """
+    print("An image tokenizer learns from 2,000 built-in pictures to write pictures as symbols, and to read them back.")
+    return train("images-vqgan", "--out", f"{out}/images-vqgan")
+
+
+VERBS = {verb.__name__: verb for verb in (recipes, train, sample, tokenize, evaluate, check, demo)}
+
+
+# ---- what they share
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Carries out one command and exits: 0 well, 1 nothing usable or failed, 2 refused, 130 and 143 stopped by a signal."""
+    # Until a run takes over, SIGTERM ends the process at once and says so in its exit code.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    try:
+        code = _carry_out(sys.argv[1:] if arguments is None else arguments)
+    except (Refused, Interrupted) as ended:
+        print(f"tessera: {ended}", file=sys.stderr)
+        code = ended.exit_code
+    except KeyboardInterrupt:
+        print("tessera: stopped", file=sys.stderr)
+        code = 130
+    except BrokenPipeError:  # somebody piped us into `head`
+        code = 0
+    sys.exit(code)
+
+
+def _carry_out(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE)
+        return 0
+    if arguments[0] == "--version":
+        from tessera import __version__
+
+        print(__version__)
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name not in VERBS:
+        near = difflib.get_close_matches(name, VERBS, n=1, cutoff=0.4)
+        raise Refused(f"There is no verb {name!r}" + (f": did you mean {near[0]!r}?" if near else f".\n\n{USAGE}"))
+    if name == "train":
+        return train(*rest)
+    if name == "recipes" and not rest:
+        return recipes()
+    import tyro
+
+    return tyro.cli(VERBS[name], prog=f"tessera {name}", args=rest)
+
+
+def _data(made: Finished, path: str | None) -> Any:
+    """The run's way of reading data, on another path if one is given."""
+    import dataclasses
+
+    return made.run.data if path is None else dataclasses.replace(made.run.data, path=path)
+
+
+def _stream(made: Finished, path: str | None, batch_size: int, workers: int = 0) -> Validation:
+    """All of a given path, or the run's own held-out examples."""
+    from tessera.data.draws import Validation
+
+    source = made.run.data.build().validation if path is None else _data(made, path).everything()
+    return Validation(source, seed=made.run.engine.seed, batch_size=batch_size, workers=workers)
+
+
+def _next_free(samples: Path) -> Path:
+    number = 1
+    while (samples / f"by-hand-{number:03d}").exists():
+        number += 1
+    return samples / f"by-hand-{number:03d}"
+
+
+def _tell(lines: list[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)

@@ -1,0 +1,184 @@
+"""What is said about each file of a folder, whatever its medium. Three ways, the more particular first:
+
+1. `name.txt` beside `name.png`: its whole text is the caption.
+2. `metadata.jsonl` or `metadata.csv` in the folder or any subfolder, in the "imagefolder" layout of Hugging Face's
+   datasets: `file_name`, relative to the metadata's own folder, and `text` (or `caption`).
+3. Only where neither exists at all: the name of the folder that a file lies in, when the files lie in two or more
+   differently named folders ("golden_retriever/0001.jpg" is a golden retriever). Names that sort files instead of
+   describing them are no captions: names without a letter ("0001"), and train, val, test and the like.
+
+A file about which nothing is said has the caption "".
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import posixpath
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tessera.folder import Refused
+from tessera.media.errors import Unreadable
+
+METADATA = ("metadata.jsonl", "metadata.csv")
+SAYS_NOTHING = {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "images", "data"}
+
+
+@dataclass(frozen=True)
+class Captions:
+    root: Path
+    texts: frozenset[str]
+    """the files with a .txt beside them; read when asked for, since 100,000 small files are slow to open"""
+    metadata: dict[str, str]
+    by_folder: bool
+    strangers: tuple[str, ...] = ()
+    """what the metadata names and the folder does not hold"""
+
+    def of(self, name: str) -> str:
+        """The caption of a file, or "". Raises Unreadable if it stands in a text file that cannot be read."""
+        if name in self.texts:
+            return read_text(self.root / beside(name))
+        if name in self.metadata:
+            return self.metadata[name]
+        return folder_caption(name) if self.by_folder else ""
+
+    def counts(self, names: Sequence[str]) -> dict[str, int]:
+        """How many of these files have a caption, by where it stands."""
+        where = Counter(self.where(name) for name in names)
+        return {place: where[place] for place in ("text files", "metadata", "folder names") if where[place]}
+
+    def unrelated(self, names: Sequence[str], others: Sequence[str]) -> list[str]:
+        """The files that are neither these nor anything said about them."""
+        texts = {beside(name) for name in names}
+        return [other for other in others if other not in texts and posixpath.basename(other) not in METADATA]
+
+    def where(self, name: str) -> str:
+        if name in self.texts:
+            return "text files"
+        if self.metadata.get(name):
+            return "metadata"
+        return "folder names" if self.by_folder and folder_caption(name) else "nowhere"
+
+
+def read_captions(root: Path, names: Sequence[str], others: Sequence[str]) -> Captions:
+    """The captions of `names`, given the other files of the same folder (`Found.names` and `Found.beside`)."""
+    there, known = set(others), set(names)
+    texts = frozenset(name for name in names if beside(name) in there)
+    files = [other for other in others if posixpath.basename(other) in METADATA]
+    told = read_metadata(root, files)
+    if told and not known & told.keys():
+        raise Refused(
+            f"{' and '.join(files)} in {root} names {len(told):,} files, of which none is there (the first is "
+            f"{next(iter(told))!r}): file_name must be the path of a file, relative to the metadata's own folder"
+        )
+    return Captions(
+        root=root,
+        texts=texts,
+        metadata={name: text for name, text in told.items() if name in known},
+        by_folder=not texts and not files and len({folder_caption(name) for name in names} - {""}) >= 2,
+        strangers=tuple(name for name in told if name not in known),
+    )
+
+
+def beside(name: str) -> str:
+    return posixpath.splitext(name)[0] + ".txt"
+
+
+def folder_caption(name: str) -> str:
+    folder = posixpath.basename(posixpath.dirname(name))
+    if folder.lower() in SAYS_NOTHING or not any(letter.isalpha() for letter in folder):
+        return ""
+    return one_line(folder.replace("_", " ").replace("-", " "))
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def read_text(file: Path) -> str:
+    try:
+        return one_line(file.read_text(encoding="utf-8-sig"))
+    except (OSError, UnicodeError) as error:
+        raise Unreadable(f"{file}: the caption cannot be read ({error}): save it as UTF-8 text") from error
+
+
+@dataclass(frozen=True)
+class Row:
+    line: int
+    fields: dict[str, Any]
+
+
+def read_metadata(root: Path, files: Sequence[str]) -> dict[str, str]:
+    """Every file that the metadata names, with its caption ("" where the line has none)."""
+    told: dict[str, str] = {}
+    said_at: dict[str, str] = {}
+    for file in files:
+        rows = rows_of_json(root / file) if file.endswith(".jsonl") else rows_of_csv(root / file)
+        for row in rows:
+            at = f"{root / file}, line {row.line}"
+            name = posixpath.normpath(posixpath.join(posixpath.dirname(file), file_name(row, at)))
+            if name in told:
+                raise Refused(f"{at}: {name!r} was named before, in {said_at[name]}: keep one line for each file")
+            told[name], said_at[name] = caption(row, at), at
+    return told
+
+
+def file_name(row: Row, at: str) -> str:
+    """Refuses names that lead out of the metadata's folder: nobody's metadata may point at other people's files."""
+    name = row.fields.get("file_name")
+    if not isinstance(name, str) or not name.strip():
+        has = ", ".join(row.fields) or "nothing"
+        raise Refused(f'{at}: needs a "file_name", the path of a file beside this one, but has {has}')
+    flat = posixpath.normpath(name.replace("\\", "/"))
+    if flat.startswith(("/", "../")) or flat in (".", "..") or flat[1:2] == ":":
+        raise Refused(f"{at}: {name!r} leads out of the folder: file_name must stay inside it")
+    return name
+
+
+def caption(row: Row, at: str) -> str:
+    text = row.fields.get("text", row.fields.get("caption"))
+    if text is None:
+        return ""
+    if not isinstance(text, str):
+        raise Refused(f"{at}: the caption must be a text, but is {json.dumps(text)[:60]}")
+    return one_line(text)
+
+
+def rows_of_json(file: Path) -> Iterator[Row]:
+    for number, line in enumerate(lines_of(file), start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise Refused(f"{file}, line {number}: is not JSON ({error})") from error
+        if not isinstance(fields, dict):
+            raise Refused(f'{file}, line {number}: must be an object like {{"file_name": "a.png", "text": "..."}}')
+        yield Row(number, fields)
+
+
+def rows_of_csv(file: Path) -> Iterator[Row]:
+    reader = csv.DictReader(lines_of(file), strict=True)
+    try:
+        for fields in reader:
+            if None in fields or None in fields.values():
+                raise Refused(
+                    f"{file}, line {reader.line_num}: does not have the {len(reader.fieldnames or ())} fields of the "
+                    "first line; a caption with a comma in it must stand in double quotes"
+                )
+            yield Row(reader.line_num, dict(fields))
+    except csv.Error as error:
+        raise Refused(f"{file}, line {reader.line_num}: is not CSV ({error})") from error
+
+
+def lines_of(file: Path) -> list[str]:
+    """Split at newlines only: str.splitlines would also cut a caption at a Unicode line separator."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as text:
+            return text.readlines()
+    except (OSError, UnicodeError) as error:
+        raise Refused(f"{file}: cannot be read ({error}): save it as UTF-8 text") from error

@@ -1,0 +1,91 @@
+"""Examples already tokenized: codes on disk with their names and the fingerprint of the tokenizer that made them.
+
+    codes/  codes-00000.safetensors ("codes": N x the grid, int32), ..., index.json, written last
+
+index.json makes the folder complete; without it there are no codes. Whoever reads them says which tokenizer they
+expect, and codes of another are refused: they would mean nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tessera.folder import Refused, write_atomically
+
+SHARD = 4096
+"""Examples in one file."""
+
+
+@dataclass(frozen=True)
+class About:
+    """What codes have to say of their origin."""
+
+    fingerprint: str
+    vocabulary: int
+    recipe: str
+    steps: int
+    transform: dict[str, Any]
+
+
+def write_codes(out: str | Path, batches: Iterable[tuple[list[str], Tensor]], about: About) -> int:
+    """Writes (names, codes) batches as shards and gives back how many examples there are."""
+    folder = Path(out)
+    if (folder / "index.json").exists():
+        raise Refused(f"{out} already holds codes. Give another --out; nothing was changed.")
+    folder.mkdir(parents=True, exist_ok=True)
+    names: list[str] = []
+    waiting: list[Tensor] = []
+    shards: list[dict[str, Any]] = []
+
+    def flush() -> None:
+        codes = torch.cat(waiting).to(torch.int32)
+        shards.append({"file": f"codes-{len(shards):05d}.safetensors", "examples": len(codes)})
+        save_file({"codes": codes}, folder / shards[-1]["file"])
+        waiting.clear()
+
+    for batch_names, codes in batches:
+        names += batch_names
+        waiting.append(codes)
+        if sum(map(len, waiting)) >= SHARD:
+            flush()
+    if waiting:
+        flush()
+    if not names:
+        raise Refused("Not one example could be read, so there are no codes to write. `tessera check` tells why.")
+    index = {"names": names, "shards": shards, **about.__dict__}
+    write_atomically(folder / "index.json", json.dumps(index, indent=1))
+    return len(names)
+
+
+@dataclass
+class Codes:
+    """The codes of a folder, whole."""
+
+    names: list[str]
+    codes: Tensor
+    about: About
+
+
+def read_codes(path: str | Path, fingerprint: str) -> Codes:
+    """The codes in a folder, if the tokenizer with this fingerprint made them."""
+    index_path = Path(path) / "index.json"
+    if not index_path.is_file():
+        raise Refused(f"There are no codes in {path}: it has no index.json. `tessera tokenize` makes them.")
+    index = json.loads(index_path.read_text(encoding="utf-8"))
+    names, shards = index.pop("names"), index.pop("shards")
+    about = About(**index)
+    if about.fingerprint != fingerprint:
+        raise Refused(
+            f"The codes in {path} were made by another tokenizer ({about.fingerprint[:12]}, {about.steps} steps) than the one "
+            f"asked for ({fingerprint[:12]}): they would mean nothing to it. `tessera tokenize` them again."
+        )
+    parts = [load_file(Path(path) / Path(shard["file"]).name)["codes"] for shard in shards]
+    return Codes(names, torch.cat(parts).long(), about)

@@ -1,0 +1,143 @@
+"""Pictures from a folder, or the built-in toys: squares of one size, each with its caption (`data/captions.py`).
+
+The whole picture is resized until its short side fits and then cut to a square; both happen in one antialiased step.
+Which files are held out depends on their names alone (`data/split.py`), and those are never augmented.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import PIL.Image
+
+from tessera.data.captions import Captions, read_captions
+from tessera.data.folders import find
+from tessera.data.image_examples import ImageBatch, ImageExample, collate
+from tessera.data.split import Split, divide
+from tessera.data.toys.images import ToyImages
+from tessera.media.errors import Unreadable
+from tessera.media.image import ENDINGS, Image, read
+
+HELD_OUT_TOYS = 1 << 32
+"""The first toy held out: beyond all that are learnt from, so that asking for more of those moves none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Images:
+    path: str | None = None
+    """A folder of pictures, with subfolders; or one picture. None: the built-in toys."""
+    size: int = 64
+    """The side of the square pictures, in pixels."""
+    crop: Literal["random", "centre"] = "random"
+    """Where the square of a training picture is cut from."""
+    min_scale: float = 1.0
+    """The smallest random square, as a share of the picture's short side; 1 takes as much as there is."""
+    flip: bool = False
+    """Mirror half of the training pictures. Right for tokenizers; wrong where a caption says left or right."""
+    small: Literal["enlarge", "skip"] = "enlarge"
+    """What becomes of pictures smaller than asked for."""
+    validation_share: float = 0.05
+    """The share held out, chosen by file name; 0 validates on the training pictures themselves."""
+    toys: int = 2000
+    """How many toy pictures to learn from; those held out come on top."""
+    toy_seed: int = 0
+    """Another seed is another set of toys."""
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ValueError(f"A picture has a side of at least 1 pixel, but size is {self.size}.")
+        if not 0 < self.min_scale <= 1:
+            raise ValueError(f"min_scale is a share of the short side, above 0 and up to 1, not {self.min_scale}.")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share must be at least 0 and below 1, but it is {self.validation_share}.")
+        if self.toys < 1:
+            raise ValueError(f"There must be at least 1 toy to learn from, but toys is {self.toys}.")
+
+    def build(self) -> Split:
+        if self.path is None:
+            return self.toy_split()
+        found = find(self.path, ENDINGS, "pictures")
+        captions = read_captions(found.root, found.names, found.beside)
+        train, validation = divide(found.names, self.validation_share)
+        return Split(
+            train=ImageFolder(self, found.root.as_posix(), [found.names[i] for i in train], captions),
+            validation=ImageFolder(self.plain(), found.root.as_posix(), [found.names[i] for i in validation], captions),
+        )
+
+    def toy_split(self) -> Split:
+        train = ToyImages(count=self.toys, size=self.size, seed=self.toy_seed)
+        if self.validation_share == 0:
+            return Split(train, train)
+        held_out = max(1, round(self.toys * self.validation_share))
+        return Split(train, ToyImages(count=held_out, size=self.size, seed=self.toy_seed, first=HELD_OUT_TOYS))
+
+    def everything(self) -> ImageFolder | ToyImages:
+        """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""
+        if self.path is None:
+            return ToyImages(count=self.toys, size=self.size, seed=self.toy_seed)
+        found = find(self.path, ENDINGS, "pictures")
+        captions = read_captions(found.root, found.names, found.beside)
+        return ImageFolder(self.plain(), found.root.as_posix(), found.names, captions)
+
+    def plain(self) -> Images:
+        return replace(self, crop="centre", min_scale=1.0, flip=False)
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The source: files of one folder, cut as the configuration says."""
+
+    config: Images
+    root: str
+    names: list[str]
+    captions: Captions
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    @property
+    def captioned(self) -> int:
+        """How many of the pictures have a caption."""
+        return sum(self.captions.counts(self.names).values())
+
+    def item(self, index: int, rng: np.random.Generator) -> ImageExample:
+        name = self.names[index]
+        picture = read(f"{self.root}/{name}", shortest=self.enough)
+        if self.config.small == "skip" and min(picture.size) < self.config.size:
+            size = f"{picture.width} x {picture.height}"
+            raise Unreadable(f"{self.root}/{name}: it is {size}, smaller than the {self.config.size} asked for")
+        square = cut(picture, self.config, rng)
+        return ImageExample(Image(np.asarray(square)).floats(), self.captions.of(name))
+
+    def collate(self, examples: list[ImageExample]) -> ImageBatch:
+        return collate(examples)
+
+    @property
+    def enough(self) -> int:
+        """The short side at which a file may be decoded; twice what is shown, so that the resize still filters."""
+        return math.ceil(2 * self.config.size / self.config.min_scale)
+
+
+def cut(picture: PIL.Image.Image, config: Images, rng: np.random.Generator) -> PIL.Image.Image:
+    """Always four draws, so that what follows from the generator does not depend on the picture or the settings."""
+    zoom, across, down, mirror = rng.random(4)
+    width, height = picture.size
+    side = float(min(width, height))
+    if config.crop == "random":
+        side = max(1.0, side * (config.min_scale + (1 - config.min_scale) * zoom))
+    else:
+        across = down = 0.5
+    left, top = (width - side) * across, (height - side) * down
+    square = picture.resize(
+        (config.size, config.size),
+        PIL.Image.Resampling.BICUBIC,
+        box=(left, top, min(left + side, width), min(top + side, height)),
+        reducing_gap=3.0,
+    )
+    return square.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT) if config.flip and mirror < 0.5 else square

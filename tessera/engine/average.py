@@ -1,0 +1,77 @@
+"""A moving average of the model: what is validated, sampled from and published.
+
+It has no counter of its own: its decay is a function of the engine's one clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class AverageConfig:
+    decay: float = 0.999
+    """How much of the average stays at each update, once warmed up; 0 is the live model."""
+    update_after: int = 0
+    """Until this step the average is a copy of the live model."""
+    update_every: int = 1
+    """Steps between updates."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.decay < 1:
+            raise ValueError(f"The average's decay must be at least 0 and below 1, but it is {self.decay}.")
+        if self.update_every < 1:
+            raise ValueError(f"The average is updated every 1 or more steps, not every {self.update_every}.")
+
+
+class Average:
+    """Holds one tensor for each of the model's, in fp32 or better whatever the precision of the run."""
+
+    def __init__(self, config: AverageConfig, model: nn.Module):
+        self.config = config
+        state = model.state_dict(keep_vars=True)
+        self._names = list(state)
+        self._holders = list(state.values())
+        self._mean = [tensor.detach().clone() for tensor in state.values()]
+        self._lerped = [i for i, tensor in enumerate(self._mean) if tensor.is_floating_point()]
+        self._copied = [i for i, tensor in enumerate(self._mean) if not tensor.is_floating_point()]
+
+    def decay_at(self, done: int) -> float:
+        """Rises from nothing: an average that is mostly its random start would be worthless for thousands of steps."""
+        age = max(0, done - self.config.update_after) // self.config.update_every
+        return min(self.config.decay, age / (age + 9)) if done > self.config.update_after else 0.0
+
+    @torch.no_grad()
+    def update(self, done: int) -> None:
+        if done > self.config.update_after and done % self.config.update_every:
+            return
+        mean = [self._mean[i] for i in self._lerped]
+        live = [self._holders[i].data for i in self._lerped]
+        torch._foreach_lerp_(mean, live, 1 - self.decay_at(done))
+        for i in self._copied:
+            self._mean[i].copy_(self._holders[i].data)
+
+    @contextmanager
+    def swapped_in(self) -> Iterator[None]:
+        """The model has the average's values inside; pointers are exchanged, nothing is copied."""
+        self._exchange()
+        try:
+            yield
+        finally:
+            self._exchange()
+
+    def _exchange(self) -> None:
+        for i, holder in enumerate(self._holders):
+            holder.data, self._mean[i] = self._mean[i], holder.data
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return dict(zip(self._names, self._mean, strict=True))
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        for name, mean in zip(self._names, self._mean, strict=True):
+            mean.copy_(state[name])

@@ -1,0 +1,77 @@
+"""Measuring a task on held-out examples and making samples, shared by runs in training and by verbs on finished ones.
+
+The batches are the same whatever the number of processes, each process takes every n-th of them, and observations are
+summed in double precision: so the numbers are those of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from tessera.engine.modes import evaluating
+from tessera.engine.processes import Processes
+from tessera.engine.task import Batch, Task
+from tessera.folder import Refused
+
+
+class ValidationStream(Protocol):
+    batch_size: int
+
+    def __len__(self) -> int: ...
+    def batches(self, rank: int, processes: int, limit: int | None = None) -> Iterator[Batch]: ...
+
+
+def measure(
+    task: Task, stream: ValidationStream, meeting: Processes, on_batch: Callable[[Batch | None], None] = lambda batch: None
+) -> dict[str, float]:
+    """The task's numbers over the whole stream. `on_batch` is called equally often on every process."""
+    totals: dict[str, Tensor] = {}
+    with evaluating(task):
+        for batch in in_rounds(stream, len(stream), meeting):
+            on_batch(batch)
+            if batch is not None and len(batch):
+                for name, value in task.observe(batch.to(meeting.device)).items():
+                    totals[name] = totals[name] + value.double() if name in totals else value.double()
+        return task.conclude(_summed(totals, meeting))
+
+
+def make_samples(
+    task: Task, stream: ValidationStream, count: int, meeting: Processes, on_batch: Callable[[Batch | None], None] = lambda batch: None
+) -> list[Any]:
+    """Media of the first `count` examples in their order, on every process; each makes its own share."""
+    made: list[tuple[int, list[Any]]] = []
+    with evaluating(task):
+        for i, batch in enumerate(in_rounds(stream, count, meeting)):
+            on_batch(batch)
+            if batch is not None and len(batch):
+                made.append((i * meeting.processes + meeting.rank, task.sample(batch.to(meeting.device))))
+    return [item for _, items in sorted(meeting.lists(made), key=lambda one: one[0]) for item in items]
+
+
+def in_rounds(stream: ValidationStream, count: int, meeting: Processes) -> Iterator[Batch | None]:
+    """This process's batches of the first `count` examples; None in a last round that has none for it."""
+    batches = stream.batches(meeting.rank, meeting.processes, limit=count)
+    for _ in range(-(-min(count, len(stream)) // (stream.batch_size * meeting.processes))):
+        yield next(batches, None)
+
+
+def save_media(media: list[Any], folder: Path) -> Path | None:
+    """Each item as a file of its own, and all of them on one sheet to look at; gives back the sheet."""
+    for number, item in enumerate(media):
+        item.save(folder / f"{number:04d}")
+    return type(media[0]).sheet(media).save(folder / "sheet") if media else None
+
+
+def _summed(totals: dict[str, Tensor], meeting: Processes) -> dict[str, Tensor]:
+    """A process whose share was empty joins the sum with zeros of the right shapes."""
+    known = meeting.lists([{name: tuple(value.shape) for name, value in totals.items()}])
+    shapes = {name: shape for one in known for name, shape in one.items()}
+    if not shapes:
+        raise Refused("The held-out set has no readable example, so nothing can be measured. `tessera check` tells why.")
+    zero = torch.zeros((), dtype=torch.float64, device=meeting.device)
+    return {name: meeting.sum(totals.get(name, zero.expand(shapes[name]))) for name in sorted(shapes)}

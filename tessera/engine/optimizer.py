@@ -1,0 +1,154 @@
+"""How a network moves: its optimizer, its clipping, and its rate as a pure function of the step.
+
+The rate is written into the optimizer before each step and is never accumulated, so the rate asked for is the rate
+used, on any number of processes and after any resume.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Schedule = Literal["constant", "warmup", "cosine", "wsd"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    kind: Literal["adamw", "adam", "lion"] = "adamw"
+    """adamw decays matrices only; adam decays nothing; lion (Chen 2023) wants a rate 3 to 10 times smaller."""
+    rate: float = 3e-4
+    """The peak learning rate."""
+    betas: tuple[float, float] = (0.9, 0.99)
+    decay: float = 0.0
+    """Decoupled weight decay, on tensors of two dimensions or more."""
+    eps: float = 1e-8
+    clip: float | None = 1.0
+    """Largest norm of this update's gradient; none leaves it as it is."""
+    schedule: Schedule = "constant"
+    """constant; warmup (linear, then constant); cosine (warm-up, then down to the floor); wsd (warm-up, stable, then linear decay)."""
+    warmup: int = 0
+    """Steps of linear warm-up."""
+    initial: float = 0.0
+    """Rate at which the warm-up starts."""
+    floor: float = 0.0
+    """Rate at which cosine and wsd end, as a share of the peak."""
+    cooldown: float = 0.2
+    """Share of all steps that wsd spends decaying."""
+
+    def __post_init__(self) -> None:
+        if not self.rate > 0:
+            raise ValueError(f"The learning rate must be above zero, but it is {self.rate}.")
+        if self.clip is not None and not self.clip > 0:
+            raise ValueError(f"A gradient can be clipped to a norm above zero, not to {self.clip}; none leaves it as it is.")
+        if self.schedule == "constant" and self.warmup:
+            raise ValueError(
+                f"The schedule is constant but a warm-up of {self.warmup} steps is asked for: use schedule warmup, cosine or wsd."
+            )
+
+    def rate_at(self, step: int, steps: int) -> float:
+        """The rate with which step number `step` (from 0) of `steps` moves."""
+        if step < self.warmup:
+            return self.initial + (self.rate - self.initial) * (step + 1) / self.warmup
+        lowest = self.rate * self.floor
+        if self.schedule == "cosine":
+            gone = (step - self.warmup) / max(1, steps - self.warmup)
+            return lowest + (self.rate - lowest) * 0.5 * (1 + math.cos(math.pi * min(1.0, gone)))
+        if self.schedule == "wsd":
+            length = max(1, round(self.cooldown * steps))
+            return lowest + (self.rate - lowest) * min(1.0, max(0.0, (steps - step) / length))
+        return self.rate
+
+    def build(self, network: nn.Module) -> torch.optim.Optimizer:
+        """An optimizer over all parameters of `network`, in the order of their names."""
+        named = list(network.named_parameters())
+        groups = [
+            {"params": [p for _, p in chosen], "names": [n for n, _ in chosen], "weight_decay": decay}
+            for chosen, decay in (
+                ([(n, p) for n, p in named if p.ndim >= 2], self.decay if self.kind != "adam" else 0.0),
+                ([(n, p) for n, p in named if p.ndim < 2], 0.0),
+            )
+            if chosen
+        ]
+        if self.kind == "lion":
+            return Lion(groups, lr=self.rate, betas=self.betas)
+        # fused: 1.8 ms against 6.8 (foreach) and 14.3 (loop) for 300 tensors on a CPU. Zero decay makes AdamW Adam.
+        return torch.optim.AdamW(groups, lr=self.rate, betas=self.betas, eps=self.eps, fused=True)
+
+
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, arXiv 2302.06675, algorithm 2: the sign of an interpolated momentum.
+
+    Ours, because torch has none; twenty lines over foreach need no package of their own.
+    """
+
+    def __init__(self, groups: Iterable[dict], lr: float, betas: tuple[float, float]):
+        super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            gradients = [p.grad for p in parameters]
+            for p in parameters:
+                if "momentum" not in self.state[p]:
+                    self.state[p]["momentum"] = torch.zeros_like(p)
+            momenta = [self.state[p]["momentum"] for p in parameters]
+            towards, remember = group["betas"]
+            directions = torch._foreach_lerp(momenta, gradients, 1 - towards)
+            torch._foreach_sign_(directions)
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            torch._foreach_add_(parameters, directions, alpha=-group["lr"])
+            torch._foreach_lerp_(momenta, gradients, 1 - remember)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
+
+
+def clip_gradients(parameters: list[nn.Parameter], norm: Tensor, clip: float | None) -> None:
+    if clip is not None:
+        torch.nn.utils.clip_grads_with_norm_(parameters, clip, norm, foreach=True)
+
+
+def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's memory under names: `exp_avg/encoder.conv.weight`."""
+    return {
+        f"{key}/{name}": value
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["names"], group["params"], strict=True)
+        for key, value in optimizer.state.get(parameter, {}).items()
+    }
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Puts the memory back by name; a name that belongs to no parameter is an error, not an oversight."""
+    parameters = {
+        name: parameter
+        for group in optimizer.param_groups
+        for name, parameter in zip(group["names"], group["params"], strict=True)
+    }
+    optimizer.state.clear()
+    for path, value in tensors.items():
+        key, name = path.split("/", 1)
+        if name not in parameters:
+            raise ValueError(f"The checkpoint has optimizer state for {name!r}, which this network does not have.")
+        parameter = parameters[name]
+        # Adam's own counter stays where torch keeps it: on the parameter's device for the fused form.
+        if value.ndim and value.shape != parameter.shape:
+            raise ValueError(
+                f"The checkpoint's optimizer state for {name!r} has shape {tuple(value.shape)}, the network {tuple(parameter.shape)}."
+            )
+        optimizer.state[parameter][key] = value.to(parameter.device)

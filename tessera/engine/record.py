@@ -1,0 +1,101 @@
+"""What a run writes down: metrics.jsonl, its mirrors, the journals of rejected examples and alarms, and the line a person reads."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tessera.engine.health import Health
+from tessera.engine.report import Report
+from tessera.engine.task import Alarm, Batch
+from tessera.engine.tracking import Mirrors
+from tessera.folder import RunFolder
+
+
+class Record:
+    """Only the main process writes; `on_log`, a caller's own ear, hears every record on every process."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        report: Report,
+        *,
+        main: bool,
+        alarms: tuple[Alarm, ...],
+        mirrors: Mirrors | None,
+        on_log: Callable[[dict[str, Any]], None] | None,
+    ):
+        self._folder, self._report, self._main = folder, report, main
+        self._health = Health(alarms)
+        self._mirrors = mirrors
+        self._on_log = on_log
+        self._rejected = {line["example"] for line in folder.noted("rejected.jsonl")} if main else set()
+        self._disk_refuses = False
+
+    def write(self, record: dict[str, Any]) -> None:
+        if self._main:
+            self._write_line(record)
+            if self._mirrors is not None:
+                self._mirrors.log(record)
+            for message in self._health.listen(record["step"], record):
+                self._folder.note("alarms.jsonl", {"step": record["step"], "alarm": message})
+                self._report.say(f"Step {record['step']}: {message}")
+        if self._on_log is not None:
+            self._on_log(record)
+
+    def _write_line(self, record: dict[str, Any]) -> None:
+        written = self._folder.log(record)
+        if not written and not self._disk_refuses:
+            self._report.say("metrics.jsonl cannot be written just now (is the disk full?); its lines are kept and tried again.")
+        self._disk_refuses = not written
+
+    def list_rejected(self, batch: Batch | None) -> None:
+        """Each unusable example is told once in the life of a run."""
+        for name, reason in batch.rejected if batch is not None else []:
+            if self._main and name not in self._rejected:
+                self._rejected.add(name)
+                self._folder.note("rejected.jsonl", {"example": name, "reason": reason})
+                self._report.say(f"Left out {name}: {reason}")
+
+    def close(self) -> None:
+        if self._mirrors is not None:
+            self._mirrors.close()
+
+
+class Pace:
+    """Examples per second and the share of time spent waiting for data, since it was last asked."""
+
+    def __init__(self, device: torch.device):
+        self._device = device
+        self._since = time.perf_counter()
+        self._examples = 0
+        self._waited = 0.0
+
+    def waited(self, seconds: float) -> None:
+        self._waited += seconds
+
+    def trained(self, examples: int) -> None:
+        self._examples += examples
+
+    def told(self) -> dict[str, float]:
+        now = time.perf_counter()
+        seconds = max(now - self._since, 1e-9)
+        numbers = {
+            "examples_per_second": self._examples / seconds,
+            "data_wait": min(1.0, self._waited / seconds),
+            "peak_memory_mb": peak_memory_mb(self._device),
+        }
+        self._since, self._examples, self._waited = now, 0, 0.0
+        return numbers
+
+
+def peak_memory_mb(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes, Linux kilobytes

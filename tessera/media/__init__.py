@@ -1,0 +1,1 @@
+"""The media themselves: load, save, show. Nothing here learns, and nothing here imports torch."""

@@ -1,0 +1,172 @@
+"""VQGAN: pictures as a small grid of symbols, and back (Esser et al. 2021, arXiv 2012.09841; Muse's first stage).
+
+A convolutional encoder halves the picture `layers` times, a quantizer names each place of the grid with one of `V`
+symbols, and a decoder rebuilds the picture from the names. Pictures are (B, C, H, W) in [-1, 1]; codes are
+(B, h, w) with h = H / stride; residual quantizers add a last dimension of levels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tessera.nn.quantize import FSQConfig, LFQConfig, Quantizer, ResidualConfig, VQConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class VQGANConfig:
+    channels: int = 3
+    """Colour channels of the pictures."""
+    dim: int = 32
+    """Width at full resolution; it doubles with each halving, up to `widest`."""
+    widest: int = 256
+    layers: int = 3
+    """How often the picture is halved: one symbol stands for a square of 2^layers pixels."""
+    blocks: tuple[int, ...] = (0, 1, 1)
+    """Residual blocks after each halving; most cost lies in the first, most capacity in the last."""
+    attention: bool = False
+    """Self-attention over the grid at the bottleneck."""
+    quantizer: FSQConfig | LFQConfig | VQConfig | ResidualConfig = field(default_factory=FSQConfig)
+
+    def __post_init__(self) -> None:
+        if self.layers < 1:
+            raise ValueError(f"An image tokenizer halves its pictures at least once, but layers is {self.layers}.")
+        if len(self.blocks) != self.layers:
+            raise ValueError(
+                f"`blocks` says how many residual blocks follow each of the {self.layers} halvings, so it needs "
+                f"{self.layers} numbers, but it has {len(self.blocks)}."
+            )
+
+    @property
+    def stride(self) -> int:
+        """Pixels along a side of the square that one symbol stands for."""
+        return 2**self.layers
+
+    def suits(self, data: Any) -> None:
+        """Refuses data whose pictures this network cannot take."""
+        self.refuse_size(data.size)
+
+    def refuse_size(self, size: int) -> None:
+        """A letter if pictures of this size do not fit the grid."""
+        if size % self.stride:
+            below = size // self.stride * self.stride
+            works = f"{below} or {below + self.stride}" if below else f"{self.stride}"
+            raise ValueError(
+                f"Pictures of {size} x {size} do not fit: this tokenizer halves them {self.layers} times, so the size must be "
+                f"a multiple of {self.stride}. Use {works}."
+            )
+
+    def build(self) -> VQGAN:
+        return VQGAN(self)
+
+
+@dataclass
+class Reconstruction:
+    output: Tensor
+    """The picture rebuilt from its symbols, (B, C, H, W)."""
+    codes: Tensor
+    """The symbols, (B, h, w)."""
+    penalties: dict[str, Tensor]
+    """What the quantizer asks to be added to the loss, weighted."""
+
+
+class VQGAN(nn.Module):
+    def __init__(self, config: VQGANConfig):
+        super().__init__()
+        self.config = config
+        widths = [min(config.dim * 2**level, config.widest) for level in range(config.layers + 1)]
+        self.encoder = encoder(config, widths)
+        self.quantizer: Quantizer = config.quantizer.build(widths[-1])
+        self.decoder = decoder(config, widths)
+
+    @property
+    def vocabulary(self) -> int:
+        return self.quantizer.vocabulary
+
+    @property
+    def last_layer(self) -> nn.Parameter:
+        """Where the strengths of two losses are compared (Esser 2021, eq. 7)."""
+        return self.decoder[-1].weight  # type: ignore[return-value]
+
+    def forward(self, pixels: Tensor) -> Reconstruction:
+        quantized = self.quantizer(self.latent(pixels))
+        return Reconstruction(self.picture(quantized.latent), quantized.codes, quantized.penalties)
+
+    def encode(self, pixels: Tensor) -> Tensor:
+        """Pictures to symbols."""
+        return self.quantizer(self.latent(pixels)).codes
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Symbols to pictures."""
+        return self.picture(self.quantizer.decode(codes))
+
+    def latent(self, pixels: Tensor) -> Tensor:
+        """(B, C, H, W) -> (B, h, w, D), before quantization."""
+        self.config.refuse_size(pixels.shape[-1])
+        self.config.refuse_size(pixels.shape[-2])
+        return self.encoder(pixels).movedim(1, -1)
+
+    def picture(self, latent: Tensor) -> Tensor:
+        """(B, h, w, D) -> (B, C, H, W)."""
+        return self.decoder(latent.movedim(-1, 1).contiguous()).float()
+
+
+def encoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Conv2d(config.channels, widths[0], 5, padding=2)]
+    for level in range(config.layers):
+        layers += [nn.SiLU(), nn.Conv2d(widths[level], widths[level + 1], 4, stride=2, padding=1)]
+        layers += [Residual(widths[level + 1]) for _ in range(config.blocks[level])]
+    if config.attention:
+        layers.append(Attention(widths[-1]))
+    return nn.Sequential(*layers, norm(widths[-1]), nn.SiLU(), nn.Conv2d(widths[-1], widths[-1], 1))
+
+
+def decoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:
+    layers: list[nn.Module] = [nn.Conv2d(widths[-1], widths[-1], 3, padding=1)]
+    if config.attention:
+        layers.append(Attention(widths[-1]))
+    for level in reversed(range(config.layers)):
+        layers += [Residual(widths[level + 1]) for _ in range(config.blocks[level])]
+        layers += [nn.ConvTranspose2d(widths[level + 1], widths[level], 4, stride=2, padding=1), nn.SiLU()]
+    return nn.Sequential(*layers, nn.Conv2d(widths[0], config.channels, 3, padding=1))
+
+
+def norm(width: int) -> nn.GroupNorm:
+    """Per example, never per batch: one example must not change with its neighbours."""
+    return nn.GroupNorm(max(1, min(16, width // 8)), width)
+
+
+class Residual(nn.Module):
+    """x + f(x), where f starts as nothing, so that a deep net starts as a shallow one."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.change = nn.Sequential(
+            norm(width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1),
+            norm(width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1),
+        )  # fmt: skip
+        nn.init.zeros_(self.change[-1].weight)  # type: ignore[arg-type]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.change(x)
+
+
+class Attention(nn.Module):
+    """Every place of the grid looks at every other."""
+
+    def __init__(self, width: int, heads: int = 4):
+        super().__init__()
+        self.heads = heads
+        self.norm = norm(width)
+        self.query_key_value = nn.Conv2d(width, 3 * width, 1)
+        self.out = nn.Conv2d(width, width, 1)
+        nn.init.zeros_(self.out.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, width, high, wide = x.shape
+        q, k, v = self.query_key_value(self.norm(x)).view(batch, 3, self.heads, width // self.heads, high * wide).mT.unbind(1)
+        seen = F.scaled_dot_product_attention(q, k, v)
+        return x + self.out(seen.mT.reshape(batch, width, high, wide))

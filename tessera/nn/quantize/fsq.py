@@ -1,0 +1,96 @@
+"""Finite scalar quantization (Mentzer et al. 2023, arXiv 2309.15505): every dimension takes one of a few values.
+
+Nothing is learnt, nothing can collapse, no penalty is needed. A dimension with n bins has its range (-1, 1) cut into
+n equal cells, a symbol stands for the centres of its cells, and the code writes the cells in mixed radix, first
+dimension least significant (section 3).
+
+The bound is not the paper's tanh(z) with rounding but tanh(0.851 z) with equal cells: 2 sigmoid(1.702 z) - 1 is the
+logistic curve closest to the Gaussian distribution function, so a Gaussian latent fills all bins alike (the aim of
+iFSQ, arXiv 2601.17124). Measured on 400,000 numbers from N(0, 1): entropy of bin use over its maximum, and the rarest
+bin's share times the number of bins:
+
+    bins                                        3             4             5             8            16
+    tanh, rounded (the paper)             .987 0.87     .961 0.50     .993 0.83     .989 0.63     .992 0.66
+    2 sigmoid(1.6 z) - 1, rounded         .942 0.74     .949 0.63     .957 0.56     .970 0.44     .982 0.28
+    2 sigmoid(1.702 z) - 1, equal cells   .999 0.95     .999 0.96     1.00 0.94     .999 0.94     .999 0.89
+    erf(z / sqrt 2), equal cells          1.00 1.00     1.00 1.00     1.00 1.00     1.00 0.99     1.00 0.99
+
+(Rounding to 0 .. n - 1 leaves the two outer bins half as wide as the others.) The error function is a little more even
+still, but its slope at z = 4 is 1/14 of the logistic one's and at z = 6 it is gone: a latent that strays there would
+not come back. Equal cells also make the residual form exact: what a cell leaves over fills a range 1/n as wide, evenly,
+so the next level is the same grid, n times finer.
+
+Letters: P rows, W dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log2, prod
+
+import torch
+from torch import Tensor
+
+from tessera.nn.quantize.base import Quantizer
+
+SLOPE = 1.702 / 2
+LARGEST_VOCABULARY = 2**62
+"""Codes are int64."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FSQConfig:
+    """Round every dimension to a few values; the codebook is their grid."""
+
+    levels: tuple[int, ...] = (8, 8, 8, 8)
+    """Bins of each dimension; the vocabulary is their product (8, 8, 8, 8: 4096 symbols)."""
+
+    def __post_init__(self) -> None:
+        if not self.levels or any(type(bins) is not int or bins < 2 for bins in self.levels):
+            raise ValueError(
+                f"FSQ levels are {self.levels!r}, but every dimension needs a whole number of bins, two or more:"
+                " (8, 8, 8, 8) gives 4096 symbols, (8, 5, 5, 5) gives 1000"
+            )
+        if prod(self.levels) > LARGEST_VOCABULARY:
+            raise ValueError(
+                f"FSQ levels {self.levels!r} make {prod(self.levels)} symbols, more than a 64 bit code can number:"
+                " use fewer dimensions or fewer bins, or a residual cascade of small ones"
+            )
+
+    def build(self, dim: int) -> FSQ:
+        return FSQ(self, dim=dim)
+
+    def build_level(self, number: int) -> FSQ:
+        """Level `number` of a cascade, in its own width: the grid of the level above, finer by the number of bins."""
+        bins = max(self.levels)
+        if bins ** (number + 1) > 2**24:
+            raise ValueError(
+                f"{number + 1} residual levels of {bins} bins ask for {bins}^{number + 1} steps in one dimension, but a"
+                f" 32 bit float tells 2^24 apart: use {int(24 / log2(bins))} levels or fewer, or fewer bins"
+            )
+        return FSQ(self, dim=len(self.levels), level=number)
+
+
+class FSQ(Quantizer):
+    def __init__(self, config: FSQConfig, *, dim: int, level: int = 0) -> None:
+        super().__init__(dim=dim, width=len(config.levels), vocabulary=prod(config.levels))
+        bins_W = torch.tensor(config.levels)
+        radix_W = torch.tensor([prod(config.levels[:i]) for i in range(self.width)])
+        self.register_buffer("bins_W", bins_W, persistent=False)
+        self.register_buffer("radix_W", radix_W, persistent=False)
+        self.register_buffer("cells_per_range_W", bins_W ** (level + 1), persistent=False)
+        self.bins_W: Tensor
+        self.radix_W: Tensor
+        self.cells_per_range_W: Tensor
+
+    def enter(self, rows_PW: Tensor) -> Tensor:
+        return torch.tanh(SLOPE * rows_PW)
+
+    def nearest(self, rows_PW: Tensor) -> Tensor:
+        cells_PW = (rows_PW * self.cells_per_range_W + self.bins_W).div(2).floor().long()
+        # A saturated tanh is 1, one past the last cell. Clamped after long(), since NaN as an integer may be anything.
+        return (cells_PW.clamp_min(0).minimum(self.bins_W - 1) * self.radix_W).sum(-1)
+
+    def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        cells = codes.unsqueeze(-1) // self.radix_W % self.bins_W
+        return (2 * cells + 1 - self.bins_W).to(dtype) / self.cells_per_range_W

@@ -1,0 +1,197 @@
+"""From a Run to an engine at work in a folder: what the command line and the trainers share."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tessera import __version__
+from tessera.config import Run, differences, encode, flat
+from tessera.data.draws import Source, Training, Validation
+from tessera.data.split import Split
+from tessera.engine.checkpoint import name_of
+from tessera.engine.engine import Engine
+from tessera.engine.modes import seed
+from tessera.engine.task import Task
+from tessera.folder import Refused, RunFolder, write_atomically
+
+
+def task_of(run: Run) -> Task:
+    """The run's task with its first weights, which the seed decides."""
+    seed(run.engine.seed)
+    return run.task.build()
+
+
+def engine_of(
+    run: Run,
+    folder: RunFolder,
+    *,
+    task: Task | None = None,
+    split: Split | None = None,
+    on_log: Callable[[dict[str, Any]], None] | None = None,
+) -> Engine:
+    """An engine that stands where the folder stands: a new run, or an old one about to go on."""
+    split = split or run.data.build()
+    config = run.engine
+    micro = config.batch_size // config.accumulate
+    training = Training(
+        split.train, seed=config.seed, batch_size=config.batch_size, accumulate=config.accumulate, workers=config.workers
+    )
+    validation = Validation(split.validation, seed=config.seed, batch_size=micro, workers=config.workers)
+    engine = Engine(task or task_of(run), training, validation, config, folder, on_log=on_log)
+    engine.meeting.main_does(lambda: take(folder, run))
+    engine.open(flat(encode(run)))
+    return engine
+
+
+def take(folder: RunFolder, run: Run) -> None:
+    """The folder is this run's from here on, or a letter says why it cannot be."""
+    folder.make()
+    folder.lock()
+    if not folder.config.exists():
+        folder.write_config(encode(run))
+        return
+    other = differences(folder.read_config(), encode(run))
+    if other:
+        raise Refused(
+            f"{folder.path} holds a run with other settings:\n  " + "\n  ".join(other) + "\n"
+            "Use its settings, give another --out, or add --fresh for a new folder beside it. Nothing was changed."
+        )
+    folder.write_config(encode(run))
+
+
+def unused(path: Path) -> Path:
+    """For --fresh: the folder itself if it is new, else the first free name beside it."""
+    if not (path / "config.json").exists():
+        return path
+    number = 2
+    while path.with_name(f"{path.name}-{number}").exists():
+        number += 1
+    return path.with_name(f"{path.name}-{number}")
+
+
+# ---- what a person is told
+
+
+def introduce(run: Run, folder: RunFolder) -> None:
+    """Before the work: what will be trained, from what, and where it will stand."""
+    if is_main():
+        data = run.data.path or "built-in toys"
+        print(f"{run.recipe}: {run.engine.steps} steps of {run.engine.batch_size} examples from {data}, in {folder.path}")
+        print(f"{run.engine.processes} process(es), {torch.get_num_threads()} thread(s) each. {run.task.remark()}".strip())
+
+
+def conclude(run: Run, folder: RunFolder) -> None:
+    """After the work: the numbers reached, where the samples are, and the model card."""
+    if not is_main():
+        return
+    newest = folder.records("validation")[-1]
+    steps = newest["step"]
+    numbers = {name.removeprefix("average/"): value for name, value in newest.items() if name.startswith("average/")}
+    write_card(run, folder, steps, numbers)
+    print(f"Done: {steps} steps. On {newest['examples']} held-out examples:")
+    print("  " + "  ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None))
+    print(f"Samples to look at: {folder.samples / name_of(steps)}")
+
+
+def write_card(run: Run, folder: RunFolder, steps: int, numbers: dict[str, float]) -> None:
+    """README.md in the run's folder: what, on which data, how far, which numbers."""
+    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in numbers.items() if value is not None)
+    text = f"""# {folder.path.name}
+
+A model of recipe `{run.recipe}`, trained by Tessera {__version__} for {steps} steps of {run.engine.batch_size} examples
+on {run.data.path or "the built-in toys"}. `config.json` holds every setting.
+
+Held-out examples, averaged weights, step {steps}:
+
+| measure | value |
+|---|---|
+{rows}
+
+`tessera sample {folder.path}` makes samples, `tessera evaluate {folder.path}` measures, `Tokenizer.load("{folder.path}")`
+opens it in Python.
+"""
+    write_atomically(folder.card, text)
+
+
+def is_main() -> bool:
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+# ---- the rehearsal
+
+
+def rehearse(run: Run) -> None:
+    """--dry-run: shows the update plan, then two steps, a validation, samples, a save and a load, in a passing folder.
+
+    With one example per micro-batch and a handful held out: it is about whether everything fits together, on any machine.
+    """
+    share = run.engine.accumulate * run.engine.processes
+    short = dataclasses.replace(
+        run.engine, steps=2, batch_size=share, log_every=1, validate_every=2, sample_every=2, sample_count=2,
+        checkpoint_every=2, track=(),
+    )  # fmt: skip
+    rehearsal = dataclasses.replace(run, engine=short)
+    split = run.data.build()
+    split = Split(First(split.train, max(2, share)), First(split.validation, 2))
+    with tempfile.TemporaryDirectory() as place:
+        engine = engine_of(rehearsal, RunFolder(place), split=split)
+        if is_main():
+            Console().print(plan(engine.task))
+            print(run.published, end="\n" if run.published else "")
+        engine.run()
+        learnt = {name: tensor.clone() for name, tensor in engine.task.state_dict().items()}
+        engine.folder.unlock()
+        again = engine_of(rehearsal, RunFolder(place), split=split)
+        same = all(torch.equal(tensor, learnt[name]) for name, tensor in again.task.state_dict().items())
+        again.close()
+        again.folder.unlock()
+    if not same:
+        raise Refused("What was loaded is not what was saved: this is a defect of Tessera, please report it.")
+    if is_main():
+        print("Two steps, one validation, samples, a save and a load: all well. Nothing was kept.")
+
+
+@dataclass
+class First:
+    """The first few examples of a source."""
+
+    source: Source
+    count: int
+
+    def __len__(self) -> int:
+        return min(self.count, len(self.source))
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def item(self, index: int, rng: np.random.Generator) -> Any:
+        return self.source.item(index, rng)
+
+    def collate(self, examples: list[Any]) -> Any:
+        return self.source.collate(examples)
+
+
+def plan(task: Task) -> Table:
+    """Which network moves, by which optimizer, from which step, and how large each is."""
+    table = Table(title="The update plan", title_justify="left")
+    for heading in ("update", "network", "parameters", "optimizer", "rate", "schedule", "clip", "from step"):
+        table.add_column(heading)
+    for update in task.updates:
+        parameters = sum(parameter.numel() for parameter in update.trains.parameters())
+        how = update.optimizer
+        table.add_row(
+            update.name, type(update.trains).__name__, f"{parameters:,}", how.kind, f"{how.rate:g}", how.schedule,
+            str(how.clip), str(update.starts),
+        )  # fmt: skip
+    return table

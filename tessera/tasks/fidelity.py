@@ -1,0 +1,117 @@
+"""What makes a good reconstruction, medium by medium: the loss, the measures on held-out examples, and how to show it.
+
+The tokenizer task asks these questions and knows no medium; a new medium answers them here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from tessera.engine.task import Frozen
+from tessera.losses.metrics import frechet, moments, psnr_B, ssim_B
+from tessera.losses.perceptual import perceptual_distance_B
+from tessera.losses.pixels import l1, l2
+from tessera.media.image import Image
+from tessera.models.efficientnet_lite import EfficientNetLite
+from tessera.models.vgg import VGG16
+
+
+class Fidelity(Protocol):
+    def target(self, examples: Any) -> Tensor: ...
+    def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]: ...
+    def observe(self, output: Tensor, target: Tensor) -> dict[str, Tensor]: ...
+    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]: ...
+    def shown(self, output: Tensor, target: Tensor) -> list[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerceptualConfig:
+    weight: float = 1.0
+    """Strength of the perceptual term in the loss."""
+    vgg: str | None = None
+    """A VGG16 file (torchvision's names; .safetensors or .pth). None: EfficientNet-Lite0 from tessera[perceptual]."""
+
+    def build(self) -> nn.Module:
+        return VGG16.load(self.vgg) if self.vgg is not None else EfficientNetLite.load()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFidelityConfig:
+    pixel: Literal["l1", "l2"] = "l1"
+    """Mean absolute or mean squared difference of the pixels."""
+    perceptual: PerceptualConfig | None = None
+    """A term on the features of a pretrained network; none leaves it out."""
+    measure_features: bool = False
+    """Validation also tells perceptual and Frechet distances on EfficientNet-Lite0's features."""
+
+    def remark(self) -> str:
+        return "" if self.perceptual is not None else "The perceptual term is off."
+
+    def build(self) -> ImageFidelity:
+        return ImageFidelity(self)
+
+
+class ImageFidelity(nn.Module):
+    """Pictures are (B, 3, H, W) in [-1, 1]."""
+
+    def __init__(self, config: ImageFidelityConfig):
+        super().__init__()
+        self.config = config
+        self.features = Frozen(config.perceptual.build()) if config.perceptual is not None else None
+        self.judge = self._judge() if config.measure_features else None
+
+    def _judge(self) -> Frozen:
+        """One network serves loss and measure where it can."""
+        if self.features is not None and isinstance(self.features.network, EfficientNetLite):
+            return self.features
+        return Frozen(EfficientNetLite.load())
+
+    def target(self, examples: Any) -> Tensor:
+        return examples.pixels
+
+    def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        pixel = l1 if self.config.pixel == "l1" else l2
+        terms = {"pixel": pixel(output, target)}
+        if self.features is not None and self.config.perceptual is not None:
+            distance = self._distance(self.features, output, target).mean()
+            terms["perceptual"] = self.config.perceptual.weight * distance
+        return terms
+
+    def observe(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+        pixel = (output - target).abs() if self.config.pixel == "l1" else (output - target).square()
+        seen = {
+            "pixel": pixel.flatten(1).mean(1).double().sum(),
+            "psnr": psnr_B(output, target).double().sum(),
+            "ssim": ssim_B(output, target).double().sum(),
+        }
+        if self.judge is not None:
+            seen["perceptual"] = self._distance(self.judge, output, target).double().sum()
+            for name, pictures in (("rebuilt", output), ("real", target)):
+                embedded = self.judge.network.embed(pictures)
+                seen |= {f"{name}/{key}": value for key, value in moments(embedded).items()}
+        return seen
+
+    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        means = ("psnr", "ssim", "pixel", *(("perceptual",) if self.judge is not None else ()))
+        numbers = {name: float(totals[name] / totals["examples"]) for name in means}
+        if self.judge is not None:
+            numbers["frechet_lite0"] = frechet(_moments_of(totals, "real"), _moments_of(totals, "rebuilt"))
+        return numbers
+
+    def shown(self, output: Tensor, target: Tensor) -> list[Image]:
+        """Each original beside its reconstruction."""
+        pairs = zip(target.float().cpu().numpy(), output.float().cpu().numpy(), strict=True)
+        return [Image.beside(Image.from_floats(real), Image.from_floats(rebuilt)) for real, rebuilt in pairs]
+
+    def _distance(self, network: Frozen, output: Tensor, target: Tensor) -> Tensor:
+        with torch.no_grad():
+            wanted = network.network.features(target)
+        return perceptual_distance_B(network.network.features(output), wanted)
+
+
+def _moments_of(totals: dict[str, Tensor], name: str) -> dict[str, Tensor]:
+    return {key.removeprefix(f"{name}/"): value for key, value in totals.items() if key.startswith(f"{name}/")}

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tessera.losses.pixels import l1, l2
+
+
+def test_the_pixel_losses_are_means_of_the_difference_and_of_its_square():
+    a = torch.tensor([[[[0.0, 1.0]]]])
+    b = torch.tensor([[[[0.5, -1.0]]]])
+
+    assert l1(a, b).item() == pytest.approx((0.5 + 2.0) / 2)
+    assert l2(a, b).item() == pytest.approx((0.25 + 4.0) / 2)
+
+
+@pytest.mark.parametrize("loss", [l1, l2])
+def test_the_mean_over_micro_batches_is_the_loss_of_the_batch(loss):
+    a, b = torch.rand(2, 8, 3, 5, 7, dtype=torch.float64)
+
+    micro = torch.stack([loss(a[i : i + 2], b[i : i + 2]) for i in range(0, 8, 2)]).mean()
+
+    torch.testing.assert_close(micro, loss(a, b), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", [l1, l2])
+def test_a_difference_finer_than_bfloat16_is_still_seen(loss):
+    image = torch.full((1, 3, 4, 4), 1.0, dtype=torch.bfloat16)
+    nearly = torch.full((1, 3, 4, 4), 1.001)
+
+    assert loss(image, nearly).dtype == torch.float32
+    assert loss(image, nearly) > 0
+    assert loss(image.double(), nearly.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("loss", [l1, l2])
+def test_images_that_would_be_broadcast_are_refused(loss):
+    with pytest.raises(ValueError, match=r"\(2, 3, 4, 4\) and \(1, 3, 4, 4\)"):
+        loss(torch.zeros(2, 3, 4, 4), torch.zeros(1, 3, 4, 4))

@@ -1,0 +1,91 @@
+"""FSQ against cells written out one by one, and against vector-quantize-pytorch."""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import pytest
+import torch
+import vector_quantize_pytorch as oracle
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.nn.quantize import FSQConfig
+
+some_levels = st.lists(st.integers(2, 9), min_size=1, max_size=5).map(tuple)
+
+
+def slow_fsq(z: float, bins: int) -> tuple[int, float]:
+    """The cell of one number and its centre, by walking the edges."""
+    bounded = 2 / (1 + math.exp(-1.702 * z)) - 1
+    edges = [-1 + 2 * i / bins for i in range(1, bins)]
+    cell = sum(bounded >= edge for edge in edges)
+    return cell, -1 + (2 * cell + 1) / bins
+
+
+@settings(max_examples=40)
+@given(levels=some_levels, seed=st.integers(0, 2**16))
+def test_cells_and_codes_are_those_of_the_slow_formula(levels: tuple[int, ...], seed: int):
+    latent = 2 * torch.randn(6, len(levels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    quantized = FSQConfig(levels=levels).build(len(levels)).double()(latent)
+    for row, code, value in zip(latent.tolist(), quantized.codes.tolist(), quantized.latent.tolist()):
+        cells, centres = zip(*(slow_fsq(z, bins) for z, bins in zip(row, levels)))
+        assert code == sum(cell * math.prod(levels[:i]) for i, cell in enumerate(cells))
+        assert value == pytest.approx(centres, abs=1e-15)
+
+
+@pytest.mark.parametrize("bins", [2, 3, 4, 5, 8, 9, 16])
+def test_a_dimension_takes_exactly_as_many_values_as_it_has_bins(bins: int):
+    quantizer = FSQConfig(levels=(bins,)).build(1)
+    values = quantizer(torch.linspace(-9, 9, 10_001).view(1, -1, 1)).latent.unique()
+    assert len(values) == bins
+    torch.testing.assert_close(values, -values.flip(0))
+    torch.testing.assert_close(values.diff(), torch.full((bins - 1,), 2 / bins))
+
+
+@pytest.mark.parametrize("levels", [(2, 2, 2), (8, 5, 3), (4, 7)])
+def test_every_code_names_one_point_of_the_grid_and_is_found_again(levels: tuple[int, ...]):
+    quantizer = FSQConfig(levels=levels).build(len(levels)).double()
+    codes = torch.arange(quantizer.vocabulary)
+    points = quantizer.decode(codes)
+    grid = list(product(*([-1 + (2 * i + 1) / n for i in range(n)] for n in reversed(levels))))
+    torch.testing.assert_close(points.flip(-1), torch.tensor(grid, dtype=torch.float64))
+    assert torch.equal(quantizer(points.atanh() / 0.851).codes, codes)
+
+
+@pytest.mark.parametrize("scale", [30.0, 1e30, float("inf")])
+def test_a_saturated_latent_stays_in_the_outermost_cell(scale: float):
+    quantizer = FSQConfig(levels=(8, 5)).build(2)
+    assert quantizer(torch.tensor([[scale, scale], [-scale, -scale]])).codes.tolist() == [39, 0]
+
+
+@pytest.mark.parametrize("levels", [(8, 8, 8), (8, 5, 5, 5), (3, 4, 16)])
+def test_gaussian_latents_use_all_symbols_almost_evenly(levels: tuple[int, ...]):
+    quantizer = FSQConfig(levels=levels).build(len(levels))
+    codes = quantizer(torch.randn(1, 200_000, len(levels))).codes
+    share = torch.bincount(codes.flatten(), minlength=quantizer.vocabulary) / codes.numel()
+    entropy = -(share * share.log()).sum() / math.log(quantizer.vocabulary)
+    assert share.min() > 0
+    assert entropy > 0.995
+
+
+def test_bins_are_used_more_evenly_than_with_the_papers_bound():
+    latent = torch.randn(1, 100_000, 1)
+    for bins in (3, 4, 5, 8, 16):
+        ours = FSQConfig(levels=(bins,)).build(1)(latent).codes
+        papers = oracle.FSQ(levels=[bins])(latent)[1].long()
+        rarest = [torch.bincount(codes.flatten(), minlength=bins).min() * bins / 100_000 for codes in (ours, papers)]
+        assert rarest[0] > 0.85 and rarest[0] > rarest[1]
+
+
+@pytest.mark.parametrize("levels", [(8, 8, 8, 8), (8, 5, 5, 5), (2, 3, 7)])
+def test_codes_equal_those_of_the_oracle_given_the_same_bounded_latent(levels: tuple[int, ...]):
+    """The oracle rounds (n - 1)(x + 1)/2, and we take the floor of n(u + 1)/2: the same cell when x = n u / (n - 1)."""
+    latent = torch.randn(2, 500, len(levels))
+    quantized = FSQConfig(levels=levels).build(len(levels))(latent)
+    bins = torch.tensor(levels)
+    theirs = oracle.FSQ(levels=list(levels), preserve_symmetry=True, bound_hard_clamp=True)
+    values, codes = theirs(torch.tanh(0.851 * latent) * bins / (bins - 1))
+    assert torch.equal(quantized.codes, codes.long())
+    torch.testing.assert_close(quantized.latent, values * (bins - 1) / bins)
