@@ -148,9 +148,7 @@ def tokenize(
     return 0
 
 
-def evaluate(
-    run: str, /, *, data: str | None = None, out: str | None = None, batch_size: int = 16, workers: int = 0
-) -> int:
+def evaluate(run: str, /, *, data: str | None = None, out: str | None = None, batch_size: int = 16, workers: int = 0) -> int:
     """The medium's own numbers, of the live and of the averaged model, with how they came about.
 
     Args:

@@ -37,6 +37,13 @@ class Run:
     def __post_init__(self) -> None:
         self.task.suits(self.data)
 
+    def build_task(self) -> Any:
+        """The task, with weights as the global generators give them; a part that cannot be had is a letter, not a trace."""
+        try:
+            return self.task.build()
+        except (ValueError, OSError, ModuleNotFoundError) as error:
+            raise Refused(str(error)) from error
+
 
 def decode_like(example: Run, values: dict[str, Any]) -> Run:
     """The run that `encode` wrote, read with the types of another run of the same recipe."""

@@ -40,7 +40,7 @@ def finished(path: str | Path, weights: Weights = "average") -> Finished:
     if found is None:
         raise Refused(f"The run in {path} was never trained: it has no checkpoint. `tessera train` it first.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = run.task.build().to(device).eval()
+    task = run.build_task().to(device).eval()
     file = "average" if weights == "average" else "model"
     checkpoint.restore_network(task.model, checkpoint.tensors_in(found / f"{file}.safetensors"), f"{weights} model in {found}")
     return Finished(run, task, int(found.name), weights, Processes(device=device), notices)

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 
 class Refused(Exception):
@@ -51,7 +51,7 @@ class RunFolder:
         self.samples = self.path / "samples"
         self.checkpoints = self.path / "checkpoints"
         self.card = self.path / "README.md"
-        self._lock: TextIO | None = None
+        self._lock: int | None = None
         self._unwritten: list[str] = []
 
     # ---- opening and closing
@@ -72,25 +72,29 @@ class RunFolder:
         A POSIX record lock: it goes with the process, however that dies, and unlike flock it is not inherited by
         loader workers that may outlive a killed run by some seconds.
         """
+        if self._lock is not None:
+            return
         path = self.path / "lock"
         try:
-            self._lock = open(path, "a+", encoding="utf-8")
-            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock = None
-            raise Refused(
-                f"Another run is at work in {self.path} (process {path.read_text().strip() or 'unknown'}). "
-                "Wait for it, stop it, or give another --out."
-            ) from None
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise Refused(f"The run's folder {self.path} cannot be written ({error.strerror}). Give another --out.") from None
-        self._lock.truncate(0)
-        self._lock.write(str(os.getpid()))
-        self._lock.flush()
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 32).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise Refused(
+                f"Another run is at work in {self.path} (process {holder or 'unknown'}). "
+                "Wait for it, stop it, or give another --out."
+            ) from None
+        os.truncate(descriptor, 0)
+        os.write(descriptor, str(os.getpid()).encode())
+        self._lock = descriptor
 
     def unlock(self) -> None:
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
     # ---- the configuration

@@ -29,7 +29,7 @@ from tessera.folder import Refused, RunFolder, write_atomically
 def task_of(run: Run) -> Task:
     """The run's task with its first weights, which the seed decides."""
     seed(run.engine.seed)
-    return run.task.build()
+    return run.build_task()
 
 
 def engine_of(
@@ -151,10 +151,8 @@ def rehearse(run: Run) -> None:
             print(run.published, end="\n" if run.published else "")
         engine.run()
         learnt = {name: tensor.clone() for name, tensor in engine.task.state_dict().items()}
-        engine.folder.unlock()
         again = engine_of(rehearsal, RunFolder(place), split=split)
         same = all(torch.equal(tensor, learnt[name]) for name, tensor in again.task.state_dict().items())
-        again.close()
         again.folder.unlock()
     if not same:
         raise Refused("What was loaded is not what was saved: this is a defect of Tessera, please report it.")

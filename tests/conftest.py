@@ -25,9 +25,9 @@ settings.load_profile("tessera")
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test starts from the same global generators and one thread, whichever tests ran before it in this process.
+    """Every test starts from the same global generators and one thread, whatever ran before it in this process.
 
-    A test that imports torch only inside itself finds torch's own fixed default seed, so there is nothing to do for it.
+    A test file that draws from torch imports it at its top: torch seeds itself by chance when it is first imported.
     """
     random.seed(SEED)
     np.random.seed(SEED)

@@ -162,15 +162,17 @@ def rows_of_json(file: Path) -> Iterator[Row]:
 
 
 def rows_of_csv(file: Path) -> Iterator[Row]:
-    reader = csv.DictReader(lines_of(file), strict=True)
+    reader = csv.reader(lines_of(file), strict=True)
     try:
-        for fields in reader:
-            if None in fields or None in fields.values():
+        header = next(reader, [])
+        for values in reader:
+            if values and len(values) != len(header):
                 raise Refused(
-                    f"{file}, line {reader.line_num}: does not have the {len(reader.fieldnames or ())} fields of the "
-                    "first line; a caption with a comma in it must stand in double quotes"
+                    f"{file}, line {reader.line_num}: has {len(values)} fields where the first line has {len(header)}; "
+                    "a caption with a comma in it must stand in double quotes"
                 )
-            yield Row(reader.line_num, dict(fields))
+            if values:
+                yield Row(reader.line_num, dict(zip(header, values)))
     except csv.Error as error:
         raise Refused(f"{file}, line {reader.line_num}: is not CSV ({error})") from error
 

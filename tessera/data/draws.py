@@ -205,9 +205,7 @@ class Validation:
         return iter(_loader(HeldOut(self.source, self.seed), CollateReadable(self.source), blocks, self.workers))
 
 
-def _loader(
-    dataset: Dataset, collate: Any, blocks: Sampler[list[int]] | Sequence[list[int]], workers: int
-) -> DataLoader:
+def _loader(dataset: Dataset, collate: Any, blocks: Sampler[list[int]] | Sequence[list[int]], workers: int) -> DataLoader:
     return DataLoader(
         dataset,
         batch_sampler=blocks,  # type: ignore[arg-type]

@@ -41,6 +41,8 @@ class Images:
     """What becomes of pictures smaller than asked for."""
     validation_share: float = 0.05
     """The share held out, chosen by file name; 0 validates on the training pictures themselves."""
+    split_seed: int = 0
+    """Another seed holds out other files."""
     toys: int = 2000
     """How many toy pictures to learn from; those held out come on top."""
     toy_seed: int = 0
@@ -61,7 +63,7 @@ class Images:
             return self.toy_split()
         found = find(self.path, ENDINGS, "pictures")
         captions = read_captions(found.root, found.names, found.beside)
-        train, validation = divide(found.names, self.validation_share)
+        train, validation = divide(found.names, self.validation_share, self.split_seed)
         return Split(
             train=ImageFolder(self, found.root.as_posix(), [found.names[i] for i in train], captions),
             validation=ImageFolder(self.plain(), found.root.as_posix(), [found.names[i] for i in validation], captions),
@@ -81,6 +83,10 @@ class Images:
         found = find(self.path, ENDINGS, "pictures")
         captions = read_captions(found.root, found.names, found.beside)
         return ImageFolder(self.plain(), found.root.as_posix(), found.names, captions)
+
+    def transform(self) -> dict[str, int]:
+        """How a picture is prepared before it is tokenized or measured."""
+        return {"size": self.size}
 
     def plain(self) -> Images:
         return replace(self, crop="centre", min_scale=1.0, flip=False)

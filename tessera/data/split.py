@@ -21,8 +21,8 @@ class Split:
     """a source, never augmented"""
 
 
-def divide(names: Sequence[str], share: float) -> tuple[list[int], list[int]]:
-    """The indices to learn from and the indices to hold out.
+def divide(names: Sequence[str], share: float, seed: int = 0) -> tuple[list[int], list[int]]:
+    """The indices to learn from and the indices to hold out; another seed holds out others.
 
     Only where the hash leaves a side empty, as it may in a folder of a few files, is one file moved there: the lowest
     hash is held out, the highest learnt from. That one file can change sides when such a folder grows. With a share of
@@ -33,7 +33,7 @@ def divide(names: Sequence[str], share: float) -> tuple[list[int], list[int]]:
     everything = list(range(len(names)))
     if share == 0 or len(names) < 2:
         return everything, everything
-    places = [place(name) for name in names]
+    places = [place(name, seed) for name in names]
     held_out = {i for i in everything if places[i] < share}
     if not held_out:
         held_out = {min(everything, key=places.__getitem__)}
@@ -42,7 +42,8 @@ def divide(names: Sequence[str], share: float) -> tuple[list[int], list[int]]:
     return [i for i in everything if i not in held_out], sorted(held_out)
 
 
-def place(name: str) -> float:
+def place(name: str, seed: int = 0) -> float:
     """A name's fixed place in [0, 1). One spelling of accents, since file systems differ in which they give back."""
     spelt = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(spelt, digest_size=8).digest(), "big") / 2**64
+    salt = seed.to_bytes(8, "big", signed=True)
+    return int.from_bytes(hashlib.blake2b(spelt, digest_size=8, salt=salt).digest(), "big") / 2**64

@@ -5,7 +5,7 @@ It has no counter of its own: its decay is a function of the engine's one clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,7 +30,10 @@ class AverageConfig:
 
 
 class Average:
-    """Holds one tensor for each of the model's, in fp32 or better whatever the precision of the run."""
+    """Holds one tensor for each of the model's. Parameters are averaged, in fp32 as they are kept under any precision.
+
+    Buffers are copied: they are statistics already, and a codebook's row that was revived is another row than before.
+    """
 
     def __init__(self, config: AverageConfig, model: nn.Module):
         self.config = config
@@ -38,8 +41,8 @@ class Average:
         self._names = list(state)
         self._holders = list(state.values())
         self._mean = [tensor.detach().clone() for tensor in state.values()]
-        self._lerped = [i for i, tensor in enumerate(self._mean) if tensor.is_floating_point()]
-        self._copied = [i for i, tensor in enumerate(self._mean) if not tensor.is_floating_point()]
+        self._lerped = [i for i, holder in enumerate(self._holders) if isinstance(holder, nn.Parameter)]
+        self._copied = [i for i, holder in enumerate(self._holders) if not isinstance(holder, nn.Parameter)]
 
     def decay_at(self, done: int) -> float:
         """Rises from nothing: an average that is mostly its random start would be worthless for thousands of steps."""
@@ -59,15 +62,16 @@ class Average:
     @contextmanager
     def swapped_in(self) -> Iterator[None]:
         """The model has the average's values inside; pointers are exchanged, nothing is copied."""
-        self._exchange()
+        there = range(len(self._holders))
+        self._exchange(there)
         try:
             yield
         finally:
-            self._exchange()
+            self._exchange(reversed(there))  # backwards, because a weight with two names is exchanged twice
 
-    def _exchange(self) -> None:
-        for i, holder in enumerate(self._holders):
-            holder.data, self._mean[i] = self._mean[i], holder.data
+    def _exchange(self, places: Iterable[int]) -> None:
+        for i in places:
+            self._holders[i].data, self._mean[i] = self._mean[i], self._holders[i].data
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(zip(self._names, self._mean, strict=True))

@@ -59,11 +59,16 @@ def steps_in(checkpoints: Path) -> list[int]:
 
 
 def write(checkpoints: Path, snapshot: Snapshot) -> Path:
-    """Writes a complete checkpoint or none, and clears what earlier, interrupted writes left behind."""
+    """Writes a step's checkpoint under its number, and clears what earlier, interrupted writes left behind."""
     _sweep(checkpoints)
-    final = checkpoints / name_of(snapshot.done)
-    temporary = checkpoints / f"{WRITING}{final.name}"
-    temporary.mkdir()
+    return write_at(checkpoints / name_of(snapshot.done), snapshot)
+
+
+def write_at(final: Path, snapshot: Snapshot) -> Path:
+    """Writes a complete checkpoint or none; one that stood in its place is there until the new one is whole."""
+    temporary = final.with_name(f"{WRITING}{final.name}")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
     try:
         for name, tensors in snapshot.tensors.items():
             save_file(tensors, temporary / f"{name}.safetensors", metadata={"done": str(snapshot.done)})
@@ -73,29 +78,33 @@ def write(checkpoints: Path, snapshot: Snapshot) -> Path:
         for path in temporary.iterdir():
             _fsync(path)
         fsync_folder(temporary)
-        if final.exists():  # written by a life of this run whose checkpoint was found damaged
-            _remove(final)
+        doomed = _set_aside(final) if final.exists() else None
         os.replace(temporary, final)
-        fsync_folder(checkpoints)
+        fsync_folder(final.parent)
+        if doomed is not None:
+            shutil.rmtree(doomed, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     return final
 
 
-def prune(checkpoints: Path, keep: Callable[[list[int]], set[int]]) -> None:
-    """Removes the checkpoints not named by `keep`; the newest always stays."""
-    steps = steps_in(checkpoints)
-    for step in set(steps[:-1]) - keep(steps):
-        _remove(checkpoints / name_of(step))
+def prune(checkpoints: Path, keep: Callable[[list[int]], set[int]], written: int) -> None:
+    """Removes the checkpoints not named by `keep`; the one just written always stays.
+
+    Later ones are left alone and not counted: they were found damaged, and will be written over when their step comes.
+    """
+    steps = [step for step in steps_in(checkpoints) if step <= written]
+    for step in set(steps) - keep(steps) - {written}:
+        shutil.rmtree(_set_aside(checkpoints / name_of(step)), ignore_errors=True)
 
 
-def _remove(folder: Path) -> None:
-    """Renames first, so that a kill halfway leaves no folder that looks like a checkpoint."""
+def _set_aside(folder: Path) -> Path:
+    """Renames what is to be deleted, so that a kill halfway leaves no folder that looks like a checkpoint."""
     doomed = folder.with_name(f"{DELETING}{folder.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.replace(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
+    return doomed
 
 
 def _sweep(checkpoints: Path) -> None:
@@ -133,7 +142,7 @@ class Writer:
 
     def _write_and_prune(self, snapshot: Snapshot) -> None:
         write(self._checkpoints, snapshot)
-        prune(self._checkpoints, self._keep)
+        prune(self._checkpoints, self._keep, snapshot.done)
 
     def wait(self) -> bool:
         """Blocks until nothing is being written; False if the last write failed."""
@@ -148,10 +157,9 @@ class Writer:
         self._on_failure(error)
         return False
 
-    def close(self) -> bool:
-        well = self.wait()
+    def close(self) -> None:
+        self.wait()
         self._threads.shutdown()
-        return well
 
 
 # ---- reading
@@ -161,16 +169,16 @@ def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint, in words, or nothing."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
-        expected: dict[str, dict[str, Any]] = manifest["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        expected = {name: (one["bytes"], one["sha256"]) for name, one in manifest["files"].items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "its manifest is missing or unreadable"
-    for name, description in expected.items():
+    for name, (size, checksum) in expected.items():
         path = folder / name
         if Path(name).name != name or not path.is_file():
             return f"{name} is missing"
-        if path.stat().st_size != description["bytes"]:
-            return f"{name} has {path.stat().st_size} bytes instead of {description['bytes']}"
-        if _described(path) != description:
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes instead of {size}"
+        if _described(path)["sha256"] != checksum:
             return f"{name} does not match its checksum"
     return None
 

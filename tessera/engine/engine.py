@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import torch
-from accelerate import Accelerator
-from accelerate.utils import DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from tessera.engine import checkpoint
@@ -129,11 +127,8 @@ class Engine:
         refuse_strays(task)
         self.config, self.folder = config, folder
         self.training, self.validation = training, validation
-        # Precision is ours, not Accelerate's: its autocast wraps outputs each step and refuses fp16 where tests live.
-        in_step = DistributedDataParallelKwargs(broadcast_buffers=False, gradient_as_bucket_view=True)
-        self.accelerator = Accelerator(mixed_precision="no", kwargs_handlers=[in_step])
-        self.device = self.accelerator.device
-        self.meeting = Processes(self.accelerator.process_index, self.accelerator.num_processes, self.device)
+        self.meeting = Processes.of_this_run()
+        self.device = self.meeting.device
         self.precision = resolved(config.precision, self.device)
         self.task = task.to(self.device)
         self.prepared = {update.name: self.prepare(update) for update in task.updates}
@@ -147,10 +142,9 @@ class Engine:
         self.saved_at = 0
 
     def prepare(self, update: Update) -> Prepared:
-        objective: nn.Module = Objective(update)
         return Prepared(
             update=update,
-            objective=self.accelerator.prepare_model(objective) if self.meeting.processes > 1 else objective,
+            objective=self.meeting.wrapped(Objective(update)),
             optimizer=update.optimizer.build(update.trains),
             scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             parameters=list(update.trains.parameters()),
@@ -161,10 +155,15 @@ class Engine:
 
     def run(self) -> None:
         """From where the folder stands to the last step. `open` comes before."""
-        self.report.begin(self.done, self.config.steps)
+        for _ in self.steps():
+            pass
+
+    def steps(self) -> Iterator[dict[str, Moved]]:
+        """The run, one step at a time; whoever stops asking stops it."""
+        self.begin()
         try:
             self.finish_events()
-            for step, micros in zip(range(self.done, self.config.steps), self.batches(), strict=False):
+            for step, micros in zip(range(self.done, self.config.steps), self.batches()):
                 seed(self.config.seed, self.meeting.rank, step)  # all randomness is addressed by the step
                 moved = self.step(step, micros)
                 self.done = step + 1
@@ -174,6 +173,7 @@ class Engine:
                 if self.due(self.config.checkpoint_every):
                     self.checkpoint()
                 self.finish_events()
+                yield moved
             self.make_sure_it_is_saved()
         except Interrupted as interrupted:
             self.report.say(f"{interrupted}: saving step {self.done}; the same command goes on from there.")
@@ -341,9 +341,6 @@ class Engine:
 
     def open(self, config: dict[str, Any]) -> None:
         """Takes the folder for this process and goes to where it stands. `config` is what the trackers are told."""
-        self.signals.__enter__()
-        if self.meeting.main:
-            self.writer = checkpoint.Writer(self.folder.checkpoints, self.worth_keeping, self.save_failed)
         found = self.meeting.main_does(lambda: checkpoint.newest(self.folder.checkpoints, self.report.say))
         if found is not None:
             self.restore(checkpoint.read(found) if self.meeting.main else None)
@@ -420,13 +417,20 @@ class Engine:
     def save_failed(self, error: Exception) -> None:
         self.report.say(f"A checkpoint could not be written ({error}). The run goes on, and the older checkpoint stays.")
 
+    def begin(self) -> None:
+        """From here on the folder is this run's, a signal is a question, and checkpoints are written beside the work."""
+        self.meeting.main_does(self.folder.lock)
+        self.signals.__enter__()
+        self.writer = checkpoint.Writer(self.folder.checkpoints, self.worth_keeping, self.save_failed)
+        self.report.begin(self.done, self.config.steps)
+
     def close(self) -> None:
-        """Nothing is left half done: the last write ends, the trackers are told, the terminal and signals are given back."""
+        """Nothing is left half done: the last write ends, the trackers are told; terminal, signals and folder are given back."""
         self.report.end()
         self.record.close()
-        if self.meeting.main:
-            self.writer.close()
+        self.writer.close()
         self.signals.__exit__()
+        self.folder.unlock()
 
 
 def resolved(precision: Precision, device: torch.device) -> Precision:

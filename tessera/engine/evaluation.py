@@ -41,7 +41,11 @@ def measure(
 
 
 def make_samples(
-    task: Task, stream: ValidationStream, count: int, meeting: Processes, on_batch: Callable[[Batch | None], None] = lambda batch: None
+    task: Task,
+    stream: ValidationStream,
+    count: int,
+    meeting: Processes,
+    on_batch: Callable[[Batch | None], None] = lambda batch: None,
 ) -> list[Any]:
     """Media of the first `count` examples in their order, on every process; each makes its own share."""
     made: list[tuple[int, list[Any]]] = []

@@ -5,13 +5,16 @@ With one process every method gives back what it was given, so nothing above nee
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from accelerate import PartialState
 from accelerate.utils import gather_object
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from tessera.folder import Refused
 
@@ -24,9 +27,29 @@ class Processes:
         self.processes = processes
         self.device = torch.device(device)
 
+    @classmethod
+    def of_this_run(cls) -> Processes:
+        """Joins the processes that a launcher started, or stands alone."""
+        # Without `cpu` Accelerate takes each of several CPU processes for a run of its own.
+        state = PartialState(cpu=not torch.accelerator.is_available())
+        return cls(state.process_index, state.num_processes, state.device)
+
     @property
     def main(self) -> bool:
         return self.rank == 0
+
+    def wrapped(self, objective: nn.Module) -> nn.Module:
+        """An objective whose gradients are averaged over the processes.
+
+        Buffers are left alone: what moves by statistics is kept equal by `settle`, and sending them at each forward costs time.
+        torch renamed that option; both names are in the range of versions we allow.
+        """
+        if self.processes == 1:
+            return objective
+        names = inspect.signature(DistributedDataParallel).parameters
+        leave_buffers = {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+        devices = None if self.device.type == "cpu" else [self.device]
+        return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True, **leave_buffers)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """The sum over all processes, on each of them."""

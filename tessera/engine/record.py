@@ -51,7 +51,9 @@ class Record:
     def _write_line(self, record: dict[str, Any]) -> None:
         written = self._folder.log(record)
         if not written and not self._disk_refuses:
-            self._report.say("metrics.jsonl cannot be written just now (is the disk full?); its lines are kept and tried again.")
+            self._report.say(
+                "metrics.jsonl cannot be written just now (is the disk full?); its lines are kept and tried again."
+            )
         self._disk_refuses = not written
 
     def list_rejected(self, batch: Batch | None) -> None:

@@ -33,6 +33,7 @@ class Signals:
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Signals:
+        self.received = 0
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
             self._before = {number: signal.signal(number, self._heard) for number in self.WATCHED}
         return self

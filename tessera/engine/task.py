@@ -174,11 +174,19 @@ class Task(nn.Module):
 
 def refuse_strays(task: Task) -> None:
     """Every trainable parameter is owned by exactly one update, or the run does not start."""
+    names = [update.name for update in task.updates]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"In a task two updates are called {twice[0]!r}: each needs a name of its own.")
+    ours = {id(parameter) for parameter in task.parameters()}
     owners: dict[int, list[str]] = {}
-    for update in task.updates:
-        for parameter in update.trains.parameters():
-            owners.setdefault(id(parameter), []).append(update.name)
     problems = []
+    for update in task.updates:
+        for name, parameter in update.trains.named_parameters():
+            owners.setdefault(id(parameter), []).append(update.name)
+            if id(parameter) not in ours:
+                problems.append(
+                    f"{name} of the network that {update.name!r} trains is no part of the task: nothing would save it"
+                )
     for name, parameter in task.named_parameters():
         owned_by = owners.get(id(parameter), [])
         if not owned_by:

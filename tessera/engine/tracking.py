@@ -26,7 +26,10 @@ class Mirrors:
         tracker = kind(folder.name, logging_dir=folder) if kind.requires_logging_directory else kind(folder.name)
         tracker.start()
         self._trackers[name] = tracker
-        tracker.store_init_configuration(config)
+        # TensorBoard takes only plain values: a list or a None in the configuration would cost the whole mirror.
+        tracker.store_init_configuration(
+            {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in config.items()}
+        )
 
     def log(self, record: dict[str, Any]) -> None:
         values = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.efficientnet_lite import FrozenNetwork, read_tensors, refuse_other_images, refuse_other_tensors
+from tessera.models.frozen import FrozenNetwork, read_tensors, refuse_other_images, refuse_other_tensors
 
 GROUPS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
 """The widths of the convolutions between one pooling and the next."""

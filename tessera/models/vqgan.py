@@ -13,6 +13,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera.nn.precision import wide
 from tessera.nn.quantize import FSQConfig, LFQConfig, Quantizer, ResidualConfig, VQConfig
 
 
@@ -111,7 +112,7 @@ class VQGAN(nn.Module):
 
     def picture(self, latent: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, C, H, W)."""
-        return self.decoder(latent.movedim(-1, 1).contiguous()).float()
+        return wide(self.decoder(latent.movedim(-1, 1).contiguous()))
 
 
 def encoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:

@@ -35,18 +35,18 @@ class AdversaryConfig:
     discriminator: PatchDiscriminatorConfig = field(default_factory=PatchDiscriminatorConfig)
     loss: Literal["hinge", "non_saturating"] = "hinge"
     weight: float = 0.1
-    """Strength of the adversarial term."""
+    """Strength of the adversarial term; with `adaptive`, a factor on the measured ratio."""
     adaptive: bool = False
-    """Weigh the term by the ratio of gradient norms at the last layer (Esser 2021, eq. 7), instead of `weight`: measured per
-    micro-batch, so that accumulation is no longer exactly one batch."""
+    """Weigh the term by the ratio of gradient norms at the last layer (Esser 2021, eq. 7). It is measured per micro-batch, so
+    accumulation is then no longer exactly one batch."""
     ceiling: float = 1e4
     """Largest adaptive ratio."""
     starts: int = 0
     """The discriminator learns, and the model listens to it, from this step on."""
     ramp: int = 0
     """Steps over which the model's attention to it grows from nothing."""
-    penalty: float = 10.0
-    """Weight of the gradient penalty; 0 leaves it out."""
+    penalty: float = 0.01
+    """Weight of the gradient penalty; 0 leaves it out. A zero-centred one of 0.1 already silences a small judge."""
     penalty_every: int = 4
     """Steps between gradient penalties; each then counts that many times."""
     penalty_centre: float = 0.0
@@ -105,7 +105,7 @@ class TokenizerTask(Task):
         rebuilt = self.model(target)
         batch.kept["rebuilt"] = rebuilt.output.detach()
         terms = self.fidelity.terms(rebuilt.output, target)
-        metrics = self.watched(rebuilt.output, target, rebuilt.codes)
+        metrics = {"contrast": contrast(rebuilt.output, target)}
         if self.config.adversary is not None and step >= self.config.adversary.starts:
             terms, heard = self.heed_judge(terms, rebuilt.output, step)
             metrics |= heard
@@ -120,9 +120,9 @@ class TokenizerTask(Task):
         attention = min(1.0, (step - adversary.starts + 1) / max(1, adversary.ramp))
         if not adversary.adaptive:
             return terms | {"adversarial": attention * adversary.weight * fooled}, {}
-        ceiling = attention * adversary.ceiling
-        balanced = balanced_adversarial(terms, fooled, output, self.model.last_layer, ceiling)
-        return balanced.reconstruction | {"adversarial": balanced.adversarial}, {"adversarial_weight": balanced.weight}
+        balanced = balanced_adversarial(terms, fooled, output, self.model.last_layer, adversary.ceiling)
+        heard = attention * adversary.weight * balanced.adversarial
+        return balanced.reconstruction | {"adversarial": heard}, {"adversarial_weight": balanced.weight}
 
     def tell_apart(self, batch: Batch, step: int) -> Loss:
         adversary = self.config.adversary
@@ -136,14 +136,6 @@ class TokenizerTask(Task):
             terms["penalty"] = adversary.penalty * adversary.penalty_every * penalty
         accuracy = ((real_logits > 0).float().mean() + (fake_logits < 0).float().mean()) / 2
         return Loss(terms, {"accuracy": accuracy, "real": real_logits.mean(), "fake": fake_logits.mean()})
-
-    def watched(self, output: Tensor, target: Tensor, codes: Tensor) -> dict[str, Tensor]:
-        """Cheap signs of health: a flat output and a codebook out of use are seen at once."""
-        with torch.no_grad():
-            contrast = output.float().std() / target.float().std().clamp_min(1e-6)
-            used = torch.bincount(codes.flatten(), minlength=self.model.vocabulary).count_nonzero()
-            possible = min(self.model.vocabulary, codes.numel())
-            return {"contrast": contrast, "batch_usage": used / possible}
 
     def look_at_whole_batch(self, micros: Sequence[Batch], step: int, meeting: Meeting) -> None:
         """A quantizer whose penalty is no mean over examples sees all micro-batches of all processes first."""
@@ -170,6 +162,13 @@ class TokenizerTask(Task):
     def sample(self, batch: Batch) -> list[Any]:
         target = self.fidelity.target(batch.examples)
         return self.fidelity.shown(self.model(target).output, target)
+
+
+@torch.no_grad()
+def contrast(output: Tensor, target: Tensor) -> Tensor:
+    """A cheap sign of health: the spread of a reconstruction against that of its original, near 0 if the output is flat."""
+    spread_B, wanted_B = output.float().flatten(1).std(1), target.float().flatten(1).std(1)
+    return (spread_B / wanted_B.clamp_min(1e-3)).mean()
 
 
 ALARMS = (

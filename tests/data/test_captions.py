@@ -132,8 +132,8 @@ def test_a_malformed_line_of_json_is_refused_with_its_number(tmp_path, metadata,
 @pytest.mark.parametrize(
     ("metadata", "complaint"),
     [
-        ("file_name,text\na.png,red, and round\n", "line 2: does not have the 2 fields"),
-        ("file_name,text\na.png,x\nb.png\n", "line 3: does not have the 2 fields"),
+        ("file_name,text\na.png,red, and round\n", "line 2: has 3 fields where the first line has 2"),
+        ("file_name,text\na.png,x\nb.png\n", "line 3: has 1 fields where the first line has 2"),
         ("name,text\na.png,x\n", 'line 2: needs a "file_name"'),
         ('file_name,text\na.png,"x" y\n', "line 2: is not CSV"),
     ],

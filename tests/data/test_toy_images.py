@@ -129,14 +129,17 @@ def test_two_shapes_are_always_related_and_never_the_same():
 def test_shapes_neither_touch_each_other_nor_leave_the_picture():
     for scene in SCENES:
         covers = [np.asarray(coverage(shape, 64), dtype=int) for shape in scene.shapes]
-        assert all(min(cover.max() for cover in covers) == 255 for _ in covers)
+        assert all(cover.max() == 255 for cover in covers)
         assert (np.stack(covers) > 0).sum(axis=0).max() == 1
         for cover in covers:
             assert max(cover[0].max(), cover[-1].max(), cover[:, 0].max(), cover[:, -1].max()) == 0
 
 
 def test_a_large_shape_is_larger_than_a_medium_one_and_that_than_a_small_one():
-    radii = {size: [s.radius for scene in SCENES for s in scene.shapes if s.size == size] for size in ("small", "medium", "large")}
+    radii = {
+        size: [s.radius for scene in SCENES for s in scene.shapes if s.size == size]
+        for size in ("small", "medium", "large")
+    }
     assert max(radii["small"]) < 0.85 * min(radii["medium"])
     assert max(radii["medium"]) < 0.85 * min(radii["large"])
 
@@ -174,7 +177,7 @@ def test_toys_learnt_from_and_toys_held_out_are_different_ones():
     assert (len(train), len(held_out)) == (100, 10)
     assert not train & held_out
     assert {more.validation.name(i) for i in range(len(more.validation))} == held_out
-    assert HELD_OUT_TOYS > len(more.train)
+    assert len(more.train) < HELD_OUT_TOYS
 
 
 def test_a_share_of_nothing_validates_on_the_toys_themselves():
@@ -192,5 +195,6 @@ def test_toys_can_be_sent_to_a_worker_and_come_in_batches():
 def test_toys_are_never_mirrored():
     plain, flipped = Images(size=16).build().train, Images(size=16, flip=True).build().train
     assert all(
-        np.array_equal(plain.item(i, ANYTHING).pixels, flipped.item(i, np.random.default_rng(i)).pixels) for i in range(8)
+        np.array_equal(plain.item(i, ANYTHING).pixels, flipped.item(i, np.random.default_rng(i)).pixels)
+        for i in range(8)
     )

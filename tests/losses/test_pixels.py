@@ -24,13 +24,12 @@ def test_the_mean_over_micro_batches_is_the_loss_of_the_batch(loss):
 
 
 @pytest.mark.parametrize("loss", [l1, l2])
-def test_a_difference_finer_than_bfloat16_is_still_seen(loss):
-    image = torch.full((1, 3, 4, 4), 1.0, dtype=torch.bfloat16)
-    nearly = torch.full((1, 3, 4, 4), 1.001)
+def test_images_in_half_precision_are_compared_in_float32_and_double_stays_double(loss):
+    a, b = torch.rand(2, 4, 3, 16, 16).bfloat16()
 
-    assert loss(image, nearly).dtype == torch.float32
-    assert loss(image, nearly) > 0
-    assert loss(image.double(), nearly.double()).dtype == torch.float64
+    assert loss(a, b).dtype == torch.float32
+    torch.testing.assert_close(loss(a, b), loss(a.double(), b.double()).float(), rtol=1e-6, atol=0)
+    assert loss(a.double(), b.double()).dtype == torch.float64
 
 
 @pytest.mark.parametrize("loss", [l1, l2])

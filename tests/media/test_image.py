@@ -147,7 +147,8 @@ def test_a_photograph_is_turned_as_the_camera_was_held(tmp_path, form, orientati
 def test_damaged_exif_does_not_lose_the_picture(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(encoded(scene(), "JPEG", quality=95, exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff broken"))
-    assert close(Image.load(path), scene())
+    with pytest.warns(UserWarning, match="Corrupt EXIF"):  # Pillow's, and all that comes of it
+        assert close(Image.load(path), scene())
 
 
 NOISE = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
@@ -179,6 +180,11 @@ def test_what_is_no_picture_says_what_it_is(tmp_path, data, reason):
         Image.load(path)
 
 
+def test_colours_that_cannot_be_shown_are_refused():
+    with pytest.raises(Unreadable, match=r"its colours \(mode La\) cannot be turned into RGB"):
+        flatten(PIL.Image.new("La", (4, 4)))
+
+
 def test_a_missing_file_is_unreadable_and_no_crash(tmp_path):
     with pytest.raises(Unreadable, match="gone.png: the file cannot be opened"):
         Image.load(tmp_path / "gone.png")
@@ -189,7 +195,12 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks():
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
-    bomb = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
+    bomb = (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
+        + chunk(b"IEND", b"")
+    )
     with pytest.raises(Unreadable, match="3,600 million pixels"):
         decode(bomb)
 

@@ -299,7 +299,6 @@ def test_following_the_features_alone_makes_a_blurred_picture_sharp_and_leaves_n
         perceptual_distance_B(network.features(found), seen).sum().backward()
         optimizer.step()
 
-    print(psnr_B(found.detach(), picture), before)
     assert psnr_B(found.detach(), picture) > before + 1.5
 
 
@@ -314,7 +313,6 @@ def test_the_frechet_distance_of_embeddings_orders_sets_of_pictures(network):
         frechet(real, gathered(images))
         for images in (others, blurred(others, 1.5), noisy(others), others[:2].repeat(16, 1, 1, 1))
     )
-    print(floor, blur, noise, few)
 
     assert floor < blur < noise
     assert floor < few

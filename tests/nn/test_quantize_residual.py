@@ -155,17 +155,25 @@ def test_micro_batches_are_one_batch_whatever_their_examples_keep(kind: str):
     torch.testing.assert_close(gradient(4), whole, rtol=1e-10, atol=1e-12)
 
 
-def test_penalties_are_the_mean_over_levels():
+def test_penalties_are_the_mean_over_levels_and_each_level_moves_the_latent():
     quantizer = build("lfq")
-    latent = latents(3, 5)
-    penalties = quantizer(latent).penalties
+    latent = latents(3, 5).requires_grad_()
     rest, each = latent, []
     for level in quantizer.cascade:
         quantized = level(rest)
         each.append(quantized.penalties)
         rest = rest - quantized.latent.detach()
-    for name, penalty in penalties.items():
-        torch.testing.assert_close(penalty, sum(found[name] for found in each) / 4)
+    for name, penalty in quantizer(latent).penalties.items():
+        expected = sum(found[name] for found in each) / 4
+        torch.testing.assert_close(penalty, expected)
+        ours, theirs = (torch.autograd.grad(value, latent, retain_graph=True)[0] for value in (penalty, expected))
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_every_level_is_equally_sure_of_a_remainder_of_its_own_size():
+    rows = latents(1, 50)
+    sure = [level(rows * 0.5**n).penalties["entropy"] for n, level in enumerate(build("lfq").cascade)]
+    torch.testing.assert_close(torch.stack(sure), sure[0].expand(4))
 
 
 def test_the_chance_of_an_example_says_how_many_levels_it_keeps():

@@ -1,0 +1,95 @@
+"""The emoji's archives come from strangers: nothing in them decides where a file is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import PIL.Image
+import pytest
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "emoji.py"
+
+
+@pytest.fixture
+def emoji():
+    spec = importlib.util.spec_from_file_location("emoji_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def webp(colour) -> bytes:
+    buffer = BytesIO()
+    PIL.Image.new("RGBA", (8, 8), colour).save(buffer, "WEBP", lossless=True)
+    return buffer.getvalue()
+
+
+def archive(path: Path, **files: bytes) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, BytesIO(data))
+    return path
+
+
+NAMES = [
+    {"name": "WAVING HAND SIGN", "unified": "1F44B", "skin_variations": {"1F3FB": {"unified": "1F44B-1F3FB"}}},
+    {"name": None, "short_name": "red_heart", "unified": "2764-FE0F", "non_qualified": "2764"},
+]
+
+
+def test_named_emoji_are_laid_on_white_with_their_captions(tmp_path, emoji):
+    names = emoji.read_names(archive(tmp_path / "names.tgz", **{"package/emoji.json": json.dumps(NAMES).encode()}))
+    pictures = archive(
+        tmp_path / "pictures.tgz",
+        **{
+            "package/assets/2764.webp": webp((0, 0, 0, 0)),
+            "package/assets/1f44b-1f3fb.webp": webp((255, 0, 0, 255)),
+            "package/assets/1f44b.webp": b"broken",
+            "package/assets/ffff.webp": webp((0, 0, 0, 255)),
+            "package/README.md": b"hello",
+        },
+    )
+    out = tmp_path / "out"
+    assert emoji.lay_out(pictures, names, out) == 2
+    assert sorted(path.name for path in out.iterdir()) == ["1f44b-1f3fb.png", "2764.png", "metadata.jsonl"]
+    rows = [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()]
+    assert rows == [
+        {"file_name": "1f44b-1f3fb.png", "text": "waving hand sign, light skin tone"},
+        {"file_name": "2764.png", "text": "red heart"},
+    ]
+    assert PIL.Image.open(out / "2764.png").getpixel((4, 4)) == (255, 255, 255)
+
+
+def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
+    pictures = archive(
+        tmp_path / "evil.tgz",
+        **{
+            "../../1f44b.webp": webp((9, 9, 9, 255)),
+            "/2764.webp": webp((9, 9, 9, 255)),
+            "package/..\\x.webp": webp((9, 9, 9, 255)),
+        },
+    )
+    out = tmp_path / "deep" / "out"
+    emoji.lay_out(pictures, {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}, out)
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {"evil.tgz", "deep/out/1f44b.png", "deep/out/2764.png", "deep/out/metadata.jsonl"}
+
+
+def test_without_npm_a_sentence_says_so(tmp_path):
+    tried = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(tmp_path / "out")],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(EXAMPLE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert tried.returncode == 1
+    assert "there is no npm on this machine" in tried.stderr and "Traceback" not in tried.stderr
+    assert not (tmp_path / "out").exists()

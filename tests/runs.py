@@ -1,0 +1,111 @@
+"""Small runs for tests: every recipe in its tiny preset, and what is worth comparing of what they leave behind."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tessera.config import Run
+from tessera.engine.engine import Engine
+from tessera.folder import RunFolder
+from tessera.recipes import RECIPES, name_of
+from tessera.recipes.images import images_vqgan
+from tessera.start import engine_of, task_of
+
+TIMINGS = ("examples_per_second", "data_wait", "peak_memory_mb")
+
+CASES: dict[str, Callable[[], Run]] = {name_of(recipe): lambda recipe=recipe: recipe("tiny") for recipe in RECIPES} | {
+    "images-vqgan judged": lambda: images_vqgan("tiny", adversary="on"),
+    "images-vqgan judged vq": lambda: images_vqgan("tiny", quantizer="vq", adversary="on"),
+    "images-vqgan lfq": lambda: images_vqgan("tiny", quantizer="lfq"),
+}
+"""Every recipe as it comes, so that a new one gets the promises' tests for free, and variants that move in other ways."""
+
+
+def tiny(case: str, **engine: Any) -> Run:
+    """A case with some of the engine's settings changed."""
+    run = CASES[case]()
+    if adversary := getattr(run.task, "adversary", None):  # in so short a life the judge starts early
+        run = dataclasses.replace(
+            run, task=dataclasses.replace(run.task, adversary=dataclasses.replace(adversary, starts=2, ramp=3))
+        )
+    return dataclasses.replace(run, engine=dataclasses.replace(run.engine, **engine))
+
+
+def engine_in(folder: Path, run: Run, **kwargs: Any) -> Engine:
+    return engine_of(run, RunFolder(folder), **kwargs)
+
+
+def train(folder: Path, run: Run, **kwargs: Any) -> Engine:
+    engine = engine_in(folder, run, **kwargs)
+    engine.run()
+    return engine
+
+
+def train_in_double(folder: Path, run: Run) -> Engine:
+    """In double precision what is equal in exact arithmetic is equal to a few more digits than anybody could wish."""
+    engine = engine_in(folder, run, task=task_of(run).double())
+    for stream, method in ((engine.training, "micro_batches"), (engine.validation, "batches")):
+        setattr(stream, method, partial(_doubled, getattr(stream, method)))
+    engine.run()
+    return engine
+
+
+def _doubled(batches: Callable[..., Iterator[Any]], *args: Any, **kwargs: Any) -> Iterator[Any]:
+    for batch in batches(*args, **kwargs):
+        for one in batch if isinstance(batch, list) else [batch]:
+            for field in dataclasses.fields(one.examples):
+                value = getattr(one.examples, field.name)
+                if isinstance(value, torch.Tensor) and value.is_floating_point():
+                    setattr(one.examples, field.name, value.double())
+        yield batch
+
+
+def tensors_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
+    """Everything a checkpoint holds, under `file/name`."""
+    files = sorted((folder / "checkpoints" / f"{step:06d}").glob("*.safetensors"))
+    assert files, f"no checkpoint of step {step} in {folder}"
+    return {f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def records_of(folder: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl without what a clock or the memory says."""
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIMINGS} for line in lines]
+
+
+def assert_same_run(one: Path, other: Path, step: int) -> None:
+    """Bit for bit: weights, average, optimizers, logged numbers, samples."""
+    left, right = tensors_of(one, step), tensors_of(other, step)
+    assert left.keys() == right.keys()
+    different = [name for name in left if not torch.equal(left[name], right[name])]
+    assert different == []
+    assert records_of(one) == records_of(other)
+    for sample in sorted((one / "samples").rglob("*.png")):
+        assert sample.read_bytes() == (other / sample.relative_to(one)).read_bytes()
+
+
+def assert_close_run(one: Path, other: Path, step: int, tolerance: float = 1e-8) -> None:
+    """The same but for rounding, which Adam makes larger where a gradient is almost nothing."""
+    left, right = tensors_of(one, step), tensors_of(other, step)
+    assert left.keys() == right.keys()
+    apart = {name: float((left[name].double() - right[name].double()).abs().max()) for name in left}
+    assert {name: distance for name, distance in apart.items() if not distance < tolerance} == {}
+
+
+def tessera(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """A command as a person gives it, in a process of its own."""
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-m", "tessera", *arguments], env=environment, capture_output=True, text=True, **kwargs
+    )

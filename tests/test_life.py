@@ -1,0 +1,442 @@
+"""The engine's promises, each for every recipe: the numbers are those of docs/design.md, section 6."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tessera.data.draws import Training
+from tessera.engine.engine import Engine, resolved
+from tessera.engine.health import Diverged
+from tessera.engine.signals import Interrupted
+from tessera.engine.task import Batch
+from tessera.folder import Refused, RunFolder
+from tessera.start import take, task_of, unused
+from tests.runs import (
+    CASES,
+    assert_close_run,
+    assert_same_run,
+    engine_in,
+    records_of,
+    tensors_of,
+    tessera,
+    tiny,
+    train,
+    train_in_double,
+)
+
+every_case = pytest.mark.parametrize("case", CASES)
+
+
+class Killed(BaseException):
+    """Stands in for SIGKILL: nothing catches it, nothing is saved after it. (bench/kills.py sends real ones.)"""
+
+
+def killed_at(step: int) -> Any:
+    def on_log(record: dict[str, Any]) -> None:
+        if record["step"] == step and record["kind"] == "train":
+            raise Killed
+
+    return on_log
+
+
+# ---- 1. a resumed run is the same run
+
+
+@every_case
+@pytest.mark.parametrize("death", [5, 8, 11], ids=["within an epoch", "between epochs", "in the second epoch"])
+def test_a_resumed_run_is_the_same_run(case: str, death: int, tmp_path: Path) -> None:
+    run = tiny(case, steps=13, checkpoint_every=3, validate_every=4, sample_every=6)
+    train(tmp_path / "whole", run)
+    with pytest.raises(Killed):
+        train(tmp_path / "cut", run, on_log=killed_at(death))
+    resumed = engine_in(tmp_path / "cut", run)
+    assert 0 < resumed.done < death
+    resumed.run()
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", 13)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_loader_workers_change_nothing_and_a_run_may_go_on_with_others(workers: int, tmp_path: Path) -> None:
+    run = tiny("images-vqgan judged", steps=9, checkpoint_every=3)
+    train(tmp_path / "whole", run)
+    with pytest.raises(Killed):
+        train(tmp_path / "cut", tiny("images-vqgan judged", steps=9, checkpoint_every=3, workers=workers), on_log=killed_at(5))
+    train(tmp_path / "cut", tiny("images-vqgan judged", steps=9, checkpoint_every=3, workers=3 - workers))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", 9)
+
+
+def test_validating_and_sampling_between_steps_change_no_weight(tmp_path: Path) -> None:
+    train(tmp_path / "busy", tiny("images-vqgan judged", steps=6, validate_every=1, sample_every=1))
+    train(tmp_path / "quiet", tiny("images-vqgan judged", steps=6, validate_every=6, sample_every=6))
+    busy, quiet = tensors_of(tmp_path / "busy", 6), tensors_of(tmp_path / "quiet", 6)
+    assert all(torch.equal(busy[name], quiet[name]) for name in quiet)
+
+
+def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
+    run = tiny("images-vqgan", steps=4)
+    constant = dataclasses.replace(run.task.optimizer, schedule="constant", warmup=0)
+    run = dataclasses.replace(run, task=dataclasses.replace(run.task, optimizer=constant))
+    longer = dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=8))
+    train(tmp_path / "stages", run)
+    train(tmp_path / "stages", longer)
+    train(tmp_path / "whole", longer)
+    stages, whole = tensors_of(tmp_path / "stages", 8), tensors_of(tmp_path / "whole", 8)
+    assert all(torch.equal(stages[name], whole[name]) for name in whole)
+
+
+# ---- 2. four micro-batches are one batch
+
+
+@every_case
+@pytest.mark.parametrize("accumulate", [2, 4])
+def test_micro_batches_are_one_batch(case: str, accumulate: int, tmp_path: Path) -> None:
+    train_in_double(tmp_path / "one", tiny(case, steps=5))
+    train_in_double(tmp_path / "several", tiny(case, steps=5, accumulate=accumulate))
+    assert_close_run(tmp_path / "one", tmp_path / "several", 5)
+
+
+@every_case
+def test_two_processes_are_one(case: str, tmp_path: Path) -> None:
+    """Gradient penalty, codebook statistics and entropy included; and the numbers of validation are the same."""
+    steps = {"steps": 4, "validate_every": 2, "sample_every": 4}
+    train_in_double(tmp_path / "one", tiny(case, **steps))
+    together(tmp_path / "two", case, **steps, accumulate=2, processes=2)
+    assert_close_run(tmp_path / "one", tmp_path / "two", 4)
+    for alone, shared in zip(records_of(tmp_path / "one"), records_of(tmp_path / "two"), strict=True):
+        assert alone.pop("kind") == shared.pop("kind")
+        assert alone == pytest.approx(shared, rel=1e-5, abs=1e-6)  # what is logged is cut to fp32
+    assert len(list((tmp_path / "two/samples/000004").glob("*.png"))) == 16 + 1
+
+
+def test_a_run_of_two_processes_goes_on_alone_and_back(tmp_path: Path) -> None:
+    case = "images-vqgan judged vq"
+    stages = [(2, 2), (4, 1), (6, 2)]
+    for steps, processes in stages:
+        together(tmp_path / "changing", case, steps=steps, processes=processes, validate_every=6, sample_every=6)
+    train_in_double(tmp_path / "one", tiny(case, steps=6, validate_every=6, sample_every=6))
+    assert_close_run(tmp_path / "one", tmp_path / "changing", 6)
+
+
+def test_replicas_stay_equal_to_the_bit(tmp_path: Path) -> None:
+    together(tmp_path / "two", "images-vqgan judged vq", steps=5, processes=2, tell_replicas=True)
+    first, second = ((tmp_path / f"two/replica-{rank}.txt").read_text() for rank in (0, 1))
+    assert first == second
+
+
+def together(folder: Path, case: str, tell_replicas: bool = False, **engine: Any) -> None:
+    """The same case in several processes, started as the command line starts them."""
+    import subprocess
+    import sys
+
+    from tessera.launch import _free_port
+
+    script = Path(__file__).with_name("one_of_several.py")
+    port, processes = _free_port(), engine.get("processes", 2)
+    children = []
+    for rank in range(processes):
+        environment = os.environ | {
+            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
+        }  # fmt: skip
+        command = [sys.executable, "-W", "error", str(script), str(folder), case, json.dumps(engine), str(int(tell_replicas))]
+        children.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=script.parent.parent))
+    complaints = [child.communicate(timeout=120)[1] for child in children]
+    assert [child.returncode for child in children] == [0] * processes, "\n".join(complaints)
+
+
+# ---- 3. an update moves its own network and no other
+
+
+def test_an_update_moves_its_own_network_and_no_other(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny("images-vqgan judged", steps=6))
+    micros = next(iter(engine.batches()))
+    engine.step(3, micros)  # both have begun
+    for name, prepared in engine.prepared.items():
+        before = {key: value.clone() for key, value in engine.task.state_dict().items()}
+        memory = {
+            key: {k: v.clone() for k, v in other.optimizer.state_dict()["state"][0].items()}
+            for key, other in engine.prepared.items()
+        }
+        engine.move(prepared, 4, micros)
+        owned = {"model": "model.", "discriminator": "discriminator."}[name]
+        moved = {key for key, value in engine.task.state_dict().items() if not torch.equal(value, before[key])}
+        assert moved
+        assert all(key.startswith(owned) for key in moved)
+        for key, other in engine.prepared.items():
+            now = other.optimizer.state_dict()["state"][0]
+            assert all(torch.equal(now[k], memory[key][k]) for k in now) == (key != name)
+        assert all(p.grad is None for p in engine.task.parameters())
+
+
+def test_the_discriminator_does_not_move_before_it_starts(tmp_path: Path) -> None:
+    run = tiny("images-vqgan judged", steps=4)
+    assert run.task.adversary.starts == 2
+    engine = engine_in(tmp_path, run)
+    first = {name: value.clone() for name, value in engine.task.discriminator.state_dict().items()}
+    moved_at = []
+    for _ in engine.steps():
+        now = engine.task.discriminator.state_dict()
+        if any(not torch.equal(now[name], first[name]) for name in first):
+            moved_at.append(engine.done)
+    assert moved_at == [3, 4]
+    logged = [record for record in records_of(tmp_path) if record["kind"] == "train"]
+    assert ["model/adversarial" in record for record in logged] == [False, False, True, True]
+
+
+def test_without_an_adversary_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
+    train(tmp_path, tiny("images-vqgan", steps=2))
+    assert not [name for name in tensors_of(tmp_path, 2) if "discriminator" in name]
+    assert not [key for record in records_of(tmp_path) for key in record if "discriminator" in key or "adversarial" in key]
+
+
+def test_the_gradient_penalty_comes_every_n_steps_and_only_then(tmp_path: Path) -> None:
+    train(tmp_path, tiny("images-vqgan judged", steps=10))
+    penalised = [r["step"] - 1 for r in records_of(tmp_path) if "discriminator/penalty" in r]
+    assert penalised == [4, 8]  # it starts at step 2, and the penalty falls on multiples of 4
+
+
+# ---- 4 and 5 are held by tests/engine/test_checkpoint.py and tests/test_shape.py; 6 by tests/test_bad_input.py
+
+
+@pytest.mark.parametrize("change", ["batch_size", "seed"])
+def test_other_settings_on_a_used_folder_are_refused_by_name(change: str, tmp_path: Path) -> None:
+    train(tmp_path, tiny("images-vqgan", steps=2))
+    before = tensors_of(tmp_path, 2)
+    with pytest.raises(Refused, match=f"engine.{change}"):
+        engine_in(tmp_path, tiny("images-vqgan", steps=2, **{change: 4}))
+    assert all(torch.equal(before[name], value) for name, value in tensors_of(tmp_path, 2).items())
+
+
+def test_fresh_takes_a_new_folder_and_leaves_the_old_one(tmp_path: Path) -> None:
+    train(tmp_path / "run", tiny("images-vqgan", steps=2))
+    assert unused(tmp_path / "run") == tmp_path / "run-2"
+    assert unused(tmp_path / "new") == tmp_path / "new"
+
+
+# ---- 7. validation
+
+
+def test_validation_covers_the_held_out_set_once(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny("images-vqgan", steps=1))
+    seen: list[str] = []
+    observe = engine.task.observe
+    engine.task.observe = lambda batch: (seen.extend(batch.names), observe(batch))[1]  # type: ignore[method-assign]
+    engine.measured()
+    assert sorted(seen) == sorted(engine.validation.source.name(i) for i in range(len(engine.validation)))
+
+
+def test_validation_gives_the_same_numbers_again(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny("images-vqgan judged", steps=1))
+    assert engine.measured() == engine.measured()
+
+
+def test_live_and_average_are_both_told(tmp_path: Path) -> None:
+    train(tmp_path, tiny("images-vqgan", steps=5, validate_every=5))
+    [record] = [record for record in records_of(tmp_path) if record["kind"] == "validation"]
+    assert record["live/psnr"] != record["average/psnr"]
+
+
+# ---- 8. numbers that are not finite
+
+
+def poisoned(engine: Engine, step: int) -> None:
+    """From now on the examples of one step, or of all later ones for step -1, are not numbers."""
+    batches = engine.batches
+
+    def spoil() -> Any:
+        for number, micros in enumerate(batches()):
+            if number == step or (step < 0 and number >= -step):
+                for batch in micros:
+                    batch.examples.pixels.fill_(float("nan"))
+            yield micros
+
+    engine.batches = spoil  # type: ignore[method-assign]
+
+
+@every_case
+def test_a_step_that_is_not_finite_reaches_no_weight(case: str, tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny(case, steps=5, checkpoint_every=1))
+    poisoned(engine, 3)
+    engine.run()
+    assert all(value.isfinite().all() for value in tensors_of(tmp_path, 5).values())
+    records = [record for record in records_of(tmp_path) if record["kind"] == "train"]
+    assert records[3]["skipped"] == len(engine.task.updates)
+    noted = [json.loads(line) for line in (tmp_path / "nonfinite.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in noted} == {3}
+    assert len(noted[0]["examples"]) == 8
+
+
+def test_a_skipped_step_leaves_its_network_as_it_was(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny("images-vqgan judged vq", steps=4))
+    micros = next(iter(engine.batches()))
+    engine.step(0, micros)
+    before = {name: value.clone() for name, value in engine.task.model.state_dict().items()}
+    for batch in micros:
+        batch.examples.pixels.fill_(float("inf"))
+    engine.step(1, micros)
+    assert all(torch.equal(value, before[name]) for name, value in engine.task.model.state_dict().items())
+
+
+def test_a_run_that_stays_ill_stops_with_a_sentence_and_a_healthy_checkpoint(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny("images-vqgan", steps=9, checkpoint_every=2, patience=3))
+    poisoned(engine, -3)
+    with pytest.raises(Diverged, match="not finite in 3 steps in a row"):
+        engine.run()
+    assert all(value.isfinite().all() for value in tensors_of(tmp_path, 4).values())
+
+
+# ---- 9. signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("phase", ["train", "validation", "sampling"])
+def test_a_signal_in_any_phase_ends_in_a_checkpoint_and_the_run_goes_on(number: int, phase: str, tmp_path: Path) -> None:
+    run = tiny("images-vqgan judged", steps=8, validate_every=4, sample_every=4, checkpoint_every=8)
+    train(tmp_path / "whole", run)
+    engine = engine_in(tmp_path / "cut", run)
+    call = {"train": "rebuild", "validation": "observe", "sampling": "sample"}[phase]
+    interrupted = signalled_once(engine, call, number, after=3 if phase == "train" else 0)
+    with pytest.raises(Interrupted) as stopped:
+        engine.run()
+    assert stopped.value.exit_code == 128 + number
+    assert interrupted == [True]
+    assert engine.done in (4, 5)
+    train(tmp_path / "cut", run)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", 8)
+
+
+def signalled_once(engine: Engine, call: str, number: int, after: int) -> list[bool]:
+    """Sends this process a signal while the task is inside `call`, at its next call but `after`."""
+    sent: list[bool] = []
+    calls = [0]
+    target: Any = engine.task if call != "rebuild" else engine.prepared["model"].objective
+    name = call if call != "rebuild" else "_loss"
+    original = getattr(target, name)
+
+    def with_signal(batch: Batch, *rest: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > after and not sent:
+            sent.append(True)
+            os.kill(os.getpid(), number)
+        return original(batch, *rest)
+
+    setattr(target, name, with_signal)
+    return sent
+
+
+def test_sigterm_before_the_first_step_leaves_no_checkpoint(tmp_path: Path) -> None:
+    engine = engine_in(tmp_path, tiny("images-vqgan", steps=3))
+    steps = engine.steps()
+    original = engine.finish_events
+    engine.finish_events = lambda: (os.kill(os.getpid(), signal.SIGTERM), original())  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        next(steps)
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_the_command_line_exits_with_143_on_every_process_and_goes_on(tmp_path: Path) -> None:
+    """Two processes under our launcher; SIGTERM goes to the launcher, as a batch system would send it."""
+    import subprocess
+    import sys
+
+    command = [
+        "train",
+        "images-vqgan",
+        "--preset",
+        "tiny",
+        "--adversary",
+        "on",
+        "--processes",
+        "2",
+        "--out",
+        str(tmp_path / "run"),
+    ]
+    command += ["--steps", "100000", "--validate-every", "100000", "--sample-every", "100000", "--checkpoint-every", "100000"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    running = subprocess.Popen([sys.executable, "-m", "tessera", *command], env=environment, stdout=subprocess.PIPE, text=True)
+    assert running.stdout is not None
+    for line in running.stdout:
+        if line.startswith("step"):
+            running.send_signal(signal.SIGTERM)
+            break
+    rest = running.communicate(timeout=60)[0]
+    assert running.returncode == 143
+    assert "stopped by SIGTERM: saving step" in rest
+    [saved] = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
+    again = tessera(*command[:-8], "--steps", str(saved + 2), timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert f"Going on from step {saved}." in again.stdout
+
+
+# ---- precision
+
+
+def test_auto_precision_is_fp32_on_a_cpu() -> None:
+    assert resolved("auto", torch.device("cpu")) == "fp32"
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_trains_and_resumes_the_same_run(precision: Any, tmp_path: Path) -> None:
+    run = tiny("images-vqgan judged", steps=4, checkpoint_every=2, precision=precision)
+    train(tmp_path / "whole", run)
+    with pytest.raises(Killed):
+        train(tmp_path / "cut", run, on_log=killed_at(3))
+    train(tmp_path / "cut", run)
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
+    weights = tensors_of(tmp_path / "whole", 4)
+    assert all(
+        value.dtype == torch.float32
+        for name, value in weights.items()
+        if name.startswith(("model/", "average/")) and value.is_floating_point()
+    )
+    full = records_of_fp32(tmp_path)
+    half = [r["model/loss"] for r in records_of(tmp_path / "whole") if r["kind"] == "train"]
+    assert half == pytest.approx(full, rel=0.1)
+
+
+def records_of_fp32(tmp_path: Path) -> list[float]:
+    train(tmp_path / "full", tiny("images-vqgan judged", steps=4, precision="fp32"))
+    return [r["model/loss"] for r in records_of(tmp_path / "full") if r["kind"] == "train"]
+
+
+# ---- the record
+
+
+def test_a_logged_loss_is_the_mean_over_all_examples_of_the_step(tmp_path: Path) -> None:
+    run = tiny("images-vqgan", steps=1, accumulate=4)
+    task = task_of(run)
+    [micros] = Training(run.data.build().train, seed=run.engine.seed, batch_size=8).micro_batches(0, 1, 0, 1)
+    expected = task.rebuild(micros[0], 0).terms["pixel"].item()
+    train(tmp_path, run)
+    [record] = [r for r in records_of(tmp_path) if r["kind"] == "train"]
+    assert record["model/pixel"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_every_line_tells_how_the_run_fares(tmp_path: Path) -> None:
+    train(tmp_path, tiny("images-vqgan judged", steps=3))
+    last = json.loads([line for line in (tmp_path / "metrics.jsonl").read_text().splitlines() if '"train"' in line][-1])
+    for name in ("model/rate", "model/gradient_norm", "discriminator/rate", "discriminator/gradient_norm"):
+        assert last[name] > 0
+    assert last["examples_per_second"] > 0
+    assert 0 <= last["data_wait"] <= 1
+    assert last["peak_memory_mb"] > 50
+
+
+def test_the_folder_is_taken_by_one_run_at_a_time(tmp_path: Path) -> None:
+    run = tiny("images-vqgan", steps=1)
+    folder = RunFolder(tmp_path)
+    take(folder, run)
+    command = ("train", "images-vqgan", "--preset", "tiny", "--steps", "1", "--out", str(tmp_path))
+    refused = tessera(*command, timeout=60)
+    assert refused.returncode == 2
+    assert f"Another run is at work in {tmp_path} (process {os.getpid()})" in refused.stderr
+    folder.unlock()
+    assert tessera(*command, timeout=60).returncode == 0
