@@ -16,10 +16,10 @@ augmentation, micro-batches, a moving average. Exit code 1 if anything differs, 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import tempfile
@@ -44,8 +44,10 @@ COMMAND = (
     f"--log-every 1 --validate-every 4 --sample-every 4 --sample-count 4 --checkpoint-every 2 --keep-last 1 --out {RUN}"
 ).split()
 
+ALL = ["chance", *PHASES[:2], "chance", *PHASES[2:4], "chance", *PHASES[4:6], "chance", *PHASES[6:]]
+"""Every phase its share, and a third by the clock."""
+
 LONGEST_LIFE_S = 600
-KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # the second is what a launcher makes of it
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,14 @@ class Tally:
 # ---- one life
 
 
+@dataclass(frozen=True)
+class End:
+    """How a life ended."""
+
+    code: int
+    killed: bool
+
+
 @dataclass
 class Lives:
     """Starts the same command, again and again, in folders of its own."""
@@ -108,24 +118,36 @@ class Lives:
                 [sys.executable, str(MORTAL), *command, *self.flags], cwd=place, env=environment, stdout=log, stderr=log
             )
 
-    def live(self, place: Path, death: Death | None) -> int:
-        """One life, and how it ended."""
+    def live(self, place: Path, death: Death | None) -> End:
+        """One life. Of several processes the survivors end in ways of their own, so the exit code alone says little."""
         life = self.start(place, death)
-        if death is not None and death.phase == "chance":
-            try:
-                return life.wait(death.after_s)
-            except subprocess.TimeoutExpired:
-                self.kill(life, death.victim)
-        return life.wait(LONGEST_LIFE_S)
+        killed = False
+        if death is not None and death.phase == "chance" and not ends_within(life, death.after_s):
+            self.kill(life, death.victim)
+            killed = True
+        if not ends_within(life, LONGEST_LIFE_S):
+            self.kill(life, victim=self.processes)
+            raise SystemExit(f"{place}: a life of {LONGEST_LIFE_S} s that was to end by {death} hangs; see log.txt there.")
+        died = place / "died"
+        killed |= died.exists()
+        died.unlink(missing_ok=True)
+        return End(life.returncode, killed and life.returncode != 0)
 
     def kill(self, life: subprocess.Popen[bytes], victim: int) -> None:
         ranks = psutil.Process(life.pid).children() if self.processes > 1 else []
         chosen = [life, *ranks] if victim == self.processes else ranks[victim : victim + 1] or [life]
         for process in chosen:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def name_of(self, victim: int) -> str:
         return "all" if victim == self.processes else "launcher" if victim > self.processes else f"rank {victim}"
+
+
+def ends_within(life: subprocess.Popen[bytes], seconds: float) -> bool:
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        life.wait(seconds)
+    return life.returncode is not None
 
 
 def peaceful(lives: Lives, place: Path) -> Peace:
@@ -144,12 +166,11 @@ def peaceful(lives: Lives, place: Path) -> Peace:
 # ---- many deaths
 
 
-def shares(kills: int, rng: random.Random) -> list[str]:
-    """The phase of each kill: every phase its share, and a third left to chance."""
-    cycle = ["chance", *PHASES[:2], "chance", *PHASES[2:4], "chance", *PHASES[4:6], "chance", *PHASES[6:]]
-    phases = [cycle[number % len(cycle)] for number in range(kills)]
-    rng.shuffle(phases)
-    return phases
+def shares(kills: int, phases: list[str], rng: random.Random) -> list[str]:
+    """The phase of each kill: all phases alike, in any order."""
+    coming = [phases[number % len(phases)] for number in range(kills)]
+    rng.shuffle(coming)
+    return coming
 
 
 def drawn(phase: str, processes: int, peace: Peace, rng: random.Random) -> Death:
@@ -163,10 +184,9 @@ def drawn(phase: str, processes: int, peace: Peace, rng: random.Random) -> Death
     return Death(phase, 1 + int(early * peace.moments[phase]), victim=rng.randrange(processes) if everywhere else 0)
 
 
-def persecute(lives: Lives, peace: Peace, kills: int, rng: random.Random, work: Path) -> Tally:
+def persecute(lives: Lives, peace: Peace, coming: list[str], rng: random.Random, work: Path) -> Tally:
     """Runs that are killed until all kills have hit, each carried to its end and compared."""
     tally = Tally()
-    coming = shares(kills, rng)
     while coming and not tally.problems:
         place = work / f"killed-{tally.runs + 1}"
         place.mkdir()
@@ -180,22 +200,20 @@ def persecute(lives: Lives, peace: Peace, kills: int, rng: random.Random, work: 
     return tally
 
 
-def carry_to_its_end(
-    lives: Lives, peace: Peace, place: Path, coming: list[str], rng: random.Random, tally: Tally
-) -> None:
+def carry_to_its_end(lives: Lives, peace: Peace, place: Path, coming: list[str], rng: random.Random, tally: Tally) -> None:
     """Lives of one run, each with its death, until one ends by itself; a death that missed stays for the next run."""
     for number in range(1000):
         death = drawn(coming[-1], lives.processes, peace, rng) if coming else None
-        code = lives.live(place, death)
+        end = lives.live(place, death)
         tally.restarts += number > 0
-        if death is not None and code in KILLED:
+        if death is not None and end.killed:
             coming.pop()
             count(tally, death, place, lives)
-        elif code == 0:
+        elif end.code == 0:
             return
         else:
             log = (place / "log.txt").read_text()
-            tally.problems.append(f"{place.name}: life {number + 1} ended with {code}, {death}:\n{log[-3000:]}")
+            tally.problems.append(f"{place.name}: life {number + 1} ended with {end.code}, {death}:\n{log[-3000:]}")
             return
     raise SystemExit(f"{place} does not come to an end: it has been killed a thousand times.")
 
@@ -295,6 +313,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--phases", nargs="+", choices=["chance", *PHASES], default=ALL, help="kill only in these")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--steps", type=int, default=36)
@@ -306,7 +325,8 @@ def main(arguments: list[str] | None = None) -> int:
         work.mkdir(parents=True, exist_ok=True)
         peace = peaceful(lives, work / "peaceful")
         print(f"{asked.steps} steps in peace: {peace.ends_s:.1f} s, {peace.begins_s:.1f} of them to start", flush=True)
-        tally = persecute(lives, peace, asked.kills, random.Random(asked.seed), work)
+        rng = random.Random(asked.seed)
+        tally = persecute(lives, peace, shares(asked.kills, asked.phases, rng), rng, work)
     print(report(tally))
     return 1 if tally.problems else 0
 

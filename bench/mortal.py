@@ -7,8 +7,8 @@ batch of validation. Each belongs to a *phase* of the run's life. Python's audit
 they happen, so the product is run as it is; only three functions are wrapped, to hear when they are called.
 
 The environment says when: MORTAL_PHASE and MORTAL_COUNT name the moment (the third of `prune`), MORTAL_RANK the
-process. The death is SIGKILL: no handler, no `finally`, no flush. The last moment reached stands in the file `moment`,
-and after a natural end the number of moments of each phase in `moments.json`, both beside the folder.
+process. The death is SIGKILL: no handler, no `finally`, no flush. Beside the folder the file `died` says that it came,
+`moment` which phase was reached last, and `moments.json`, after a natural end, how many moments each phase had.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Life:
         if phase == self.phase and self.seen[phase] == self.count:
             if phase == "logging":
                 tear_a_line()
+            os.close(os.open("died", os.O_CREAT))
             os.kill(os.getpid(), signal.SIGKILL)
 
     def hear(self, event: str, arguments: tuple[Any, ...]) -> None:

@@ -74,11 +74,11 @@ class Pictures:
     def __init__(self, size: Size):
         import torch
 
-        from tessera.data.image_examples import ImageExamples
+        from tessera.data.image_examples import ImageBatch
 
         self.batch_size = size.batch
         shape = (size.batch, 3, size.pixels, size.pixels)
-        self.ready = [ImageExamples(torch.rand(shape) * 2 - 1, [""] * size.batch) for _ in range(4)]
+        self.ready = [ImageBatch(torch.rand(shape) * 2 - 1, [""] * size.batch) for _ in range(4)]
 
     def __len__(self) -> int:
         return self.batch_size * len(self.ready)
@@ -103,7 +103,6 @@ class ByHand:
         self.pictures = itertools.cycle(pictures.ready)
         self.parameters = list(model.parameters())
         self.average = [parameter.detach().clone() for parameter in self.parameters]
-        # Matrices first, as in the engine's groups: the norm to which gradients are clipped is a sum in some order.
         self.optimizer = torch.optim.AdamW(self.parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
 
     def step(self) -> None:

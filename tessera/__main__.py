@@ -1,5 +1,7 @@
 """`python -m tessera` is `tessera`."""
 
+from __future__ import annotations
+
 from tessera.cli import main
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ import difflib
 import json as json_module
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,6 +21,7 @@ from tessera.folder import Refused, RunFolder, write_atomically
 
 if TYPE_CHECKING:
     from tessera.data.draws import Validation
+    from tessera.engine.task import Batch
     from tessera.finished import Finished
 
 USAGE = """Tessera trains and samples discrete-token generative models over your own media.
@@ -99,16 +103,17 @@ def sample(
     _tell(made.notices)
     stream = _stream(made, data, made.run.engine.batch_size)
     seed_all(seed)
-    rejected: list[tuple[str, str]] = []
-    media = make_samples(made.task, stream, count, made.meeting, lambda batch: rejected.extend(batch.rejected if batch else []))
-    _tell([f"Left out {name}: {reason}" for name, reason in rejected])
+    left_out = LeftOut()
+    media = make_samples(made.task, stream, count, made.meeting, left_out.of)
+    _tell(left_out.lines())
     if not media:
         raise Refused("Not one example could be read, so there is nothing to show. `tessera check` tells why.")
     place = Path(out) if out else _next_free(RunFolder(run).samples)
-    place.mkdir(parents=True, exist_ok=True)
-    sheet = save_media(media, place)
     settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "count": len(media), "seed": seed}
-    (place / "settings.json").write_text(json_module.dumps(settings, indent=1) + "\n")
+    with _told_if_not_writable(place):
+        place.mkdir(parents=True, exist_ok=True)
+        sheet = save_media(media, place)
+        (place / "settings.json").write_text(json_module.dumps(settings, indent=1) + "\n")
     print(f"{len(media)} samples of step {made.steps} ({weights} weights) in {place}; all on one sheet: {sheet}")
     return 0
 
@@ -143,7 +148,8 @@ def tokenize(
     source = _data(made, data).everything()
     about = About(tokenizer.fingerprint, tokenizer.vocabulary, made.run.recipe, made.steps, tokenizer.transform)
     batches = tokenizer.codes_of(source, batch_size, workers)
-    examples = write_codes(out, ((batch.names, codes) for batch, codes in batches), about)
+    with _told_if_not_writable(Path(out)):
+        examples = write_codes(out, ((batch.names, codes) for batch, codes in batches), about)
     print(f"{examples} of {len(source)} examples as codes of {tokenizer.vocabulary} symbols in {out}")
     return 0
 
@@ -165,7 +171,10 @@ def evaluate(run: str, /, *, data: str | None = None, out: str | None = None, ba
     made = finished(run, "live")
     _tell(made.notices)
     stream = _stream(made, data, batch_size, workers)
-    numbers = {"live": measure(made.task, stream, made.meeting)}
+    left_out = LeftOut()
+    numbers = {"live": measure(made.task, stream, made.meeting, left_out.of)}
+    _tell(left_out.lines())
+    examples = len(stream) - len(left_out.rejected)
     averaged = finished(run, "average")
     numbers["average"] = measure(averaged.task, stream, averaged.meeting)
     protocol = {
@@ -173,13 +182,14 @@ def evaluate(run: str, /, *, data: str | None = None, out: str | None = None, ba
         "recipe": made.run.recipe,
         "steps": made.steps,
         "data": data or "the run's held-out examples",
-        "examples": len(stream),
+        "examples": examples,
         "transform": made.run.data.transform(),
         "tessera": __version__,
     }
     path = Path(out) if out else RunFolder(run).path / "evaluation.json"
-    write_atomically(path, json_module.dumps({"numbers": numbers, "protocol": protocol}, indent=1) + "\n")
-    print(f"{made.run.recipe} at step {made.steps} on {len(stream)} examples ({protocol['data']})")
+    with _told_if_not_writable(path):
+        write_atomically(path, json_module.dumps({"numbers": numbers, "protocol": protocol}, indent=1) + "\n")
+    print(f"{made.run.recipe} at step {made.steps} on {examples} examples ({protocol['data']})")
     print(f"{'':16}{'live':>12}{'average':>12}")
     for name, value in numbers["live"].items():
         print(f"{name:16}{value:12.4f}{numbers['average'][name]:12.4f}")
@@ -196,7 +206,11 @@ def check(path: str, /, *, json: bool = False) -> int:
     """
     from tessera.data.check_images import check as look_through
 
-    report = look_through(path)
+    try:
+        report = look_through(path)
+    except Refused as nothing:  # no picture at all is nothing usable
+        print(json_module.dumps({"path": path, "pictures": 0, "usable": 0, "reason": str(nothing)}) if json else nothing)
+        return 1
     print(report.as_json() if json else "\n".join(report.lines()))
     return 0 if report.usable else 1
 
@@ -269,6 +283,38 @@ def _stream(made: Finished, path: str | None, batch_size: int, workers: int = 0)
 
     source = made.run.data.build().validation if path is None else _data(made, path).everything()
     return Validation(source, seed=made.run.engine.seed, batch_size=batch_size, workers=workers)
+
+
+@dataclass
+class LeftOut:
+    """The examples that could not be read and took no part."""
+
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+
+    def of(self, batch: Batch | None) -> None:
+        self.rejected += batch.rejected if batch is not None else []
+
+    def lines(self) -> list[str]:
+        return [f"Left out {name}: {reason}" for name, reason in self.rejected]
+
+
+@contextmanager
+def _told_if_not_writable(place: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise Refused(f"{place} cannot be written ({error.strerror or error}). Make room, or give another --out.") from None
+
+
+def _for_samples(place: Path) -> Path:
+    """A folder that samples may be written to: a new one, an empty one, or one that holds earlier samples."""
+    if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "settings.json").exists())):
+        raise Refused(f"{place} holds other things than samples. Give another --out; nothing was changed.")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"{place} cannot be written ({error.strerror}). Give another --out.") from None
+    return place
 
 
 def _next_free(samples: Path) -> Path:

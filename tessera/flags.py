@@ -6,6 +6,7 @@ fields are common to all recipes and have no prefix (`--steps`); the rest carry 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import typing
@@ -34,38 +35,50 @@ class Asked:
 def parse(recipe: Callable[..., Run], arguments: list[str]) -> Asked:
     program = f"tessera train {name_of(recipe)}"
     wants_help = {"-h", "--help"} & set(arguments)
-    given = [_whole_name(argument) for argument in arguments if argument not in ("-h", "--help")]
+    given = _spelt_out([argument for argument in arguments if argument not in ("-h", "--help")])
     try:
         choices, rest = tyro.cli(_choices(recipe), prog=program, args=given, return_unknown_args=True)
         run = recipe(**dataclasses.asdict(choices))
         if wants_help:
-            print(inspect.getdoc(recipe), "\n")
+            with contextlib.suppress(SystemExit):  # the recipe's own flags; those of its run follow
+                tyro.cli(_choices(recipe), prog=program, args=["--help"])
         form = _form(run)
         asked = tyro.cli(
             form,
             prog=program,
-            description="The fields of the run, with the values that the preset gives them:",
+            description="The fields of the run, with the values that the preset gives them. "
+            "`--data PATH` is short for `--data.path PATH`.",
             args=["--help"] if wants_help else rest,
             default=form(engine=run.engine, task=run.task, data=run.data),
         )
-        track = tuple(name for names in asked.engine.track for name in names.split(","))
-        engine = dataclasses.replace(asked.engine, track=track)
-        run = dataclasses.replace(run, engine=engine, task=asked.task, data=asked.data)
+        run = dataclasses.replace(run, engine=asked.engine, task=asked.task, data=asked.data)
     except ValueError as error:
         raise Refused(str(error)) from None
     return Asked(run, asked.out, asked.fresh, asked.dry_run)
 
 
-def _whole_name(argument: str) -> str:
-    """Everybody's `--data PATH` is the data's own field `path`."""
-    return argument.replace("--data", "--data.path", 1) if argument.split("=")[0] == "--data" else argument
+def _spelt_out(arguments: list[str]) -> list[str]:
+    """Everybody's `--data PATH` is the data's own field `path`, and `--track a,b` is two trackers."""
+    whole: list[str] = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if name == "--data":
+            whole.append(f"--data.path{equals}{value}")
+        elif name == "--track" and equals:
+            whole += [name, *value.split(",")]
+        elif whole and whole[-1] == "--track":
+            whole += argument.split(",")
+        else:
+            whole.append(argument)
+    return whole
 
 
 def _choices(recipe: Callable[..., Run]) -> Any:
     """The recipe's parameters as a dataclass. (Recipes name Run without importing it, so tyro cannot read them itself.)"""
     hints = typing.get_type_hints(recipe, localns={"Run": Run})
     parameters = inspect.signature(recipe).parameters.values()
-    return dataclasses.make_dataclass("Choices", [(p.name, hints[p.name], p.default) for p in parameters])
+    fields = [(p.name, hints[p.name], p.default) for p in parameters]
+    return dataclasses.make_dataclass("Choices", fields, namespace={"__doc__": recipe.__doc__})
 
 
 def _form(run: Run) -> Any:

@@ -6,6 +6,8 @@ leaves either the old state or the new one.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -34,6 +36,23 @@ def write_atomically(path: Path, text: str) -> None:
     fsync_folder(path.parent)
 
 
+def append(path: Path, text: str) -> None:
+    """The whole text is added to the file, or none of it: what a full disk took in part is taken back.
+
+    Unbuffered, because a buffer would try to write its rest once more when the file is truncated or closed.
+    """
+    data = text.encode("utf-8")
+    with open(path, "ab", buffering=0) as file:
+        start = file.tell()
+        try:
+            if file.write(data) < len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(start)
+            raise
+
+
 def fsync_folder(path: Path) -> None:
     """Makes renames inside `path` last through a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -58,13 +77,21 @@ class RunFolder:
 
     def make(self) -> None:
         """Creates the folder and what lies in it, or says why it cannot."""
-        try:
+        for place in (self.samples, self.checkpoints, *self.checkpoints.parents):
+            if place.is_file():
+                raise Refused(f"{self.path} cannot be a run's folder: {place} is a file. Give another --out.")
+        with self._told_if_not_writable():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.samples.mkdir(exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise Refused(f"{self.path} cannot be a run's folder: {error.filename} is a file. Give another --out.") from None
+
+    @contextmanager
+    def _told_if_not_writable(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
-            raise Refused(f"The run's folder {self.path} cannot be written ({error.strerror}). Give another --out.") from None
+            raise Refused(
+                f"The run's folder {self.path} cannot be written ({error.strerror}). Make room, or give another --out."
+            ) from None
 
     def lock(self) -> None:
         """Keeps a second run out of this folder for as long as this process lives.
@@ -75,10 +102,8 @@ class RunFolder:
         if self._lock is not None:
             return
         path = self.path / "lock"
-        try:
+        with self._told_if_not_writable():
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise Refused(f"The run's folder {self.path} cannot be written ({error.strerror}). Give another --out.") from None
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -88,9 +113,10 @@ class RunFolder:
                 f"Another run is at work in {self.path} (process {holder or 'unknown'}). "
                 "Wait for it, stop it, or give another --out."
             ) from None
-        os.truncate(descriptor, 0)
-        os.write(descriptor, str(os.getpid()).encode())
         self._lock = descriptor
+        with self._told_if_not_writable():
+            os.truncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -105,12 +131,16 @@ class RunFolder:
         if not self.config.is_file():
             raise Refused(f"There is no run in {self.path}: it has no config.json.")
         try:
-            return json.loads(self.config.read_text(encoding="utf-8"))
+            config = json.loads(self.config.read_text(encoding="utf-8"))
         except ValueError as error:
             raise Refused(f"{self.config} is not readable as JSON: {error}.") from None
+        if not isinstance(config, dict):
+            raise Refused(f"{self.config} must hold a group of settings, but it holds {config!r}.")
+        return config
 
     def write_config(self, config: dict[str, Any]) -> None:
-        write_atomically(self.config, json.dumps(config, indent=2) + "\n")
+        with self._told_if_not_writable():
+            write_atomically(self.config, json.dumps(config, indent=2) + "\n")
 
     # ---- the numbers
 
@@ -118,53 +148,35 @@ class RunFolder:
         """Appends one line. A line that a full disk refuses is kept and written with the next; False says so."""
         self._unwritten.append(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
         try:
-            with open(self.metrics, "a", encoding="utf-8") as file:
-                start = file.tell()
-                try:
-                    file.write("".join(self._unwritten))
-                    file.flush()
-                    os.fsync(file.fileno())
-                except OSError:
-                    file.truncate(start)
-                    raise
+            append(self.metrics, "".join(self._unwritten))
         except OSError:
             return False
         self._unwritten.clear()
         return True
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a line torn by a kill is no line."""
-        if not self.metrics.exists():
-            return []
-        found = []
-        for line in self.metrics.read_text(encoding="utf-8").splitlines():
-            if kind is not None and f'"{kind}"' not in line:
-                continue  # a month's worth of lines is not parsed to find a few
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            if kind is None or record.get("kind") == kind:
-                found.append(record)
-        return found
+        """The lines of metrics.jsonl, and those that wait for room on the disk."""
+        lines = [*_lines(self.metrics), *self._unwritten]
+        if kind is None:
+            return _parsed(lines)
+        likely = [line for line in lines if f'"{kind}"' in line]  # a month's worth is not parsed to find a few
+        return [record for record in _parsed(likely) if record.get("kind") == kind]
 
     def forget_after(self, step: int) -> None:
         """Drops the lines of steps that a resumed run will do again, so that no step appears twice."""
         if self.metrics.exists():
             kept = [record for record in self.records() if record["step"] <= step]
-            write_atomically(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+            with self._told_if_not_writable():
+                write_atomically(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+            self._unwritten.clear()
 
     def note(self, file_name: str, record: dict[str, Any]) -> None:
         """Adds a line to one of the run's smaller journals (rejected examples, non-finite steps, alarms)."""
-        try:
-            with open(self.path / file_name, "a", encoding="utf-8") as file:
-                file.write(json.dumps(record) + "\n")
-        except OSError:
-            return
+        with contextlib.suppress(OSError):
+            append(self.path / file_name, json.dumps(record) + "\n")
 
     def noted(self, file_name: str) -> list[dict[str, Any]]:
-        path = self.path / file_name
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+        return _parsed(_lines(self.path / file_name))
 
     # ---- the samples
 
@@ -181,6 +193,19 @@ class RunFolder:
             os.replace(temporary, final)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+
+
+def _parsed(lines: list[str]) -> list[Any]:
+    """The records of JSON lines; a line torn by a kill is no line."""
+    found = []
+    for line in lines:
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
 
 
 def _plain(value: Any) -> Any:

@@ -88,31 +88,39 @@ def introduce(run: Run, folder: RunFolder) -> None:
     if is_main():
         data = run.data.path or "built-in toys"
         print(f"{run.recipe}: {run.engine.steps} steps of {run.engine.batch_size} examples from {data}, in {folder.path}")
-        print(f"{run.engine.processes} process(es), {torch.get_num_threads()} thread(s) each. {run.task.remark()}".strip())
+        print(f"{processes()} process(es), {torch.get_num_threads()} thread(s) each. {run.task.remark()}".strip())
 
 
 def conclude(run: Run, folder: RunFolder) -> None:
     """After the work: the numbers reached, where the samples are, and the model card."""
-    if not is_main():
-        return
-    newest = folder.records("validation")[-1]
-    steps = newest["step"]
-    numbers = {name.removeprefix("average/"): value for name, value in newest.items() if name.startswith("average/")}
-    write_card(run, folder, steps, numbers)
-    print(f"Done: {steps} steps. On {newest['examples']} held-out examples:")
-    print("  " + "  ".join(f"{name} {value:.4g}" for name, value in numbers.items() if value is not None))
-    print(f"Samples to look at: {folder.samples / name_of(steps)}")
+    if is_main():
+        card = write_card(run, folder)
+        print(f"Done: {card.steps} steps. On {card.examples} held-out examples:")
+        print("  " + "  ".join(f"{name} {value:.4g}" for name, value in card.numbers.items()))
+        print(f"Samples to look at: {folder.samples / name_of(card.steps)}")
 
 
-def write_card(run: Run, folder: RunFolder, steps: int, numbers: dict[str, float]) -> None:
+@dataclass
+class Card:
+    """What a model card says of a run's last validation, with averaged weights."""
+
+    steps: int
+    examples: int
+    numbers: dict[str, float]
+
+
+def write_card(run: Run, folder: RunFolder) -> Card:
     """README.md in the run's folder: what, on which data, how far, which numbers."""
-    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in numbers.items() if value is not None)
+    newest = folder.records("validation")[-1]
+    numbers = {name.removeprefix("average/"): n for name, n in newest.items() if name.startswith("average/") and n is not None}
+    card = Card(newest["step"], newest["examples"], numbers)
+    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in numbers.items())
     text = f"""# {folder.path.name}
 
-A model of recipe `{run.recipe}`, trained by Tessera {__version__} for {steps} steps of {run.engine.batch_size} examples
+A model of recipe `{run.recipe}`, trained by Tessera {__version__} for {card.steps} steps of {run.engine.batch_size} examples
 on {run.data.path or "the built-in toys"}. `config.json` holds every setting.
 
-Held-out examples, averaged weights, step {steps}:
+{card.examples} held-out examples, averaged weights, step {card.steps}:
 
 | measure | value |
 |---|---|
@@ -122,10 +130,16 @@ Held-out examples, averaged weights, step {steps}:
 opens it in Python.
 """
     write_atomically(folder.card, text)
+    return card
 
 
 def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def processes() -> int:
+    """How many were started, by us or by torchrun."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 # ---- the rehearsal
@@ -136,7 +150,7 @@ def rehearse(run: Run) -> None:
 
     With one example per micro-batch and a handful held out: it is about whether everything fits together, on any machine.
     """
-    share = run.engine.accumulate * run.engine.processes
+    share = run.engine.accumulate * processes()
     short = dataclasses.replace(
         run.engine, steps=2, batch_size=share, log_every=1, validate_every=2, sample_every=2, sample_count=2,
         checkpoint_every=2, track=(),
@@ -147,7 +161,7 @@ def rehearse(run: Run) -> None:
     with tempfile.TemporaryDirectory() as place:
         engine = engine_of(rehearsal, RunFolder(place), split=split)
         if is_main():
-            Console().print(plan(engine.task))
+            Console(width=110).print(plan(engine.task))  # 80, the width of a pipe, breaks words
             print(run.published, end="\n" if run.published else "")
         engine.run()
         learnt = {name: tensor.clone() for name, tensor in engine.task.state_dict().items()}

@@ -22,7 +22,7 @@ from tessera.engine.optimizer import OptimizerConfig
 from tessera.folder import Refused, RunFolder
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.vqgan import VQGAN
-from tessera.start import engine_of, task_of
+from tessera.start import engine_of, task_of, write_card
 from tessera.tasks.fidelity import ImageFidelityConfig, PerceptualConfig
 from tessera.tasks.tokenizer import AdversaryConfig, TokenizerConfig
 
@@ -56,6 +56,8 @@ class Trainer:
         self._heard = log_fn
         for _ in self._steps:
             pass
+        if self.engine.meeting.main:
+            write_card(self.run, self.engine.folder)
 
     def train_step(self) -> Logs:
         """One step, and its losses; nothing once the last step is done."""
@@ -75,6 +77,7 @@ class Trainer:
         if problem is not None:
             raise Refused(f"{path} cannot be loaded: {problem}.")
         self.engine.restore(checkpoint.read(Path(path)))
+        self.engine.meeting.main_does(lambda: self.engine.folder.forget_after(self.steps))
         self._steps = self.engine.steps()
 
     def _tell(self, record: Logs) -> None:

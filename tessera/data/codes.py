@@ -1,6 +1,7 @@
 """Examples already tokenized: codes on disk with their names and the fingerprint of the tokenizer that made them.
 
-    codes/  codes-00000.safetensors ("codes": N x the grid, int32), ..., index.json, written last
+    codes/  codes-00000.safetensors ("codes": N x the grid, int32, or int64 if there are too many symbols), ...,
+            index.json, written last
 
 index.json makes the folder complete; without it there are no codes. Whoever reads them says which tokenizer they
 expect, and codes of another are refused: they would mean nothing.
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -40,13 +42,17 @@ def write_codes(out: str | Path, batches: Iterable[tuple[list[str], Tensor]], ab
     folder = Path(out)
     if (folder / "index.json").exists():
         raise Refused(f"{out} already holds codes. Give another --out; nothing was changed.")
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Refused(f"The folder {out} cannot be written ({error.strerror}). Give another --out.") from None
+    number = torch.int32 if about.vocabulary <= 2**31 else torch.int64
     names: list[str] = []
     waiting: list[Tensor] = []
     shards: list[dict[str, Any]] = []
 
     def flush() -> None:
-        codes = torch.cat(waiting).to(torch.int32)
+        codes = torch.cat(waiting).to(number)
         shards.append({"file": f"codes-{len(shards):05d}.safetensors", "examples": len(codes)})
         save_file({"codes": codes}, folder / shards[-1]["file"])
         waiting.clear()
@@ -79,13 +85,23 @@ def read_codes(path: str | Path, fingerprint: str) -> Codes:
     index_path = Path(path) / "index.json"
     if not index_path.is_file():
         raise Refused(f"There are no codes in {path}: it has no index.json. `tessera tokenize` makes them.")
-    index = json.loads(index_path.read_text(encoding="utf-8"))
-    names, shards = index.pop("names"), index.pop("shards")
-    about = About(**index)
+    try:
+        index = json.loads(index_path.read_text(encoding="utf-8"))
+        names, shards = index.pop("names"), index.pop("shards")
+        about = About(**index)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise damaged(path, f"index.json cannot be read: {error}") from None
     if about.fingerprint != fingerprint:
         raise Refused(
             f"The codes in {path} were made by another tokenizer ({about.fingerprint[:12]}, {about.steps} steps) than the one "
             f"asked for ({fingerprint[:12]}): they would mean nothing to it. `tessera tokenize` them again."
         )
-    parts = [load_file(Path(path) / Path(shard["file"]).name)["codes"] for shard in shards]
+    try:
+        parts = [load_file(Path(path) / Path(shard["file"]).name)["codes"] for shard in shards]
+    except (OSError, SafetensorError, KeyError) as error:
+        raise damaged(path, str(error)) from None
     return Codes(names, torch.cat(parts).long(), about)
+
+
+def damaged(path: str | Path, problem: str) -> Refused:
+    return Refused(f"The codes in {path} are damaged ({problem}). `tessera tokenize` them again, to another folder.")

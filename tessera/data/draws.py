@@ -8,7 +8,10 @@ no earlier example. Nothing here knows a medium: a source has `len`, `name(index
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import signal
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +26,9 @@ from tessera.media.errors import Unreadable
 
 TRIES = 16
 """How many other examples may stand in for an unreadable one before the source itself is suspected."""
+
+TRAINED, HELD_OUT = -1, -2
+"""Parts of an example's address. No rank is negative, so no step of any process draws the same numbers as an example."""
 
 
 class Source(Protocol):
@@ -68,7 +74,7 @@ class Positions(Dataset):
         self.order = Order(len(source), seed)
 
     def __getitem__(self, position: int) -> Drawn:
-        address = mixed(self.seed, 1, position)
+        address = mixed(self.seed, TRAINED, position)
         rng = np.random.default_rng(address)
         index = self.order.index(position)
         rejected: list[tuple[str, str]] = []
@@ -161,7 +167,7 @@ class HeldOut(Dataset):
         self.seed = seed
 
     def __getitem__(self, index: int) -> Drawn | None:
-        address = mixed(self.seed, 2, index)
+        address = mixed(self.seed, HELD_OUT, index)
         try:
             example = self.source.item(index, np.random.default_rng(address))
         except Unreadable as error:
@@ -193,10 +199,6 @@ class Validation:
     def __len__(self) -> int:
         return len(self.source)
 
-    def rounds(self, processes: int) -> int:
-        """How often each process is asked for a batch; the last may be empty for some."""
-        return -(-len(self.source) // (self.batch_size * processes))
-
     def batches(self, rank: int, processes: int, limit: int | None = None) -> Iterator[Batch]:
         """This process's batches of the first `limit` examples."""
         count = len(self.source) if limit is None else min(limit, len(self.source))
@@ -217,14 +219,33 @@ def _loader(dataset: Dataset, collate: Any, blocks: Sampler[list[int]] | Sequenc
 
 
 def _plainly(loader: DataLoader) -> Iterator[Batch]:
-    """A refusal raised in a worker arrives wrapped in the worker's traceback; the person gets the letter only."""
+    """A refusal raised in a worker arrives wrapped in the worker's traceback; the person gets the letter only.
+
+    The frames of that traceback hold the loader's iterator in a circle, and an iterator that is collected as garbage
+    waits in vain for its workers. So the circle is broken here, and they are gone before the letter is read.
+    """
     try:
         yield from loader
+        return
     except Refused as refused:
-        raise Refused(str(refused).rsplit("Refused: ", 1)[-1].strip()) from None
+        letter = str(refused).rsplit("Refused: ", 1)[-1].strip()
+        traceback.clear_frames(refused.__traceback__)
+    raise Refused(letter)
 
 
 def _deaf_to_signals(worker: int) -> None:
     """Ctrl-C reaches the whole process group; the run decides when it stops, its workers follow."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """multiprocessing ends its children with SIGTERM and waits for them; those who are deaf to it would never go.
+
+    It happens where an accident leaves a loader half read: the trace holds it until the very end.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would take their end for an accident
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

@@ -66,6 +66,8 @@ def write(checkpoints: Path, snapshot: Snapshot) -> Path:
 
 def write_at(final: Path, snapshot: Snapshot) -> Path:
     """Writes a complete checkpoint or none; one that stood in its place is there until the new one is whole."""
+    if final.exists() and not (final / "manifest.json").exists():
+        raise Refused(f"{final} is there already and is no checkpoint. Give another path; nothing was changed.")
     temporary = final.with_name(f"{WRITING}{final.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

@@ -77,13 +77,17 @@ class EngineConfig:
         ).split():
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be 1 or more, but it is {getattr(self, name)}.")
+        for name in ("workers", "keep_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more, but it is {getattr(self, name)}.")
         for name in self.track:
             if name not in TRACKERS:
                 raise ValueError(f"There is no tracker {name!r}: a run can be mirrored in {', '.join(TRACKERS)}.")
-        if self.batch_size % self.accumulate:
+        share = self.accumulate * self.processes
+        if self.batch_size % share:
             raise ValueError(
-                f"A batch of {self.batch_size} examples cannot be cut into {self.accumulate} equal micro-batches: "
-                f"use a batch size of {-(-self.batch_size // self.accumulate) * self.accumulate}."
+                f"A batch of {self.batch_size} examples cannot be cut into equal micro-batches, {self.accumulate} on each of "
+                f"{self.processes} process(es): use a batch size of {-(-self.batch_size // share) * share}."
             )
 
 
@@ -254,12 +258,12 @@ class Engine:
                 self.record.list_rejected(batch)
             yield micros
 
-    def autocast(self) -> contextlib.AbstractContextManager:
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.precision == "fp32":
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16)
 
-    def gradients_meet(self, objective: nn.Module, now: bool) -> contextlib.AbstractContextManager:
+    def gradients_meet(self, objective: nn.Module, now: bool) -> contextlib.AbstractContextManager[None]:
         """Gradients travel between the processes once per step, with the last micro-batch."""
         return contextlib.nullcontext() if now or self.meeting.processes == 1 else objective.no_sync()  # type: ignore[operator]
 
@@ -425,7 +429,7 @@ class Engine:
         self.report.begin(self.done, self.config.steps)
 
     def close(self) -> None:
-        """Nothing is left half done: the last write ends, the trackers are told; terminal, signals and folder are given back."""
+        """Nothing is left half done: the last write ends, trackers are told; terminal, signals and folder are given back."""
         self.report.end()
         self.record.close()
         self.writer.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from typing import Any
 
 from tessera.engine.task import Alarm
 from tessera.folder import Refused
@@ -36,10 +37,10 @@ class NonFiniteGuard:
                 "Lower the learning rate, use --precision fp32, or look at those files with `tessera check`."
             )
 
-    def state(self) -> dict[str, object]:
+    def state(self) -> dict[str, Any]:
         return {"skipped": self.skipped, "in_a_row": dict(self.in_a_row)}
 
-    def restore(self, state: dict) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self.skipped = state["skipped"]
         self.in_a_row = defaultdict(int, state["in_a_row"])
 

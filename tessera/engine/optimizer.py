@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class OptimizerConfig:
     clip: float | None = 1.0
     """Largest norm of this update's gradient; none leaves it as it is."""
     schedule: Schedule = "constant"
-    """constant; warmup (linear, then constant); cosine (warm-up, then down to the floor); wsd (warm-up, stable, then linear decay)."""
+    """constant; warmup (linear, then constant); cosine (warm-up, then down to the floor); wsd (warm-up, stable, linear decay)."""
     warmup: int = 0
     """Steps of linear warm-up."""
     initial: float = 0.0
@@ -44,7 +44,7 @@ class OptimizerConfig:
         if not self.rate > 0:
             raise ValueError(f"The learning rate must be above zero, but it is {self.rate}.")
         if self.clip is not None and not self.clip > 0:
-            raise ValueError(f"A gradient can be clipped to a norm above zero, not to {self.clip}; none leaves it as it is.")
+            raise ValueError(f"A gradient is clipped to a norm above zero, not to {self.clip}; none leaves it as it is.")
         if self.schedule == "constant" and self.warmup:
             raise ValueError(
                 f"The schedule is constant but a warm-up of {self.warmup} steps is asked for: use schedule warmup, cosine or wsd."
@@ -86,7 +86,7 @@ class Lion(torch.optim.Optimizer):
     Ours, because torch has none; twenty lines over foreach need no package of their own.
     """
 
-    def __init__(self, groups: Iterable[dict], lr: float, betas: tuple[float, float]):
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]):
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
     @torch.no_grad()
@@ -149,6 +149,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         # Adam's own counter stays where torch keeps it: on the parameter's device for the fused form.
         if value.ndim and value.shape != parameter.shape:
             raise ValueError(
-                f"The checkpoint's optimizer state for {name!r} has shape {tuple(value.shape)}, the network {tuple(parameter.shape)}."
+                f"The checkpoint's optimizer state for {name!r} has shape {tuple(value.shape)}, "
+                f"the network {tuple(parameter.shape)}."
             )
         optimizer.state[parameter][key] = value.to(parameter.device)

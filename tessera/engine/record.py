@@ -1,4 +1,4 @@
-"""What a run writes down: metrics.jsonl, its mirrors, the journals of rejected examples and alarms, and the line a person reads."""
+"""What a run writes down: metrics.jsonl and its mirrors, and the journals of rejected examples and of alarms."""
 
 from __future__ import annotations
 

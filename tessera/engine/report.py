@@ -1,4 +1,4 @@
-"""What a person sees while a run is at work: a progress bar on a terminal, plain lines elsewhere, nothing on the other ranks."""
+"""What a person sees of a run at work: a progress bar on a terminal, plain lines elsewhere, nothing on other ranks."""
 
 from __future__ import annotations
 

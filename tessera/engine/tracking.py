@@ -6,6 +6,7 @@ A mirror may fail; the run it mirrors may not. So whatever a tracker raises is s
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ class Mirrors:
         self._say = say
         self._trackers: dict[str, GeneralTracker] = {}
         for name in names:
-            self._guarded(name, lambda name=name: self._open(name, folder, config))
+            self._guarded(name, partial(self._open, name, folder, config))
 
     def _open(self, name: str, folder: Path, config: dict[str, Any]) -> None:
         kind = LOGGER_TYPE_TO_CLASS[name]
@@ -34,7 +35,7 @@ class Mirrors:
     def log(self, record: dict[str, Any]) -> None:
         values = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
         for name, tracker in list(self._trackers.items()):
-            self._guarded(name, lambda tracker=tracker: tracker.log(values, step=record["step"]))
+            self._guarded(name, partial(tracker.log, values, step=record["step"]))
 
     def close(self) -> None:
         for name, tracker in list(self._trackers.items()):

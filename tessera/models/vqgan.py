@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from tessera.nn.precision import wide
 from tessera.nn.quantize import FSQConfig, LFQConfig, Quantizer, ResidualConfig, VQConfig
 
+HEADS = 4
+"""Of attention."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class VQGANConfig:
@@ -40,6 +43,21 @@ class VQGANConfig:
                 f"`blocks` says how many residual blocks follow each of the {self.layers} halvings, so it needs "
                 f"{self.layers} numbers, but it has {len(self.blocks)}."
             )
+        for name in ("channels", "dim", "widest"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"A picture and every layer have at least 1 channel, but {name} is {getattr(self, name)}.")
+        deepest = self.widths[-1]
+        if self.attention and deepest % HEADS:
+            below = deepest // HEADS * HEADS
+            raise ValueError(
+                f"The {deepest} channels at the bottleneck cannot be shared by {HEADS} heads of attention: use a `widest` "
+                f"of {f'{below} or ' if below else ''}{below + HEADS}, or no attention."
+            )
+
+    @property
+    def widths(self) -> list[int]:
+        """Channels at full resolution and after each halving."""
+        return [min(self.dim * 2**level, self.widest) for level in range(self.layers + 1)]
 
     @property
     def stride(self) -> int:
@@ -78,10 +96,9 @@ class VQGAN(nn.Module):
     def __init__(self, config: VQGANConfig):
         super().__init__()
         self.config = config
-        widths = [min(config.dim * 2**level, config.widest) for level in range(config.layers + 1)]
-        self.encoder = encoder(config, widths)
-        self.quantizer: Quantizer = config.quantizer.build(widths[-1])
-        self.decoder = decoder(config, widths)
+        self.encoder = encoder(config)
+        self.quantizer: Quantizer = config.quantizer.build(config.widths[-1])
+        self.decoder = decoder(config)
 
     @property
     def vocabulary(self) -> int:
@@ -115,7 +132,8 @@ class VQGAN(nn.Module):
         return wide(self.decoder(latent.movedim(-1, 1).contiguous()))
 
 
-def encoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:
+def encoder(config: VQGANConfig) -> nn.Sequential:
+    widths = config.widths
     layers: list[nn.Module] = [nn.Conv2d(config.channels, widths[0], 5, padding=2)]
     for level in range(config.layers):
         layers += [nn.SiLU(), nn.Conv2d(widths[level], widths[level + 1], 4, stride=2, padding=1)]
@@ -125,7 +143,8 @@ def encoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:
     return nn.Sequential(*layers, norm(widths[-1]), nn.SiLU(), nn.Conv2d(widths[-1], widths[-1], 1))
 
 
-def decoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:
+def decoder(config: VQGANConfig) -> nn.Sequential:
+    widths = config.widths
     layers: list[nn.Module] = [nn.Conv2d(widths[-1], widths[-1], 3, padding=1)]
     if config.attention:
         layers.append(Attention(widths[-1]))
@@ -137,7 +156,13 @@ def decoder(config: VQGANConfig, widths: list[int]) -> nn.Sequential:
 
 def norm(width: int) -> nn.GroupNorm:
     """Per example, never per batch: one example must not change with its neighbours."""
-    return nn.GroupNorm(max(1, min(16, width // 8)), width)
+    most = max(1, min(16, width // 8))
+    return nn.GroupNorm(next(groups for groups in range(most, 0, -1) if width % groups == 0), width)
+
+
+def starts_as_nothing(layer: nn.Module) -> None:
+    for parameter in layer.parameters():
+        nn.init.zeros_(parameter)
 
 
 class Residual(nn.Module):
@@ -149,7 +174,7 @@ class Residual(nn.Module):
             norm(width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1),
             norm(width), nn.SiLU(), nn.Conv2d(width, width, 3, padding=1),
         )  # fmt: skip
-        nn.init.zeros_(self.change[-1].weight)  # type: ignore[arg-type]
+        starts_as_nothing(self.change[-1])
 
     def forward(self, x: Tensor) -> Tensor:
         return x + self.change(x)
@@ -158,16 +183,15 @@ class Residual(nn.Module):
 class Attention(nn.Module):
     """Every place of the grid looks at every other."""
 
-    def __init__(self, width: int, heads: int = 4):
+    def __init__(self, width: int):
         super().__init__()
-        self.heads = heads
         self.norm = norm(width)
         self.query_key_value = nn.Conv2d(width, 3 * width, 1)
         self.out = nn.Conv2d(width, width, 1)
-        nn.init.zeros_(self.out.weight)
+        starts_as_nothing(self.out)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, width, high, wide = x.shape
-        q, k, v = self.query_key_value(self.norm(x)).view(batch, 3, self.heads, width // self.heads, high * wide).mT.unbind(1)
+        q, k, v = self.query_key_value(self.norm(x)).view(batch, 3, HEADS, width // HEADS, high * wide).mT.unbind(1)
         seen = F.scaled_dot_product_attention(q, k, v)
         return x + self.out(seen.mT.reshape(batch, width, high, wide))

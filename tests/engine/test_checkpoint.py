@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import toy_engine
 
 from tessera.engine import checkpoint
 from tessera.engine.checkpoint import Snapshot, Writer, damage, newest, prune, read, restore_network, staged, steps_in
 from tessera.folder import Refused
+from tests.engine.toy import toy_engine
 
 KEEP_ALL = set
 
@@ -239,8 +239,10 @@ def test_a_damaged_newer_one_does_not_stand_in_for_the_one_just_written(checkpoi
     """The run fell back to step 10, went on, and saved step 15: the ruin of step 20 is not "the newest" to keep."""
     cut_short(checkpoints / "000020")
     checkpoint.write(checkpoints, snapshot(15))
-    prune(checkpoints, lambda steps: set(steps[-1:]), written=15)
-    assert newest(checkpoints, lambda text: None) == checkpoints / "000015"
+    for last, left in ((2, [10, 15, 20]), (1, [15, 20])):
+        prune(checkpoints, lambda steps, last=last: set(steps[-last:]), written=15)
+        assert steps_in(checkpoints) == left
+        assert newest(checkpoints, lambda text: None) == checkpoints / "000015"
 
 
 def test_a_writer_that_keeps_one_always_has_a_complete_one(checkpoints):
@@ -319,7 +321,9 @@ def test_a_matching_network_is_restored_exactly():
 # ------------------------------------------------------------------------------------------------------- a full disk
 
 
-def full(*_: Any, **__: Any) -> None:
+def full(tensors: dict[str, Tensor], path: Path, **_: Any) -> None:
+    """Takes a part, as a disk does that becomes full."""
+    path.write_bytes(b"half a file")
     raise OSError(errno.ENOSPC, "No space left on device")
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from toy import toy_engine
 
 from tessera.engine.health import Diverged, Health, NonFiniteGuard
 from tessera.engine.task import Alarm, Batch, Loss
+from tests.engine.toy import toy_engine
 
 
 def test_skipped_steps_are_counted_and_a_run_of_them_stops_the_run():

@@ -8,7 +8,6 @@ import math
 import pytest
 import torch
 from torch import Tensor, nn
-from toy import toy_engine
 
 from tessera.engine.optimizer import (
     OptimizerConfig,
@@ -18,6 +17,7 @@ from tessera.engine.optimizer import (
     restore_optimizer,
     set_rate,
 )
+from tests.engine.toy import toy_engine
 
 RATES = {
     "constant": (OptimizerConfig(rate=0.5), [0.5] * 10),

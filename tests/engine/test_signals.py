@@ -7,9 +7,9 @@ import signal
 import threading
 
 import pytest
-from toy import toy_engine
 
 from tessera.engine.signals import Interrupted, Signals
+from tests.engine.toy import toy_engine
 
 
 def handlers() -> list[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from math import exp, log
 
 import pytest
 import torch
@@ -89,3 +90,59 @@ def test_codes_equal_those_of_the_oracle_given_the_same_bounded_latent(levels: t
     values, codes = theirs(torch.tanh(0.851 * latent) * bins / (bins - 1))
     assert torch.equal(quantized.codes, codes.long())
     torch.testing.assert_close(quantized.latent, values * (bins - 1) / bins)
+
+
+def slow_evenness(rows_PW: torch.Tensor, levels: tuple[int, ...]) -> float:
+    """The entropy of the mean soft assignment, symbol by symbol and row by row."""
+    use = {}
+    for symbol in product(*map(range, levels)):
+        shares = []
+        for row in torch.tanh(0.851 * rows_PW).tolist():
+            share = 1.0
+            for value, cell, bins in zip(row, symbol, levels, strict=True):
+                weights = [exp(-4 * ((value * bins + bins - 1) / 2 - other) ** 2) for other in range(bins)]
+                share *= weights[cell] / sum(weights)
+            shares.append(share)
+        use[symbol] = sum(shares) / len(shares)
+    return -sum(p * log(p) for p in use.values())
+
+
+def test_the_diversity_penalty_is_what_uneven_use_lacks_of_the_most_even() -> None:
+    levels = (4, 3, 2)
+    rows_PW = torch.randn(7, 3, dtype=torch.float64)
+    quantized = FSQConfig(levels=levels, diversity=0.3).build(3)(rows_PW)
+    assert quantized.penalties["diversity"].item() == pytest.approx(0.3 * (log(24) - slow_evenness(rows_PW, levels)), abs=1e-12)
+    assert FSQConfig(levels=levels).build(3)(rows_PW).penalties == {}
+
+
+def test_four_micro_batches_have_the_diversity_of_one_batch() -> None:
+    torch.manual_seed(2)
+    quantizer = FSQConfig(levels=(5, 4, 3), diversity=1.0).build(3).train()
+    batch = torch.randn(8, 6, 3, dtype=torch.float64)
+    whole = batch.clone().requires_grad_()
+    quantizer(whole).penalties["diversity"].backward()
+    parts = batch.clone().requires_grad_()
+    micros = parts.chunk(4)
+    quantizer.expect(torch.stack([quantizer.observe(micro.detach()) for micro in micros]).sum(0))
+    losses = [quantizer(micro).penalties["diversity"] for micro in micros]
+    (sum(losses) / 4).backward()
+    assert torch.allclose(parts.grad, whole.grad, atol=1e-12)
+    assert torch.stack(losses).mean().item() == pytest.approx(quantizer(whole).penalties["diversity"].item(), abs=1e-12)
+
+
+def test_descending_the_diversity_penalty_fills_the_grid() -> None:
+    torch.manual_seed(3)
+    rows_PW = (0.05 * torch.randn(400, 2)).requires_grad_()
+    quantizer = FSQConfig(levels=(4, 4), diversity=1.0).build(2)
+    assert len(quantizer(rows_PW).codes.unique()) < 8
+    optimizer = torch.optim.Adam([rows_PW], lr=0.05)
+    for _ in range(100):
+        optimizer.zero_grad()
+        quantizer(rows_PW).penalties["diversity"].backward()
+        optimizer.step()
+    assert len(quantizer(rows_PW).codes.unique()) == 16
+
+
+def test_diversity_over_too_many_symbols_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 65536 symbols"):
+        FSQConfig(levels=(8, 8, 8, 8, 8, 8), diversity=0.1)

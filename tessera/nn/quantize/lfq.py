@@ -29,7 +29,6 @@ Letters: P rows, W bits, G bits of one group, S length of the statistic.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.nn.quantize.base import Quantizer, unit
+from tessera.nn.quantize.evenness import entropy_of_mean
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,17 +145,7 @@ class LFQ(Quantizer):
         Where a cascade lets only some places come this deep, it counts by their share, as the means over rows do.
         """
         sums = [group_sums(part) for part in logits_PW.split(self.groups, dim=-1)]
-        if self.whole_S is None:
-            took_part = len(logits_PW)
-            means = [part / max(took_part, 1) for part in sums]
-            return sum_of(entropy(mean) for mean in means) * (took_part / max(places, 1))
-
-        took_part, all_places, batches = self.whole_S[-3:]
-        means = [part / took_part.clamp_min(1) for part in self.whole_S[:-3].split([len(part) for part in sums])]
-        value = sum_of(entropy(mean) for mean in means)
-        slope = sum_of((-safe_log(mean) * part).sum() for mean, part in zip(means, sums, strict=True))
-        slope = slope * batches / took_part.clamp_min(1)
-        return (value + slope - slope.detach()) * took_part / all_places.clamp_min(1)
+        return entropy_of_mean(sums, len(logits_PW), places, self.whole_S)
 
 
 def even_groups(bits: int, most: int) -> list[int]:
@@ -182,16 +172,3 @@ def word_probabilities(logits_PG: Tensor) -> Tensor:
 
 def bit_entropies(logits: Tensor) -> Tensor:
     return -(torch.sigmoid(logits) * F.logsigmoid(logits) + torch.sigmoid(-logits) * F.logsigmoid(-logits))
-
-
-def entropy(probabilities: Tensor) -> Tensor:
-    return -(probabilities * safe_log(probabilities)).sum()
-
-
-def safe_log(probabilities: Tensor) -> Tensor:
-    """A word that nobody uses has probability 0, and its slope must be steep but finite."""
-    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
-
-
-def sum_of(terms: Iterable[Tensor]) -> Tensor:
-    return torch.stack(list(terms)).sum()

@@ -1,0 +1,380 @@
+"""The pages say what is so: their commands work, their examples run, and what they point at is there.
+
+What is done with a block of code depends on its language:
+
+    sh       every line is a `tessera` command and is carried out as it stands
+    python   is run, in a namespace of its own
+    console  lines that begin with "$ " are commands too long or too large to run here: each is parsed, flag by flag
+    py       is an excerpt; its first line names the file in which the rest must stand
+    text     is only looked at by people
+
+The blocks of one page run in order in one folder, which holds a few `pictures`, as a reader's would.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import shlex
+import textwrap
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import torch
+import tyro
+
+from tessera import flags
+from tessera.cli import VERBS
+from tessera.data.toys.images import ToyImages, draw
+from tessera.models.patch_discriminator import PatchDiscriminatorConfig
+from tessera.recipes import named
+from tessera.recipes.images import images_vqgan
+from tessera.recipes.presets import Preset
+from tessera.trainers import VQGanVAETrainer
+from tests.command import tessera
+
+ROOT = Path(__file__).resolve().parent.parent
+RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+"""The pages whose examples are run."""
+PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
+IMAGES = ROOT / "docs/images-vqgan.md"
+LANGUAGES = {"sh", "python", "console", "py", "text"}
+
+
+def of_the_project(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=of_the_project)
+every_run_page = pytest.mark.parametrize("page", RUN, ids=of_the_project)
+
+
+# ------------------------------------------------------------------------------------------------- reading the pages
+
+
+@dataclass(frozen=True)
+class Block:
+    page: Path
+    line: int
+    """Where it begins in its page."""
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{of_the_project(self.page)}:{self.line}"
+
+    def commands(self) -> Iterator[list[str]]:
+        """The words of each command; lines that end in a backslash are one with the next."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        if self.language == "console":
+            lines = [line[2:] for line in lines if line.startswith("$ ")]
+        for line in lines:
+            if words := shlex.split(line, comments=True):
+                yield words
+
+
+FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@functools.cache
+def blocks(page: Path) -> list[Block]:
+    text = page.read_text(encoding="utf-8")
+    return [Block(page, text.count("\n", 0, found.start()) + 1, found[1].strip(), found[2]) for found in FENCE.finditer(text)]
+
+
+@functools.cache
+def prose(page: Path) -> str:
+    """A page without its blocks."""
+    return FENCE.sub("", page.read_text(encoding="utf-8"))
+
+
+def spans(page: Path) -> list[str]:
+    """What stands between backticks in running text; it may go over the end of a line."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+
+
+def blocks_in(language: str) -> list[Block]:
+    found = [block for page in PAGES for block in blocks(page) if block.language == language]
+    assert found, f"no page has a block marked {language}, so nothing was tested"
+    return found
+
+
+def table(page: Path, first_heading: str) -> list[list[str]]:
+    """The rows of the table whose first heading this is, without the line below the headings."""
+    lines = iter(page.read_text(encoding="utf-8").splitlines())
+    rows = [next(line for line in lines if line.startswith(f"| {first_heading} |"))]
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append(line)
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in (rows[0], *rows[2:])]
+
+
+def listed(found: list[str]) -> str:
+    return "".join(f"\n  {one}" for one in found)
+
+
+# -------------------------------------------------------------------------------------------------- running examples
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder such as a reader has: nothing in it but `pictures`, some with a caption."""
+    pictures = tmp_path / "pictures"
+    toys = ToyImages(count=40, size=64, seed=7)
+    for number in range(len(toys)):
+        scene, stem = toys.scene(number), "one" if number == 0 else f"toys/{number:02d}"
+        draw(scene, 64).save(pictures / stem)
+        if number % 2:
+            (pictures / f"{stem}.txt").write_text(scene.caption, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@every_run_page
+def test_the_examples_of_a_page_work_as_they_stand_one_after_the_other(page: Path, reader: Path) -> None:
+    for block in blocks(page):
+        if block.language == "sh":
+            for program, *arguments in block.commands():
+                assert program == "tessera", f"{block}: {program} does not belong in a block that is run; mark it console"
+                said = tessera(*arguments)
+                assert said.code == 0, f"{block}: tessera {shlex.join(arguments)}\n{said.out}\n{said.err}"
+        elif block.language == "python":
+            with redirect_stdout(StringIO()):
+                exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+
+
+def test_what_the_pages_say_is_written_is_written(reader: Path) -> None:
+    """README.md's picture of a run's folder, held against the run that its own examples make."""
+    [picture] = [block for block in blocks(ROOT / "README.md") if block.text.startswith("runs/mine/")]
+    for block in blocks(ROOT / "README.md"):
+        for _, *arguments in block.commands() if block.language == "sh" else ():
+            if arguments[0] == "train":
+                assert tessera(*arguments).code == 0
+    named_there = [line.split()[0] for line in picture.text.splitlines()[1:]]
+    assert named_there
+    for name in named_there:
+        assert (reader / "runs/mine" / name).exists(), f"{picture}: a run has no {name}"
+
+
+# ------------------------------------------------------------------------------------------------- parsing the others
+
+
+@pytest.mark.parametrize("block", blocks_in("console"), ids=str)
+def test_commands_that_are_not_run_are_at_least_right(block: Block) -> None:
+    commands = list(block.commands())
+    assert commands, f"{block} has no line that begins with '$ '"
+    for words in commands:
+        while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+            words.pop(0)
+        assert words[0] in CHECKS, f"{block}: nobody knows how to check {words[0]!r}; say so in CHECKS"
+        CHECKS[words[0]](words[1:])
+
+
+def check_tessera(arguments: list[str]) -> None:
+    """Parses the whole command, and stops there."""
+    verb, *rest = arguments
+    assert verb in VERBS, f"there is no verb {verb!r}"
+    if verb == "train":
+        flags.parse(named(rest[0]), rest[1:])
+    else:
+        tyro.cli(still(VERBS[verb]), args=rest)
+
+
+def still(verb: Callable[..., int]) -> Callable[..., int]:
+    """A verb with its parameters that does nothing."""
+
+    @functools.wraps(verb)
+    def nothing(*_: Any, **__: Any) -> int:
+        return 0
+
+    return nothing
+
+
+def check_torchrun(arguments: list[str]) -> None:
+    """Its own flags are parsed by itself, and what follows `-m tessera` is our command."""
+    from torch.distributed.run import get_args_parser
+
+    parsed = get_args_parser().parse_args(arguments)
+    assert parsed.module and parsed.training_script == "tessera"
+    check_tessera(parsed.training_script_args)
+
+
+def check_make(arguments: list[str]) -> None:
+    targets = re.findall(r"^([a-z]+):", ROOT.joinpath("Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [word for word in arguments if "=" not in word and word not in targets] == []
+
+
+def check_pip(arguments: list[str]) -> None:
+    install, place = arguments
+    assert install == "install"
+    project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", place)
+    assert extras, f"{place} is not this project"
+    assert set(filter(None, (extras[1] or "").split(","))) <= project["optional-dependencies"].keys()
+
+
+def check_script(arguments: list[str]) -> None:
+    assert ROOT.joinpath(arguments[0]).is_file(), f"there is no {arguments[0]}"
+
+
+CHECKS: dict[str, Callable[[list[str]], None]] = {
+    "tessera": check_tessera,
+    "torchrun": check_torchrun,
+    "make": check_make,
+    "pip": check_pip,
+    "python": check_script,
+    "bash": check_script,
+}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "tessera trian images-vqgan",
+        "tessera train images-vqgan --stesp 3",
+        "tessera train images-vqgan --preset huge",
+        "tessera sample",
+        "tessera tokenize runs/mine",
+        "tessera check pictures --fast",
+        "torchrun --nproc-per-node 2 -m tessera train images-vqgan --stesp 3",
+        "torchrun --nproc-per-nood 2 -m tessera train images-vqgan",
+        "make dmeo",
+        "pip install .[everything]",
+        "python examples/emojis.py",
+    ],
+)
+def test_a_wrong_command_in_a_page_would_be_noticed(wrong: str) -> None:
+    program, *arguments = shlex.split(wrong)
+    with pytest.raises((AssertionError, SystemExit)), redirect_stdout(StringIO()), redirect_stderr(StringIO()):
+        CHECKS[program](arguments)
+
+
+# -------------------------------------------------------------------------------------------------- what is pointed at
+
+
+@every_page
+def test_every_block_says_what_it_is(page: Path) -> None:
+    strange = [f"{block}: {block.language!r}" for block in blocks(page) if block.language not in LANGUAGES]
+    assert not strange, f"a block is marked {', '.join(sorted(LANGUAGES))}:{listed(strange)}"
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^()\s]+)\)", prose(page))
+    dead = [link for link in links if "://" not in link and not is_there(page, link)]
+    assert not dead, f"{of_the_project(page)} points at what is not there:{listed(dead)}"
+
+
+def is_there(page: Path, link: str) -> bool:
+    path, _, anchor = link.partition("#")
+    target = page.parent / path if path else page
+    return target.exists() and (not anchor or anchor in anchors(target))
+
+
+def anchors(page: Path) -> set[str]:
+    """Headings, as links spell them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_files_and_tests_that_a_page_names_exist(page: Path) -> None:
+    known = {
+        name
+        for file in ROOT.joinpath("tests").rglob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    missing = [span for span in spans(page) if re.fullmatch(r"test_\w+", span) and span not in known]
+    missing += [
+        span
+        for span in spans(page)
+        if re.fullmatch(r"(?:tessera|tests|bench|examples|docs)/[\w./-]+", span) and not ROOT.joinpath(span).exists()
+    ]
+    assert not missing, listed(missing)
+
+
+@pytest.mark.parametrize("block", blocks_in("py"), ids=str)
+def test_an_excerpt_stands_in_the_file_that_it_names(block: Block) -> None:
+    first, rest = block.text.split("\n", 1)
+    source = ROOT.joinpath(first.removeprefix("# ")).read_text(encoding="utf-8")
+    assert textwrap.dedent(rest).strip(), f"{block} is empty"
+    assert rest in source, f"{block} is no longer what stands in {first.removeprefix('# ')}"
+
+
+def test_every_part_of_the_package_has_its_line_in_the_layout() -> None:
+    [layout] = [block.text for block in blocks(ROOT / "docs/design.md") if block.text.startswith("tessera/\n")]
+    package = ROOT / "tessera"
+    top = {path.name for path in package.iterdir() if path.suffix == ".py"}
+    top |= {path.parent.name for path in package.glob("*/__init__.py")}
+    inner = {path.name for unit in ("engine", "data") for path in package.joinpath(unit).glob("[!_]*.py")}
+    drawn = set(re.findall(r"[\w]+(?:\.py)?", layout))
+    assert top | inner <= drawn, f"docs/design.md does not draw {sorted((top | inner) - drawn)}"
+    gone = [name for name in drawn if name.endswith(".py") and not any(package.rglob(name))]
+    assert not gone, f"docs/design.md draws what is not there: {gone}"
+
+
+# ---------------------------------------------------------------------------------------------- flags and other settings
+
+
+@pytest.fixture(scope="module")
+def known_flags() -> set[str]:
+    """Every flag that any verb, and `train` with any choice of parts, tells of in its help."""
+    helps = StringIO()
+    with redirect_stdout(helps):
+        for quantizer in ("fsq", "lfq", "vq"):
+            with pytest.raises(SystemExit):
+                flags.parse(images_vqgan, ["--quantizer", quantizer, "--adversary", "on", "--perceptual", "on", "--help"])
+        for name in VERBS.keys() - {"train"}:
+            with pytest.raises(SystemExit):
+                tyro.cli(still(VERBS[name]), args=["--help"])
+    return set(re.findall(r"--[a-z][\w.-]*", helps.getvalue())) | {"--data", "--version"}
+
+
+@every_run_page
+def test_flags_that_a_page_names_exist(page: Path, known_flags: set[str]) -> None:
+    assert {"--steps", "--task.adversary.starts", "--weights"} <= known_flags
+    ours = [span for span in spans(page) if span.startswith(("--", "tessera "))]
+    unknown = [flag for span in ours for flag in re.findall(r"(?<!\S)--[\w.-]+", span) if flag not in known_flags]
+    assert not unknown, listed(unknown)
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_presets_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(IMAGES, "preset")}
+    run = images_vqgan(preset)
+    with torch.device("meta"):  # sizes without the memory
+        model = run.task.model.build()
+    grid = run.data.size // run.task.model.stride
+    made = [
+        f"`{preset}`", f"{run.data.size} x {run.data.size}", f"{grid} x {grid}", f"{model.vocabulary:,}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/images-vqgan.md the row is to be:\n| {' | '.join(made)} |"
+
+
+def test_the_table_of_the_front_door_is_its_signature() -> None:
+    _, *rows = table(IMAGES, "parameter")
+    told = {name.strip("`"): default.strip("`") for name, default, _ in rows}
+    real = {
+        name: "required" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
+        for name, parameter in inspect.signature(VQGanVAETrainer).parameters.items()
+    }
+    real |= {name: "a config" for name, default in real.items() if default == repr(PatchDiscriminatorConfig())}
+    assert told == real
+
+
+def test_the_settings_that_may_change_are_all_told() -> None:
+    from tessera.config import MAY_DIFFER
+
+    [sentence] = [line for line in re.split(r"\n\n|(?<=\.)\s", prose(IMAGES)) if "may differ" in line]
+    told = set(re.findall(r"`--([\w-]+)`", sentence))
+    assert told == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}

@@ -1,0 +1,40 @@
+"""Learning is tested: every recipe learns a handful of examples by heart, to a stated number (promise 10)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tessera.config import Run
+from tessera.engine.average import AverageConfig
+from tessera.folder import RunFolder
+from tessera.recipes import RECIPES, name_of
+from tests.runs import train
+
+
+def eight_pictures(recipe: Callable[..., Run]) -> Run:
+    """The small preset's own network on eight toys of 64 x 64, which are also what it is measured on."""
+    run = recipe("small", perceptual="off", adversary="off")
+    steps = 150
+    engine = dataclasses.replace(
+        run.engine, steps=steps, batch_size=8, validate_every=steps, sample_every=steps, checkpoint_every=steps,
+        average=AverageConfig(decay=0.9),
+    )  # fmt: skip
+    optimizer = dataclasses.replace(run.task.optimizer, rate=3e-3, warmup=10)
+    data = dataclasses.replace(run.data, toys=8, validation_share=0.0)
+    return dataclasses.replace(run, engine=engine, data=data, task=dataclasses.replace(run.task, optimizer=optimizer))
+
+
+BY_HEART = {"images-vqgan": (eight_pictures, "average/psnr", 30.0)}
+"""Recipe -> how it is set the task, the number that tells, and what it must reach."""
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
+def test_every_recipe_overfits_a_handful(recipe: Callable[..., Run], tmp_path: Path) -> None:
+    setting, number, least = BY_HEART[name_of(recipe)]
+    train(tmp_path, setting(recipe))
+    reached = RunFolder(tmp_path).records("validation")[-1][number]
+    assert reached > least
