@@ -113,6 +113,7 @@ class Lives:
         if death is not None and death.phase != "chance":
             environment |= {"MORTAL_PHASE": death.phase, "MORTAL_COUNT": str(death.count)}
             environment |= {"MORTAL_RANK": str(death.victim)}
+        (place / "moments.json").unlink(missing_ok=True)
         with open(place / "log.txt", "ab") as log:
             return subprocess.Popen(
                 [sys.executable, str(MORTAL), *command, *self.flags], cwd=place, env=environment, stdout=log, stderr=log
@@ -160,7 +161,7 @@ def peaceful(lives: Lives, place: Path) -> Peace:
     begins = time.monotonic() - began
     if life.wait(LONGEST_LIFE_S) != 0:
         raise SystemExit(f"The run fails without being killed:\n{(place / 'log.txt').read_text()}")
-    return Peace(place, begins, time.monotonic() - began, json.loads((place / "moments.json").read_text()))
+    return Peace(place, begins, time.monotonic() - began, json.loads((place / "moments.json").read_text())["seen"])
 
 
 # ---- many deaths
@@ -219,11 +220,11 @@ def carry_to_its_end(lives: Lives, peace: Peace, place: Path, coming: list[str],
 
 
 def count(tally: Tally, death: Death, place: Path, lives: Lives) -> None:
-    diary = place / "moment"
+    diary = place / "moments.json"
     if death.phase != "chance":
         tally.aimed[death.phase] += 1
     else:
-        tally.by_chance[diary.read_text().strip() if diary.exists() else "opening"] += 1
+        tally.by_chance[json.loads(diary.read_text())["last"] if diary.exists() else "opening"] += 1
     tally.victims[lives.name_of(death.victim)] += 1
 
 

@@ -8,12 +8,11 @@ they happen, so the product is run as it is; only three functions are wrapped, t
 
 The environment says when: MORTAL_PHASE and MORTAL_COUNT name the moment (the third of `prune`), MORTAL_RANK the
 process. The death is SIGKILL: no handler, no `finally`, no flush. Beside the folder the file `died` says that it came,
-`moment` which phase was reached last, and `moments.json`, after a natural end, how many moments each phase had.
+and `moments.json` how many moments of each phase there were, and the phase of the last.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import json
 import os
@@ -39,15 +38,16 @@ class Life:
     """Counts the moments of this process and ends it at the chosen one."""
 
     def __init__(self, phase: str, count: int, tells: bool):
-        self.phase, self.count, self.tells = phase, count, tells
+        self.phase, self.count = phase, count
         self.seen: Counter[str] = Counter()
         self.place = threading.local()
-        self.diary = os.open("moment", os.O_CREAT | os.O_WRONLY) if tells else None
+        self.diary = os.open("moments.json", os.O_CREAT | os.O_WRONLY, 0o644) if tells else None
 
     def reach(self, phase: str) -> None:
         self.seen[phase] += 1
         if self.diary is not None:
-            os.pwrite(self.diary, f"{phase:<12}".encode(), 0)
+            # Padded and in one write, so that it can be read after any death.
+            os.pwrite(self.diary, json.dumps({"last": phase, "seen": self.seen}).ljust(400).encode(), 0)
         if phase == self.phase and self.seen[phase] == self.count:
             if phase == "logging":
                 tear_a_line()
@@ -128,18 +128,11 @@ def born() -> Life:
     return Life(phase, int(os.environ.get("MORTAL_COUNT", "0")), tells=rank == "0")
 
 
-def write_moments(life: Life) -> None:
-    if life.tells:
-        Path("moments.json").write_text(json.dumps(life.seen))
-
-
 if __name__ == "__main__":
     from tessera import cli, launch
 
     if "--processes" in sys.argv and not launch.is_launched():
         start_mortals()
     else:
-        life = born()
-        listen(life)
-        atexit.register(write_moments, life)
+        listen(born())
     cli.main(sys.argv[1:])

@@ -93,11 +93,16 @@ def introduce(run: Run, folder: RunFolder) -> None:
 
 def conclude(run: Run, folder: RunFolder) -> None:
     """After the work: the numbers reached, where the samples are, and the model card."""
-    if is_main():
-        card = write_card(run, folder)
-        print(f"Done: {card.steps} steps. On {card.examples} held-out examples:")
-        print("  " + "  ".join(f"{name} {value:.4g}" for name, value in card.numbers.items()))
-        print(f"Samples to look at: {folder.samples / name_of(card.steps)}")
+    if not is_main():
+        return
+    card = card_of(folder)
+    try:
+        write_card(run, folder, card)
+    except OSError as error:
+        print(f"{folder.card.name} could not be written ({error.strerror}).")
+    numbers = "  ".join(f"{name} {value:.4g}" for name, value in card.numbers.items())
+    print(f"Done: {card.steps} steps. On {card.examples} held-out examples: {numbers}")
+    print(f"Samples to look at: {folder.samples / name_of(card.steps)}")
 
 
 @dataclass
@@ -109,12 +114,15 @@ class Card:
     numbers: dict[str, float]
 
 
-def write_card(run: Run, folder: RunFolder) -> Card:
-    """README.md in the run's folder: what, on which data, how far, which numbers."""
+def card_of(folder: RunFolder) -> Card:
     newest = folder.records("validation")[-1]
     numbers = {name.removeprefix("average/"): n for name, n in newest.items() if name.startswith("average/") and n is not None}
-    card = Card(newest["step"], newest["examples"], numbers)
-    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in numbers.items())
+    return Card(newest["step"], newest["examples"], numbers)
+
+
+def write_card(run: Run, folder: RunFolder, card: Card) -> None:
+    """README.md in the run's folder: what, on which data, how far, which numbers."""
+    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in card.numbers.items())
     text = f"""# {folder.path.name}
 
 A model of recipe `{run.recipe}`, trained by Tessera {__version__} for {card.steps} steps of {run.engine.batch_size} examples
@@ -130,7 +138,6 @@ on {run.data.path or "the built-in toys"}. `config.json` holds every setting.
 opens it in Python.
 """
     write_atomically(folder.card, text)
-    return card
 
 
 def is_main() -> bool:

@@ -22,7 +22,7 @@ from tessera.engine.optimizer import OptimizerConfig
 from tessera.folder import Refused, RunFolder
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.vqgan import VQGAN
-from tessera.start import engine_of, task_of, write_card
+from tessera.start import card_of, engine_of, task_of, write_card
 from tessera.tasks.fidelity import ImageFidelityConfig, PerceptualConfig
 from tessera.tasks.tokenizer import AdversaryConfig, TokenizerConfig
 
@@ -57,7 +57,7 @@ class Trainer:
         for _ in self._steps:
             pass
         if self.engine.meeting.main:
-            write_card(self.run, self.engine.folder)
+            write_card(self.run, self.engine.folder, card_of(self.engine.folder))
 
     def train_step(self) -> Logs:
         """One step, and its losses; nothing once the last step is done."""

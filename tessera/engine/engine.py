@@ -255,7 +255,7 @@ class Engine:
             self.pace.waited(time.perf_counter() - began)
             self.pace.trained(self.config.batch_size)
             for batch in micros:
-                self.record.list_rejected(batch)
+                self.record.hear_rejected(batch)
             yield micros
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
@@ -333,7 +333,7 @@ class Engine:
 
     def between_batches(self, batch: Batch | None) -> None:
         self.heed_signals()
-        self.record.list_rejected(batch)
+        self.record.hear_rejected(batch)
 
     def is_validated(self) -> bool:
         return any(record["step"] == self.done for record in self.folder.records("validation"))
@@ -351,7 +351,7 @@ class Engine:
         self.meeting.main_does(lambda: self.folder.forget_after(self.done))
         mirrors = Mirrors(self.config.track, self.folder.path, config, self.report.say) if self.meeting.main else None
         self.record = Record(
-            self.folder, self.report, main=self.meeting.main, alarms=self.task.alarms, mirrors=mirrors, on_log=self.on_log
+            self.folder, self.report, self.meeting, alarms=self.task.alarms, mirrors=mirrors, on_log=self.on_log
         )
 
     def restore(self, snapshot: Snapshot | None) -> None:

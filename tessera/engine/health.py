@@ -32,8 +32,8 @@ class NonFiniteGuard:
         self.in_a_row[update] += 1
         if self.in_a_row[update] >= self.patience:
             raise Diverged(
-                f"The loss or gradient of {update!r} was not finite in {self.patience} steps in a row. No weight was touched by "
-                f"them, and the last checkpoint is healthy. The examples of the last one: {', '.join(names[:8])}. "
+                f"The loss or gradient of {update!r} was not finite in {self.patience} steps in a row. No weight was touched "
+                f"by them, and the last checkpoint is healthy. The examples of the last one: {', '.join(names[:8])}. "
                 "Lower the learning rate, use --precision fp32, or look at those files with `tessera check`."
             )
 

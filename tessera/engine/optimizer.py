@@ -30,7 +30,7 @@ class OptimizerConfig:
     clip: float | None = 1.0
     """Largest norm of this update's gradient; none leaves it as it is."""
     schedule: Schedule = "constant"
-    """constant; warmup (linear, then constant); cosine (warm-up, then down to the floor); wsd (warm-up, stable, linear decay)."""
+    """constant; warmup (linear, then constant); cosine (warm-up, then to the floor); wsd (warm-up, stable, linear decay)."""
     warmup: int = 0
     """Steps of linear warm-up."""
     initial: float = 0.0
@@ -47,7 +47,7 @@ class OptimizerConfig:
             raise ValueError(f"A gradient is clipped to a norm above zero, not to {self.clip}; none leaves it as it is.")
         if self.schedule == "constant" and self.warmup:
             raise ValueError(
-                f"The schedule is constant but a warm-up of {self.warmup} steps is asked for: use schedule warmup, cosine or wsd."
+                f"The schedule is constant but a warm-up of {self.warmup} steps is asked for: use warmup, cosine or wsd."
             )
 
     def rate_at(self, step: int, steps: int) -> float:

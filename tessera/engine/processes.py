@@ -47,7 +47,8 @@ class Processes:
         if self.processes == 1:
             return objective
         names = inspect.signature(DistributedDataParallel).parameters
-        leave_buffers: dict[str, Any] = {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+        option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
+        leave_buffers: dict[str, Any] = {option: False}
         devices = None if self.device.type == "cpu" else [self.device]
         return DistributedDataParallel(objective, device_ids=devices, gradient_as_bucket_view=True, **leave_buffers)
 

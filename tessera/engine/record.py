@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tessera.engine.health import Health
+from tessera.engine.processes import Processes
 from tessera.engine.report import Report
 from tessera.engine.task import Alarm, Batch
 from tessera.engine.tracking import Mirrors
@@ -24,20 +25,22 @@ class Record:
         self,
         folder: RunFolder,
         report: Report,
+        meeting: Processes,
         *,
-        main: bool,
         alarms: tuple[Alarm, ...],
         mirrors: Mirrors | None,
         on_log: Callable[[dict[str, Any]], None] | None,
     ):
-        self._folder, self._report, self._main = folder, report, main
+        self._folder, self._report, self._meeting, self._main = folder, report, meeting, meeting.main
         self._health = Health(alarms)
         self._mirrors = mirrors
         self._on_log = on_log
-        self._rejected = {line["example"] for line in folder.noted("rejected.jsonl")} if main else set()
+        self._rejected = {line["example"] for line in folder.noted("rejected.jsonl")} if meeting.main else set()
+        self._heard: list[tuple[str, str]] = []
         self._disk_refuses = False
 
     def write(self, record: dict[str, Any]) -> None:
+        self._list_rejected()
         if self._main:
             self._write_line(record)
             if self._mirrors is not None:
@@ -56,13 +59,18 @@ class Record:
             )
         self._disk_refuses = not written
 
-    def list_rejected(self, batch: Batch | None) -> None:
-        """Each unusable example is told once in the life of a run."""
-        for name, reason in batch.rejected if batch is not None else []:
+    def hear_rejected(self, batch: Batch | None) -> None:
+        """Examples of this process that could not be read; they are listed with the next record, when processes meet."""
+        self._heard += batch.rejected if batch is not None else []
+
+    def _list_rejected(self) -> None:
+        """Each unusable example is told once in the life of a run, whichever process met it."""
+        for name, reason in self._meeting.lists(self._heard):
             if self._main and name not in self._rejected:
                 self._rejected.add(name)
                 self._folder.note("rejected.jsonl", {"example": name, "reason": reason})
                 self._report.say(f"Left out {name}: {reason}")
+        self._heard = []
 
     def close(self) -> None:
         if self._mirrors is not None:

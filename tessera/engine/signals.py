@@ -39,6 +39,8 @@ class Signals:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            return  # a run that was dropped half-way may be tidied away by any thread
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

@@ -221,7 +221,7 @@ def test_the_engine_clips_each_update_and_logs_the_norm_before(tmp_path):
         ({"rate": 0.0}, "above zero, but it is 0.0"),
         ({"rate": float("nan")}, "above zero, but it is nan"),
         ({"clip": 0.0}, "not to 0.0"),
-        ({"warmup": 5}, "use schedule warmup, cosine or wsd"),
+        ({"warmup": 5}, "use warmup, cosine or wsd"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_with_a_way_out(settings, says):
