@@ -220,12 +220,17 @@ def carry_to_its_end(lives: Lives, peace: Peace, place: Path, coming: list[str],
 
 
 def count(tally: Tally, death: Death, place: Path, lives: Lives) -> None:
-    diary = place / "moments.json"
     if death.phase != "chance":
         tally.aimed[death.phase] += 1
     else:
-        tally.by_chance[json.loads(diary.read_text())["last"] if diary.exists() else "opening"] += 1
+        tally.by_chance[last_phase(place)] += 1
     tally.victims[lives.name_of(death.victim)] += 1
+
+
+def last_phase(place: Path) -> str:
+    """Where a kill by the clock landed. A life that had not come to its first moment was still being started."""
+    diary = bytes_of(place / "moments.json")
+    return json.loads(diary)["last"] if diary else "opening"
 
 
 # ---- the comparison

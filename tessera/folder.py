@@ -47,7 +47,6 @@ def append(path: Path, text: str) -> None:
         try:
             if file.write(data) < len(data):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())
         except OSError:
             file.truncate(start)
             raise
@@ -153,6 +152,12 @@ class RunFolder:
             return False
         self._unwritten.clear()
         return True
+
+    def make_lines_last(self) -> None:
+        """Before a checkpoint: what was logged up to it survives a power cut too. A kill alone takes no written line."""
+        if self.metrics.exists():
+            with open(self.metrics, "rb") as file:
+                os.fsync(file.fileno())
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, and those that wait for room on the disk."""

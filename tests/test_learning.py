@@ -17,8 +17,8 @@ from tests.runs import train
 
 def eight_pictures(recipe: Callable[..., Run]) -> Run:
     """The small preset's own network on eight toys of 64 x 64, which are also what it is measured on."""
-    run = recipe("small", perceptual="off", adversary="off")
-    steps = 150
+    run = recipe("small")
+    steps = 300
     engine = dataclasses.replace(
         run.engine, steps=steps, batch_size=8, validate_every=steps, sample_every=steps, checkpoint_every=steps,
         average=AverageConfig(decay=0.9),

@@ -104,6 +104,8 @@ class Prepared:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     parameters: list[nn.Parameter]
+    only: only
+    """While it moves: its network learns, the rest of the task looks on."""
     settling: list[Any]
     """Parts of the network that are moved by statistics instead of gradients, such as a codebook."""
 
@@ -152,6 +154,7 @@ class Engine:
             optimizer=update.optimizer.build(update.trains),
             scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             parameters=list(update.trains.parameters()),
+            only=only(self.task, update.trains),
             settling=[module for module in update.trains.modules() if hasattr(module, "settle")],
         )
 
@@ -199,7 +202,7 @@ class Engine:
         """One optimizer's share of a step: its losses on all micro-batches, then one movement, or none if it is not finite."""
         update, optimizer, scaler = prepared.update, prepared.optimizer, prepared.scaler
         losses = []
-        with only(self.task, update.trains):
+        with prepared.only:
             if update.prepare is not None:
                 with self.autocast():
                     update.prepare(micros, step, self.meeting)
@@ -381,6 +384,7 @@ class Engine:
     def checkpoint(self) -> None:
         """The main process stages a copy and writes it in the background; the step goes on."""
         if self.meeting.main and self.done:
+            self.folder.make_lines_last()
             self.writer.begin(self.snapshot())
         self.saved_at = self.done
 
