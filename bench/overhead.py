@@ -1,6 +1,6 @@
 """What does the engine cost? The same training by the engine with everything on, and by a loop written by hand.
 
-    python bench/overhead.py [--sizes 5 15 40 100] [--blocks 30] [--steps 8] [--threads 1] [--log-every 1]
+    python bench/overhead.py [--sizes 5 15 40 100] [--blocks 30] [--steps 8] [--threads 1] [--log-every 10]
 
 The engine's side is `Engine.steps()` as `tessera train` runs it, on the tokenizer task: seeds, guard, freezing and
 modes, clipping, rates, average, what the task watches, signals, and lines in metrics.jsonl. The hand's side does what
@@ -51,10 +51,10 @@ class Size:
 
 
 SIZES = {
-    5: Size(dim=8, pixels=32, batch=4),
-    15: Size(dim=16, pixels=32, batch=8),
-    40: Size(dim=16, pixels=64, batch=8),
-    100: Size(dim=32, pixels=64, batch=8),
+    5: Size(dim=8, pixels=16, batch=4),
+    15: Size(dim=16, pixels=32, batch=5),
+    40: Size(dim=16, pixels=64, batch=4),
+    100: Size(dim=32, pixels=64, batch=3),
 }
 """By about how many milliseconds a step takes on one thread."""
 
@@ -143,7 +143,7 @@ def compared(size: Size, asked: argparse.Namespace, place: Path) -> tuple[pairs.
     hand = ByHand(twin.model, pictures, engine.average.decay_at)
     spent = pairs.alternate(
         pairs.timed(lambda: next(life)), pairs.timed(hand.step),
-        blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps,
+        blocks=asked.blocks, steps=asked.steps, warm_up=10,
     )  # fmt: skip
     refuse_other_work(engine, hand)
     events = events_ms(engine)
@@ -188,10 +188,10 @@ def line(name: int, spent: pairs.Pairs) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES), help="ms per step, about")
-    parser.add_argument("--blocks", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=8, help="in one block")
+    parser.add_argument("--blocks", type=int, default=120)
+    parser.add_argument("--steps", type=int, default=2, help="in one block: few, so that neighbours are alike")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--log-every", type=int, default=1)
+    parser.add_argument("--log-every", type=int, default=10, help="10 is what a run does unless it is told otherwise")
     parser.add_argument("--json", type=Path, help="write the numbers here as well")
     asked = parser.parse_args(arguments)
     pairs.pin(asked.threads)
@@ -209,7 +209,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(line(name, spent), flush=True)
         print("       " + ", ".join(f"{event} {ms:.1f} ms" for event, ms in events.items()), flush=True)
         found[name] = pairs.as_json(spent) | {"events_ms": events}
-        well &= spent.wall.theirs_ms < FROM_MS or spent.wall.ratio <= WANTED
+        well &= name < FROM_MS or spent.wall.ratio <= WANTED
     if asked.json is not None:
         asked.json.write_text(json.dumps({"circumstances": pairs.circumstances(), "sizes": found}, indent=1) + "\n")
     print(f"wanted: at most {WANTED} for steps of {FROM_MS} ms and more: {'reached' if well else 'not reached'}")

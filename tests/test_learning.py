@@ -16,16 +16,21 @@ from tests.runs import train
 
 
 def eight_pictures(recipe: Callable[..., Run]) -> Run:
-    """The small preset's own network on eight toys of 64 x 64, which are also what it is measured on."""
+    """The small preset's own network on eight toys of 64 x 64, which are also what it is measured on.
+
+    Seen: 22.5 dB after 100 steps, 28.5 after 300, 30 after 500 of 500; a step takes 75 ms on two cores.
+    """
     run = recipe("small")
-    steps = 300
+    steps = 700
     engine = dataclasses.replace(
         run.engine, steps=steps, batch_size=8, validate_every=steps, sample_every=steps, checkpoint_every=steps,
         average=AverageConfig(decay=0.9),
     )  # fmt: skip
-    optimizer = dataclasses.replace(run.task.optimizer, rate=3e-3, warmup=10)
+    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
     data = dataclasses.replace(run.data, toys=8, validation_share=0.0)
-    return dataclasses.replace(run, engine=engine, data=data, task=dataclasses.replace(run.task, optimizer=optimizer))
+    fidelity = dataclasses.replace(run.task.fidelity, measure_features=False)
+    task = dataclasses.replace(run.task, optimizer=optimizer, fidelity=fidelity)
+    return dataclasses.replace(run, engine=engine, data=data, task=task)
 
 
 BY_HEART = {"images-vqgan": (eight_pictures, "average/psnr", 30.0)}

@@ -167,8 +167,13 @@ class TokenizerTask(Task):
 @torch.no_grad()
 def contrast(output: Tensor, target: Tensor) -> Tensor:
     """A cheap sign of health: the spread of a reconstruction against that of its original, near 0 if the output is flat."""
-    spread_B, wanted_B = output.float().flatten(1).std(1), target.float().flatten(1).std(1)
-    return (spread_B / wanted_B.clamp_min(1e-3)).mean()
+    return (spread_B(output) / spread_B(target).clamp_min(1e-3)).mean()
+
+
+def spread_B(values: Tensor) -> Tensor:
+    """The standard deviation within each example; from two moments, since torch's own takes ten times as long on a CPU."""
+    rows_BN = values.float().flatten(1)
+    return (rows_BN.square().mean(1) - rows_BN.mean(1).square()).clamp_min(0).sqrt()
 
 
 ALARMS = (
