@@ -194,9 +194,10 @@ def persecute(lives: Lives, peace: Peace, coming: list[str], rng: random.Random,
         before = tally.kills
         carry_to_its_end(lives, peace, place, coming, rng, tally)
         tally.runs += 1
-        tally.problems += [f"{place.name}: {one}" for one in differences(peace.place / RUN, place / RUN)]
-        tally.notes.update(leftovers(place / RUN))
-        told = "it differs" if tally.problems else "equal to the run that was never killed"
+        if not tally.problems:
+            tally.problems += [f"{place.name}: {one}" for one in differences(peace.place / RUN, place / RUN)]
+            tally.notes.update(leftovers(place / RUN))
+        told = "see below" if tally.problems else "equal to the run that was never killed"
         print(f"{place.name}: {tally.kills - before} kills, {told}", flush=True)
     return tally
 

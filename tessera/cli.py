@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import difflib
 import json as json_module
+import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from tessera.engine.signals import Interrupted
 from tessera.folder import Refused, RunFolder, write_atomically
+from tessera.launch import is_launched
 
 if TYPE_CHECKING:
     from tessera.data.draws import Validation
@@ -245,6 +247,19 @@ def main(arguments: list[str] | None = None) -> None:
         code = 130
     except BrokenPipeError:  # somebody piped us into `head`
         code = 0
+    _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """One of several processes leaves without Python's farewell.
+
+    Everything of a run is closed by then, and gloo's threads abort one in ten finished processes on the way out, with exit
+    code 134 (pytorch #190489); destroying the group does not help while gradients' hooks hold on to it.
+    """
+    if is_launched():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)
 
 

@@ -92,6 +92,14 @@ def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
     assert all(torch.equal(stages[name], whole[name]) for name in whole)
 
 
+def test_what_a_kill_left_half_done_is_cleared_when_the_run_goes_on(tmp_path: Path) -> None:
+    train(tmp_path, tiny("images-vqgan", steps=2))
+    for ruin in (".writing-000003", ".deleting-000001"):
+        (tmp_path / "checkpoints" / ruin).mkdir()
+    engine_in(tmp_path, tiny("images-vqgan", steps=2))
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["000002"]
+
+
 # ---- 2. four micro-batches are one batch
 
 

@@ -60,7 +60,7 @@ def steps_in(checkpoints: Path) -> list[int]:
 
 def write(checkpoints: Path, snapshot: Snapshot) -> Path:
     """Writes a step's checkpoint under its number, and clears what earlier, interrupted writes left behind."""
-    _sweep(checkpoints)
+    sweep(checkpoints)
     return write_at(checkpoints / name_of(snapshot.done), snapshot)
 
 
@@ -109,7 +109,8 @@ def _set_aside(folder: Path) -> Path:
     return doomed
 
 
-def _sweep(checkpoints: Path) -> None:
+def sweep(checkpoints: Path) -> None:
+    """Clears what interrupted writes and removals left behind; nothing that ever was a complete checkpoint."""
     for entry in checkpoints.iterdir():
         if entry.name.startswith((WRITING, DELETING)):
             shutil.rmtree(entry, ignore_errors=True)

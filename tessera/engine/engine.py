@@ -348,6 +348,7 @@ class Engine:
 
     def open(self, config: dict[str, Any]) -> None:
         """Takes the folder for this process and goes to where it stands. `config` is what the trackers are told."""
+        self.meeting.main_does(lambda: checkpoint.sweep(self.folder.checkpoints))
         found = self.meeting.main_does(lambda: checkpoint.newest(self.folder.checkpoints, self.report.say))
         if found is not None:
             self.restore(checkpoint.read(found) if self.meeting.main else None)
