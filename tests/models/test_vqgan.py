@@ -203,3 +203,8 @@ def test_a_network_that_cannot_be_built_is_refused_by_its_configuration(settings
 def test_any_width_can_be_built(dim):
     model = replace(TINY, dim=dim, widest=4 * dim).build()
     assert model(pictures()).output.shape == (2, 3, 16, 16)
+
+
+def test_the_width_may_begin_to_double_later():
+    assert VQGANConfig(dim=8, layers=3, blocks=(0, 0, 1)).widths == [8, 16, 32, 64]
+    assert VQGANConfig(dim=8, late=1, layers=3, blocks=(0, 0, 1)).widths == [8, 8, 16, 32]
