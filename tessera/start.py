@@ -160,7 +160,7 @@ def rehearse(run: Run) -> None:
     share = run.engine.accumulate * processes()
     short = dataclasses.replace(
         run.engine, steps=2, batch_size=share, log_every=1, validate_every=2, sample_every=2, sample_count=2,
-        checkpoint_every=2, track=(),
+        checkpoint_every=2, track=(), workers=min(run.engine.workers, os.cpu_count() or 1),
     )  # fmt: skip
     rehearsal = dataclasses.replace(run, engine=short)
     split = run.data.build()
