@@ -171,8 +171,11 @@ def contrast(output: Tensor, target: Tensor) -> Tensor:
 
 
 def spread_B(values: Tensor) -> Tensor:
-    """The standard deviation within each example; from two moments, since torch's own takes ten times as long on a CPU."""
-    rows_BN = values.float().flatten(1)
+    """The standard deviation within each example, of every 16th number: a sign of health may not cost what it watches over.
+
+    From two moments, since torch's own takes ten times as long on a CPU.
+    """
+    rows_BN = values.flatten(1)[:, ::16].float()
     return (rows_BN.square().mean(1) - rows_BN.mean(1).square()).clamp_min(0).sqrt()
 
 
