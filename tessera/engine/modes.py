@@ -30,7 +30,7 @@ def mixed(*parts: int) -> int:
 def seed(*parts: int) -> None:
     """All global randomness from here on is a function of these numbers."""
     number = mixed(*parts)
-    # torch.manual_seed notes a stack trace for each accelerator it has not yet met, at every call: 0.5 ms, and never freed.
+    # torch.manual_seed formats stack traces for accelerators it has not yet met, at every call: 0.077 ms against 0.001.
     torch.default_generator.manual_seed(number)
     if torch.accelerator.is_available():
         torch.manual_seed(number)

@@ -28,7 +28,7 @@ class VQGANConfig:
     """Width at full resolution; it doubles with each halving, up to `widest`."""
     widest: int = 256
     late: int = 0
-    """Halvings before the width begins to double. Most arithmetic lies in the first, so 1 saves a third of it."""
+    """Halvings before the width begins to double: at dim 32, widest 128 and 3 layers, 1 saves 44 % of the arithmetic."""
     layers: int = 3
     """How often the picture is halved: one symbol stands for a square of 2^layers pixels."""
     blocks: tuple[int, ...] = (0, 1, 1)

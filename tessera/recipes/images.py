@@ -113,7 +113,7 @@ def _fidelity(preset: Preset, perceptual: str) -> ImageFidelityConfig:
     if perceptual == "auto":
         perceptual = "on" if installed and preset in ("base", "paper") else "off"
     return ImageFidelityConfig(
-        pixel="l2" if preset == "small" else "l1",  # 1 dB more after a few minutes; blur is the price
+        pixel="l2" if preset == "small" else "l1",  # what PSNR measures, for a run of minutes; blur is the price
         perceptual=None if perceptual == "off" else PerceptualConfig(vgg=None if perceptual == "on" else perceptual),
         measure_features=installed and preset != "tiny",
     )
