@@ -253,8 +253,8 @@ def main(arguments: list[str] | None = None) -> None:
 def _leave(code: int) -> NoReturn:
     """One of several processes leaves without Python's farewell.
 
-    Everything of a run is closed by then, and gloo's threads abort some finished processes on the way out (3 of 11 seen), with exit
-    code 134 (pytorch #190489); destroying the group does not help while gradients' hooks hold on to it.
+    Everything of a run is closed by then, and gloo's threads abort some finished processes on the way out (3 of 11 seen) with
+    exit code 134 (pytorch #190489); destroying the group does not help while gradients' hooks hold on to it.
     """
     if is_launched():
         sys.stdout.flush()
