@@ -79,43 +79,78 @@ def train(*arguments: str) -> int:
 
 def sample(
     run: str,
+    superres: str | None = None,
     /,
     *,
+    prompt: tuple[str, ...] = (),
+    negative: str | None = None,
     data: str | None = None,
+    mask: str | None = None,
     count: int = 16,
     seed: int = 0,
     out: str | None = None,
     weights: Literal["average", "live"] = "average",
+    rounds: int | None = None,
+    guidance: float | None = None,
+    guidance_from: float | None = None,
+    guidance_to: float | None = None,
+    guidance_ramp: Literal["constant", "linear", "cosine"] | None = None,
+    order: Literal["confidence", "critic", "halton"] | None = None,
+    schedule: Literal["cosine", "linear", "arccos", "power"] | None = None,
+    temperature: float | None = None,
+    noise: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
 ) -> int:
-    """What a run's model makes, as ordinary files: for a tokenizer, originals beside their reconstructions.
+    """What a run's model makes, as ordinary files: a tokenizer rebuilds examples, a generator answers prompts.
+
+    What is left out of the settings of a generator (rounds and all below) is as the run's config says.
 
     Args:
         run: The run's folder.
-        data: Files to reconstruct: a folder or one file. Left out: the run's held-out examples.
-        count: How many.
+        superres: A super-resolution run that makes the pictures larger.
+        prompt: What to make. Left out: the captions of held-out examples.
+        negative: What to lead away from.
+        data: A folder or one file: for a tokenizer, what to rebuild; for a generator, where captions come from, or with
+            a mask the picture to change. Left out: the run's held-out examples.
+        mask: A picture of the same size, white where it is to be drawn anew (in-painting, out-painting, editing).
+        count: How many, for each prompt.
         seed: Another seed is another draw, where there is something to draw.
         out: Where the files go; left out, a new folder under the run's samples.
         weights: The average of the model, or the model as the optimizer left it.
+        rounds: How often the model is asked; more make more careful pictures.
+        guidance: How far a prompt leads away from no prompt; 1 is off.
+        guidance_from: The share of the rounds after which guidance begins.
+        guidance_to: The share of the rounds after which guidance ends.
+        guidance_ramp: How guidance grows within them.
+        order: Which symbols are kept first: the surest, those its critic believes, or an even spread.
+        schedule: How the number of hidden symbols falls.
+        temperature: Of the draw of each symbol; 0 takes the likeliest.
+        noise: Chance in the order by confidence.
+        top_k: Only the likeliest so many are drawn from; 0 is all.
+        top_p: Only the likeliest with this probability together are drawn from.
     """
-    from tessera.engine.evaluation import make_samples, save_media
-    from tessera.engine.modes import seed as seed_all
     from tessera.finished import finished
 
+    asked = {"rounds": rounds, "order": order, "schedule": schedule, "temperature": temperature, "noise": noise,
+             "top_k": top_k, "top_p": top_p}  # fmt: skip
+    led = {"scale": guidance, "start": guidance_from, "end": guidance_to, "ramp": guidance_ramp}
     made = finished(run, weights)
     _tell(made.notices)
-    stream = _stream(made, data, made.run.engine.batch_size)
-    seed_all(seed)
-    left_out = LeftOut()
-    media = make_samples(made.task, stream, count, made.meeting, left_out.of)
-    _tell(left_out.lines())
-    if not media:
-        raise Refused("Not one example could be read, so there is nothing to show. `tessera check` tells why.")
     place = Path(out) if out else _next_free(RunFolder(run).samples)
-    settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "count": len(media), "seed": seed}
+    settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "seed": seed}
+    if hasattr(made.task, "generate") and (prompt or mask or superres or data is None):
+        made_of = _generated(made, run, superres, prompt, negative, data, mask, count, seed, asked, led)
+        media, settings = made_of.media, settings | made_of.settings
+    else:
+        _refuse_prompts(made, prompt, negative, mask, superres)
+        media = _rebuilt(made, data, count, seed)
     with _told_if_not_writable(place):
         place.mkdir(parents=True, exist_ok=True)
+        from tessera.engine.evaluation import save_media
+
         sheet = save_media(media, place)
-        (place / "settings.json").write_text(json_module.dumps(settings, indent=1) + "\n")
+        (place / "settings.json").write_text(json_module.dumps(settings | {"count": len(media)}, indent=1) + "\n")
     print(f"{len(media)} samples of step {made.steps} ({weights} weights) in {place}; all on one sheet: {sheet}")
     return 0
 
@@ -149,14 +184,26 @@ def tokenize(
     tokenizer = Tokenizer(made)
     source = _data(made, data).everything()
     about = About(tokenizer.fingerprint, tokenizer.vocabulary, made.run.recipe, made.steps, tokenizer.transform)
+    marks = {source.name(i): source.mark(i) for i in range(len(source))}
     batches = tokenizer.codes_of(source, batch_size, workers)
     with _told_if_not_writable(Path(out)):
-        examples = write_codes(out, ((batch.names, codes) for batch, codes in batches), about)
+        rows = ((batch.names, [marks[name] for name in batch.names], codes) for batch, codes in batches)
+        examples = write_codes(out, rows, about)
     print(f"{examples} of {len(source)} examples as codes of {tokenizer.vocabulary} symbols in {out}")
     return 0
 
 
-def evaluate(run: str, /, *, data: str | None = None, out: str | None = None, batch_size: int = 16, workers: int = 0) -> int:
+def evaluate(
+    run: str,
+    /,
+    *,
+    data: str | None = None,
+    out: str | None = None,
+    batch_size: int = 16,
+    workers: int = 0,
+    samples: int = 64,
+    seed: int = 0,
+) -> int:
     """The medium's own numbers, of the live and of the averaged model, with how they came about.
 
     Args:
@@ -165,6 +212,8 @@ def evaluate(run: str, /, *, data: str | None = None, out: str | None = None, ba
         out: A JSON file for numbers and protocol; left out, evaluation.json in the run's folder.
         batch_size: Examples measured together.
         workers: Processes that read and prepare data.
+        samples: For a generator trained on the toys: how many held-out prompts a judge holds its pictures against; 0: none.
+        seed: Of those pictures.
     """
     from tessera import __version__
     from tessera.engine.evaluation import measure
@@ -188,13 +237,20 @@ def evaluate(run: str, /, *, data: str | None = None, out: str | None = None, ba
         "transform": made.run.data.transform(),
         "tessera": __version__,
     }
+    judge = made.run.data.judge() if data is None and samples and hasattr(made.task, "generate") else None
+    if judge is not None:
+        pictures = _generated(averaged, run, None, (), None, None, None, samples, seed, {}, {})
+        verdict = judge(pictures.media, pictures.settings["prompts"])
+        numbers["average"] |= {"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}
+        protocol["judged"] = {"pictures": verdict.of, "seed": seed, **pictures.settings}
     path = Path(out) if out else RunFolder(run).path / "evaluation.json"
     with _told_if_not_writable(path):
         write_atomically(path, json_module.dumps({"numbers": numbers, "protocol": protocol}, indent=1) + "\n")
     print(f"{made.run.recipe} at step {made.steps} on {examples} examples ({protocol['data']})")
-    print(f"{'':16}{'live':>12}{'average':>12}")
-    for name, value in numbers["live"].items():
-        print(f"{name:16}{value:12.4f}{numbers['average'][name]:12.4f}")
+    print(f"{'':20}{'live':>12}{'average':>12}")
+    for name, value in numbers["average"].items():
+        live = f"{numbers['live'][name]:12.4f}" if name in numbers["live"] else f"{'':12}"
+        print(f"{name:20}{live}{value:12.4f}")
     print(f"The protocol: {path}")
     return 0
 
@@ -224,7 +280,11 @@ def demo(*, out: str = "runs/demo") -> int:
         out: Where the runs go.
     """
     print("An image tokenizer learns from 2,000 built-in pictures to write pictures as symbols, and to read them back.")
-    return train("images-vqgan", "--out", f"{out}/images-vqgan")
+    train("images-vqgan", "--out", f"{out}/images-vqgan")
+    print("\nA transformer learns from captions which symbols belong together: text to image.")
+    train("images-maskgit", "--tokenizer", f"{out}/images-vqgan", "--out", f"{out}/images-maskgit")
+    print("\nPictures for captions that it has never seen, held against them by a judge that reads shapes and colours:")
+    return evaluate(f"{out}/images-maskgit")
 
 
 VERBS = {verb.__name__: verb for verb in (recipes, train, sample, tokenize, evaluate, check, demo)}
@@ -283,6 +343,80 @@ def _carry_out(arguments: list[str]) -> int:
     import tyro
 
     return tyro.cli(VERBS[name], prog=f"tessera {name}", args=rest)
+
+
+@dataclass
+class Generated:
+    media: list[Any]
+    settings: dict[str, Any]
+
+
+def _generated(
+    made: Finished,
+    run: str,
+    superres: str | None,
+    prompts: tuple[str, ...],
+    negative: str | None,
+    data: str | None,
+    mask: str | None,
+    count: int,
+    seed: int,
+    asked: dict[str, Any],
+    led: dict[str, Any],
+) -> Generated:
+    """What a generator makes, and every setting that it was made with."""
+    import dataclasses
+
+    from tessera.finished import finished
+    from tessera.generator import Generator, classes_of
+
+    above = finished(superres, made.weights) if superres is not None else None
+    generator = Generator(made, above, classes=classes_of(run))
+    try:
+        sampling = dataclasses.replace(generator.task.config.sampling, **{k: v for k, v in asked.items() if v is not None})
+        guidance = dataclasses.replace(generator.task.config.guidance, **{k: v for k, v in led.items() if v is not None})
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    if mask is not None and data is None:
+        raise Refused("A mask is for a picture: say which with --data PICTURE.")
+    start = generator.start(str(data), mask) if mask is not None else None
+    texts = [text for text in prompts for _ in range(count)] or (_captions(made, data, count) if start is None else [""] * count)
+    if (prompts or negative) and generator.task.model.network.text is None:
+        raise Refused("This run was trained without captions: it takes no prompt.")
+    for text in generator.cut([*prompts, *([negative] if negative else [])]):
+        print(f"The text encoder does not read the end of so long a prompt: {text[:60]}...", file=sys.stderr)
+    media = generator.generate(texts, seed=seed, negative=negative, sampling=sampling, guidance=guidance, start=start)
+    settings = {"superres": superres, "prompts": texts, "negative": negative, "mask": mask}
+    return Generated(media, settings | {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)})
+
+
+def _captions(made: Finished, data: str | None, count: int) -> list[str]:
+    """What is said about the first held-out examples, or about those in a folder."""
+    source = made.run.data.build().validation if data is None else _data(made, data).everything()
+    return [source.caption(i % len(source)) for i in range(count)]
+
+
+def _rebuilt(made: Finished, data: str | None, count: int, seed: int) -> list[Any]:
+    """What the task makes of examples."""
+    from tessera.engine.evaluation import make_samples
+    from tessera.engine.modes import seed as seed_all
+
+    stream = _stream(made, data, made.run.engine.batch_size)
+    seed_all(seed)
+    left_out = LeftOut()
+    media = make_samples(made.task, stream, count, made.meeting, left_out.of)
+    _tell(left_out.lines())
+    if not media:
+        raise Refused("Not one example could be read, so there is nothing to show. `tessera check` tells why.")
+    return media
+
+
+def _refuse_prompts(made: Finished, prompt: object, negative: object, mask: object, superres: object) -> None:
+    if prompt or negative or mask or superres:
+        raise Refused(
+            f"A run of {made.run.recipe} rebuilds what it is shown (--data) and takes no prompt, mask or second run: "
+            "those are for a generator, such as images-maskgit."
+        )
 
 
 def _data(made: Finished, path: str | None) -> Any:

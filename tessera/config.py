@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union
 
@@ -27,7 +28,8 @@ class Run:
     recipe: str
     """The recipe this run was made by."""
     task: Any
-    """The configuration of a task: `build()` makes it, `suits(data)` refuses data that it cannot learn from."""
+    """The configuration of a task: `build(**parts)` makes it, `parts()` names the runs it stands on, `suits(data)` refuses data
+    that it cannot learn from."""
     data: Any
     """The configuration of a source: `build()` makes a Split, `everything()` all of it in order; `path` is where it lies."""
     engine: EngineConfig = field(default_factory=EngineConfig)
@@ -37,10 +39,13 @@ class Run:
     def __post_init__(self) -> None:
         self.task.suits(self.data)
 
-    def build_task(self) -> Any:
-        """The task, with weights as the global generators give them; a part that cannot be had is a letter, not a trace."""
+    def build_task(self, parts: Mapping[str, Any]) -> Any:
+        """The task, with weights as the global generators give them, on the finished runs that it stands on.
+
+        A part that cannot be had is a letter, not a trace.
+        """
         try:
-            return self.task.build()
+            return self.task.build(**parts)
         except (ValueError, OSError, ModuleNotFoundError) as error:
             raise Refused(str(error)) from error
 
@@ -66,8 +71,9 @@ MAY_DIFFER = frozenset(
     for name in (
         "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes track"
     ).split()
-)
-"""What may change when a run goes on: how long, how often it reports, and on what it is carried out."""
+) | {"task.tokenizer", "task.smaller", "task.codes"}
+"""What may change when a run goes on: how long, how often it reports, on what it is carried out, and where the runs it stands on
+lie (the folder has copies of them, which must be the same: `parts.py`)."""
 
 
 def encode(value: Any, declared: Any = None) -> Any:

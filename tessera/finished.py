@@ -1,18 +1,27 @@
-"""A run that can be put to use: its task with the weights of its newest complete checkpoint. The folder is all it needs."""
+"""Runs that can be put to use: a task with the weights of its newest complete checkpoint. The folder is all they need.
+
+A run may stand on others, its tokenizer say: copies of them lie in its folder under `parts/`, as runs that can be used but not
+gone on with (`parts.py` puts them there).
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from tessera import recipes
-from tessera.config import Run
+from tessera.config import Run, encode
+from tessera.data.draws import Source, Validation
 from tessera.engine import checkpoint
 from tessera.engine.processes import Processes
-from tessera.engine.task import Task
+from tessera.engine.task import Batch, Task
 from tessera.folder import Refused, RunFolder
 
 Weights = Literal["average", "live"]
@@ -40,7 +49,71 @@ def finished(path: str | Path, weights: Weights = "average") -> Finished:
     if found is None:
         raise Refused(f"The run in {path} was never trained: it has no checkpoint. `tessera train` it first.")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = run.build_task().to(device).eval()
+    task = run.build_task(parts_in(folder, run)).to(device).eval()
     file = "average" if weights == "average" else "model"
     checkpoint.restore_network(task.model, checkpoint.tensors_in(found / f"{file}.safetensors"), f"{weights} model in {found}")
     return Finished(run, task, int(found.name), weights, Processes(device=device), notices)
+
+
+def parts_in(folder: RunFolder, run: Run) -> dict[str, Codec]:
+    """The tokenizers that a run stands on, from its own folder."""
+    return {name: Codec(finished(folder.parts / name)) for name in run.task.parts()}
+
+
+class Codec:
+    """A finished tokenizer, as others use it: what an example's codes are, and what codes look like."""
+
+    def __init__(self, made: Finished):
+        self.network: Any = made.task
+        self.model: Any = made.task.model
+        if not (hasattr(self.model, "encode") and hasattr(self.model, "decode")):
+            raise Refused(f"The run is of recipe {made.run.recipe!r}, which makes no tokenizer: it cannot encode or decode.")
+        self.run, self.steps, self.weights = made.run, made.steps, made.weights
+
+    @property
+    def vocabulary(self) -> int:
+        """How many symbols there are."""
+        return self.model.vocabulary
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """The sides of the grid of symbols that an example becomes."""
+        return self.run.task.model.grid(self.run.data)
+
+    @property
+    def levels(self) -> int:
+        """Symbols in one cell of the grid."""
+        return self.model.quantizer.levels
+
+    @property
+    def transform(self) -> dict[str, Any]:
+        """How an example is prepared before it is encoded."""
+        return self.run.data.transform()
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the weights and of how examples are prepared: codes of one tokenizer mean nothing to another."""
+        digest = hashlib.sha256(json.dumps([self.transform, encode(self.run.task.model)], sort_keys=True).encode())
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    @torch.no_grad()
+    def codes(self, examples: Any) -> Tensor:
+        """The symbols of a batch of examples, (B, *grid)."""
+        fidelity = self.network.fidelity
+        return self.model.encode(fidelity.fitted(fidelity.target(examples), self.run.data))
+
+    def codes_of(self, source: Source, batch_size: int, workers: int = 0) -> Iterator[tuple[Batch, Tensor]]:
+        """The codes of the readable examples of a source, batch by batch, in its order."""
+        device = next(self.model.parameters()).device
+        stream = Validation(source, seed=self.run.engine.seed, batch_size=batch_size, workers=workers)
+        for batch in stream.batches(rank=0, processes=1):
+            if len(batch):
+                yield batch, self.codes(batch.to(device).examples).cpu()
+
+    @torch.no_grad()
+    def media(self, codes: Tensor) -> list[Any]:
+        """What codes look like."""
+        return self.network.fidelity.media(self.model.decode(codes))

@@ -68,6 +68,8 @@ class RunFolder:
         self.metrics = self.path / "metrics.jsonl"
         self.samples = self.path / "samples"
         self.checkpoints = self.path / "checkpoints"
+        self.parts = self.path / "parts"
+        self.cache = self.path / "cache"
         self.card = self.path / "README.md"
         self._lock: int | None = None
         self._unwritten: list[str] = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,20 +17,27 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera import __version__
+from tessera.coding import coded
 from tessera.config import Run, differences, encode, flat
-from tessera.data.draws import Source, Training, Validation
+from tessera.data.draws import Training, Validation
 from tessera.data.split import Split
 from tessera.engine.checkpoint import name_of
 from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
+from tessera.engine.processes import Processes
 from tessera.engine.task import Task
+from tessera.finished import Codec
 from tessera.folder import Refused, RunFolder, write_atomically
+from tessera.generator import CLASSES
+from tessera.parts import take_parts
+
+NO_PARTS: Mapping[str, Codec] = {}
 
 
-def task_of(run: Run) -> Task:
+def task_of(run: Run, parts: Mapping[str, Codec] = NO_PARTS) -> Task:
     """The run's task with its first weights, which the seed decides."""
     seed(run.engine.seed)
-    return run.build_task()
+    return run.build_task(parts)
 
 
 def engine_of(
@@ -41,17 +49,43 @@ def engine_of(
     on_log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Engine:
     """An engine that stands where the folder stands: a new run, or an old one about to go on."""
-    split = split or run.data.build()
+    meeting = Processes.of_this_run()
+    meeting.main_does(lambda: take(folder, run))
+    parts = take_parts(run, folder, meeting)
+    split = ready(run, split or run.data.build(), parts, folder, meeting)
+    task = task or task_of(run, parts)
+    introduced(task, split.train, folder.cache)
     config = run.engine
     micro = config.batch_size // config.accumulate
     training = Training(
         split.train, seed=config.seed, batch_size=config.batch_size, accumulate=config.accumulate, workers=config.workers
     )
     validation = Validation(split.validation, seed=config.seed, batch_size=micro, workers=config.workers)
-    engine = Engine(task or task_of(run), training, validation, config, folder, on_log=on_log)
-    engine.meeting.main_does(lambda: take(folder, run))
+    engine = Engine(task, training, validation, config, folder, on_log=on_log)
     engine.open(flat(encode(run)))
     return engine
+
+
+def ready(run: Run, split: Split, parts: dict[str, Codec], folder: RunFolder, meeting: Processes) -> Split:
+    """The examples in the form in which the task learns from them: as they are, or as codes."""
+    if classes := getattr(split.train, "classes", list)():
+        meeting.main_does(lambda: write_atomically(folder.path / CLASSES, json.dumps(classes, indent=1) + "\n"))
+    if parts and run.task.codes != "live":
+        return coded(split, parts, run.task.codes, folder.cache, meeting, say if meeting.main else lambda line: None)
+    return split
+
+
+def introduced(task: Task, source: Any, place: Path) -> None:
+    """A task hears what is said about all training examples before it meets the first."""
+    if hasattr(source, "caption"):
+        try:
+            task.meet([source.caption(i) for i in range(len(source))], place)
+        except (ValueError, OSError) as error:
+            raise Refused(str(error)) from error
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 def take(folder: RunFolder, run: Run) -> None:
@@ -185,7 +219,7 @@ def rehearse(run: Run) -> None:
 class First:
     """The first few examples of a source."""
 
-    source: Source
+    source: Any
     count: int
 
     def __len__(self) -> int:
@@ -193,6 +227,12 @@ class First:
 
     def name(self, index: int) -> str:
         return self.source.name(index)
+
+    def caption(self, index: int) -> str:
+        return self.source.caption(index)
+
+    def mark(self, index: int) -> str:
+        return self.source.mark(index)
 
     def item(self, index: int, rng: np.random.Generator) -> Any:
         return self.source.item(index, rng)

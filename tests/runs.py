@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from safetensors.torch import load_file
@@ -19,15 +24,57 @@ from tessera.config import Run
 from tessera.engine.engine import Engine
 from tessera.folder import RunFolder
 from tessera.recipes import RECIPES, name_of
-from tessera.recipes.images import images_vqgan
+from tessera.recipes.images import images_maskgit, images_vqgan
 from tessera.start import engine_of, task_of
 
 TIMINGS = ("examples_per_second", "data_wait", "peak_memory_mb")
 
-CASES: dict[str, Callable[[], Run]] = {name_of(recipe): lambda recipe=recipe: recipe("tiny") for recipe in RECIPES} | {
+if "TESSERA_TEST_PARTS" not in os.environ:  # the processes of a run find what the test that started them has made
+    os.environ["TESSERA_TEST_PARTS"] = tempfile.mkdtemp(prefix="tessera-parts-")
+    atexit.register(shutil.rmtree, os.environ["TESSERA_TEST_PARTS"], ignore_errors=True)
+
+
+def tokenizer(size: int = 16) -> str:
+    """The run of a tiny tokenizer for pictures of this size, trained once for all tests."""
+    place = Path(os.environ["TESSERA_TEST_PARTS"], f"tokenizer-{size}")
+    if not place.exists():
+        run = images_vqgan("tiny")
+        run = dataclasses.replace(run, data=dataclasses.replace(run.data, size=size))
+        unfinished = place.with_name(f"{place.name}-{os.getpid()}")
+        engine_of(run, RunFolder(unfinished)).run()
+        unfinished.rename(place)
+    return str(place)
+
+
+def on_tiny_parts(recipe: Callable[..., Run], **choices: Any) -> Run:
+    """A recipe's tiny preset, on tiny tokenizers where it stands on any."""
+    parameters = inspect.signature(recipe).parameters
+    if "smaller" in parameters:
+        return recipe("tiny", tokenizer=tokenizer(32), smaller=tokenizer(16), **choices)
+    if "tokenizer" in parameters:
+        return recipe("tiny", tokenizer=tokenizer(), **choices)
+    return recipe("tiny", **choices)
+
+
+def live(run: Run) -> Run:
+    """Tokenized at every step, and augmented."""
+    data = dataclasses.replace(run.data, crop="random", min_scale=0.7)
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, codes="live"), data=data)
+
+
+def remembering(run: Run) -> Run:
+    model = dataclasses.replace(run.task.model, self_condition=True)
+    masking = dataclasses.replace(run.task.masking, keep=0.1, replace=0.1)
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, model=model, masking=masking))
+
+
+CASES: dict[str, Callable[[], Run]] = {name_of(recipe): partial(on_tiny_parts, recipe) for recipe in RECIPES} | {
     "images-vqgan judged": lambda: images_vqgan("tiny", adversary="on"),
     "images-vqgan judged vq": lambda: images_vqgan("tiny", quantizer="vq", adversary="on"),
     "images-vqgan lfq": lambda: images_vqgan("tiny", quantizer="lfq"),
+    "images-maskgit with a critic": lambda: remembering(on_tiny_parts(images_maskgit, critic="own")),
+    "images-maskgit with a critic's head, live": lambda: live(on_tiny_parts(images_maskgit, critic="head")),
+    "images-maskgit without text": lambda: on_tiny_parts(images_maskgit, text="none"),
 }
 """Every recipe as it comes, so that a new one gets the promises' tests for free, and variants that move in other ways."""
 
@@ -54,7 +101,8 @@ def train(folder: Path, run: Run, **kwargs: Any) -> Engine:
 
 def train_in_double(folder: Path, run: Run) -> Engine:
     """In double precision what is equal in exact arithmetic is equal to a few more digits than anybody could wish."""
-    engine = engine_in(folder, run, task=task_of(run).double())
+    with mock.patch("tessera.start.task_of", lambda run, parts: task_of(run, parts).double()):
+        engine = engine_in(folder, run)
     for stream, method in ((engine.training, "micro_batches"), (engine.validation, "batches")):
         setattr(stream, method, partial(_doubled, getattr(stream, method)))
     engine.run()

@@ -114,9 +114,9 @@ def test_micro_batches_are_one_batch(case: str, accumulate: int, tmp_path: Path)
 @every_case
 def test_two_processes_are_one(case: str, tmp_path: Path) -> None:
     """Gradient penalty, codebook statistics and entropy included; and the numbers of validation are the same."""
-    steps = {"steps": 4, "validate_every": 2, "sample_every": 4}
+    steps = {"steps": 4, "validate_every": 2, "sample_every": 4, "accumulate": 2}
     train_in_double(tmp_path / "one", tiny(case, **steps))
-    together(tmp_path / "two", case, **steps, accumulate=2, processes=2)
+    together(tmp_path / "two", case, **steps, processes=2)
     assert_close_run(tmp_path / "one", tmp_path / "two", 4)
     for alone, shared in zip(records_of(tmp_path / "one"), records_of(tmp_path / "two"), strict=True):
         assert alone.pop("kind") == shared.pop("kind")
@@ -146,6 +146,7 @@ def together(folder: Path, case: str, tell_replicas: bool = False, **engine: Any
 
     from tessera.launch import _free_port
 
+    tiny(case)  # the tokenizer that it may stand on is there before the processes look for it
     script = Path(__file__).with_name("one_of_several.py")
     port, processes = _free_port(), engine.get("processes", 2)
     children = []
@@ -256,13 +257,28 @@ def test_live_and_average_are_both_told(tmp_path: Path) -> None:
 
 
 def poisoned(engine: Engine, step: int) -> None:
-    """From now on the examples of one step, or of all later ones for step -1, are not numbers."""
+    """From now on the examples of one step, or of all from step -n on, are not numbers; nor are the losses, since codes have no
+    way not to be numbers."""
     batches = engine.batches
+
+    def is_ill(at: int) -> bool:
+        return at == step or (step < 0 and at >= -step)
+
+    def spoilt(loss: Any) -> Any:
+        def of(batch: Batch, at: int) -> Any:
+            found = loss(batch, at)
+            found.terms = {name: term * (float("nan") if is_ill(at) else 1) for name, term in found.terms.items()}
+            return found
+
+        return of
+
+    for prepared in engine.prepared.values():
+        prepared.objective._loss = spoilt(prepared.objective._loss)
 
     def spoil() -> Any:
         for number, micros in enumerate(batches()):
-            if number == step or (step < 0 and number >= -step):
-                for batch in micros:
+            for batch in micros:
+                if is_ill(number) and hasattr(batch.examples, "pixels"):
                     batch.examples.pixels.fill_(float("nan"))
             yield micros
 

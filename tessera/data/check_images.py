@@ -122,9 +122,7 @@ class Report:
             yield from indented([f"{each['name']}: {each['reason']}" for each in self.unusable])
 
 
-def check(
-    path: str | Path, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None
-) -> Report:
+def check(path: str | Path, *, workers: int | None = None, progress: Callable[[int, int], None] | None = None) -> Report:
     """Looks at every picture; `progress` is told how many of how many are done. No picture at all is Refused."""
     found = find(path, ENDINGS, "pictures")
     captions, refusal = captions_or_why_not(found)
@@ -154,9 +152,7 @@ def captions_or_why_not(found: Found) -> tuple[Captions, str]:
         return Captions(found.root, frozenset(), {}, by_folder=False), str(error)
 
 
-def look_at_all(
-    found: Found, captions: Captions, workers: int, progress: Callable[[int, int], None] | None
-) -> list[Look]:
+def look_at_all(found: Found, captions: Captions, workers: int, progress: Callable[[int, int], None] | None) -> list[Look]:
     """Threads, not processes: Pillow decodes and hashlib hashes outside the interpreter's lock."""
     looks: list[Look] = []
     with ThreadPoolExecutor(workers) as threads:

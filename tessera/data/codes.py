@@ -37,8 +37,11 @@ class About:
     transform: dict[str, Any]
 
 
-def write_codes(out: str | Path, batches: Iterable[tuple[list[str], Tensor]], about: About) -> int:
-    """Writes (names, codes) batches as shards and gives back how many examples there are."""
+def write_codes(out: str | Path, batches: Iterable[tuple[list[str], list[str], Tensor]], about: About) -> int:
+    """Writes (names, marks, codes) batches as shards and gives back how many examples there are.
+
+    A mark is anything that changes when the example does: whoever reads the codes can tell whether they are stale.
+    """
     folder = Path(out)
     if (folder / "index.json").exists():
         raise Refused(f"{out} already holds codes. Give another --out; nothing was changed.")
@@ -48,6 +51,7 @@ def write_codes(out: str | Path, batches: Iterable[tuple[list[str], Tensor]], ab
         raise Refused(f"The folder {out} cannot be written ({error.strerror}). Give another --out.") from None
     number = torch.int32 if about.vocabulary <= 2**31 else torch.int64
     names: list[str] = []
+    marks: list[str] = []
     waiting: list[Tensor] = []
     shards: list[dict[str, Any]] = []
 
@@ -57,8 +61,9 @@ def write_codes(out: str | Path, batches: Iterable[tuple[list[str], Tensor]], ab
         save_file({"codes": codes}, folder / shards[-1]["file"])
         waiting.clear()
 
-    for batch_names, codes in batches:
+    for batch_names, batch_marks, codes in batches:
         names += batch_names
+        marks += batch_marks
         waiting.append(codes)
         if sum(map(len, waiting)) >= SHARD:
             flush()
@@ -66,7 +71,7 @@ def write_codes(out: str | Path, batches: Iterable[tuple[list[str], Tensor]], ab
         flush()
     if not names:
         raise Refused("Not one example could be read, so there are no codes to write. `tessera check` tells why.")
-    index = {"names": names, "shards": shards, **about.__dict__}
+    index = {"names": names, "marks": marks, "shards": shards, **about.__dict__}
     write_atomically(folder / "index.json", json.dumps(index, indent=1))
     return len(names)
 
@@ -76,6 +81,7 @@ class Codes:
     """The codes of a folder, whole."""
 
     names: list[str]
+    marks: list[str]
     codes: Tensor
     about: About
 
@@ -87,7 +93,7 @@ def read_codes(path: str | Path, fingerprint: str) -> Codes:
         raise Refused(f"There are no codes in {path}: it has no index.json. `tessera tokenize` makes them.")
     try:
         index = json.loads(index_path.read_text(encoding="utf-8"))
-        names, shards = index.pop("names"), index.pop("shards")
+        names, marks, shards = index.pop("names"), index.pop("marks"), index.pop("shards")
         about = About(**index)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged(path, f"index.json cannot be read: {error}") from None
@@ -100,7 +106,7 @@ def read_codes(path: str | Path, fingerprint: str) -> Codes:
         parts = [load_file(Path(path) / Path(shard["file"]).name)["codes"] for shard in shards]
     except (OSError, SafetensorError, KeyError) as error:
         raise damaged(path, str(error)) from None
-    return Codes(names, torch.cat(parts).long(), about)
+    return Codes(names, marks, torch.cat(parts).long(), about)
 
 
 def damaged(path: str | Path, problem: str) -> Refused:

@@ -7,7 +7,9 @@ Which files are held out depends on their names alone (`data/split.py`), and tho
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
@@ -18,6 +20,8 @@ from tessera.data.folders import find
 from tessera.data.image_examples import ImageBatch, ImageExample, collate
 from tessera.data.split import Split, divide
 from tessera.data.toys.images import ToyImages
+from tessera.data.toys.judge import Verdict, judged
+from tessera.folder import Refused
 from tessera.media.errors import Unreadable
 from tessera.media.image import ENDINGS, Image, read
 
@@ -47,6 +51,8 @@ class Images:
     """How many toy pictures to learn from; those held out come on top."""
     toy_seed: int = 0
     """Another seed is another set of toys."""
+    toy_shapes: int = 3
+    """The most shapes in one toy; fewer are easier to learn."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -57,6 +63,8 @@ class Images:
             raise ValueError(f"validation_share must be at least 0 and below 1, but it is {self.validation_share}.")
         if self.toys < 1:
             raise ValueError(f"There must be at least 1 toy to learn from, but toys is {self.toys}.")
+        if not 1 <= self.toy_shapes <= 3:
+            raise ValueError(f"A toy holds at most 1, 2 or 3 shapes, but toy_shapes is {self.toy_shapes}.")
 
     def build(self) -> Split:
         if self.path is None:
@@ -70,16 +78,19 @@ class Images:
         )
 
     def toy_split(self) -> Split:
-        train = ToyImages(count=self.toys, size=self.size, seed=self.toy_seed)
+        train = self.drawn(self.toys)
         if self.validation_share == 0:
             return Split(train, train)
         held_out = max(1, round(self.toys * self.validation_share))
-        return Split(train, ToyImages(count=held_out, size=self.size, seed=self.toy_seed, first=HELD_OUT_TOYS))
+        return Split(train, self.drawn(held_out, first=HELD_OUT_TOYS))
+
+    def drawn(self, count: int, first: int = 0) -> ToyImages:
+        return ToyImages(count=count, size=self.size, seed=self.toy_seed, first=first, most_shapes=self.toy_shapes)
 
     def everything(self) -> ImageFolder | ToyImages:
         """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""
         if self.path is None:
-            return ToyImages(count=self.toys, size=self.size, seed=self.toy_seed)
+            return self.drawn(self.toys)
         found = find(self.path, ENDINGS, "pictures")
         captions = read_captions(found.root, found.names, found.beside)
         return ImageFolder(self.plain(), found.root.as_posix(), found.names, captions)
@@ -87,6 +98,24 @@ class Images:
     def transform(self) -> dict[str, int]:
         """How a picture is prepared before it is tokenized or measured."""
         return {"size": self.size}
+
+    def judge(self) -> Callable[[Sequence[Image], Sequence[str]], Verdict] | None:
+        """What holds made pictures against their prompts; None for a folder, whose captions can say anything."""
+        return judged if self.path is None else None
+
+    def mask(self, path: str) -> np.ndarray:
+        """Which pixels of the picture in `self.path` a mask's white covers, cut as that picture is: (S, S), True for white."""
+        found = find(str(self.path), ENDINGS, "pictures")
+        try:
+            picture, mask = read(found.root / found.names[0]), read(path)
+        except Unreadable as error:
+            raise Refused(str(error)) from None
+        if mask.size != picture.size:
+            raise Refused(
+                f"The mask {path} is {mask.width} x {mask.height}, but the picture is {picture.width} x {picture.height}: "
+                "a mask has the size of its picture, white where it is to be drawn anew."
+            )
+        return np.asarray(cut(mask, self.plain(), np.random.default_rng(0)).convert("L")) > 127
 
     def plain(self) -> Images:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
@@ -112,6 +141,18 @@ class ImageFolder:
         """How many of the pictures have a caption."""
         return sum(self.captions.counts(self.names).values())
 
+    def classes(self) -> list[str]:
+        """The names of the folders, if those are the captions."""
+        return sorted({self.captions.of(name) for name in self.names} - {""}) if self.captions.by_folder else []
+
+    def mark(self, index: int) -> str:
+        """Changes when the file does."""
+        try:
+            about = Path(self.root, self.names[index]).stat()
+        except OSError:
+            return "not there"
+        return f"{about.st_size} {about.st_mtime_ns}"
+
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
         name = self.names[index]
         picture = read(f"{self.root}/{name}", shortest=self.enough)
@@ -119,7 +160,7 @@ class ImageFolder:
             size = f"{picture.width} x {picture.height}"
             raise Unreadable(f"{self.root}/{name}: it is {size}, smaller than the {self.config.size} asked for")
         square = cut(picture, self.config, rng)
-        return ImageExample(Image(np.asarray(square)).floats(), self.captions.of(name))
+        return ImageExample(Image(np.asarray(square)).floats(), self.caption(index))
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)

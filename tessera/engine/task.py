@@ -152,12 +152,15 @@ class Alarm:
 
 
 class Task(nn.Module):
-    """What a run is about. A subclass gives `model`, `updates`, and the four methods below."""
+    """What a run is about. A subclass gives `model`, `updates`, and the last three methods below."""
 
     model: nn.Module
     updates: tuple[Update, ...]
     headline: Headline
     alarms: tuple[Alarm, ...] = ()
+
+    def meet(self, captions: Sequence[str], place: Path) -> None:
+        """Before the first step: what is said about all training examples, and a folder for what is worth keeping of it."""
 
     def observe(self, batch: Batch) -> dict[str, Tensor]:
         """Additive observations of some held-out examples: sums, counts, moments; never means."""

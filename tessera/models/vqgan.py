@@ -70,6 +70,10 @@ class VQGANConfig:
         """Refuses data whose pictures this network cannot take."""
         self.refuse_size(data.size)
 
+    def grid(self, data: Any) -> tuple[int, ...]:
+        """The sides of the grid of symbols that such pictures become."""
+        return (data.size // self.stride, data.size // self.stride)
+
     def refuse_size(self, size: int) -> None:
         """A letter if pictures of this size do not fit the grid."""
         if size % self.stride:

@@ -14,7 +14,7 @@ from tessera.recipes import images
 if TYPE_CHECKING:
     from tessera.config import Run
 
-RECIPES: tuple[Callable[..., Run], ...] = (images.images_vqgan,)
+RECIPES: tuple[Callable[..., Run], ...] = (images.images_vqgan, images.images_maskgit, images.images_maskgit_superres)
 
 
 def name_of(recipe: Callable[..., Run]) -> str:

@@ -9,12 +9,19 @@ from tessera.recipes.presets import Preset
 
 if TYPE_CHECKING:
     from tessera.config import Run
+    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
     from tessera.tasks.fidelity import ImageFidelityConfig
 
 MUSE = (
     "Muse (Chang 2023, arXiv 2301.00704): 256 pixels to 16 x 16 symbols of a codebook of 8,192; "
     "the sources at hand state no parameter count for its tokenizer."
+)
+
+
+MASKGIT = (
+    "MaskGIT (Chang 2022, arXiv 2202.04200, section 4.1): 24 layers, 8 heads, width 768, 227 M parameters without text; "
+    "Muse (Chang 2023) has 900 M and 3 B, and reads its captions with a frozen T5-XXL."
 )
 
 
@@ -90,6 +97,105 @@ def images_vqgan(
         engine=engine,
         published=MUSE if preset == "paper" else "",
     )
+
+
+def images_maskgit(
+    preset: Preset = "small",
+    tokenizer: str = "runs/images-vqgan",
+    text: str = "learned",
+    critic: Literal["off", "head", "own"] = "off",
+) -> Run:
+    """Text to image (MaskGIT, Muse): pictures for prompts, from a tokenizer's symbols.
+
+    Args:
+        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
+        tokenizer: the run folder of the tokenizer whose symbols are learnt.
+        text: learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a local path or a hub id.
+        critic: off, a head on the model's own states, or a network of its own, by which sampling may choose what to keep.
+    """
+    return _masked("images-maskgit", preset, tokenizer, None, text, critic)
+
+
+def images_maskgit_superres(
+    preset: Preset = "small",
+    tokenizer: str = "runs/images-vqgan",
+    smaller: str = "runs/images-vqgan-smaller",
+    text: str = "learned",
+    critic: Literal["off", "head", "own"] = "off",
+) -> Run:
+    """Super-resolution (Muse): the symbols of a larger picture from those of a smaller one, and the prompt.
+
+    Args:
+        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
+        tokenizer: the run folder of the tokenizer of the larger pictures.
+        smaller: the run folder of the tokenizer of the smaller pictures, whose symbols are the condition.
+        text: learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a local path or a hub id.
+        critic: off, a head on the model's own states, or a network of its own, by which sampling may choose what to keep.
+    """
+    return _masked("images-maskgit-superres", preset, tokenizer, smaller, text, critic)
+
+
+def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: str) -> Run:
+    from tessera.config import Run
+    from tessera.data.images import Images
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.masked import MaskedSampling
+    from tessera.tasks.masked import MaskedConfig
+
+    width, depth, heads = {"tiny": (32, 2, 2), "small": (192, 6, 6), "base": (768, 12, 12), "paper": (768, 24, 8)}[preset]
+    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
+    engine = EngineConfig(
+        steps={"tiny": 20, "small": 600, "base": 200_000, "paper": 1_000_000}[preset],
+        batch_size={"tiny": 8, "small": 32, "base": 128, "paper": 512}[preset],
+        workers=0,
+        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
+        validate_every=often,
+        sample_every=often,
+        checkpoint_every=often,
+        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.9999, "paper": 0.9999}[preset]),
+    )
+    alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[preset]
+    size = alone if smaller is None else larger
+    data = Images(size=size, crop="centre", toys=64 if preset == "tiny" else 8000, validation_share=0.25 if preset == "tiny" else 0.0125)
+    warmup = max(10, engine.steps // 20)
+    optimizer = OptimizerConfig(
+        rate={"tiny": 2e-3, "small": 2e-3, "base": 3e-4, "paper": 1e-4}[preset], betas=(0.9, 0.96), decay=0.03,
+        schedule="cosine", warmup=warmup, floor=0.05,
+    )  # fmt: skip
+    critics = {"off": None, "head": CriticHeadConfig(width=width), "own": CriticConfig(width=width, depth=max(1, depth // 2), heads=heads)}
+    return Run(
+        recipe=recipe,
+        task=MaskedConfig(
+            tokenizer=tokenizer,
+            smaller=smaller,
+            patch=1 if preset in ("tiny", "base", "paper") else 2,
+            model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=_text(preset, text)),
+            critic=critics[critic],
+            critic_optimizer=optimizer,
+            sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12),
+            guidance=Guidance(),
+            optimizer=optimizer,
+        ),
+        data=data,
+        engine=engine,
+        published=MASKGIT if preset == "paper" else "",
+    )
+
+
+def _text(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:
+    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
+
+    if text == "none":
+        return None
+    if text != "learned":
+        return PretrainedTextConfig(name=text)
+    width, depth, heads = {"tiny": (32, 1, 2), "small": (128, 2, 4), "base": (512, 6, 8), "paper": (512, 6, 8)}[preset]
+    symbols = {"tiny": 300, "small": 1024, "base": 8192, "paper": 8192}[preset]
+    return LearnedTextConfig(width=width, depth=depth, heads=heads, symbols=symbols)
 
 
 def _quantizer(kind: Literal["fsq", "lfq", "bsq", "vq"], bits: int) -> FSQConfig | LFQConfig | VQConfig:

@@ -5,14 +5,15 @@ The tokenizer task asks these questions and knows no medium; a new medium answer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.engine.task import Frozen
-from tessera.losses.metrics import frechet, moments, psnr_B, ssim_B
+from tessera.losses.metrics import SSIM_WINDOW, frechet, moments, psnr_B, ssim_B
 from tessera.losses.perceptual import perceptual_distance_B
 from tessera.losses.pixels import l1, l2
 from tessera.media.image import Image
@@ -22,6 +23,8 @@ from tessera.models.vgg import VGG16
 
 class Fidelity(Protocol):
     def target(self, examples: Any) -> Tensor: ...
+    def fitted(self, target: Tensor, data: Any) -> Tensor: ...
+    def media(self, output: Tensor) -> list[Any]: ...
     def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]: ...
     def observe(self, output: Tensor, target: Tensor) -> dict[str, Tensor]: ...
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]: ...
@@ -48,8 +51,19 @@ class ImageFidelityConfig:
     measure_features: bool = False
     """Validation also tells perceptual and Frechet distances on EfficientNet-Lite0's features."""
 
+    def suits(self, data: Any) -> None:
+        if data.size < SSIM_WINDOW:
+            raise ValueError(
+                f"Pictures of {data.size} x {data.size} are too small to be measured: SSIM looks through windows of "
+                f"{SSIM_WINDOW} x {SSIM_WINDOW}. Use {SSIM_WINDOW + 1} or more."
+            )
+
     def remark(self) -> str:
         return "" if self.perceptual is not None else "The perceptual term is off."
+
+    def bare(self) -> ImageFidelityConfig:
+        """Without networks that only training and measuring need."""
+        return replace(self, perceptual=None, measure_features=False)
 
     def build(self) -> ImageFidelity:
         return ImageFidelity(self)
@@ -72,6 +86,17 @@ class ImageFidelity(nn.Module):
 
     def target(self, examples: Any) -> Tensor:
         return examples.pixels
+
+    def fitted(self, target: Tensor, data: Any) -> Tensor:
+        """Pictures in the size that these data have: larger ones are reduced by whole squares of pixels."""
+        if target.shape[-1] == data.size:
+            return target
+        if target.shape[-1] % data.size:
+            raise ValueError(f"Pictures of {target.shape[-1]} pixels cannot be reduced to {data.size} by whole squares of pixels.")
+        return F.avg_pool2d(target, target.shape[-1] // data.size)
+
+    def media(self, output: Tensor) -> list[Image]:
+        return [Image.from_floats(picture) for picture in output.float().cpu().numpy()]
 
     def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
         pixel = l1 if self.config.pixel == "l1" else l2
@@ -104,8 +129,8 @@ class ImageFidelity(nn.Module):
 
     def shown(self, output: Tensor, target: Tensor) -> list[Image]:
         """Each original beside its reconstruction."""
-        pairs = zip(target.float().cpu().numpy(), output.float().cpu().numpy(), strict=True)
-        return [Image.beside(Image.from_floats(real), Image.from_floats(rebuilt)) for real, rebuilt in pairs]
+        pairs = zip(self.media(target), self.media(output), strict=True)
+        return [Image.beside(real, rebuilt) for real, rebuilt in pairs]
 
     def _distance(self, network: Frozen, output: Tensor, target: Tensor) -> Tensor:
         with torch.no_grad():

@@ -8,7 +8,7 @@ there is one reconstruction per step, kept with the micro-batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -64,10 +64,19 @@ class TokenizerConfig:
 
     def suits(self, data: Any) -> None:
         self.model.suits(data)
+        self.fidelity.suits(data)
+
+    def parts(self) -> dict[str, str]:
+        """It stands on no other run."""
+        return {}
 
     def remark(self) -> str:
         """What a person should know of this choice before it runs."""
         return self.fidelity.remark()
+
+    def published(self) -> TokenizerConfig:
+        """All that using it needs: no judges, no networks that only training and measuring ask."""
+        return replace(self, adversary=None, fidelity=self.fidelity.bare())
 
     def build(self) -> TokenizerTask:
         return TokenizerTask(self)

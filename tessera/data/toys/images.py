@@ -102,6 +102,8 @@ class ToyImages:
     size: int
     seed: int = 0
     first: int = 0
+    most_shapes: int = 3
+    """1 to 3; with 3 a toy is what it has always been"""
 
     def __len__(self) -> int:
         return self.count
@@ -114,7 +116,15 @@ class ToyImages:
         return self.count
 
     def scene(self, index: int) -> Scene:
-        return imagine(self.seed, self.first + index)
+        return imagine(self.seed, self.first + index, self.most_shapes)
+
+    def caption(self, index: int) -> str:
+        """What is said about a toy, without drawing it."""
+        return self.scene(index).caption
+
+    def mark(self, index: int) -> str:
+        """All that a toy depends on beside its number."""
+        return f"{self.seed} {self.size} {self.most_shapes}"
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
         scene = self.scene(index)
@@ -127,11 +137,11 @@ class ToyImages:
 # ---- what is in a picture
 
 
-def imagine(seed: int, number: int) -> Scene:
+def imagine(seed: int, number: int, most_shapes: int = 3) -> Scene:
     """The scene of one toy."""
     rng = np.random.default_rng([seed, number])
     background = imagine_background(rng)
-    shapes = tuple(imagine_shapes(rng, background))
+    shapes = tuple(imagine_shapes(rng, background, most_shapes))
     return Scene(shapes, background, describe(rng, shapes, background))
 
 
@@ -146,9 +156,9 @@ def imagine_background(rng: np.random.Generator) -> Background:
     )
 
 
-def imagine_shapes(rng: np.random.Generator, background: Background) -> list[Shape]:
+def imagine_shapes(rng: np.random.Generator, background: Background, most: int) -> list[Shape]:
     """Different from each other in kind or colour, so that a caption can tell them apart, and nowhere overlapping."""
-    wanted = int(rng.choice(3, p=[0.35, 0.45, 0.2])) + 1
+    wanted = min(most, int(rng.choice(3, p=[0.35, 0.45, 0.2])) + 1)
     looks = distinct_looks(rng, wanted, seen_on(background.colour))
     sizes = imagine_sizes(rng, wanted)
     radii = [float(rng.uniform(*RADII[size])) for size in sizes]

@@ -1,0 +1,176 @@
+"""A finished generator in Python.
+
+    generator = Generator.load("runs/images-maskgit")
+    pictures = generator.generate(["a red circle left of a blue square"] * 4, seed=1)
+    pictures[0].save("circle")
+
+With a super-resolution run the symbols of the first become those of a larger picture: Generator.load(base, superres).
+Picture number i of a seed is a function of the seed, i and the prompt, whoever else is made with it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tessera.config import did_you_mean
+from tessera.data.draws import Validation
+from tessera.engine.modes import mixed
+from tessera.finished import Finished, Weights, finished
+from tessera.folder import Refused, RunFolder
+from tessera.sampling.guidance import Guidance
+from tessera.sampling.masked import MaskedSampling
+from tessera.tasks.masked import MaskedTask, Wanted
+
+TOGETHER = 16
+"""Examples that are drawn together."""
+
+
+class Generator:
+    def __init__(self, made: Finished, superres: Finished | None = None, *, classes: Sequence[str] = ()):
+        self.made, self.task = made, generating(made)
+        self.larger = generating(superres) if superres is not None else None
+        self.classes = classes
+        """If it was trained on named folders: those names, which are all it knows."""
+        if "smaller" in self.task.codecs:
+            raise Refused(
+                "This is a super-resolution run: it makes larger pictures from smaller ones. Give it after the run that makes "
+                "those (tessera sample BASE SUPERRES --prompt ...), or pictures to start from (--data)."
+            )
+        if self.larger is not None:
+            self._refuse_strangers(self.larger)
+
+    @classmethod
+    def load(cls, run: str | Path, superres: str | Path | None = None, weights: Weights = "average") -> Generator:
+        larger = finished(superres, weights) if superres is not None else None
+        return cls(finished(run, weights), larger, classes=classes_of(run))
+
+    def _refuse_strangers(self, larger: MaskedTask) -> None:
+        if "smaller" not in larger.codecs:
+            raise Refused("The second run makes no larger pictures: it is not a super-resolution run.")
+        theirs: Any = larger.codecs["smaller"]
+        ours: Any = self.task.codecs["tokenizer"]
+        if theirs.fingerprint != ours.fingerprint:
+            raise Refused(
+                "The super-resolution run was trained on the symbols of another tokenizer than the first run writes in: "
+                "they would mean nothing to it. Train it with --smaller and the tokenizer that the first run stands on."
+            )
+
+    def generate(
+        self,
+        texts: Sequence[str],
+        *,
+        seed: int = 0,
+        negative: str | None = None,
+        rounds: int | None = None,
+        guidance: float | Guidance | None = None,
+        sampling: MaskedSampling | None = None,
+        start: Start | None = None,
+    ) -> list[Any]:
+        """One picture for each text (an empty one asks for anything), in their order.
+
+        `negative` is what to lead away from; `rounds` and `guidance` are short for the most used settings of `sampling` and
+        `Guidance`; what is left out is as the run's config says. `start` is a picture of which a part is drawn anew.
+        """
+        self.refuse_unknown(texts)
+        chosen = self.settings(rounds, guidance, sampling)
+        media: list[Any] = []
+        for first in range(0, len(texts), TOGETHER):
+            some = list(texts[first : first + TOGETHER])
+            wanted = Wanted(some, [mixed(seed, first + i) for i in range(len(some))])
+            if negative is not None:
+                wanted.negative = [negative] * len(some)
+            if start is not None:
+                wanted.codes, wanted.hidden = (part.expand(len(some), *part.shape[1:]) for part in (start.codes, start.hidden))
+            media += self._media(wanted, chosen)
+        return media
+
+    def _media(self, wanted: Wanted, chosen: Settings) -> list[Any]:
+        codes = self.task.generate(wanted, chosen.sampling, chosen.guidance)
+        if self.larger is None:
+            return self.task.codecs["tokenizer"].media(codes)
+        above = Wanted(wanted.texts, wanted.seeds, wanted.negative, smaller=codes)
+        return self.larger.codecs["tokenizer"].media(self.larger.generate(above))
+
+    def settings(
+        self, rounds: int | None = None, guidance: float | Guidance | None = None, sampling: MaskedSampling | None = None
+    ) -> Settings:
+        """What a run says of sampling, with what is asked for instead."""
+        sampling = sampling or self.task.config.sampling
+        if rounds is not None:
+            sampling = dataclasses.replace(sampling, rounds=rounds)
+        if not isinstance(guidance, Guidance):
+            known = self.task.config.guidance
+            guidance = known if guidance is None else dataclasses.replace(known, scale=float(guidance))
+        return Settings(sampling, guidance)
+
+    def start(self, picture: str | Path, mask: str | Path) -> Start:
+        """A picture's symbols, and those of them that a mask's white covers, if only in part."""
+        codec: Any = self.task.codecs["tokenizer"]
+        data = dataclasses.replace(self.made.run.data, path=str(picture))
+        source = data.everything()
+        if len(source) != 1:
+            raise Refused(f"A mask is for one picture, but {picture} holds {len(source)}.")
+        white = torch.from_numpy(data.mask(str(mask)))
+        batch = next(Validation(source, seed=0, batch_size=1).batches(rank=0, processes=1))
+        if not len(batch):
+            raise Refused(f"The picture cannot be read: {batch.rejected[0][1]}")
+        codes = codec.codes(batch.to(self.made.meeting.device).examples)
+        hidden = covered(white, codec.grid)[None]
+        if not hidden.any():
+            raise Refused(f"Nothing is white in {mask}, so there is nothing to draw: white marks what is drawn anew.")
+        return Start(codes, hidden)
+
+    def refuse_unknown(self, texts: Sequence[str]) -> None:
+        known = {name.casefold() for name in self.classes}
+        for text in texts:
+            if known and text and text.casefold() not in known:
+                raise Refused(
+                    f"This run was trained on named folders and knows no {text!r}{did_you_mean(text, list(self.classes))}"
+                )
+
+    def cut(self, texts: Sequence[str]) -> list[str]:
+        """The texts that are longer than the text encoder reads."""
+        text = self.task.model.network.text
+        return text.cut(texts) if text is not None else []
+
+
+@dataclasses.dataclass
+class Settings:
+    sampling: MaskedSampling
+    guidance: Guidance
+
+
+@dataclasses.dataclass
+class Start:
+    """A picture that is there already: its symbols (1, *grid), and which of them are to be drawn anew."""
+
+    codes: Tensor
+    hidden: Tensor
+
+
+def covered(white: Tensor, grid: tuple[int, ...]) -> Tensor:
+    """The cells of a grid of which any pixel is white."""
+    down, across = (side // cells for side, cells in zip(white.shape, grid, strict=True))
+    return white.unflatten(1, (grid[1], across)).unflatten(0, (grid[0], down)).any(3).any(1)
+
+
+def generating(made: Finished) -> MaskedTask:
+    if not isinstance(made.task, MaskedTask):
+        raise Refused(f"The run is of recipe {made.run.recipe!r}, which makes nothing from a prompt.")
+    return made.task
+
+
+CLASSES = "classes.json"
+
+
+def classes_of(run: str | Path) -> list[str]:
+    """The names of the folders that a run was trained on, if those were its captions."""
+    file = RunFolder(run).path / CLASSES
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []

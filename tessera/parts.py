@@ -1,0 +1,70 @@
+"""The finished runs that a run stands on: copied into its folder when it begins, and the same ever after.
+
+    runs/pictures/parts/tokenizer/   config.json and one checkpoint with the averaged weights: a run that can only be used
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+from pathlib import Path
+
+from tessera.config import Run, encode
+from tessera.engine.checkpoint import Snapshot, name_of, staged, write_at
+from tessera.engine.processes import Processes
+from tessera.finished import Codec, finished, parts_in
+from tessera.folder import Refused, RunFolder
+
+
+def take_parts(run: Run, folder: RunFolder, meeting: Processes) -> dict[str, Codec]:
+    """The tokenizers this run stands on, from its own folder, into which the main process copies them once."""
+    for name, path in run.task.parts().items():
+        meeting.main_does(lambda name=name, path=path: take_part(folder.parts / name, path))  # type: ignore[misc]
+    parts = parts_in(folder, run)
+    refuse_misfits(run, parts)
+    return parts
+
+
+def take_part(place: Path, path: str) -> None:
+    """Copies a finished run, or sees to it that the copy is still of the same one."""
+    if not place.exists():
+        copy_part(place, path)
+    elif Path(path).exists() and not same(place, Path(path)):
+        raise Refused(
+            f"This run began with the tokenizer that is copied in {place}; the one in {path} is another one, or was trained on "
+            f"since. Its symbols would mean something else. Give another --out, or go on with the copy: --tokenizer {place}"
+        )
+
+
+def copy_part(place: Path, path: str) -> None:
+    if not (Path(path) / "config.json").exists():
+        raise Refused(
+            f"There is no tokenizer in {path}. Train one first (tessera train images-vqgan --out {path}), or say where one is: "
+            "--tokenizer RUN"
+        )
+    made = finished(path)
+    run = dataclasses.replace(made.run, task=Codec(made).run.task.published())
+    writing = place.with_name(f".{place.name}.writing")
+    shutil.rmtree(writing, ignore_errors=True)
+    writing.mkdir(parents=True)
+    RunFolder(writing).write_config(encode(run))
+    weights = {"average": staged(made.task.model.state_dict())}
+    write_at(RunFolder(writing).checkpoints / name_of(made.steps), Snapshot(made.steps, weights, {}))
+    os.replace(writing, place)
+
+
+def same(place: Path, path: Path) -> bool:
+    return place.resolve() == path.resolve() or Codec(finished(place)).fingerprint == Codec(finished(path)).fingerprint
+
+
+def refuse_misfits(run: Run, parts: dict[str, Codec]) -> None:
+    """The run prepares its examples as its tokenizer learnt to see them."""
+    for name, codec in parts.items():
+        asked, known = run.data.transform(), codec.transform
+        if name == "tokenizer" and asked != known:
+            raise Refused(
+                f"The tokenizer in {run.task.parts()[name]} was trained on examples prepared as {known}, but this run prepares "
+                f"them as {asked}. Use the same ({', '.join(f'--data.{key} {value}' for key, value in known.items())}), or "
+                "another tokenizer."
+            )

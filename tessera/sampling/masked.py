@@ -1,0 +1,189 @@
+"""Laying a mosaic from nothing: all symbols are hidden, each round guesses them and keeps the best (Chang 2022, 2202.04200).
+
+`guess(symbols, asked, progress)` gives logits for the asked symbols, one row each, in the order of `asked`'s places. What is
+drawn for an example comes from that example's own generator, so it does not depend on who else is in the batch. Symbols that
+are given at the start (the rest of a picture to be mended, a prompt) are never touched.
+
+B batch, N places, S symbols in a place, M asked symbols, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tessera.sampling.schedules import Schedule, hidden_after
+
+Guess = Callable[[Tensor, Tensor, float], Tensor]
+Score = Callable[[Tensor, float], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedSampling:
+    rounds: int = 12
+    """How often the model is asked; more rounds make more careful pictures."""
+    schedule: Schedule = "cosine"
+    """How the number of hidden symbols falls from round to round."""
+    order: Literal["confidence", "critic", "halton"] = "confidence"
+    """Which symbols are kept first: those the model is surest of, those its critic believes, or an even spread."""
+    temperature: float = 1.0
+    """Of the draw of each symbol; 0 takes the likeliest."""
+    noise: float = 4.5
+    """Chance in the order by confidence, in the first round; it falls to none in the last (Besnier 2023, 2310.14400)."""
+    top_k: int = 0
+    """Only the likeliest so many are drawn from; 0: all."""
+    top_p: float = 1.0
+    """Only the likeliest that together have this probability are drawn from."""
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1:
+            raise ValueError(f"A picture takes at least 1 round, but rounds is {self.rounds}.")
+        if self.temperature < 0 or self.noise < 0 or self.top_k < 0:
+            raise ValueError("temperature, noise and top_k cannot be below 0.")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is a probability above 0 and up to 1, but it is {self.top_p}.")
+
+
+@dataclass
+class Stage:
+    """Some symbols that are laid together before others are begun: one level of a sound."""
+
+    which: Tensor
+    """(N, S), True for the symbols of this stage"""
+    rounds: int
+    temperature: float
+
+
+def fill(
+    symbols_BNS: Tensor,
+    hidden_BNS: Tensor,
+    guess: Guess,
+    config: MaskedSampling,
+    generators: Sequence[torch.Generator],
+    *,
+    mask: int,
+    first_NS: Tensor | None = None,
+    score: Score | None = None,
+    stages: Sequence[Stage] | None = None,
+) -> Tensor:
+    """`symbols` with the hidden ones drawn. `first` ranks the symbols where the order is fixed (`halton`); `mask` stands for
+    a hidden symbol; `score` is the critic's belief in each symbol."""
+    if config.order == "critic" and score is None:
+        raise ValueError("This model has no critic to choose by: use the order `confidence` or `halton`.")
+    symbols = symbols_BNS.masked_fill(hidden_BNS, mask)
+    every = torch.ones_like(hidden_BNS[0])
+    for stage in stages or [Stage(every, config.rounds, config.temperature)]:
+        to_lay = hidden_BNS & stage.which
+        symbols = lay(symbols, to_lay, guess, config, stage, generators, mask, first_NS, score)
+    return symbols
+
+
+def lay(
+    symbols: Tensor,
+    to_lay: Tensor,
+    guess: Guess,
+    config: MaskedSampling,
+    stage: Stage,
+    generators: Sequence[torch.Generator],
+    mask: int,
+    first_NS: Tensor | None,
+    score: Score | None,
+) -> Tensor:
+    """The rounds of one stage."""
+    totals = to_lay.flatten(1).sum(1).tolist()
+    left = totals
+    hidden = to_lay
+    for number in range(stage.rounds):
+        if not any(left):
+            break
+        progress = number / stage.rounds
+        strength = config.noise * (1 - (number + 1) / stage.rounds)
+        chance = [torch.rand(2, *symbols.shape[1:], generator=generator) for generator in generators]
+        for_symbols, for_order = torch.stack(chance, dim=1).to(symbols.device)
+        logits_MV = guess(symbols, hidden, progress)
+        drawn_M = drawn(narrowed(logits_MV, config.top_k, config.top_p), for_symbols[hidden], stage.temperature)
+        symbols = symbols.masked_scatter(hidden, drawn_M)
+        left = [
+            min(hidden_after(config.schedule, number, stage.rounds, total), max(0, before - 1))
+            for total, before in zip(totals, left, strict=True)
+        ]
+        if not any(left):
+            break
+        if config.order == "halton" and first_NS is not None:
+            worth = (-first_NS.to(symbols.device).float()).expand(symbols.shape).masked_fill(~hidden, math.inf)
+        elif config.order == "critic" and score is not None:
+            worth = score(symbols, progress) + strength * gumbel(for_order)
+            worth = worth.masked_fill(~to_lay, math.inf)  # whatever was laid in this stage may be taken up again
+        else:
+            sure_M = logits_MV.log_softmax(-1).gather(-1, drawn_M[:, None])[:, 0]
+            worth = torch.full(symbols.shape, math.inf, device=symbols.device)
+            worth = worth.masked_scatter(hidden, sure_M.float() + strength * gumbel(for_order[hidden]))
+        hidden = least(worth, left)
+        symbols = symbols.masked_fill(hidden, mask)
+    return symbols
+
+
+def gumbel(chance: Tensor) -> Tensor:
+    return -torch.log(-torch.log(chance.clamp(1e-9, 1 - 1e-7)))
+
+
+def least(worth_BNS: Tensor, counts: Sequence[int]) -> Tensor:
+    """True for the so many least worthy of each example."""
+    order = worth_BNS.flatten(1).argsort(dim=1, stable=True)
+    ranks = order.argsort(dim=1)
+    return (ranks < torch.tensor(counts, device=ranks.device)[:, None]).view(worth_BNS.shape)
+
+
+def drawn(logits_MV: Tensor, chance_M: Tensor, temperature: float) -> Tensor:
+    """One symbol for each row, by one uniform number each: where the summed probabilities pass it."""
+    if temperature == 0:
+        return logits_MV.argmax(-1)
+    summed = (logits_MV.double() / temperature).softmax(-1).cumsum(-1)
+    passed = torch.searchsorted(summed, (chance_M.double() * summed[:, -1])[:, None], right=True)
+    return passed[:, 0].clamp_max(logits_MV.shape[-1] - 1)
+
+
+def narrowed(logits_MV: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Everything but the likeliest is made impossible."""
+    if 0 < top_k < logits_MV.shape[-1]:
+        logits_MV = logits_MV.masked_fill(logits_MV < logits_MV.topk(top_k, dim=-1).values[:, -1:], -math.inf)
+    if top_p < 1:
+        ordered, places = logits_MV.sort(dim=-1, descending=True)
+        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
+        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, places, before >= top_p)
+        logits_MV = logits_MV.masked_fill(dropped, -math.inf)
+    return logits_MV
+
+
+def halton_order(cells_NSA: Tensor) -> Tensor:
+    """The rank of each symbol in an order that spreads over the grid: (N, S), 0 first (Besnier 2025, arXiv 2503.17076).
+
+    Halton points, base 2, 3, 5 along the axes, fall into cells of the grid; a cell's rank is that of the first point in it.
+    Symbols of one cell follow each other.
+    """
+    flat = cells_NSA.reshape(-1, cells_NSA.shape[-1])
+    sides = (flat.max(0).values + 1).tolist()
+    bases = (2, 3, 5)[: len(sides)]
+    rank: dict[tuple[int, ...], int] = {}
+    number = 0
+    while len(rank) < math.prod(sides):
+        number += 1
+        cell = tuple(int(radical_inverse(number, base) * side) for base, side in zip(bases, sides, strict=True))
+        rank.setdefault(cell, len(rank))
+    of_cell = torch.tensor([rank[tuple(cell)] for cell in flat.tolist()])
+    return (of_cell * len(flat) + torch.arange(len(flat))).argsort().argsort().view(cells_NSA.shape[:-1])
+
+
+def radical_inverse(number: int, base: int) -> float:
+    """The digits of a number, mirrored at the point."""
+    value, weight = 0.0, 1.0
+    while number:
+        weight /= base
+        number, digit = divmod(number, base)
+        value += digit * weight
+    return value

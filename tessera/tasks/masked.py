@@ -1,0 +1,406 @@
+"""The masked task: which symbols are hidden? (Chang 2022, arXiv 2202.04200; Chang 2023, 2301.00704.)
+
+Some symbols of a mosaic are hidden, the model guesses them from the rest and from the caption. A critic, if there is one, is a
+second update: it learns to tell the symbols that were drawn from those that were there. The medium is the tokenizer's: it
+says what an example's codes are and what codes look like; nothing here knows pictures from sounds.
+
+B batch, N places, S symbols in a place, M hidden symbols, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tessera.engine.optimizer import OptimizerConfig
+from tessera.engine.task import Alarm, Batch, Frozen, Headline, Loss, Task, Update
+from tessera.media.coded import CodedBatch
+from tessera.models.masked_transformer import (
+    Condition,
+    CriticConfig,
+    CriticHeadConfig,
+    MaskedModel,
+    MaskedTransformerConfig,
+    Symbols,
+)
+from tessera.nn.layout import Layout
+from tessera.nn.precision import wide
+from tessera.nn.transformer import Looked
+from tessera.sampling.guidance import Guidance, guided
+from tessera.sampling.masked import MaskedSampling, drawn, fill, halton_order
+from tessera.sampling.schedules import Schedule, hidden_share, mean_share
+
+
+class Codec(Protocol):
+    """A trained tokenizer, as a generator needs it."""
+
+    network: nn.Module
+    vocabulary: int
+    grid: tuple[int, ...]
+    levels: int
+
+    def codes(self, examples: Any) -> Tensor: ...
+    def media(self, codes: Tensor) -> list[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskingConfig:
+    schedule: Schedule = "cosine"
+    """How many symbols are hidden: the schedule at a random time, at least one."""
+    keep: float = 0.0
+    """The share of hidden symbols that are shown after all, and guessed all the same."""
+    replace: float = 0.0
+    """The share of hidden symbols in whose place another one is shown."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.keep + self.replace <= 1 or min(self.keep, self.replace) < 0:
+            raise ValueError(f"keep ({self.keep}) and replace ({self.replace}) are shares that together are at most 1.")
+
+    def draw(self, symbols_NS: Tensor, vocabulary: int, generator: torch.Generator) -> Masked:
+        """Always the same draws, so that what follows from the generator does not depend on the settings."""
+        count = symbols_NS.numel()
+        time = float(torch.rand((), generator=generator))
+        order, fate = torch.rand(2, *symbols_NS.shape, generator=generator)
+        others = torch.randint(vocabulary, symbols_NS.shape, generator=generator)
+        hidden_count = max(1, round(hidden_share(self.schedule, time) * count))
+        hidden = order.flatten().argsort().argsort().view(symbols_NS.shape) < hidden_count
+        shown = symbols_NS.cpu().masked_fill(hidden, vocabulary)
+        shown = torch.where(hidden & (fate < self.keep), symbols_NS.cpu(), shown)
+        swapped = hidden & (fate >= self.keep) & (fate < self.keep + self.replace)
+        return Masked(torch.where(swapped, others, shown), hidden)
+
+
+@dataclass
+class Masked:
+    """A mosaic as the model sees it, and which symbols it has to guess."""
+
+    shown: Tensor
+    asked: Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskedConfig:
+    tokenizer: str = "runs/images-vqgan"
+    """The run whose symbols are learnt; it is copied into this run's folder."""
+    smaller: str | None = None
+    """For super-resolution: the run of the tokenizer of the smaller pictures that larger ones are made from."""
+    codes: str = "cache"
+    """cache: examples are tokenized once, before the first step. live: at every step, which augmentation needs. Or a folder that
+    `tessera tokenize` wrote."""
+    patch: int = 1
+    """The side of the square of symbols that share one place of the transformer; 2 costs a quarter or less."""
+    model: MaskedTransformerConfig = field(default_factory=MaskedTransformerConfig)
+    critic: CriticConfig | CriticHeadConfig | None = None
+    """Learns to tell drawn symbols from real ones; sampling may then keep what it believes."""
+    critic_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    drop_condition: float = 0.1
+    """The share of examples whose caption is left out, so that guidance has something to lead away from."""
+    label_smoothing: float = 0.0
+    sampling: MaskedSampling = field(default_factory=MaskedSampling)
+    guidance: Guidance = field(default_factory=Guidance)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("drop_condition", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} is a share, at least 0 and below 1, but it is {getattr(self, name)}.")
+
+    def suits(self, data: Any) -> None:
+        if self.codes != "live" and data != data.plain():
+            raise ValueError(
+                "Examples that are cut or mirrored anew at every visit cannot be tokenized once and for all: leave the "
+                "augmentation out (--data.crop centre, no --data.flip, --data.min-scale 1), or use --task.codes live."
+            )
+
+    def parts(self) -> dict[str, str]:
+        """The runs that this one stands on."""
+        return {"tokenizer": self.tokenizer} | ({"smaller": self.smaller} if self.smaller is not None else {})
+
+    def remark(self) -> str:
+        return f"It stands on the tokenizer in {self.tokenizer}."
+
+    def build(self, tokenizer: Codec, smaller: Codec | None = None) -> MaskedTask:
+        return MaskedTask(self, tokenizer, smaller)
+
+
+@dataclass
+class Wanted:
+    """What is to be generated: one entry for each example."""
+
+    texts: Sequence[str]
+    seeds: Sequence[int]
+    negative: Sequence[str] | None = None
+    """What to lead away from, instead of from no text at all."""
+    codes: Tensor | None = None
+    """(B, *grid): symbols that are there already,"""
+    hidden: Tensor | None = None
+    """(B, *grid), True where they are to be drawn anew."""
+    smaller: Tensor | None = None
+    """The symbols of the smaller pictures, for super-resolution."""
+
+
+class MaskedTask(Task):
+    headline = Headline(metric="cross_entropy", higher_is_better=False)
+
+    def __init__(self, config: MaskedConfig, tokenizer: Codec, smaller: Codec | None):
+        super().__init__()
+        self.config = config
+        self.codecs = {"tokenizer": tokenizer} | ({"smaller": smaller} if smaller is not None else {})
+        self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.codecs.values()])
+        self.layout = Layout(tokenizer.grid, tokenizer.levels, config.patch)
+        symbols = Symbols(tokenizer.vocabulary, self.layout)
+        below = Symbols(smaller.vocabulary, Layout(smaller.grid, smaller.levels)) if smaller is not None else None
+        critic = config.critic.build(config.model, symbols, below) if config.critic is not None else None
+        self.model = MaskedModel(config.model.build(symbols, below), critic)
+        self.updates = (Update(name="model", trains=self.model.network, loss=self.guess, optimizer=config.optimizer),)
+        if critic is not None:
+            self.updates += (Update(name="critic", trains=critic, loss=self.tell_drawn, optimizer=config.critic_optimizer),)
+        self.alarms = ALARMS if config.model.text is not None else ()
+
+    def meet(self, captions: Sequence[str], place: Path) -> None:
+        """Before the first step: the text encoder hears all captions."""
+        text = self.model.network.text
+        if text is None:
+            return
+        if not any(captions):
+            raise ValueError(
+                "Not one example has a caption, but this recipe learns from captions: put name.txt beside name.png, or a "
+                "metadata.jsonl, or sort the files into named folders. For a model without prompts: --text none."
+            )
+        for reader in self.readers():
+            reader.text.meet(captions, place)
+
+    def readers(self) -> list[Any]:
+        return [network for network in (self.model.network, self.model.critic) if getattr(network, "text", None) is not None]
+
+    # ---- losses
+
+    def guess(self, batch: Batch, step: int) -> Loss:
+        symbols_BNS = self.symbols(batch.examples)
+        chances = Chances.of(batch)
+        masked = self.masked(symbols_BNS, chances)
+        dropped = [chance < self.config.drop_condition for chance in chances.drop]
+        condition = self.condition(self.model.network, batch.examples, dropped)
+        previous = self.previous(masked, condition, chances)
+        states = self.model.network.states(masked.shown, condition, previous)
+        logits_MV = self.model.network.logits(states, masked.asked)
+        wanted_M = symbols_BNS[masked.asked]
+        summed = F.cross_entropy(wide(logits_MV), wanted_M, label_smoothing=self.config.label_smoothing, reduction="sum")
+        if self.model.critic is not None:
+            self.keep_for_critic(batch, masked, logits_MV.detach(), chances)
+        right = per_example(logits_MV.detach().argmax(-1) == wanted_M, masked.asked).mean()
+        return Loss({"cross_entropy": summed / self.usual_count(len(batch))}, {"accuracy": right})
+
+    def usual_count(self, examples: int) -> float:
+        """Hidden symbols on average, instead of those of this batch: so that micro-batches add up to the batch exactly."""
+        return examples * self.layout.count * self.layout.slots * mean_share(self.config.masking.schedule)
+
+    def previous(self, masked: Masked, condition: Condition, chances: Chances) -> Tensor | None:
+        """For self-conditioning (Chen 2022, arXiv 2208.04202): the states of a first look, shown to half of the examples."""
+        if not self.config.model.self_condition:
+            return None
+        with torch.no_grad():
+            states = self.model.network.states(masked.shown, condition)
+        shown = torch.tensor([chance < 0.5 for chance in chances.remember], device=states.device)
+        return states * shown[:, None, None]
+
+    def keep_for_critic(self, batch: Batch, masked: Masked, logits_MV: Tensor, chances: Chances) -> None:
+        uniform = torch.stack([torch.rand(masked.asked.shape[1:], generator=g) for g in chances.generators])
+        symbols = drawn(logits_MV, uniform.to(logits_MV.device)[masked.asked], temperature=1.0)
+        batch.kept["filled"] = masked.shown.masked_scatter(masked.asked, symbols)
+        batch.kept["drawn"] = masked.asked
+
+    def tell_drawn(self, batch: Batch, step: int) -> Loss:
+        """The critic's loss: each symbol of a mosaic that the model has just completed, real or drawn (Lezama 2022, eq. 5)."""
+        beliefs = self.beliefs(batch.kept["filled"], batch.examples)
+        real = (~batch.kept["drawn"]).to(wide(beliefs).dtype)
+        right = ((beliefs > 0) == (real > 0)).float().mean()
+        return Loss({"apart": F.binary_cross_entropy_with_logits(wide(beliefs), real)}, {"accuracy": right})
+
+    def beliefs(self, symbols_BNS: Tensor, examples: Any) -> Tensor:
+        critic = self.model.critic
+        assert critic is not None
+        network: Any = critic if hasattr(critic, "states") else self.model.network
+        condition = self.condition(network, examples, [False] * len(symbols_BNS))
+        return critic.beliefs(network.states(symbols_BNS, condition))
+
+    # ---- parts of them
+
+    def symbols(self, examples: Any) -> Tensor:
+        return self.layout.folded(self.codes(examples, "tokenizer"))
+
+    def codes(self, examples: Any, by: str) -> Tensor:
+        """As they were cached, or by the tokenizer here and now."""
+        if isinstance(examples, CodedBatch):
+            return examples.codes[by]
+        with torch.no_grad():
+            return self.codecs[by].codes(examples)
+
+    def masked(self, symbols_BNS: Tensor, chances: Chances) -> Masked:
+        """What is hidden of each example comes from that example's generator."""
+        vocabulary = self.codecs["tokenizer"].vocabulary
+        drawn = [
+            self.config.masking.draw(one, vocabulary, generator)
+            for one, generator in zip(symbols_BNS.cpu(), chances.generators, strict=True)
+        ]
+        device = symbols_BNS.device
+        return Masked(torch.stack([one.shown for one in drawn]).to(device), torch.stack([one.asked for one in drawn]).to(device))
+
+    def condition(self, network: Any, examples: Any, dropped: Sequence[bool], captions: Sequence[str] | None = None) -> Condition:
+        smaller = self.codes(examples, "smaller") if "smaller" in self.codecs else None
+        return network.condition(examples.captions if captions is None else captions, dropped, smaller)
+
+    # ---- validation and samples
+
+    def observe(self, batch: Batch) -> dict[str, Tensor]:
+        symbols = self.symbols(batch.examples)
+        masked = self.masked(symbols, Chances.of(batch))
+        logits_MV = self.logits_of(masked, batch, batch.examples.captions)
+        wanted_M = symbols[masked.asked]
+        seen = {
+            "symbols": masked.asked.sum(),
+            "cross_entropy": F.cross_entropy(wide(logits_MV), wanted_M, reduction="sum"),
+            "right": (logits_MV.argmax(-1) == wanted_M).sum(),
+        }
+        if self.model.network.text is not None and len(batch) > 1:
+            shuffled = [*batch.examples.captions[1:], batch.examples.captions[0]]
+            others_MV = self.logits_of(masked, batch, shuffled)
+            gain = F.cross_entropy(wide(others_MV), wanted_M, reduction="sum") - seen["cross_entropy"]
+            seen |= {"gain": gain, "gain_symbols": seen["symbols"]}
+        return seen
+
+    def logits_of(self, masked: Masked, batch: Batch, captions: Sequence[str]) -> Tensor:
+        network = self.model.network
+        condition = self.condition(network, batch.examples, [False] * len(batch), captions)
+        previous = network.states(masked.shown, condition) if self.config.model.self_condition else None
+        return network.logits(network.states(masked.shown, condition, previous), masked.asked)
+
+    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        numbers = {
+            "cross_entropy": float(totals["cross_entropy"] / totals["symbols"]),
+            "accuracy": float(totals["right"] / totals["symbols"]),
+        }
+        if "gain" in totals:
+            numbers["condition_gain"] = float(totals["gain"] / totals["gain_symbols"])
+        return numbers
+
+    def sample(self, batch: Batch) -> list[Any]:
+        smaller = self.codes(batch.examples, "smaller") if "smaller" in self.codecs else None
+        codes = self.generate(Wanted(batch.examples.captions, batch.seeds, smaller=smaller))
+        return self.codecs["tokenizer"].media(codes)
+
+    @torch.no_grad()
+    def generate(
+        self, wanted: Wanted, sampling: MaskedSampling | None = None, guidance: Guidance | None = None
+    ) -> Tensor:
+        """Codes for what is wanted, (B, *grid); the medium is one `decode` away."""
+        sampling, guidance = sampling or self.config.sampling, guidance or self.config.guidance
+        network = self.model.network
+        device = next(network.parameters()).device
+        shape = (len(wanted.texts), self.layout.count, self.layout.slots)
+        if wanted.codes is None or wanted.hidden is None:
+            symbols = torch.zeros(shape, dtype=torch.long, device=device)
+            hidden = torch.ones(shape, dtype=torch.bool, device=device)
+        else:
+            symbols, hidden = self.layout.folded(wanted.codes.to(device)), self.layout.folded(wanted.hidden.to(device))
+        filled = fill(
+            symbols,
+            hidden,
+            Guide(self, wanted, guidance, device),
+            sampling,
+            [torch.Generator().manual_seed(seed) for seed in wanted.seeds],
+            mask=network.hidden,
+            first_NS=halton_order(self.layout.cells()) if sampling.order == "halton" else None,
+            score=self.score(wanted, device) if self.model.critic is not None else None,
+        )
+        return self.layout.unfolded(filled)
+
+    def score(self, wanted: Wanted, device: torch.device) -> Any:
+        """The critic's belief in each symbol, as the sampler asks for it."""
+        critic = self.model.critic
+        network: Any = critic if hasattr(critic, "states") else self.model.network
+        smaller = wanted.smaller.to(device) if wanted.smaller is not None else None
+        condition = network.condition(wanted.texts, [False] * len(wanted.texts), smaller)
+        return lambda symbols, progress: critic.beliefs(network.states(symbols, condition)).float()  # type: ignore[union-attr]
+
+
+class Guide:
+    """The model's guess under guidance: with the prompt and without in one pass, and without guidance half of that."""
+
+    def __init__(self, task: MaskedTask, wanted: Wanted, guidance: Guidance, device: torch.device):
+        self.network = task.model.network
+        self.guidance = guidance if self.network.text is not None else dataclasses.replace(guidance, scale=1.0)
+        self.count = len(wanted.texts)
+        texts, dropped = list(wanted.texts), [False] * self.count
+        smaller = wanted.smaller.to(device) if wanted.smaller is not None else None
+        if self.guidance.scale != 1:
+            texts += list(wanted.negative) if wanted.negative is not None else list(wanted.texts)
+            dropped += [wanted.negative is None] * self.count
+            smaller = torch.cat([smaller, smaller]) if smaller is not None else None
+        self.both = self.network.condition(texts, dropped, smaller)
+        self.alone = first_of(self.both, self.count)
+        self.previous: Tensor | None = None
+
+    def __call__(self, symbols_BNS: Tensor, asked_BNS: Tensor, progress: float) -> Tensor:
+        scale = self.guidance.at(progress)
+        if scale == 1:
+            return self.logits(symbols_BNS, asked_BNS, self.alone)
+        doubled = self.logits(torch.cat([symbols_BNS] * 2), torch.cat([asked_BNS] * 2), self.both)
+        with_prompt, without = doubled.chunk(2)
+        return guided(with_prompt, without, scale)
+
+    def logits(self, symbols: Tensor, asked: Tensor, condition: Condition) -> Tensor:
+        previous = self.previous
+        if previous is not None and len(previous) != len(symbols):
+            previous = torch.cat([previous[: self.count]] * (len(symbols) // self.count))
+        states = self.network.states(symbols, condition, previous)
+        self.previous = states if self.network.remembered is not None else None
+        return wide(self.network.logits(states, asked))
+
+
+def per_example(values_M: Tensor, asked_BNS: Tensor) -> Tensor:
+    """(B,): the mean of what each example's asked symbols have, so that it does not depend on who shares the batch."""
+    spread = torch.zeros(asked_BNS.shape, device=values_M.device).masked_scatter(asked_BNS, values_M.float())
+    return spread.flatten(1).sum(1) / asked_BNS.flatten(1).sum(1)
+
+
+def first_of(condition: Condition, count: int) -> Condition:
+    looked = condition.looked
+    if looked is not None:
+        looked = [Looked(one.keys[:count], one.values[:count], one.mask[:count]) for one in looked]
+    return Condition(looked, condition.below[:count] if condition.below is not None else None)
+
+
+@dataclass
+class Chances:
+    """What is drawn for each example, from its own generator and always in the same order."""
+
+    generators: list[torch.Generator]
+    drop: list[float]
+    remember: list[float]
+
+    @classmethod
+    def of(cls, batch: Batch) -> Chances:
+        generators = batch.generators()
+        drop, remember = torch.stack([torch.rand(2, generator=generator) for generator in generators]).T.tolist()
+        return cls(generators, drop, remember)
+
+
+ALARMS = (
+    Alarm(
+        name="the prompt changes nothing",
+        metric="average/condition_gain",
+        below=0.005,
+        patience=3,
+        after=1000,
+        remedy="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
+    ),
+)

@@ -1,0 +1,107 @@
+"""The animated emoji's archive comes from strangers: nothing in it decides where a file is written."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+import tarfile
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from tessera.media.video import Video, probe
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "animated_emoji.py"
+
+
+@pytest.fixture
+def emoji(monkeypatch):
+    """The example as a module; it finds its neighbour, examples/emoji.py, as a script would."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    monkeypatch.delitem(sys.modules, "emoji", raising=False)
+    spec = importlib.util.spec_from_file_location("animated_emoji_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("emoji", None)
+
+
+def webp(frames: int, red: int = 255) -> bytes:
+    """A band of red that comes down over glass."""
+    pictures = []
+    for number in range(frames):
+        pixels = np.zeros((16, 16, 4), dtype=np.uint8)
+        pixels[: number + 2] = (red, 0, 0, 255)
+        pictures.append(PIL.Image.fromarray(pixels))
+    buffer = BytesIO()
+    pictures[0].save(buffer, "WEBP", save_all=True, append_images=pictures[1:], duration=50, lossless=True)
+    return buffer.getvalue()
+
+
+def archive(path: Path, **files: bytes) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for name, data in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, BytesIO(data))
+    return path
+
+
+NAMES = {"1f44b": "waving hand", "1f44b-1f3fb": "waving hand, light skin tone", "2764": "red heart", "1f600": "grinning face"}
+
+
+def test_named_emoji_that_move_become_clips_with_their_captions(tmp_path, emoji):
+    animations = archive(
+        tmp_path / "animations.tgz",
+        **{
+            "package/assets/2764-fe0f.webp": webp(8),
+            "package/assets/1f44b-1f3fb.webp": webp(4),
+            "package/assets/1f44b.webp": webp(6),
+            "package/assets/1f600.webp": webp(1),
+            "package/assets/ffff.webp": webp(4),
+            "package/README.md": b"hello",
+        },
+    )
+    out = tmp_path / "out"
+    assert emoji.lay_out(animations, NAMES, out) == 2
+    assert sorted(path.name for path in out.iterdir()) == ["1f44b.mp4", "2764-fe0f.mp4", "metadata.jsonl"]
+    assert [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()] == [
+        {"file_name": "1f44b.mp4", "text": "waving hand"},
+        {"file_name": "2764-fe0f.mp4", "text": "red heart"},
+    ]
+    facts, clip = probe(out / "2764-fe0f.mp4"), Video.load(out / "2764-fe0f.mp4")
+    assert (facts.frames, facts.width, facts.height, facts.rate_hz) == (8, 16, 16, 20)
+    assert clip.frames[:, 0, 8, 1].max() < 60 and clip.frames[:, 14, 8].min() > 200, "red on white paper"
+
+
+def test_a_broken_animation_is_left_out_and_told(tmp_path, emoji, capsys):
+    animations = archive(tmp_path / "a.tgz", **{"package/1f44b.webp": b"broken", "package/2764.webp": webp(4)})
+    assert emoji.lay_out(animations, NAMES, tmp_path / "out") == 1
+    assert "left out 1f44b.webp: " in capsys.readouterr().out
+
+
+def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
+    animations = archive(
+        tmp_path / "evil.tgz",
+        **{"../../1f44b.webp": webp(3), "/2764.webp": webp(3), "package/..\\x.webp": webp(3)},
+    )
+    emoji.lay_out(animations, {**NAMES, "..\\x": "evil"}, tmp_path / "deep" / "out")
+    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    assert written == {"evil.tgz", "deep/out/1f44b.mp4", "deep/out/2764.mp4", "deep/out/metadata.jsonl"}
+
+
+def test_without_npm_a_sentence_says_so(tmp_path):
+    tried = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(tmp_path / "out")],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(EXAMPLE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert tried.returncode == 1
+    assert "there is no npm on this machine" in tried.stderr and "Traceback" not in tried.stderr
+    assert not (tmp_path / "out").exists()
