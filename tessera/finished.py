@@ -23,6 +23,7 @@ from tessera.engine import checkpoint
 from tessera.engine.processes import Processes
 from tessera.engine.task import Batch, Task
 from tessera.folder import Refused, RunFolder
+from tessera.nn.quantize.features import features
 
 Weights = Literal["average", "live"]
 """The moving average of the model, or the model as the optimizer left it."""
@@ -84,6 +85,15 @@ class Codec:
     def levels(self) -> int:
         """Symbols in one cell of the grid."""
         return self.model.quantizer.levels
+
+    @property
+    def features(self) -> Tensor | None:
+        """What each symbol stands for, (V, F); of a cascade of several levels nothing is said."""
+        quantizer = self.model.quantizer
+        if self.levels > 1:
+            return None
+        every = torch.arange(self.vocabulary, device=next(self.model.parameters()).device)
+        return features(quantizer.values(every, torch.float32).detach())
 
     @property
     def transform(self) -> dict[str, Any]:

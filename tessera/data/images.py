@@ -136,6 +136,10 @@ class ImageFolder:
     def name(self, index: int) -> str:
         return self.names[index]
 
+    def caption(self, index: int) -> str:
+        """What is said about a picture, without opening it; "" where nothing is."""
+        return self.captions.of(self.names[index])
+
     @property
     def captioned(self) -> int:
         """How many of the pictures have a caption."""

@@ -25,7 +25,7 @@ from tessera.data.toys.videos import ToyVideos
 from tessera.data.video_examples import VideoBatch, VideoExample, collate
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
-from tessera.media.video import ENDINGS, PICTURES, Facts, Video, examine, identity, library, probe, read_clip
+from tessera.media.video import ENDINGS, PICTURES, Facts, Video, examine, library, probe, read_clip, state_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,10 +165,10 @@ class VideoFolder:
     def mark(self, index: int) -> str:
         """Changes when the file does, or a frame of the folder."""
         try:
-            _, size, changed = identity(f"{self.root}/{self.names[index]}")
+            state = state_of(f"{self.root}/{self.names[index]}")
         except OSError:
             return "not there"
-        return f"{size} {changed}"
+        return f"{state.bytes} {state.changed_ns}"
 
     @property
     def captioned(self) -> int:

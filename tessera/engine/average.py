@@ -54,7 +54,7 @@ class Average:
         if done > self.config.update_after and done % self.config.update_every:
             return
         mean = [self._mean[i] for i in self._lerped]
-        live = [self._holders[i].data for i in self._lerped]
+        live = [self._holders[i] for i in self._lerped]
         torch._foreach_lerp_(mean, live, 1 - self.decay_at(done))
         for i in self._copied:
             self._mean[i].copy_(self._holders[i].data)

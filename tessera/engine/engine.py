@@ -201,7 +201,7 @@ class Engine:
     def move(self, prepared: Prepared, step: int, micros: list[Batch]) -> Moved:
         """One optimizer's share of a step: its losses on all micro-batches, then one movement, or none if it is not finite."""
         update, optimizer, scaler = prepared.update, prepared.optimizer, prepared.scaler
-        losses = []
+        losses, total = [], torch.zeros((), device=self.device)
         with prepared.only:
             if update.prepare is not None:
                 with self.autocast():
@@ -210,12 +210,14 @@ class Engine:
                 with self.gradients_meet(prepared.objective, now=i == len(micros)):
                     with self.autocast():
                         loss = prepared.objective(batch, step)
-                    scaler.scale(loss.total() / len(micros)).backward()
+                    share = loss.total() / len(micros)
+                    scaler.scale(share).backward()
                 losses.append(detached(loss))
+                total += share.detach()
         scaler.unscale_(optimizer)
         norm = gradient_norm(prepared.parameters)
         rate = update.optimizer.rate_at(step, self.config.steps)
-        if self.is_finite(prepared, losses, norm, micros, step):
+        if self.is_finite(prepared, total, norm, micros, step):
             clip_gradients(prepared.parameters, norm, update.optimizer.clip)
             set_rate(optimizer, rate)
             scaler.step(optimizer)
@@ -270,10 +272,9 @@ class Engine:
         """Gradients travel between the processes once per step, with the last micro-batch."""
         return contextlib.nullcontext() if now or self.meeting.processes == 1 else objective.no_sync()  # type: ignore[operator]
 
-    def is_finite(self, prepared: Prepared, losses: list[Loss], norm: Tensor, micros: list[Batch], step: int) -> bool:
+    def is_finite(self, prepared: Prepared, total: Tensor, norm: Tensor, micros: list[Batch], step: int) -> bool:
         """Whether this update may move: on no process did it meet a number that is not finite."""
         name = prepared.update.name
-        total = torch.stack([loss.total() for loss in losses]).sum()
         ill = not bool(torch.isfinite(total + norm))
         if not self.meeting.any(ill):
             self.guard.fine(name)

@@ -167,13 +167,13 @@ class Examined:
 def probe(path: str | Path) -> Facts:
     """Rate, size and length, without decoding a film but for its first frame. Remembered as long as the file is the same."""
     with named(path):
-        return _probe(*identity(path))
+        return _probe(state_of(path))
 
 
 def examine(path: str | Path) -> Examined:
     """The whole file, frame by frame, holding one at a time. Remembered as long as the file is the same."""
     with named(path):
-        return _examine(*identity(path))
+        return _examine(state_of(path))
 
 
 def read_clip(path: str | Path, start_seconds: float, count: int, rate_hz: float, shortest: int | None = None) -> Video:
@@ -187,7 +187,7 @@ def read_clip(path: str | Path, start_seconds: float, count: int, rate_hz: float
     with named(path):
         taken = on_screen(reader_of(str(path)).frames(moments[0], shortest), moments)
         if not taken:
-            _probe(*identity(path))  # has a better reason if it is the whole file
+            _probe(state_of(path))  # has a better reason if it is the whole file
             raise Unreadable(f"there is no frame to be read at {start_seconds:.2f} s")
         if len({pixels.shape for pixels in taken}) > 1:
             sizes = " and ".join(sorted({f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in taken}))
@@ -233,26 +233,34 @@ def named(path: str | Path) -> Iterator[None]:
         raise Unreadable(f"{path}: the file cannot be opened ({error.strerror or error})") from error
 
 
-def identity(path: str | Path) -> tuple[str, int, int]:
-    """What stays as it is while a file does, or a folder and its frames: path, size and time of the last change."""
+@dataclass(frozen=True)
+class State:
+    """What stays as it is while a file does, or a folder and its frames."""
+
+    path: str
+    bytes: int
+    changed_ns: int
+
+
+def state_of(path: str | Path) -> State:
     whole = Path(path)
     stats = [file.stat() for file in (whole, *(whole.iterdir() if whole.is_dir() else ()))]
-    return str(path), sum(status.st_size for status in stats), max(status.st_mtime_ns for status in stats)
+    return State(str(path), sum(status.st_size for status in stats), max(status.st_mtime_ns for status in stats))
 
 
 @lru_cache(maxsize=1 << 16)
-def _probe(path: str, size: int, changed: int) -> Facts:
-    if size == 0:
+def _probe(state: State) -> Facts:
+    if state.bytes == 0:
         raise Unreadable("the file is empty (0 bytes)")
-    return reader_of(path).facts()
+    return reader_of(state.path).facts()
 
 
 @lru_cache(maxsize=1 << 16)
-def _examine(path: str, size: int, changed: int) -> Examined:
-    facts = _probe(path, size, changed)
+def _examine(state: State) -> Examined:
+    facts = _probe(state)
     count, seconds, reason = 0, 0.0, ""
     try:
-        for frame in reader_of(path).frames(0.0, THUMBNAIL):
+        for frame in reader_of(state.path).frames(0.0, THUMBNAIL):
             frame.pixels()
             count, seconds = count + 1, frame.ends
     except Unreadable as error:
@@ -313,8 +321,7 @@ class Folder:
     def frames(self, since: float, shortest: int | None) -> Frames:
         for number, file in enumerate(self.files()):
             if (number + 1) / CLOCK_HZ > since:
-                pixels = partial(lambda file: reduced(self.picture(file), shortest), file)
-                yield Frame(number / CLOCK_HZ, (number + 1) / CLOCK_HZ, pixels)
+                yield Frame(number / CLOCK_HZ, (number + 1) / CLOCK_HZ, partial(self.pixels, file, shortest))
 
     def files(self) -> list[Path]:
         found = [file for file in Path(self.path).iterdir() if file.name.lower().endswith(image.ENDINGS)]
@@ -322,6 +329,9 @@ class Folder:
         if not files:
             raise Unreadable(f"the folder holds no frames (files ending in {', '.join(image.ENDINGS)})")
         return sorted(files, key=lambda file: by_number(file.name))
+
+    def pixels(self, file: Path, shortest: int | None) -> np.ndarray:
+        return reduced(self.picture(file), shortest)
 
     def picture(self, file: Path) -> PIL.Image.Image:
         try:
@@ -340,21 +350,17 @@ class Animation:
     path: str
 
     def facts(self) -> Facts:
-        codec, width, height = self.look()
+        with damage_told():
+            picture = self.open()
+            animated = moves(picture)
+            width, height = picture.size if animated else decode(Path(self.path).read_bytes()).size
         count, seconds = 0, 0.0
         with suppress(Unreadable):  # the frames before a break are there
             for frame in self.frames(0.0, THUMBNAIL):
                 count, seconds = count + 1, frame.ends
         if not count:
             raise Unreadable("it is damaged or cut short before its first frame ends")
-        return Facts(seconds, seconds, count / seconds, width, height, codec)
-
-    def look(self) -> tuple[str, int, int]:
-        with damage_told():
-            picture = self.open()
-            if not moves(picture):
-                return "still", *decode(Path(self.path).read_bytes()).size
-            return str(picture.format), *picture.size
+        return Facts(seconds, seconds, count / seconds, width, height, str(picture.format) if animated else "still")
 
     def frames(self, since: float, shortest: int | None) -> Frames:
         """Each frame builds on the one before, so all are decoded; but only those asked for are kept."""
@@ -372,7 +378,7 @@ class Animation:
                 begins, ends = ends, ends + pause(picture)
                 shown = reduced(flatten(picture), shortest) if ends > since else None
             if shown is not None:
-                yield Frame(begins, ends, partial(lambda shown: shown, shown))
+                yield Frame(begins, ends, partial(np.asarray, shown))
 
     def open(self) -> PIL.Image.Image:
         data = Path(self.path).read_bytes()
@@ -582,7 +588,7 @@ def write_mp4(video: Video, path: Path) -> None:
     even = np.pad(video.frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     rate = Fraction(video.rate_hz).limit_denominator(1001)
     encoder = next(name for name in ENCODERS if name in av.codecs_available)
-    with av.open(str(path), "w", format="mp4", options={"movflags": "faststart"}) as container:
+    with av.open(f"file:{path}", "w", format="mp4", options={"movflags": "faststart"}) as container:
         stream = container.add_stream(encoder, rate=rate, options={"crf": "18"} if encoder == "libx264" else {})
         stream.height, stream.width = even.shape[1:3]
         stream.pix_fmt = "yuv420p"

@@ -22,10 +22,12 @@ from tessera.nn.transformer import Looked, States, Transformer, linear, places_o
 
 @dataclass(frozen=True)
 class Symbols:
-    """What a network reads: how many symbols there are, and how they are laid out."""
+    """What a network reads: how many symbols there are, how they are laid out, and what is known of each."""
 
     vocabulary: int
     layout: Layout
+    features: Tensor | None = None
+    """(V, F), see `nn/quantize/features.py`"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +84,7 @@ class Reader(nn.Module):
         self.transformer = Transformer(
             config.width, config.depth, config.heads, context=self.text.width if self.text is not None else None
         )
-        self.embedding = Embedding(symbols.vocabulary + 1, layout.slots, config.width)
+        self.embedding = Embedding(symbols.vocabulary + 1, layout.slots, config.width, symbols.features)
         self.smaller = Smaller(smaller, layout, config.width) if smaller is not None else None
         self.remembered = starting_as_nothing(linear(config.width, config.width)) if config.self_condition else None
         self.register_buffer("places", places_of(layout.places), persistent=False)
@@ -117,8 +119,7 @@ class MaskedTransformer(Reader):
         super().__init__(config, symbols, smaller)
         slots = symbols.layout.slots
         self.to_slots = nn.Parameter(torch.randn(slots, config.width, config.width) * config.width**-0.5) if slots > 1 else None
-        self.head = linear(config.width, symbols.vocabulary)
-        nn.init.normal_(self.head.weight, std=0.02)  # nearly even, but for no two symbols the same
+        self.head = Head(config.width, symbols)
 
     def logits(self, states_BNW: Tensor, asked_BNS: Tensor) -> Tensor:
         """(M, V): only for the symbols that are asked for, in their order. Most of a small model's cost is this table."""
@@ -151,16 +152,38 @@ class CriticHead(nn.Module):
 
 
 class Embedding(nn.Module):
-    """The sum of one vector for each symbol in a place; each slot has a table of its own."""
+    """The sum of one vector for each symbol in a place: its own, and what its features make. Each slot has its own tables."""
 
-    def __init__(self, rows: int, slots: int, width: int):
+    def __init__(self, rows: int, slots: int, width: int, features_VF: Tensor | None):
         super().__init__()
         self.table = nn.Embedding(rows * slots, width)
-        nn.init.normal_(self.table.weight, std=slots**-0.5)
+        nn.init.normal_(self.table.weight, std=slots**-0.5 if features_VF is None else 0.02)
         self.register_buffer("offsets", torch.arange(slots) * rows, persistent=False)
+        self.from_features = linear(slots * features_VF.shape[1], width) if features_VF is not None else None
+        if features_VF is not None:  # a symbol beyond the vocabulary, a hidden one, has none
+            padded = torch.cat([features_VF, features_VF.new_zeros(rows - len(features_VF), features_VF.shape[1])])
+            self.register_buffer("features", padded, persistent=False)
 
     def forward(self, symbols_BNS: Tensor) -> Tensor:
-        return self.table(symbols_BNS + self.offsets).sum(2)
+        own = self.table(symbols_BNS + self.offsets).sum(2)
+        return own if self.from_features is None else own + self.from_features(self.features[symbols_BNS].flatten(2))
+
+
+class Head(nn.Module):
+    """How likely each symbol is: by a row of its own, and by its features, which are soon learnt."""
+
+    def __init__(self, width: int, symbols: Symbols):
+        super().__init__()
+        self.own = linear(width, symbols.vocabulary)
+        nn.init.normal_(self.own.weight, std=0.02)  # nearly even, but for no two symbols the same
+        self.to_features = None
+        if symbols.features is not None:
+            self.to_features = starting_as_nothing(linear(width, symbols.features.shape[1]))
+            self.register_buffer("features", symbols.features, persistent=False)
+
+    def forward(self, rows_MW: Tensor) -> Tensor:
+        own_MV = self.own(rows_MW)
+        return own_MV if self.to_features is None else own_MV + self.to_features(rows_MW) @ self.features.T.to(rows_MW.dtype)
 
 
 class Smaller(nn.Module):
@@ -179,7 +202,7 @@ class Smaller(nn.Module):
         patch = 1 if coarser else round(1 / self.factors[0])
         self.layout = Layout(smaller.layout.grid, smaller.layout.levels, patch)
         self.repeats = [max(1, round(factor)) for factor in self.factors]
-        self.embedding = Embedding(smaller.vocabulary, self.layout.slots, width)
+        self.embedding = Embedding(smaller.vocabulary, self.layout.slots, width, smaller.features)
 
     def forward(self, codes: Tensor) -> Tensor:
         x = self.embedding(self.layout.folded(codes)).unflatten(1, self.layout.places)

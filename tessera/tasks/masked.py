@@ -45,6 +45,7 @@ class Codec(Protocol):
     vocabulary: int
     grid: tuple[int, ...]
     levels: int
+    features: Tensor | None
 
     def codes(self, examples: Any) -> Tensor: ...
     def media(self, codes: Tensor) -> list[Any]: ...
@@ -156,8 +157,10 @@ class MaskedTask(Task):
         self.codecs = {"tokenizer": tokenizer} | ({"smaller": smaller} if smaller is not None else {})
         self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.codecs.values()])
         self.layout = Layout(tokenizer.grid, tokenizer.levels, config.patch)
-        symbols = Symbols(tokenizer.vocabulary, self.layout)
-        below = Symbols(smaller.vocabulary, Layout(smaller.grid, smaller.levels)) if smaller is not None else None
+        symbols = Symbols(tokenizer.vocabulary, self.layout, tokenizer.features)
+        below = None
+        if smaller is not None:
+            below = Symbols(smaller.vocabulary, Layout(smaller.grid, smaller.levels), smaller.features)
         critic = config.critic.build(config.model, symbols, below) if config.critic is not None else None
         self.model = MaskedModel(config.model.build(symbols, below), critic)
         self.updates = (Update(name="model", trains=self.model.network, loss=self.guess, optimizer=config.optimizer),)

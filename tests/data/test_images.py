@@ -179,6 +179,14 @@ def test_a_source_knows_how_many_of_its_pictures_have_a_caption(tmp_path):
     assert Images(path=str(tmp_path)).everything().captioned == 1
 
 
+def test_a_caption_can_be_had_without_opening_its_picture(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(b"no picture at all")
+    (tmp_path / "b.txt").write_text("a ramp")
+    source = Images(path=str(tmp_path)).everything()
+    assert [source.caption(i) for i in range(2)] == ["", "a ramp"]
+
+
 # ---- what is held out
 
 
@@ -313,6 +321,12 @@ def test_a_file_of_another_type_is_refused(tmp_path):
 def test_a_setting_that_cannot_be_is_refused(setting):
     with pytest.raises(ValueError, match=r"size|min_scale|validation_share|toys"):
         Images(**setting)
+
+
+@pytest.mark.parametrize("shapes", [0, 4])
+def test_toys_of_no_shape_or_of_too_many_are_refused(shapes):
+    with pytest.raises(ValueError, match=rf"1, 2 or 3 shapes, but toy_shapes is {shapes}"):
+        Images(toy_shapes=shapes)
 
 
 # ---- check

@@ -378,6 +378,7 @@ def test_a_name_is_never_taken_for_an_address(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "concat:a.mp4", levels(3))
     assert len(Video.load("concat:a.mp4").frames) == 3
+    assert len(Video.load(Video(levels(3), 10.0).save("concat:b")).frames) == 3
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)

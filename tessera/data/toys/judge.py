@@ -7,6 +7,12 @@ texture and the background are not judged, nor is what stands there unasked.
 Pictures are read at S x S = 64 x 64 pixels. What lies around the shapes is the ground; how far a pixel is from the ground
 in RGB, as a share of what a whole pixel of its shape would be, is its cover, 0 to 1. A shape's kind is that of the drawn
 outline whose cover is most like its own, both moved to one centre and brought to one extent.
+
+Measured on 500 toys (seed 0, from number 20,000 on) of 64 x 64 pixels against their captions, of which 0.78 % would be
+true of another toy: 98.8 % match as drawn (0.78 % with another's caption), 98.0 % after a Gaussian blur of 1 pixel, and
+91.6 % (0.79 %) as rebuilt from 16 x 16 codes at 29 dB. Of 30 rebuilt toys that were refused and looked at, about two in
+three had lost a colour or a kind indeed; the others were small rings, shapes grown together, and white on grey.
+A picture takes about 5 ms. Mere blobs are often called something: 41 % of 300 round random ones were.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ DIFFERENT = 50.0  # what at least one pixel of a shape reaches: a pale tint may 
 UNUSUAL = 100.0  # how far from most of the border a pixel of it is no ground; less than the CONTRAST of any toy
 SHADOW = 0.9  # how dark the ground may be beside a shape that throws its shadow there
 LEAST_PIXELS = 14  # the thinnest small toy, a moon, covers 45; anything smaller is a speck
+LARGEST = 0.5  # the share of the picture that no shape exceeds; the largest toys cover a third
 LIKE_ENOUGH = 0.93  # the least likeness to a drawn outline that makes a shape of a region
 CLEARLY_LIKE = 0.97  # a likeness at which nothing else is tried
 PATCH = 32  # the side of the patches in which covers are compared
@@ -119,8 +126,12 @@ def seen(picture: Picture) -> list[Look]:
     pixels = read_pixels(picture)
     distance = strangeness(pixels, find_ground(pixels))
     found = [shape for region in regions(distance > LEVELS[0]) for shape in shapes_in(region, distance)]
-    shapes = [shape for shape in found if shape.likeness > LIKE_ENOUGH and distance[shape.body].max() > DIFFERENT]
-    return [Look(shape.kind, name_colour(pixels[inside(shape.body)])) for shape in shapes]
+    return [Look(shape.kind, name_colour(pixels[inside(shape.body)])) for shape in found if convinces(shape, distance)]
+
+
+def convinces(shape: Found, distance: np.ndarray) -> bool:
+    """Whether it looks like a shape, stands out, and leaves room for a ground, which a picture of mere noise does not."""
+    return shape.likeness > LIKE_ENOUGH and distance[shape.body].max() > DIFFERENT and shape.body.mean() < LARGEST
 
 
 @dataclass(frozen=True)
@@ -165,7 +176,7 @@ def find_ground(pixels: np.ndarray) -> np.ndarray:
     usual = np.median(pixels[rim], axis=0)
     certain = rim & (np.linalg.norm(pixels - usual, axis=2) < UNUSUAL)
     ground = spread(pixels, certain, width=16)
-    for width in (8, 4, 4):
+    for width in (8, 4):
         certain = np.linalg.norm(pixels - ground, axis=2) < LEVELS[0]
         ground = spread(pixels, certain, width)
     return ground

@@ -189,7 +189,7 @@ def imagine_passing(rng: np.random.Generator, background: Background, words: Wor
     standing = replace(standing, centre=room.nearest(mover.at(0.5).centre))
     turns = other_look[0] not in SAME_WHEN_TURNED and rng.random() < 0.3
     other_doing: Doing = "turning" if turns else "resting"
-    other = set_in_motion(rng, standing, other_doing, pick(rng, WAYS[other_doing]), room.only(standing.centre))
+    other = set_in_motion(rng, standing, other_doing, pick(rng, WAYS[other_doing]), Room.only(standing.centre))
     in_front = bool(rng.integers(2))
     where = "in front of" if in_front else "behind"
     sentence = f"{words.of(mover)}, passing {where} {words.of(other)}"
@@ -246,8 +246,9 @@ class Room:
             return replace(self, left=self.left + second / 2, right=self.right - (1 - second) / 2)
         return replace(self, top=self.top + second / 2, bottom=self.bottom - (1 - second) / 2)
 
-    def only(self, place: Place) -> Room:
-        return Room(place[0], place[0], place[1], place[1])
+    @classmethod
+    def only(cls, place: Place) -> Room:
+        return cls(place[0], place[0], place[1], place[1])
 
     def nearest(self, place: Place) -> Place:
         return min(max(place[0], self.left), self.right), min(max(place[1], self.top), self.bottom)

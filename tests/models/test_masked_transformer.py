@@ -1,0 +1,262 @@
+"""The masked transformer: it sees what it is shown and no more, and every slot, text and smaller picture has its say.
+
+Networks start with residual parts of nothing; here they are given something to say, in double precision, so that what is
+equal in exact arithmetic is equal to many digits.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tessera.models.masked_transformer import (
+    Condition,
+    CriticConfig,
+    CriticHeadConfig,
+    MaskedTransformer,
+    MaskedTransformerConfig,
+    Reader,
+    Smaller,
+    Symbols,
+    by_slot,
+)
+from tessera.models.text_encoder import LearnedTextConfig
+from tessera.nn.layout import Layout
+
+VOCABULARY = 13
+TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
+TEXTS = ["a red circle", "two blue squares", "x"]
+
+
+def awake(network: nn.Module) -> nn.Module:
+    for parameter in network.parameters():
+        if not parameter.any():
+            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return network.double().eval()
+
+
+def model(patch: int = 1, smaller: Symbols | None = None, **choices: object) -> MaskedTransformer:
+    config = MaskedTransformerConfig(**{"width": 24, "depth": 2, "heads": 2, "text": TEXT, **choices})
+    return awake(config.build(Symbols(VOCABULARY, Layout((4, 4), patch=patch)), smaller))
+
+
+def mosaic(network: Reader, batch: int = 3, share: float = 0.5) -> tuple[Tensor, Tensor]:
+    """Symbols with some hidden, and which."""
+    layout = network.symbols.layout
+    symbols = torch.randint(network.symbols.vocabulary, (batch, layout.count, layout.slots))
+    hidden = torch.rand(symbols.shape) < share
+    return symbols.masked_fill(hidden, network.hidden), hidden
+
+
+def told(network: Reader, texts: list[str] = TEXTS, dropped: bool = False, smaller: Tensor | None = None) -> Condition:
+    return network.condition(texts, [dropped] * len(texts), smaller)
+
+
+# ------------------------------------------------------------------------------------------------------------- symbols
+
+
+@pytest.mark.parametrize("patch", [1, 2])
+def test_logits_where_they_are_asked_for_are_the_rows_of_the_full_table(patch):
+    network = model(patch)
+    shown, asked = mosaic(network)
+    states = network.states(shown, told(network))
+    full = network.logits(states, torch.ones_like(asked)).view(*asked.shape, VOCABULARY)
+    assert torch.allclose(network.logits(states, asked), full[asked])
+    assert network.logits(states, torch.zeros_like(asked)).shape == (0, VOCABULARY)
+
+
+def test_slots_are_what_a_slow_loop_makes_of_them():
+    network = model(patch=2)
+    shown, asked = mosaic(network)
+    states = network.states(shown, told(network))
+    rows = []
+    for example, place, slot in asked.nonzero().tolist():
+        rows.append(network.head.weight @ (states[example, place] @ network.to_slots[slot]))
+    assert torch.allclose(network.logits(states, asked), torch.stack(rows))
+
+
+def test_each_slot_reads_its_symbols_from_a_table_of_its_own():
+    network = model(patch=2)
+    shown, _ = mosaic(network)
+    table = network.embedding.table.weight.view(4, VOCABULARY + 1, 24)
+    slow = sum(table[slot][shown[..., slot]] for slot in range(4))
+    assert torch.allclose(network.embedding(shown), slow)
+    assert not torch.allclose(network.embedding(shown.flip(-1)), slow)
+
+
+def test_rows_by_slot_keep_their_order_also_where_a_slot_has_none():
+    rows, matrices, slots = torch.randn(7, 5), torch.randn(4, 5, 5), torch.tensor([3, 0, 3, 0, 1, 1, 3])
+    assert torch.allclose(by_slot(rows, slots, matrices), torch.stack([r @ matrices[s] for r, s in zip(rows, slots)]))
+
+
+@pytest.mark.parametrize("patch", [1, 2])
+def test_every_shown_symbol_is_seen_by_every_asked_one(patch):
+    network = model(patch, text=None)
+    shown, asked = mosaic(network, batch=1)
+    before = network.logits(network.states(shown, told(network, [""])), asked)
+    for place, slot in (~asked[0]).nonzero().tolist():
+        other = shown.clone()
+        other[0, place, slot] = (other[0, place, slot] + 1) % VOCABULARY
+        after = network.logits(network.states(other, told(network, [""])), asked)
+        assert ((after - before).abs().amax(1) > 0).all()
+
+
+def test_where_symbols_lie_matters():
+    network = model(text=None)
+    shown, asked = mosaic(network, batch=1)
+    order = torch.randperm(16)
+    before = network.logits(network.states(shown, told(network, [""])), torch.ones_like(asked))
+    after = network.logits(network.states(shown[:, order], told(network, [""])), torch.ones_like(asked))
+    assert not torch.allclose(after, before[order])
+
+
+def test_a_picture_is_guessed_the_same_whoever_its_neighbours_are():
+    network = model(patch=2)
+    shown, asked = mosaic(network)
+    together = network.states(shown, told(network))
+    for i, text in enumerate(TEXTS):
+        assert torch.allclose(network.states(shown[i : i + 1], told(network, [text]))[0], together[i])
+
+
+# ---------------------------------------------------------------------------------------------------------------- text
+
+
+def test_a_text_matters():
+    network = model()
+    shown, _ = mosaic(network)
+    assert not torch.allclose(network.states(shown, told(network)), network.states(shown, told(network, TEXTS[::-1])))
+
+
+def test_a_longer_text_beside_it_changes_nothing_about_a_short_one():
+    network = model()
+    shown, _ = mosaic(network, batch=1)
+    short = network.states(shown, told(network, ["x"]))
+    beside = network.states(shown.expand(2, -1, -1), told(network, ["x", "a text that is longer by far"]))
+    assert torch.allclose(beside[0], short[0])
+
+
+def test_dropped_texts_are_all_alike():
+    network = model()
+    shown, _ = mosaic(network, batch=1)
+    one, other = (network.states(shown, told(network, [text], dropped=True)) for text in ("a red circle", "x"))
+    assert torch.allclose(one, other)
+    assert not torch.allclose(one, network.states(shown, told(network, ["x"])))
+
+
+def test_a_dropped_text_of_the_same_length_is_the_same_to_the_bit():
+    network = model()
+    shown, _ = mosaic(network, batch=1)
+    one, other = (network.states(shown, told(network, [text], dropped=True)) for text in ("qqqq", "zzzz"))
+    assert torch.equal(one, other)
+
+
+def test_an_empty_text_is_no_text():
+    """In training the network meets captions and nothing; an empty caption asks for anything, so it must be the nothing it knows."""
+    network = model()
+    shown, _ = mosaic(network, batch=1)
+    assert torch.allclose(network.states(shown, told(network, [""])), network.states(shown, told(network, ["x"], dropped=True)))
+
+
+def test_a_dropped_text_learns_nothing():
+    network = model()
+    network.states(mosaic(network)[0], told(network, dropped=True)).square().sum().backward()
+    grads = [p.grad for p in network.text.parameters()]
+    assert all(grad is None or (grad == 0).all() for grad in grads)
+
+
+def test_a_condition_made_once_serves_every_round():
+    network = model()
+    condition = told(network)
+    for _ in range(3):
+        shown, _ = mosaic(network)
+        assert torch.equal(network.states(shown, condition), network.states(shown, told(network)))
+
+
+# --------------------------------------------------------------------------------------------- its states of the round before
+
+
+def test_states_of_the_round_before_matter_only_if_it_remembers():
+    for remembers in (True, False):
+        network = model(self_condition=remembers)
+        shown, _ = mosaic(network)
+        condition = told(network)
+        first = network.states(shown, condition)
+        assert torch.equal(network.states(shown, condition, torch.zeros_like(first)), first)
+        assert torch.equal(network.states(shown, condition, first), first) == (not remembers)
+
+
+# ---------------------------------------------------------------------------------------------------- a smaller picture
+
+
+@pytest.mark.parametrize(
+    ("grid", "patch", "below"),
+    [((8, 8), 1, (4, 4)), ((8, 8), 2, (4, 4)), ((8, 8), 2, (2, 2)), ((8, 8), 2, (8, 8)), ((8, 8), 4, (4, 4)), ((4, 8), 1, (2, 2))],
+)
+def test_a_smaller_symbol_lies_under_its_own_places(grid, patch, below):
+    layout = Layout(grid, patch=patch)
+    smaller = Smaller(Symbols(7, Layout(below)), layout, 6).double()
+    codes = torch.randint(7, (2, *below))
+    x = smaller(codes).view(2, *layout.places, 6)
+    for down in range(below[0]):
+        for across in range(below[1]):
+            other = codes.clone()
+            other[:, down, across] = (other[:, down, across] + 1) % 7
+            moved = (smaller(other).view(x.shape) - x).abs().amax(-1) > 0
+            rows = torch.arange(layout.places[0]), torch.tensor(down * layout.places[0] / below[0])
+            columns = torch.arange(layout.places[1]), torch.tensor(across * layout.places[1] / below[1])
+            height, width = max(1, layout.places[0] // below[0]), max(1, layout.places[1] // below[1])
+            in_rows = (rows[0] >= rows[1].floor()) & (rows[0] < rows[1].floor() + height)
+            in_columns = (columns[0] >= columns[1].floor()) & (columns[0] < columns[1].floor() + width)
+            assert torch.equal(moved[0], in_rows[:, None] & in_columns)
+
+
+def test_the_symbols_of_the_smaller_picture_change_the_guess():
+    network = model(smaller=Symbols(7, Layout((2, 2))))
+    shown, asked = mosaic(network)
+    codes = torch.randint(7, (3, 2, 2))
+    one = network.logits(network.states(shown, told(network, smaller=codes)), asked)
+    other = network.logits(network.states(shown, told(network, smaller=(codes + 1) % 7)), asked)
+    assert ((one - other).abs().amax(1) > 0).all()
+
+
+def test_smaller_pictures_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="whole multiple"):
+        Smaller(Symbols(7, Layout((3, 3))), Layout((4, 4)), 6)
+    with pytest.raises(ValueError, match="whole multiple"):
+        Smaller(Symbols(7, Layout((2, 8))), Layout((4, 4)), 6)
+
+
+def test_a_smaller_picture_is_asked_for_and_otherwise_refused():
+    for network, codes in ((model(), torch.zeros(3, 2, 2, dtype=torch.long)), (model(smaller=Symbols(7, Layout((2, 2)))), None)):
+        with pytest.raises(ValueError, match="super-resolution"):
+            told(network, smaller=codes)
+
+
+# -------------------------------------------------------------------------------------------------------------- critics
+
+
+def test_a_critic_of_its_own_believes_each_symbol_by_text_and_neighbours():
+    critic = awake(CriticConfig(width=16, depth=1, heads=2).build(model(patch=2).config, Symbols(VOCABULARY, Layout((4, 4), patch=2))))
+    shown, _ = mosaic(critic, share=0.0)
+    beliefs = critic.beliefs(critic.states(shown, told(critic)))
+    assert beliefs.shape == shown.shape
+    assert not torch.allclose(critic.beliefs(critic.states(shown, told(critic, TEXTS[::-1]))), beliefs)
+    other = shown.clone()
+    other[0, 0, 0] = (other[0, 0, 0] + 1) % VOCABULARY
+    moved = (critic.beliefs(critic.states(other, told(critic))) - beliefs).abs() > 0
+    assert moved[0].all() and not moved[1:].any()
+
+
+def test_a_critics_head_reads_the_models_states():
+    network = model(patch=2)
+    head = CriticHeadConfig(width=8).build(network.config, network.symbols).double()
+    shown, _ = mosaic(network, share=0.0)
+    assert head.beliefs(network.states(shown, told(network))).shape == shown.shape
+
+
+def test_an_untrained_model_finds_all_symbols_about_as_likely():
+    network = MaskedTransformerConfig(width=24, depth=2, heads=2, text=None).build(Symbols(VOCABULARY, Layout((4, 4))))
+    shown, asked = mosaic(network)
+    logits = network.logits(network.states(shown, told(network, [""] * 3)), asked)
+    assert logits.abs().max() < 1 and (logits.std(1) > 0).all()
