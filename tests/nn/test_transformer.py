@@ -37,12 +37,26 @@ def test_before_it_has_learnt_anything_it_passes_on_what_it_is_given():
     assert torch.equal(network(x, context=said()), network.norm(x))
 
 
+def test_in_half_precision_it_runs_without_a_warning_and_comes_near():
+    """Torch warns, and takes the slow way, where a norm's weights are of another precision than its input."""
+    network, x, states = made(context=12).float(), torch.randn(2, 6, 24), said()
+    states = States(states.values.float(), states.mask)
+    whole = network(x, context=states)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        half = network(x, context=states)
+    assert torch.allclose(half.float(), whole, atol=0.2)
+
+
 # -------------------------------------------------------------------------------------------------------------- places
 
 
 @pytest.mark.parametrize(
     ("grid", "coordinates"),
-    [((3,), [[0], [1], [2]]), ((2, 2), [[0, 0], [0, 1], [1, 0], [1, 1]]), ((1, 2, 2), [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]])],
+    [
+        ((3,), [[0], [1], [2]]),
+        ((2, 2), [[0, 0], [0, 1], [1, 0], [1, 1]]),
+        ((1, 2, 2), [[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]),
+    ],
 )
 def test_places_are_numbered_row_by_row(grid, coordinates):
     assert places_of(grid).tolist() == coordinates

@@ -207,7 +207,9 @@ def test_a_critic_that_is_not_there_is_missed_with_a_letter():
         filled(table(), MaskedSampling(order="critic"))
 
 
-@pytest.mark.parametrize("layout", [Layout((8, 8)), Layout((8, 8), patch=2), Layout((16, 12), patch=2), Layout((32,), levels=2)])
+@pytest.mark.parametrize(
+    "layout", [Layout((8, 8)), Layout((8, 8), patch=2), Layout((16, 12), patch=2), Layout((32,), levels=2)]
+)
 def test_halton_order_is_an_order_that_spreads(layout):
     order, cells = halton_order(layout.cells()), layout.cells()
     total = layout.count * layout.slots
