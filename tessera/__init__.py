@@ -14,6 +14,7 @@ _HOMES = {
     "Engine": "tessera.engine.engine",
     "EngineConfig": "tessera.engine.engine",
     "Frozen": "tessera.engine.task",
+    "Generator": "tessera.generator",
     "Loss": "tessera.engine.task",
     "OptimizerConfig": "tessera.engine.optimizer",
     "Run": "tessera.config",

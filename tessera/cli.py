@@ -101,6 +101,7 @@ def sample(
     noise: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
+    superres_rounds: int | None = None,
 ) -> int:
     """What a run's model makes, as ordinary files: a tokenizer rebuilds examples, a generator answers prompts.
 
@@ -129,29 +130,31 @@ def sample(
         noise: Chance in the order by confidence.
         top_k: Only the likeliest so many are drawn from; 0 is all.
         top_p: Only the likeliest with this probability together are drawn from.
+        superres_rounds: How often the super-resolution run is asked.
     """
+    from tessera.engine.evaluation import save_media
     from tessera.finished import finished
 
+    if count < 1:
+        raise Refused(f"At least 1 sample can be made, but --count is {count}.")
+    made = finished(run, weights)
+    _tell(made.notices)
     asked = {"rounds": rounds, "order": order, "schedule": schedule, "temperature": temperature, "noise": noise,
              "top_k": top_k, "top_p": top_p}  # fmt: skip
     led = {"scale": guidance, "start": guidance_from, "end": guidance_to, "ramp": guidance_ramp}
-    made = finished(run, weights)
-    _tell(made.notices)
-    place = Path(out) if out else _next_free(RunFolder(run).samples)
-    settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "seed": seed}
-    if hasattr(made.task, "generate") and (prompt or mask or superres or data is None):
-        made_of = _generated(made, run, superres, prompt, negative, data, mask, count, seed, asked, led)
-        media, settings = made_of.media, settings | made_of.settings
+    if hasattr(made.task, "generate"):
+        order_of = Order(run, superres, prompt, negative, data, mask, count, seed, superres_rounds)
+        answer = _generated(made, order_of, asked, led)
     else:
         _refuse_prompts(made, prompt, negative, mask, superres)
-        media = _rebuilt(made, data, count, seed)
+        answer = Generated(_rebuilt(made, data, count, seed), {})
+    place = _for_samples(Path(out)) if out else _next_free(RunFolder(run).samples)
+    settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "seed": seed, "count": len(answer.media)}
     with _told_if_not_writable(place):
         place.mkdir(parents=True, exist_ok=True)
-        from tessera.engine.evaluation import save_media
-
-        sheet = save_media(media, place)
-        (place / "settings.json").write_text(json_module.dumps(settings | {"count": len(media)}, indent=1) + "\n")
-    print(f"{len(media)} samples of step {made.steps} ({weights} weights) in {place}; all on one sheet: {sheet}")
+        sheet = save_media(answer.media, place)
+        (place / "settings.json").write_text(json_module.dumps(settings | answer.settings, indent=1) + "\n")
+    print(f"{len(answer.media)} samples of step {made.steps} ({weights} weights) in {place}; all on one sheet: {sheet}")
     return 0
 
 
@@ -189,6 +192,8 @@ def tokenize(
     with _told_if_not_writable(Path(out)):
         rows = ((batch.names, [marks[name] for name in batch.names], codes) for batch, codes in batches)
         examples = write_codes(out, rows, about)
+    if not examples:
+        raise Refused("Not one example could be read, so there are no codes to write. `tessera check` tells why.")
     print(f"{examples} of {len(source)} examples as codes of {tokenizer.vocabulary} symbols in {out}")
     return 0
 
@@ -238,9 +243,10 @@ def evaluate(
         "tessera": __version__,
     }
     judge = made.run.data.judge() if data is None and samples and hasattr(made.task, "generate") else None
-    if judge is not None:
-        pictures = _generated(averaged, run, None, (), None, None, None, samples, seed, {}, {})
-        verdict = judge(pictures.media, pictures.settings["prompts"])
+    if judge is not None and made.task.model.network.text is not None:
+        pictures = _generated(averaged, Order(run, None, (), None, None, None, samples, seed, None), {}, {})
+        prompts = _captions(made, None, len(pictures.media))
+        verdict = judge(pictures.media, prompts)
         numbers["average"] |= {"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}
         protocol["judged"] = {"pictures": verdict.of, "seed": seed, **pictures.settings}
     path = Path(out) if out else RunFolder(run).path / "evaluation.json"
@@ -346,48 +352,61 @@ def _carry_out(arguments: list[str]) -> int:
 
 
 @dataclass
+class Order:
+    """What somebody asks a generator for."""
+
+    run: str
+    superres: str | None
+    prompts: tuple[str, ...]
+    negative: str | None
+    data: str | None
+    mask: str | None
+    count: int
+    seed: int
+    superres_rounds: int | None
+
+
+@dataclass
 class Generated:
     media: list[Any]
     settings: dict[str, Any]
 
 
-def _generated(
-    made: Finished,
-    run: str,
-    superres: str | None,
-    prompts: tuple[str, ...],
-    negative: str | None,
-    data: str | None,
-    mask: str | None,
-    count: int,
-    seed: int,
-    asked: dict[str, Any],
-    led: dict[str, Any],
-) -> Generated:
+def _generated(made: Finished, order: Order, asked: dict[str, Any], led: dict[str, Any]) -> Generated:
     """What a generator makes, and every setting that it was made with."""
     import dataclasses
 
     from tessera.finished import finished
-    from tessera.generator import Generator, classes_of
+    from tessera.generator import Generator, classes_of, settings
 
-    above = finished(superres, made.weights) if superres is not None else None
-    generator = Generator(made, above, classes=classes_of(run))
+    above = finished(order.superres, made.weights) if order.superres is not None else None
+    generator = Generator(made, above, classes=classes_of(order.run))
     try:
         sampling = dataclasses.replace(generator.task.config.sampling, **{k: v for k, v in asked.items() if v is not None})
         guidance = dataclasses.replace(generator.task.config.guidance, **{k: v for k, v in led.items() if v is not None})
     except ValueError as error:
         raise Refused(str(error)) from None
-    if mask is not None and data is None:
+    if order.mask is not None and order.data is None:
         raise Refused("A mask is for a picture: say which with --data PICTURE.")
-    start = generator.start(str(data), mask) if mask is not None else None
-    texts = [text for text in prompts for _ in range(count)] or (_captions(made, data, count) if start is None else [""] * count)
-    if (prompts or negative) and generator.task.model.network.text is None:
-        raise Refused("This run was trained without captions: it takes no prompt.")
-    for text in generator.cut([*prompts, *([negative] if negative else [])]):
+    generator.refuse(order.prompts, order.negative)
+    for text in generator.cut([text for text in (*order.prompts, order.negative) if text]):
         print(f"The text encoder does not read the end of so long a prompt: {text[:60]}...", file=sys.stderr)
-    media = generator.generate(texts, seed=seed, negative=negative, sampling=sampling, guidance=guidance, start=start)
-    settings = {"superres": superres, "prompts": texts, "negative": negative, "mask": mask}
-    return Generated(media, settings | {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)})
+    how = {"seed": order.seed, "negative": order.negative, "sampling": sampling, "guidance": guidance}
+    told = {"superres": order.superres, "negative": order.negative, "mask": order.mask}
+    told |= {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)}
+    if "smaller" in generator.task.codecs and not order.prompts:
+        source = made.run.data.build().validation if order.data is None else _data(made, order.data).everything()
+        return Generated(generator.enlarge(source, order.count, **how), told)
+    start = generator.start(str(order.data), order.mask) if order.mask is not None else None
+    texts = [text for text in order.prompts for _ in range(order.count)]
+    if not texts:
+        wordless = start is not None or generator.task.model.network.text is None
+        texts = [""] * order.count if wordless else _captions(made, order.data, order.count)
+    media = generator.generate(texts, start=start, superres_rounds=order.superres_rounds, **how)
+    if generator.larger is not None:
+        larger = settings(generator.larger, order.superres_rounds)
+        told["superres_settings"] = {k: dataclasses.asdict(v) for k, v in vars(larger).items()}
+    return Generated(media, told | {"prompts": texts})
 
 
 def _captions(made: Finished, data: str | None, count: int) -> list[str]:

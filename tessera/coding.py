@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.progress import track
 from torch import Tensor
 
 from tessera.data.coded import CodedSource
-from tessera.data.codes import About, Codes, read_codes, write_codes
-from tessera.data.draws import Source
-from tessera.data.split import Split
+from tessera.data.codes import About, read_codes, write_codes
+from tessera.data.split import Some, Split
 from tessera.engine.processes import Processes
 from tessera.finished import Codec
 from tessera.folder import Refused
@@ -28,9 +29,11 @@ TOGETHER = 32
 """Examples that are encoded together."""
 
 
-def coded(split: Split, parts: dict[str, Codec], given: str, cache: Path, meeting: Processes, say: Callable[[str], None]) -> Split:
-    """Both sides of a split as codes. `given` is a folder of `tessera tokenize`, or no folder at all."""
-    coder = Coder(parts, Path(given), cache, say)
+def coded(
+    split: Split, parts: dict[str, Codec], given: Path | None, cache: Path, meeting: Processes, say: Callable[[str], None]
+) -> Split:
+    """Both sides of a split as codes. `given` is a folder that `tessera tokenize` wrote."""
+    coder = Coder(parts, given, cache, say)
     train = handed_out(lambda: coder.coded(split.train), meeting)
     if split.validation is split.train:
         return Split(train, train)
@@ -54,38 +57,57 @@ def handed_out(make: Callable[[], CodedSource], meeting: Processes) -> CodedSour
 @dataclass
 class Coder:
     parts: dict[str, Codec]
-    given: Path
+    given: Path | None
     cache: Path
     say: Callable[[str], None]
 
     def coded(self, source: Any) -> CodedSource:
         """What every tokenizer makes of a source; an example that one of them cannot read is left out."""
-        made = {name: self.codes(source, codec, name) for name, codec in self.parts.items()}
-        rows = {name: {example: row for row, example in enumerate(one.names)} for name, one in made.items()}
-        usable = [i for i in range(len(source)) if all(source.name(i) in known for known in rows.values())]
+        made = {name: self.rows(source, codec, name) for name, codec in self.parts.items()}
+        usable = [i for i in range(len(source)) if all(source.name(i) in rows for rows in made.values())]
         names = [source.name(i) for i in usable]
-        codes = {name: one.codes[[rows[name][example] for example in names]].int() for name, one in made.items()}
+        if not names:
+            raise Refused("Not one example could be read, so there is nothing to learn from. `tessera check` tells why.")
+        codes = {part: torch.stack([rows[name] for name in names]) for part, rows in made.items()}
         return CodedSource(names, codes, [source.caption(i) for i in usable])
 
-    def codes(self, source: Any, codec: Codec, name: str) -> Codes:
-        names = [source.name(i) for i in range(len(source))]
-        marks = [source.mark(i) for i in range(len(source))]
+    def rows(self, source: Any, codec: Codec, name: str) -> dict[str, Tensor]:
+        """The codes of each example that can be read: those given, and for the rest those of the cache."""
         fingerprint = codec.fingerprint
-        if name == "tokenizer" and (self.given / "index.json").exists():
-            given = read_codes(self.given, fingerprint)
-            known = dict(zip(given.names, given.marks, strict=True))
-            if all(known.get(one) == mark for one, mark in zip(names, marks, strict=True)):
-                return given
-            self.say(f"{self.given} lacks codes of some examples, or they have changed since: they are tokenized anew.")
+        have = self.given_rows(source, fingerprint) if name == "tokenizer" and self.given is not None else {}
+        missing = Some(source, [i for i in range(len(source)) if source.name(i) not in have])
+        if len(missing) == 0:
+            return have
+        names, marks = [[ask(i) for i in range(len(missing))] for ask in (missing.name, missing.mark)]
         key = hashlib.sha256(json.dumps([fingerprint, names, marks]).encode()).hexdigest()[:16]
-        place = self.cache / f"{name}-{key}"
-        if not (place / "index.json").exists():
+        return have | self.cached_rows(missing, codec, fingerprint, self.cache / f"{name}-{key}")
+
+    def given_rows(self, source: Any, fingerprint: str) -> dict[str, Tensor]:
+        """What `tessera tokenize` wrote of these examples, if they have not changed since."""
+        assert self.given is not None
+        given = read_codes(self.given, fingerprint)
+        marks = {source.name(i): source.mark(i) for i in range(len(source))}
+        rows = zip(given.names, given.marks, given.codes, strict=True)
+        have = {name: row for name, mark, row in rows if marks.get(name) == mark}
+        if len(have) < len(source):
+            self.say(f"{self.given} has {len(have):,} of {len(source):,} examples as they are now; the rest is tokenized here.")
+        return have
+
+    def cached_rows(self, source: Some, codec: Codec, fingerprint: str, place: Path) -> dict[str, Tensor]:
+        """From the cache; one that is not there, or damaged, is made."""
+        try:
+            found = read_codes(place, fingerprint)
+        except Refused:
+            shutil.rmtree(place, ignore_errors=True)
             self.say(f"Tokenizing {len(source):,} examples, once; the codes are kept in {place}")
             about = About(fingerprint, codec.vocabulary, codec.run.recipe, codec.steps, codec.transform)
-            write_codes(place, self.batches(source, codec, dict(zip(names, marks, strict=True))), about)
-        return read_codes(place, fingerprint)
+            if not write_codes(place, self.batches(source, codec), about):
+                return {}
+            found = read_codes(place, fingerprint)
+        return dict(zip(found.names, found.codes, strict=True))
 
-    def batches(self, source: Source, codec: Codec, marks: dict[str, str]) -> Iterator[tuple[list[str], list[str], Tensor]]:
+    def batches(self, source: Some, codec: Codec) -> Iterator[tuple[list[str], list[str], Tensor]]:
+        marks = {source.name(i): source.mark(i) for i in range(len(source))}
         rounds = -(-len(source) // TOGETHER)
         for batch, codes in track(codec.codes_of(source, TOGETHER), description="tokenizing", total=rounds, transient=True):
             for example, reason in batch.rejected:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tessera.config import did_you_mean
-from tessera.data.draws import Validation
+from tessera.data.draws import Source, Validation
 from tessera.engine.modes import mixed
 from tessera.finished import Finished, Weights, finished
 from tessera.folder import Refused, RunFolder
@@ -38,11 +38,6 @@ class Generator:
         self.larger = generating(superres) if superres is not None else None
         self.classes = classes
         """If it was trained on named folders: those names, which are all it knows."""
-        if "smaller" in self.task.codecs:
-            raise Refused(
-                "This is a super-resolution run: it makes larger pictures from smaller ones. Give it after the run that makes "
-                "those (tessera sample BASE SUPERRES --prompt ...), or pictures to start from (--data)."
-            )
         if self.larger is not None:
             self._refuse_strangers(self.larger)
 
@@ -64,13 +59,14 @@ class Generator:
 
     def generate(
         self,
-        texts: Sequence[str],
+        texts: str | Sequence[str],
         *,
         seed: int = 0,
         negative: str | None = None,
         rounds: int | None = None,
         guidance: float | Guidance | None = None,
         sampling: MaskedSampling | None = None,
+        superres_rounds: int | None = None,
         start: Start | None = None,
     ) -> list[Any]:
         """One picture for each text (an empty one asks for anything), in their order.
@@ -78,37 +74,50 @@ class Generator:
         `negative` is what to lead away from; `rounds` and `guidance` are short for the most used settings of `sampling` and
         `Guidance`; what is left out is as the run's config says. `start` is a picture of which a part is drawn anew.
         """
-        self.refuse_unknown(texts)
-        chosen = self.settings(rounds, guidance, sampling)
+        texts = [texts] if isinstance(texts, str) else list(texts)
+        self.refuse(texts, negative)
+        if "smaller" in self.task.codecs:
+            raise Refused(
+                "This is a super-resolution run: it makes larger pictures from smaller ones. Give it after the run that makes "
+                "those (tessera sample BASE SUPERRES --prompt ...), or pictures to start from (--data)."
+            )
+        chosen = settings(self.task, rounds, guidance, sampling)
         media: list[Any] = []
         for first in range(0, len(texts), TOGETHER):
-            some = list(texts[first : first + TOGETHER])
-            wanted = Wanted(some, [mixed(seed, first + i) for i in range(len(some))])
-            if negative is not None:
-                wanted.negative = [negative] * len(some)
+            wanted = wanted_of(texts[first : first + TOGETHER], seed, first, negative)
             if start is not None:
-                wanted.codes, wanted.hidden = (part.expand(len(some), *part.shape[1:]) for part in (start.codes, start.hidden))
-            media += self._media(wanted, chosen)
+                count = len(wanted.texts)
+                wanted.codes, wanted.hidden = (part.expand(count, *part.shape[1:]) for part in (start.codes, start.hidden))
+            codes = drawn_by(self.task, wanted, chosen)
+            if self.larger is None:
+                media += self.task.codecs["tokenizer"].media(codes)
+            else:
+                above = Wanted(wanted.texts, wanted.seeds, wanted.negative, smaller=codes)
+                larger = drawn_by(self.larger, above, settings(self.larger, superres_rounds))
+                media += self.larger.codecs["tokenizer"].media(larger)
         return media
 
-    def _media(self, wanted: Wanted, chosen: Settings) -> list[Any]:
-        codes = self.task.generate(wanted, chosen.sampling, chosen.guidance)
-        if self.larger is None:
-            return self.task.codecs["tokenizer"].media(codes)
-        above = Wanted(wanted.texts, wanted.seeds, wanted.negative, smaller=codes)
-        return self.larger.codecs["tokenizer"].media(self.larger.generate(above))
-
-    def settings(
-        self, rounds: int | None = None, guidance: float | Guidance | None = None, sampling: MaskedSampling | None = None
-    ) -> Settings:
-        """What a run says of sampling, with what is asked for instead."""
-        sampling = sampling or self.task.config.sampling
-        if rounds is not None:
-            sampling = dataclasses.replace(sampling, rounds=rounds)
-        if not isinstance(guidance, Guidance):
-            known = self.task.config.guidance
-            guidance = known if guidance is None else dataclasses.replace(known, scale=float(guidance))
-        return Settings(sampling, guidance)
+    def enlarge(
+        self,
+        source: Source,
+        count: int,
+        *,
+        seed: int = 0,
+        negative: str | None = None,
+        guidance: Guidance | None = None,
+        sampling: MaskedSampling | None = None,
+    ) -> list[Any]:
+        """By a super-resolution run: the first examples of a source, made smaller and then large again."""
+        chosen = settings(self.task, None, guidance, sampling)
+        stream = Validation(source, seed=seed, batch_size=TOGETHER)
+        media: list[Any] = []
+        for batch in stream.batches(rank=0, processes=1, limit=count):
+            if len(batch):
+                examples = batch.to(self.made.meeting.device).examples
+                wanted = wanted_of(examples.captions, seed, len(media), negative)
+                wanted.smaller = self.task.codes(examples, "smaller")
+                media += self.task.codecs["tokenizer"].media(drawn_by(self.task, wanted, chosen))
+        return media
 
     def start(self, picture: str | Path, mask: str | Path) -> Start:
         """A picture's symbols, and those of them that a mask's white covers, if only in part."""
@@ -127,10 +136,14 @@ class Generator:
             raise Refused(f"Nothing is white in {mask}, so there is nothing to draw: white marks what is drawn anew.")
         return Start(codes, hidden)
 
-    def refuse_unknown(self, texts: Sequence[str]) -> None:
+    def refuse(self, texts: Sequence[str], negative: str | None) -> None:
+        """Prompts that this run cannot answer."""
+        said = [text for text in (*texts, negative) if text]
+        if said and self.task.model.network.text is None:
+            raise Refused("This run was trained without captions: it takes no prompt.")
         known = {name.casefold() for name in self.classes}
-        for text in texts:
-            if known and text and text.casefold() not in known:
+        for text in said:
+            if known and text.casefold() not in known:
                 raise Refused(
                     f"This run was trained on named folders and knows no {text!r}{did_you_mean(text, list(self.classes))}"
                 )
@@ -145,6 +158,34 @@ class Generator:
 class Settings:
     sampling: MaskedSampling
     guidance: Guidance
+
+
+def settings(
+    task: MaskedTask,
+    rounds: int | None = None,
+    guidance: float | Guidance | None = None,
+    sampling: MaskedSampling | None = None,
+) -> Settings:
+    """What a run says of sampling, with what is asked for instead."""
+    sampling = sampling or task.config.sampling
+    if rounds is not None:
+        sampling = dataclasses.replace(sampling, rounds=rounds)
+    if not isinstance(guidance, Guidance):
+        known = task.config.guidance
+        guidance = known if guidance is None else dataclasses.replace(known, scale=float(guidance))
+    return Settings(sampling, guidance)
+
+
+def wanted_of(texts: Sequence[str], seed: int, first: int, negative: str | None) -> Wanted:
+    seeds = [mixed(seed, first + i) for i in range(len(texts))]
+    return Wanted(list(texts), seeds, [negative] * len(texts) if negative is not None else None)
+
+
+def drawn_by(task: MaskedTask, wanted: Wanted, chosen: Settings) -> Tensor:
+    try:
+        return task.generate(wanted, chosen.sampling, chosen.guidance)
+    except ValueError as error:
+        raise Refused(str(error)) from None
 
 
 @dataclasses.dataclass

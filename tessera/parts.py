@@ -20,28 +20,28 @@ from tessera.folder import Refused, RunFolder
 def take_parts(run: Run, folder: RunFolder, meeting: Processes) -> dict[str, Codec]:
     """The tokenizers this run stands on, from its own folder, into which the main process copies them once."""
     for name, path in run.task.parts().items():
-        meeting.main_does(lambda name=name, path=path: take_part(folder.parts / name, path))  # type: ignore[misc]
+        meeting.main_does(lambda name=name, path=path: take_part(folder.parts / name, path, name))  # type: ignore[misc]
     parts = parts_in(folder, run)
     refuse_misfits(run, parts)
     return parts
 
 
-def take_part(place: Path, path: str) -> None:
+def take_part(place: Path, path: str, name: str) -> None:
     """Copies a finished run, or sees to it that the copy is still of the same one."""
     if not place.exists():
-        copy_part(place, path)
+        copy_part(place, path, name)
     elif Path(path).exists() and not same(place, Path(path)):
         raise Refused(
             f"This run began with the tokenizer that is copied in {place}; the one in {path} is another one, or was trained on "
-            f"since. Its symbols would mean something else. Give another --out, or go on with the copy: --tokenizer {place}"
+            f"since. Its symbols would mean something else. Give another --out, or go on with the copy: --{name} {place}"
         )
 
 
-def copy_part(place: Path, path: str) -> None:
+def copy_part(place: Path, path: str, name: str) -> None:
     if not (Path(path) / "config.json").exists():
         raise Refused(
             f"There is no tokenizer in {path}. Train one first (tessera train images-vqgan --out {path}), or say where one is: "
-            "--tokenizer RUN"
+            f"--{name} RUN"
         )
     made = finished(path)
     run = dataclasses.replace(made.run, task=Codec(made).run.task.published())

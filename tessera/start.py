@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -20,7 +20,7 @@ from tessera import __version__
 from tessera.coding import coded
 from tessera.config import Run, differences, encode, flat
 from tessera.data.draws import Training, Validation
-from tessera.data.split import Split
+from tessera.data.split import Some, Split
 from tessera.engine.checkpoint import name_of
 from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
@@ -29,6 +29,7 @@ from tessera.engine.task import Task
 from tessera.finished import Codec
 from tessera.folder import Refused, RunFolder, write_atomically
 from tessera.generator import CLASSES
+from tessera.media.errors import Unreadable
 from tessera.parts import take_parts
 
 NO_PARTS: Mapping[str, Codec] = {}
@@ -71,7 +72,11 @@ def ready(run: Run, split: Split, parts: dict[str, Codec], folder: RunFolder, me
     if classes := getattr(split.train, "classes", list)():
         meeting.main_does(lambda: write_atomically(folder.path / CLASSES, json.dumps(classes, indent=1) + "\n"))
     if parts and run.task.codes != "live":
-        return coded(split, parts, run.task.codes, folder.cache, meeting, say if meeting.main else lambda line: None)
+        given = None if run.task.codes == "cache" else Path(run.task.codes)
+        try:
+            return coded(split, parts, given, folder.cache, meeting, say if meeting.main else lambda line: None)
+        except ValueError as error:
+            raise Refused(str(error)) from error
     return split
 
 
@@ -79,9 +84,18 @@ def introduced(task: Task, source: Any, place: Path) -> None:
     """A task hears what is said about all training examples before it meets the first."""
     if hasattr(source, "caption"):
         try:
-            task.meet([source.caption(i) for i in range(len(source))], place)
+            task.meet(captions_of(source), place)
         except (ValueError, OSError) as error:
             raise Refused(str(error)) from error
+
+
+def captions_of(source: Any) -> list[str]:
+    """One that cannot be read is met when its example is, and left out there."""
+    captions = []
+    for i in range(len(source)):
+        with contextlib.suppress(Unreadable):
+            captions.append(source.caption(i))
+    return captions
 
 
 def say(line: str) -> None:
@@ -168,7 +182,7 @@ on {run.data.path or "the built-in toys"}. `config.json` holds every setting.
 |---|---|
 {rows}
 
-`tessera sample {folder.path}` makes samples, `tessera evaluate {folder.path}` measures, `Tokenizer.load("{folder.path}")`
+`tessera sample {folder.path}` makes samples, `tessera evaluate {folder.path}` measures, `{run.task.door}.load("{folder.path}")`
 opens it in Python.
 """
     write_atomically(folder.card, text)
@@ -198,7 +212,7 @@ def rehearse(run: Run) -> None:
     )  # fmt: skip
     rehearsal = dataclasses.replace(run, engine=short)
     split = run.data.build()
-    split = Split(First(split.train, max(2, share)), First(split.validation, 2))
+    split = Split(Some(split.train, range(max(2, share))), Some(split.validation, range(2)))
     with tempfile.TemporaryDirectory() as place:
         engine = engine_of(rehearsal, RunFolder(place), split=split)
         if is_main():
@@ -213,32 +227,6 @@ def rehearse(run: Run) -> None:
         raise Refused("What was loaded is not what was saved: this is a defect of Tessera, please report it.")
     if is_main():
         print("Two steps, one validation, samples, a save and a load: all well. Nothing was kept.")
-
-
-@dataclass
-class First:
-    """The first few examples of a source."""
-
-    source: Any
-    count: int
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.source))
-
-    def name(self, index: int) -> str:
-        return self.source.name(index)
-
-    def caption(self, index: int) -> str:
-        return self.source.caption(index)
-
-    def mark(self, index: int) -> str:
-        return self.source.mark(index)
-
-    def item(self, index: int, rng: np.random.Generator) -> Any:
-        return self.source.item(index, rng)
-
-    def collate(self, examples: list[Any]) -> Any:
-        return self.source.collate(examples)
 
 
 def plan(task: Task) -> Table:

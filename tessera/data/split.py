@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,32 @@ class Split:
     """a source, augmented as its configuration says"""
     validation: Any
     """a source, never augmented"""
+
+
+class Some:
+    """Some examples of a source, as a source."""
+
+    def __init__(self, source: Any, indices: Iterable[int]):
+        self.source = source
+        self.indices = [i for i in indices if i < len(source)]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def name(self, index: int) -> str:
+        return self.source.name(self.indices[index])
+
+    def caption(self, index: int) -> str:
+        return self.source.caption(self.indices[index])
+
+    def mark(self, index: int) -> str:
+        return self.source.mark(self.indices[index])
+
+    def item(self, index: int, rng: np.random.Generator) -> Any:
+        return self.source.item(self.indices[index], rng)
+
+    def collate(self, examples: list[Any]) -> Any:
+        return self.source.collate(examples)
 
 
 def divide(names: Sequence[str], share: float, seed: int = 0) -> tuple[list[int], list[int]]:

@@ -95,11 +95,11 @@ class Reader(nn.Module):
         return self.symbols.vocabulary
 
     def condition(self, texts: Sequence[str], dropped: Sequence[bool], smaller_codes: Tensor | None = None) -> Condition:
-        """What the texts say, nothing where they are dropped; and what the smaller pictures show."""
+        """What the texts say, nothing where they are dropped or empty; and what the smaller pictures show."""
         looked = None
         if self.text is not None:
             states = self.text(texts)
-            kept = torch.tensor([not one for one in dropped], device=states.mask.device)
+            kept = torch.tensor([bool(text) and not one for text, one in zip(texts, dropped)], device=states.mask.device)
             looked = self.transformer.look(States(states.values, states.mask & kept[:, None]))
         if (self.smaller is None) != (smaller_codes is None):
             raise ValueError("A super-resolution model needs the symbols of the smaller picture, and only such a model takes them.")
@@ -182,8 +182,11 @@ class Head(nn.Module):
             self.register_buffer("features", symbols.features, persistent=False)
 
     def forward(self, rows_MW: Tensor) -> Tensor:
-        own_MV = self.own(rows_MW)
-        return own_MV if self.to_features is None else own_MV + self.to_features(rows_MW) @ self.features.T.to(rows_MW.dtype)
+        count, rows_MW = len(rows_MW), steady(rows_MW)
+        logits_MV = self.own(rows_MW)
+        if self.to_features is not None:
+            logits_MV = logits_MV + self.to_features(rows_MW) @ self.features.T.to(rows_MW.dtype)
+        return logits_MV[:count]
 
 
 class Smaller(nn.Module):
@@ -215,8 +218,14 @@ def by_slot(rows_MW: Tensor, slot_M: Tensor, matrices_SWW: Tensor) -> Tensor:
     """Each row times its slot's matrix: sorted by slot, so that each matrix is used once."""
     order = slot_M.argsort(stable=True)
     counts = torch.bincount(slot_M, minlength=len(matrices_SWW)).tolist()
-    parts = [rows @ matrix for rows, matrix in zip(rows_MW[order].split(counts), matrices_SWW, strict=True)]
+    sorted_rows = rows_MW[order].split(counts)
+    parts = [(steady(rows) @ matrix)[: len(rows)] for rows, matrix in zip(sorted_rows, matrices_SWW, strict=True)]
     return torch.cat(parts)[order.argsort()]
+
+
+def steady(rows_MW: Tensor) -> Tensor:
+    """At least four rows: products of fewer are rounded otherwise on some CPUs, and a seed would give another picture in a batch."""
+    return rows_MW if len(rows_MW) >= 4 else nn.functional.pad(rows_MW, (0, 0, 0, 4 - len(rows_MW)))
 
 
 class MaskedModel(nn.Module):

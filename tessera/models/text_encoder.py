@@ -117,7 +117,8 @@ class LearnedText(TextEncoder):
         """(B, L), padded at the end and cut at `longest`."""
         refuse_one_text(texts)
         spelt = [self.alphabet.encode(text)[: self.longest] for text in texts]
-        most = max(map(len, spelt))
+        # A finished model pads alike whoever is beside a text, so that not even a rounding depends on it.
+        most = max(map(len, spelt)) if self.training else self.longest
         rows = [symbols + [PADDING] * (most - len(symbols)) for symbols in spelt]
         return torch.tensor(rows, device=self.embedding.weight.device)
 

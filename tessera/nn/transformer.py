@@ -72,7 +72,7 @@ class Transformer(nn.Module):
         self.width = width
         self.head_width = width // heads
         self.blocks = nn.ModuleList([Block(width, heads, context) for _ in range(depth)])
-        self.norm = nn.RMSNorm(width)
+        self.norm = Norm(width)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
                 module.weight.between_states = True  # type: ignore[assignment]  # what engine/optimizer.py's Muon asks for
@@ -119,9 +119,9 @@ class SelfAttention(nn.Module):
     def __init__(self, width: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.norm = nn.RMSNorm(width)
+        self.norm = Norm(width)
         self.to_query_key_value = linear(width, 3 * width)
-        self.query_norm, self.key_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        self.query_norm, self.key_norm = Norm(width // heads), Norm(width // heads)
         self.out = starting_as_nothing(linear(width, width))
 
     def forward(self, x_BNW: Tensor, turned: Turn, mask: Tensor | None) -> Tensor:
@@ -145,11 +145,11 @@ class CrossAttention(nn.Module):
     def __init__(self, width: int, heads: int, context: int):
         super().__init__()
         self.heads = heads
-        self.norm = nn.RMSNorm(width)
-        self.context_norm = nn.RMSNorm(context)
+        self.norm = Norm(width)
+        self.context_norm = Norm(context)
         self.to_query = linear(width, width)
         self.to_key_value = linear(context, 2 * width)
-        self.query_norm, self.key_norm = nn.RMSNorm(width // heads), nn.RMSNorm(width // heads)
+        self.query_norm, self.key_norm = Norm(width // heads), Norm(width // heads)
         self.nothing = nn.Parameter(torch.randn(2, heads, 1, width // heads))
         self.out = starting_as_nothing(linear(width, width))
 
@@ -173,13 +173,20 @@ class FeedForward(nn.Module):
     def __init__(self, width: int):
         super().__init__()
         inner = (8 * width // 3 + 15) // 16 * 16
-        self.norm = nn.RMSNorm(width)
+        self.norm = Norm(width)
         self.to_inner = linear(width, 2 * inner)
         self.out = starting_as_nothing(linear(inner, width))
 
     def forward(self, x: Tensor) -> Tensor:
         value, gate = self.to_inner(self.norm(x)).chunk(2, dim=-1)
         return self.out(value * F.silu(gate))
+
+
+class Norm(nn.RMSNorm):
+    """Its weights in the precision of what it is given: torch warns of mixed ones and is slower for them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

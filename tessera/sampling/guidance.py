@@ -25,6 +25,8 @@ class Guidance:
     """How the scale grows within them: at once, or from 1."""
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.scale):
+            raise ValueError(f"A guidance scale is a number, 1 for none, but it is {self.scale}.")
         if not 0 <= self.start <= self.end <= 1:
             raise ValueError(
                 f"Guidance from {self.start} to {self.end} is no interval of a drawing: 0 <= start <= end <= 1 is needed."

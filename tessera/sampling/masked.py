@@ -43,8 +43,10 @@ class MaskedSampling:
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"A picture takes at least 1 round, but rounds is {self.rounds}.")
-        if self.temperature < 0 or self.noise < 0 or self.top_k < 0:
-            raise ValueError("temperature, noise and top_k cannot be below 0.")
+        if not 0 <= self.temperature < math.inf or not 0 <= self.noise < math.inf or self.top_k < 0:
+            raise ValueError(
+                f"temperature ({self.temperature}), noise ({self.noise}) and top_k ({self.top_k}) are numbers from 0 on."
+            )
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is a probability above 0 and up to 1, but it is {self.top_p}.")
 
@@ -75,6 +77,8 @@ def fill(
     a hidden symbol; `score` is the critic's belief in each symbol."""
     if config.order == "critic" and score is None:
         raise ValueError("This model has no critic to choose by: use the order `confidence` or `halton`.")
+    if config.order == "halton" and first_NS is None:
+        raise ValueError("The order `halton` needs the rank of each symbol: give `first_NS`.")
     symbols = symbols_BNS.masked_fill(hidden_BNS, mask)
     every = torch.ones_like(hidden_BNS[0])
     for stage in stages or [Stage(every, config.rounds, config.temperature)]:
@@ -103,7 +107,8 @@ def lay(
             break
         progress = number / stage.rounds
         strength = config.noise * (1 - (number + 1) / stage.rounds)
-        chance = [torch.rand(2, *symbols.shape[1:], generator=generator) for generator in generators]
+        shape = (2, *symbols.shape[1:])  # an example that is done draws no more, whoever is not
+        chance = [torch.rand(shape, generator=g) if count else torch.zeros(shape) for g, count in zip(generators, left, strict=True)]
         for_symbols, for_order = torch.stack(chance, dim=1).to(symbols.device)
         logits_MV = guess(symbols, hidden, progress)
         drawn_M = drawn(narrowed(logits_MV, config.top_k, config.top_p), for_symbols[hidden], stage.temperature)
@@ -151,7 +156,8 @@ def drawn(logits_MV: Tensor, chance_M: Tensor, temperature: float) -> Tensor:
 def narrowed(logits_MV: Tensor, top_k: int, top_p: float) -> Tensor:
     """Everything but the likeliest is made impossible."""
     if 0 < top_k < logits_MV.shape[-1]:
-        logits_MV = logits_MV.masked_fill(logits_MV < logits_MV.topk(top_k, dim=-1).values[:, -1:], -math.inf)
+        kept = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, logits_MV.topk(top_k, dim=-1).indices, True)
+        logits_MV = logits_MV.masked_fill(~kept, -math.inf)
     if top_p < 1:
         ordered, places = logits_MV.sort(dim=-1, descending=True)
         before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)

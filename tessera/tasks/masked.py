@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +88,8 @@ class Masked:
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedConfig:
+    door: ClassVar[str] = "Generator"
+    """What opens such a run in Python."""
     tokenizer: str = "runs/images-vqgan"
     """The run whose symbols are learnt; it is copied into this run's folder."""
     smaller: str | None = None
@@ -113,6 +115,10 @@ class MaskedConfig:
         for name in ("drop_condition", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is a share, at least 0 and below 1, but it is {getattr(self, name)}.")
+        if self.patch < 1:
+            raise ValueError(f"A place holds a square of at least 1 x 1 symbols, but patch is {self.patch}.")
+        if self.sampling.order == "critic" and self.critic is None:
+            raise ValueError("Sampling in the critic's order needs a critic (--critic head or own), and this model has none.")
 
     def suits(self, data: Any) -> None:
         if self.codes != "live" and data != data.plain():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class AdversaryConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
+    door: ClassVar[str] = "Tokenizer"
+    """What opens such a run in Python."""
     model: VQGANConfig = field(default_factory=VQGANConfig)
     fidelity: ImageFidelityConfig = field(default_factory=ImageFidelityConfig)
     adversary: AdversaryConfig | None = None

@@ -17,18 +17,18 @@ from tessera.folder import Refused
 ABOUT = About(fingerprint="f" * 64, vocabulary=64, recipe="images-vqgan", steps=20, transform={"size": 16})
 
 
-def some(count: int, each: int = 3) -> Iterator[tuple[list[str], Tensor]]:
+def some(count: int, each: int = 3) -> Iterator[tuple[list[str], list[str], Tensor]]:
     """Batches of grids of 2 x 2 codes, the last one smaller."""
     for start in range(0, count, each):
         members = range(start, min(start + each, count))
-        yield [f"{i}.png" for i in members], torch.tensor([[[i % 64, 1], [2, 63]] for i in members])
+        yield [f"{i}.png" for i in members], [f"{i} bytes" for i in members], torch.tensor([[[i % 64, 1], [2, 63]] for i in members])
 
 
 def test_codes_come_back_in_their_order_with_names_and_origin(tmp_path):
     assert write_codes(tmp_path / "codes", some(8), ABOUT) == 8
     found = read_codes(tmp_path / "codes", ABOUT.fingerprint)
     assert found.names == [f"{i}.png" for i in range(8)]
-    assert torch.equal(found.codes, torch.cat([codes for _, codes in some(8)])) and found.codes.dtype == torch.int64
+    assert torch.equal(found.codes, torch.cat([codes for _, _, codes in some(8)])) and found.codes.dtype == torch.int64
     assert found.about == ABOUT
 
 

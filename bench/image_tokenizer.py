@@ -1,0 +1,118 @@
+"""The sides of the image tokenizer's training step: ours, and muse-maskgit-pytorch's by its own trainer.
+
+Pictures of 64 x 64 from PNG files, batch 4, dim 32, 3 halvings, LFQ with 256 symbols, discriminator with 3 layers, moving
+average each step. Both do whole steps, pictures read and decoded, with the same losses: L1, a perceptual term on two
+strided convolutions of 8 channels, LFQ's entropy, a hinge discriminator weighed by gradients at the last layer, and a
+gradient penalty. Theirs takes the penalty at every step, whatever it is asked for; ours as often as it is told.
+
+Our network has their widths (`late=1`: 32, 32, 64, 128).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sides import About, Side, mflop, parameters, versions
+
+SIDE, BATCH, SYMBOLS = 64, 4, 256
+NEVER = 10**9
+
+
+def theirs(work: Path) -> Side:
+    os.environ["PEER_WORK"] = str(work)
+    from peer_adapters import VqganA
+
+    adapter = VqganA()
+    adapter.seed(0)
+    model = adapter.build()
+    judge, features = parameters(model.discr), parameters(model.vgg)
+    about = About(
+        parameters={"model": parameters(model) - judge - features, "judge": judge},
+        mflop={"model": picture_mflop(model), "judge": picture_mflop(model.discr)},
+        packages=versions("muse-maskgit-pytorch", "vector-quantize-pytorch", "torch"),
+    )
+    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    return Side(about, lambda: adapter.run(trainer, 1))
+
+
+def ours(work: Path, *, penalty_every: int) -> Side:
+    from tessera.folder import RunFolder
+    from tessera.start import engine_of, task_of
+
+    run = run_of(penalty_every, work / "data" / "images")
+    task = task_of(run)
+    about = About(
+        parameters={"model": parameters(task.model), "judge": parameters(task.discriminator)},
+        mflop={"model": picture_mflop(task.model), "judge": picture_mflop(task.discriminator)},
+        packages=versions("torch"),
+    )
+    life = engine_of(run, RunFolder(work / f"ours-{penalty_every}"), task=task).steps()
+    return Side(about, lambda: next(life))
+
+
+def run_of(penalty_every: int, pictures: Path) -> Any:
+    """The same configuration and the same losses, in our words."""
+    from tessera.config import Run
+    from tessera.data.images import Images
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.models.patch_discriminator import PatchDiscriminatorConfig
+    from tessera.models.vqgan import VQGANConfig
+    from tessera.nn.quantize import LFQConfig
+    from tessera.tasks.fidelity import ImageFidelityConfig
+    from tessera.tasks.tokenizer import AdversaryConfig, TokenizerConfig
+
+    quantizer = LFQConfig(codebook_size=SYMBOLS, diversity=4.0)
+    optimizer = OptimizerConfig(kind="adam", rate=3e-4, betas=(0.9, 0.999), clip=1.0)
+    adversary = AdversaryConfig(
+        discriminator=PatchDiscriminatorConfig(dim=32, widest=128, layers=3),
+        adaptive=True,
+        weight=1.0,
+        penalty=10.0,
+        penalty_every=penalty_every,
+        penalty_centre=1.0,
+        optimizer=optimizer,
+    )
+    task = TokenizerConfig(
+        model=VQGANConfig(dim=32, widest=128, late=1, layers=3, blocks=(0, 0, 1), quantizer=quantizer),
+        fidelity=ImageFidelityConfig(pixel="l1", perceptual=stand_in()),
+        adversary=adversary,
+        optimizer=optimizer,
+    )
+    engine = EngineConfig(
+        steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER,
+        average=AverageConfig(decay=0.995),
+    )  # fmt: skip
+    return Run(recipe="bench", task=task, data=Images(path=str(pictures), size=SIDE, flip=True), engine=engine)
+
+
+def stand_in() -> Any:
+    """The small network on which both sides take their perceptual term, in place of a VGG that has to be fetched."""
+    from torch import Tensor, nn
+
+    from tessera.tasks.fidelity import PerceptualConfig
+
+    class TwoConvolutions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 4, 1))
+
+        def features(self, images: Tensor) -> list[Tensor]:
+            return [self.layers(images)]
+
+    @dataclass(frozen=True, kw_only=True)
+    class StandIn(PerceptualConfig):
+        def build(self) -> nn.Module:
+            return TwoConvolutions()
+
+    return StandIn()
+
+
+def picture_mflop(network: Any) -> float:
+    import torch
+
+    return mflop(lambda: network(torch.rand(BATCH, 3, SIDE, SIDE)))

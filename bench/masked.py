@@ -1,0 +1,263 @@
+"""The sides of masked generation: a training step and a sample, ours and muse-maskgit-pytorch's; ours with and without cache.
+
+Against the package: 256 symbols, 64 places (8 x 8), width 128, depth 2, 4 heads, batch 4, Adam, gradients clipped at 0.5, half
+of the captions dropped. Neither side has a text encoder: a caption is 16 random states of width 64, which only have to be
+looked up. Neither side has a picture: codes in, codes out.
+
+- The package has no trainer for its MaskGit, so its training step is the least there is: forward, backward, clipping, Adam, on
+  batches that lie ready. Ours is `Engine.steps()` with everything on, moving average included, and its stream of examples.
+- A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the symbols.
+
+With and without cache: the recipe `images-maskgit` at its small size, on toys of 64 x 64. The tokenizer is the recipe's too,
+trained for one step: what its symbols are worth takes no time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import math
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sides import About, Side, mflop, parameters, versions
+
+SYMBOLS, GRID, WIDTH, DEPTH, HEADS = 256, 8, 128, 2, 4
+PLACES = GRID * GRID
+TEXT_PLACES, TEXT_WIDTH = 16, 64
+BATCH, EXAMPLES = 4, 128
+RATE, BETAS, CLIP, DROPPED = 3e-4, (0.9, 0.999), 0.5, 0.5
+ROUNDS, SCALE, KEPT_SHARE = 18, 3.0, 0.1
+NEVER = 10**9
+
+
+def random_codes() -> Any:
+    import torch
+
+    return torch.randint(SYMBOLS, (EXAMPLES, GRID, GRID), generator=torch.Generator().manual_seed(7))
+
+
+def random_states() -> Any:
+    """What a text encoder would say of each example's caption, which is the example's number."""
+    import torch
+
+    return torch.randn(EXAMPLES, TEXT_PLACES, TEXT_WIDTH, generator=torch.Generator().manual_seed(8))
+
+
+# ---- theirs
+
+
+def their_step(work: Path) -> Side:
+    import torch
+
+    model = their_model(work)
+    learning = list(model.transformer.parameters())
+    optimizer = torch.optim.Adam(learning, lr=RATE, betas=BETAS)
+    ready = itertools.cycle(zip(random_codes().split(BATCH), random_states().split(BATCH), strict=True))
+
+    def step() -> None:
+        codes, states = next(ready)
+        optimizer.zero_grad()
+        model(codes, text_embeds=states, cond_drop_prob=DROPPED).backward()
+        torch.nn.utils.clip_grad_norm_(learning, CLIP)
+        optimizer.step()
+
+    return Side(about_them(model), step)
+
+
+def their_sample(work: Path) -> Side:
+    os.environ["TQDM_DISABLE"] = "1"  # its bar is for a person
+    model = their_model(work)
+    asked = {"timesteps": ROUNDS, "cond_scale": SCALE, "topk_filter_thres": 1 - KEPT_SHARE}
+    return Side(about_them(model), lambda: model.generate(texts=["0"], **asked))
+
+
+def their_model(work: Path) -> Any:
+    """Its MaskGit, which wants a text encoder and a tokenizer: of the one it is told the size, the other hands codes through."""
+    import peershim  # noqa: F401  # before anything that imports torchvision
+    import torch
+    from muse_maskgit_pytorch import MaskGit, MaskGitTransformer, VQGanVAE
+
+    torch.manual_seed(0)
+    text = work / "text-of-nobody"
+    text.mkdir(exist_ok=True)
+    (text / "config.json").write_text(json.dumps({"model_type": "t5", "d_model": TEXT_WIDTH}))
+    transformer = MaskGitTransformer(
+        num_tokens=SYMBOLS, seq_len=PLACES, dim=WIDTH, depth=DEPTH, heads=HEADS, dim_head=WIDTH // HEADS, t5_name=str(text)
+    )
+    states = random_states()
+    transformer.encode_text = lambda texts: states[[int(text) for text in texts]]
+    tokenizer = VQGanVAE(dim=16, layers=3, codebook_size=SYMBOLS, use_vgg_and_gan=False)
+    model = MaskGit(image_size=64, transformer=transformer, vae=tokenizer, cond_drop_prob=DROPPED)
+    model.vae.decode_from_ids = lambda codes: codes  # it cannot do without a tokenizer, but this one takes no time
+    return model
+
+
+def about_them(model: Any) -> About:
+    """Without the network for self-conditioning, which is built in any case and never called here."""
+    network = model.transformer
+    codes, states = random_codes()[:BATCH].flatten(1), random_states()[:BATCH]
+    return About(
+        parameters={"model": parameters(network) - parameters(network.self_cond_to_init_embed)},
+        mflop={"model": mflop(lambda: network(codes, text_embeds=states))},
+        packages=versions("muse-maskgit-pytorch", "torch"),
+    )
+
+
+# ---- ours
+
+
+def our_step(work: Path) -> Side:
+    from tessera.data.coded import CodedSource
+    from tessera.data.draws import Training, Validation
+    from tessera.engine.engine import Engine, EngineConfig
+    from tessera.folder import RunFolder
+
+    task = our_task()
+    names = [str(number) for number in range(EXAMPLES)]
+    source = CodedSource(names, {"tokenizer": random_codes().int()}, names)
+    config = EngineConfig(steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER)
+    folder = RunFolder(work / "ours")
+    folder.make()
+    training = Training(source, seed=config.seed, batch_size=BATCH)
+    engine = Engine(task, training, Validation(source, seed=config.seed, batch_size=BATCH), config, folder)
+    engine.open({})
+    life = engine.steps()
+    return Side(about_us(task), lambda: next(life))
+
+
+def our_sample(work: Path) -> Side:
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.masked import MaskedSampling
+    from tessera.tasks.masked import Wanted
+
+    task = our_task().eval()
+    seeds = itertools.count()
+    sampling = MaskedSampling(rounds=ROUNDS, top_k=math.ceil(KEPT_SHARE * SYMBOLS))
+    guidance = Guidance(scale=SCALE)
+    return Side(about_us(task), lambda: task.generate(Wanted(["0"], [next(seeds)]), sampling, guidance))
+
+
+def our_task() -> Any:
+    from tessera.engine.modes import seed
+    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.models.masked_transformer import MaskedTransformerConfig
+    from tessera.tasks.masked import MaskedConfig
+
+    seed(0)
+    return MaskedConfig(
+        model=MaskedTransformerConfig(width=WIDTH, depth=DEPTH, heads=HEADS, text=looked_up()),
+        drop_condition=DROPPED,
+        optimizer=OptimizerConfig(kind="adam", rate=RATE, betas=BETAS, clip=CLIP),
+    ).build(no_tokenizer())
+
+
+def looked_up() -> Any:
+    """A text encoder that only has to look its states up."""
+    import torch
+
+    from tessera.models.text_encoder import LearnedTextConfig, TextEncoder
+    from tessera.nn.transformer import States
+
+    class LookedUp(TextEncoder):
+        width = TEXT_WIDTH
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.states = random_states()
+
+        def forward(self, texts: Any) -> States:
+            values = self.states[[int(text) for text in texts]]
+            return States(values, torch.ones(values.shape[:2], dtype=torch.bool))
+
+    @dataclass(frozen=True, kw_only=True)
+    class LookedUpConfig(LearnedTextConfig):
+        def build(self) -> LookedUp:  # type: ignore[override]
+            return LookedUp()
+
+    return LookedUpConfig()
+
+
+def no_tokenizer() -> Any:
+    """A grid of symbols of which nothing is known: their network knows nothing of its symbols either."""
+    from torch import nn
+
+    class NoTokenizer:
+        network = nn.Identity()
+        vocabulary, grid, levels, features = SYMBOLS, (GRID, GRID), 1, None
+
+    return NoTokenizer()
+
+
+def about_us(task: Any) -> About:
+    texts = [str(number) for number in range(BATCH)]
+    return About(
+        parameters={"model": parameters(task.model)},
+        mflop={"model": masked_mflop(task, random_codes()[:BATCH], texts)},
+        packages=versions("torch"),
+    )
+
+
+def masked_mflop(task: Any, codes: Any, texts: list[str]) -> float:
+    """With all symbols asked for, so that it can be held beside a network that gives them all always."""
+    network, symbols = task.model.network, task.layout.folded(codes)
+
+    def forward() -> None:
+        states = network.states(symbols, network.condition(texts, [False] * len(texts)))
+        network.logits(states, symbols >= 0)
+
+    return mflop(forward)
+
+
+# ---- with and without cache
+
+
+def from_codes(work: Path, *, codes: Literal["cache", "live"]) -> Side:
+    """The small recipe as `tessera train` runs it. What the cache takes to fill comes before the first step."""
+    from tessera.folder import RunFolder
+    from tessera.recipes.images import images_maskgit
+    from tessera.start import engine_of
+
+    run = images_maskgit("small", tokenizer=str(tokenizer_in(work / "tokenizer")))
+    run = dataclasses.replace(
+        run,
+        task=dataclasses.replace(run.task, codes=codes),
+        data=dataclasses.replace(run.data, toys=1024),
+        engine=dataclasses.replace(run.engine, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER),
+    )
+    engine = engine_of(run, RunFolder(work / codes))
+    life = engine.steps()
+    return Side(about_run(engine.task, run), lambda: next(life))
+
+
+def tokenizer_in(place: Path) -> Path:
+    """The small tokenizer after one step; whichever side comes first makes it."""
+    from tessera.data.images import Images
+    from tessera.folder import RunFolder
+    from tessera.recipes.images import images_vqgan
+    from tessera.start import engine_of
+
+    if not place.exists():
+        run = images_vqgan("small")
+        short = dataclasses.replace(run.engine, steps=1, sample_count=1)
+        few = Images(size=run.data.size, toys=16, validation_share=0.25)
+        engine_of(dataclasses.replace(run, data=few, engine=short), RunFolder(place)).run()
+    return place
+
+
+def about_run(task: Any, run: Any) -> About:
+    import numpy as np
+
+    source, codec = run.data.build().train, task.codecs["tokenizer"]
+    examples = source.collate([source.item(number, np.random.default_rng(number)) for number in range(run.engine.batch_size)])
+    return About(
+        parameters={"model": parameters(task.model), "tokenizer": parameters(codec.model)},
+        mflop={
+            "model": masked_mflop(task, codec.codes(examples), examples.captions),
+            "tokenizer": mflop(lambda: codec.codes(examples)),
+        },
+        packages=versions("torch"),
+    )
