@@ -8,8 +8,9 @@ looked up. Neither side has a picture: codes in, codes out.
   batches that lie ready. Ours is `Engine.steps()` with everything on, moving average included, and its stream of examples.
 - A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the symbols.
 
-With and without cache: the recipe `images-maskgit` at its small size, on toys of 64 x 64. The tokenizer is the recipe's too,
-trained for one step: what its symbols are worth takes no time.
+With and without cache: the recipe `images-maskgit` at its small size, batch 8, on toys of 64 x 64 with the small tokenizer, and
+on toys of 256 x 256 with a tokenizer of the same widths and four halvings. Both become 16 x 16 symbols, so the generator is
+the same, and only what the cache saves differs. The tokenizers are trained for one step: what symbols are worth takes no time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ import dataclasses
 import itertools
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,8 @@ TEXT_PLACES, TEXT_WIDTH = 16, 64
 BATCH, EXAMPLES = 4, 128
 RATE, BETAS, CLIP, DROPPED = 3e-4, (0.9, 0.999), 0.5, 0.5
 ROUNDS, SCALE, KEPT_SHARE = 18, 3.0, 0.1
+FEW = 8
+"""Examples in a step of the small recipe, here: both sides cost so much for each of them, and little for the step itself."""
 NEVER = 10**9
 
 
@@ -69,14 +71,13 @@ def their_step(work: Path) -> Side:
 
 
 def their_sample(work: Path) -> Side:
-    os.environ["TQDM_DISABLE"] = "1"  # its bar is for a person
     model = their_model(work)
     asked = {"timesteps": ROUNDS, "cond_scale": SCALE, "topk_filter_thres": 1 - KEPT_SHARE}
     return Side(about_them(model), lambda: model.generate(texts=["0"], **asked))
 
 
 def their_model(work: Path) -> Any:
-    """Its MaskGit, which wants a text encoder and a tokenizer: of the one it is told the size, the other hands codes through."""
+    """Its MaskGit, which wants a text encoder and a tokenizer: of one it is told the size, the other hands codes through."""
     import peershim  # noqa: F401  # before anything that imports torchvision
     import torch
     from muse_maskgit_pytorch import MaskGit, MaskGitTransformer, VQGanVAE
@@ -214,27 +215,32 @@ def masked_mflop(task: Any, codes: Any, texts: list[str]) -> float:
 
 # ---- with and without cache
 
+LAYERS = {64: (0, 2), 256: (0, 0, 0, 2)}
+"""Pixels -> the residual blocks after each halving of their tokenizer, at the small recipe's widths. Both make 16 x 16 symbols."""
 
-def from_codes(work: Path, *, codes: Literal["cache", "live"]) -> Side:
+
+def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> Side:
     """The small recipe as `tessera train` runs it. What the cache takes to fill comes before the first step."""
     from tessera.folder import RunFolder
     from tessera.recipes.images import images_maskgit
     from tessera.start import engine_of
 
-    run = images_maskgit("small", tokenizer=str(tokenizer_in(work / "tokenizer")))
+    run = images_maskgit("small", tokenizer=str(tokenizer_in(work / f"tokenizer-{pixels}", pixels)))
     run = dataclasses.replace(
         run,
         task=dataclasses.replace(run.task, codes=codes),
-        data=dataclasses.replace(run.data, toys=1024),
-        engine=dataclasses.replace(run.engine, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER),
+        data=dataclasses.replace(run.data, size=pixels, toys=256, validation_share=0.0625),
+        engine=dataclasses.replace(
+            run.engine, steps=NEVER, batch_size=FEW, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER
+        ),
     )
-    engine = engine_of(run, RunFolder(work / codes))
+    engine = engine_of(run, RunFolder(work / f"{codes}-{pixels}"))
     life = engine.steps()
     return Side(about_run(engine.task, run), lambda: next(life))
 
 
-def tokenizer_in(place: Path) -> Path:
-    """The small tokenizer after one step; whichever side comes first makes it."""
+def tokenizer_in(place: Path, pixels: int) -> Path:
+    """The recipe's tokenizer after one step; whichever side comes first makes it."""
     from tessera.data.images import Images
     from tessera.folder import RunFolder
     from tessera.recipes.images import images_vqgan
@@ -242,9 +248,14 @@ def tokenizer_in(place: Path) -> Path:
 
     if not place.exists():
         run = images_vqgan("small")
-        short = dataclasses.replace(run.engine, steps=1, sample_count=1)
-        few = Images(size=run.data.size, toys=16, validation_share=0.25)
-        engine_of(dataclasses.replace(run, data=few, engine=short), RunFolder(place)).run()
+        model = dataclasses.replace(run.task.model, layers=len(LAYERS[pixels]), blocks=LAYERS[pixels])
+        short = dataclasses.replace(
+            run,
+            task=dataclasses.replace(run.task, model=model),
+            data=Images(size=pixels, toys=16, validation_share=0.25),
+            engine=dataclasses.replace(run.engine, steps=1, sample_count=1),
+        )
+        engine_of(short, RunFolder(place)).run()
     return place
 
 
@@ -252,7 +263,7 @@ def about_run(task: Any, run: Any) -> About:
     import numpy as np
 
     source, codec = run.data.build().train, task.codecs["tokenizer"]
-    examples = source.collate([source.item(number, np.random.default_rng(number)) for number in range(run.engine.batch_size)])
+    examples = source.collate([source.item(number, np.random.default_rng(number)) for number in range(FEW)])
     return About(
         parameters={"model": parameters(task.model), "tokenizer": parameters(codec.model)},
         mflop={

@@ -105,8 +105,9 @@ def working(*command: str | Path) -> Iterator[Worker]:
     """A side for as long as it is needed. Its words are shown only if it dies."""
     with tempfile.TemporaryFile("w+") as words:
         process = subprocess.Popen(
-            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True
-        )
+            list(map(str, command)), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=words, text=True,
+            env=os.environ | {"TQDM_DISABLE": "1"},  # bars are for a person; torch reads this as it is imported
+        )  # fmt: skip
         try:
             yield Worker(process)
         except SystemExit:

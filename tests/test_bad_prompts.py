@@ -228,8 +228,7 @@ def test_a_picture_or_a_mask_that_cannot_be_read_is_told(run, tmp_path, out):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--task.patch", "3"), "patch"),
-        (("--task.patch", "0"), "patch"),
+        (("--task.places", "0"), "places"),
         (("--task.model.width", "33"), "width"),
         (("--task.masking.keep", "2"), "keep"),
         (("--task.drop-condition", "1"), "drop_condition"),

@@ -57,9 +57,9 @@ def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Coding:
     """A coder with a place for its cache, and all it says."""
 
-    def __init__(self, place: Path, *, given: Path | str = "nothing given", **parts: Codec):
+    def __init__(self, place: Path, *, given: Path | None = None, **parts: Codec):
         self.said: list[str] = []
-        self.coder = Coder(parts, Path(given), place / "cache", self.said.append)
+        self.coder = Coder(parts, given, place / "cache", self.said.append)
 
     def __call__(self, source: Any) -> Any:
         return self.coder.coded(source)
@@ -107,7 +107,7 @@ def test_a_side_that_validates_on_itself_is_tokenized_once(codec, tmp_path):
     source = pictures(paint(tmp_path / "pictures"))
     said: list[str] = []
     split = coded(
-        Split(source, source), {"tokenizer": codec}, "cache", tmp_path / "cache", Processes.of_this_run(), said.append
+        Split(source, source), {"tokenizer": codec}, None, tmp_path / "cache", Processes.of_this_run(), said.append
     )
     assert split.train is split.validation and len(said) == 1
 
@@ -294,16 +294,17 @@ def test_codes_of_pictures_that_changed_since_are_made_anew_and_that_is_said(cod
     repaint(folder)
     coding = Coding(tmp_path, given=codes, tokenizer=codec)
     made = coding(pictures(folder))
-    assert coding.tokenized == 1 and "tokenized anew" in coding.said[0]
+    assert coding.tokenized == 1 and "as they are now; the rest is tokenized here" in coding.said[0]
     assert torch.equal(made.codes["tokenizer"], Coding(tmp_path, tokenizer=codec)(pictures(folder)).codes["tokenizer"])
 
 
 def test_codes_are_of_use_though_one_picture_was_unreadable(folder, codec, tmp_path):
-    """The verb leaves out what it cannot read, and so does the run: one bad file is no reason to tokenize a million again."""
+    """The verb leaves out what it cannot read, and so does the run: for one bad file a million are not tokenized again."""
     spoil(folder, 5)
     assert tessera("tokenize", tokenizer(), "--data", folder, "--out", tmp_path / "codes").code == 0
     coding = Coding(tmp_path, given=tmp_path / "codes", tokenizer=codec)
-    assert len(coding(pictures(folder))) == 11 and coding.tokenized == 0
+    assert len(coding(pictures(folder))) == 11
+    assert [line for line in coding.said if line.startswith("Tokenizing")][0].startswith("Tokenizing 1 examples")
 
 
 def test_a_folder_without_codes_is_refused_and_not_passed_over(folder, tmp_path):

@@ -12,7 +12,7 @@ from tessera.config import Run
 from tessera.engine.average import AverageConfig
 from tessera.folder import RunFolder
 from tessera.recipes import RECIPES, name_of
-from tests.runs import train
+from tests.runs import on_tiny_parts, train
 
 
 def eight_pictures(recipe: Callable[..., Run]) -> Run:
@@ -33,13 +33,34 @@ def eight_pictures(recipe: Callable[..., Run]) -> Run:
     return dataclasses.replace(run, engine=engine, data=data, task=task)
 
 
-BY_HEART = {"images-vqgan": (eight_pictures, "average/psnr", 30.0)}
-"""Recipe -> how it is set the task, the number that tells, and what it must reach."""
+def eight_captions(recipe: Callable[..., Run]) -> Run:
+    """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions, by heart.
+
+    Seen: loss 0.034 after 50 steps, accuracy 1.0; wrong captions cost several nats a symbol. Without a place's position it stays at 0.5.
+    """
+    run = on_tiny_parts(recipe)
+    steps = 150
+    engine = dataclasses.replace(
+        run.engine, steps=steps, batch_size=8, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
+        average=AverageConfig(decay=0.9),
+    )  # fmt: skip
+    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
+    data = dataclasses.replace(run.data, toys=8, validation_share=0.0)
+    task = dataclasses.replace(run.task, optimizer=optimizer, drop_condition=0.0)
+    return dataclasses.replace(run, engine=engine, data=data, task=task)
+
+
+BY_HEART = {
+    "images-vqgan": (eight_pictures, {"average/psnr": 30.0}),
+    "images-maskgit": (eight_captions, {"average/accuracy": 0.97, "average/condition_gain": 1.0}),
+    "images-maskgit-superres": (eight_captions, {"average/accuracy": 0.97}),
+}
+"""Recipe -> how it is set the task, the numbers that tell, and what they must reach."""
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=name_of)
 def test_every_recipe_overfits_a_handful(recipe: Callable[..., Run], tmp_path: Path) -> None:
-    setting, number, least = BY_HEART[name_of(recipe)]
+    setting, least = BY_HEART[name_of(recipe)]
     train(tmp_path, setting(recipe))
-    reached = RunFolder(tmp_path).records("validation")[-1][number]
-    assert reached > least
+    reached = RunFolder(tmp_path).records("validation")[-1]
+    assert {name: reached[name] for name, number in least.items() if not reached[name] > number} == {}

@@ -88,6 +88,7 @@ class Reader(nn.Module):
         self.smaller = Smaller(smaller, layout, config.width) if smaller is not None else None
         self.remembered = starting_as_nothing(linear(config.width, config.width)) if config.self_condition else None
         self.register_buffer("places", places_of(layout.places), persistent=False)
+        self.axes = nn.ParameterList([torch.randn(side, config.width) * 0.5 for side in layout.places])
 
     @property
     def hidden(self) -> int:
@@ -106,12 +107,19 @@ class Reader(nn.Module):
         return Condition(looked, self.smaller(smaller_codes) if self.smaller is not None else None)
 
     def states(self, symbols_BNS: Tensor, condition: Condition, previous_BNW: Tensor | None = None) -> Tensor:
-        x_BNW = self.embedding(symbols_BNS)
+        x_BNW = self.embedding(symbols_BNS) + self.position()
         if condition.below is not None:
             x_BNW = x_BNW + condition.below
         if self.remembered is not None and previous_BNW is not None:
             x_BNW = x_BNW + self.remembered(previous_BNW)
         return self.transformer(x_BNW, self.places, context=condition.looked)
+
+
+    def position(self) -> Tensor:
+        """(N, W): where each place is. Rotations tell how far apart two places are, but where all symbols are hidden every place
+        sees the same, and nothing would tell a corner from the middle."""
+        rows = [axis[self.places[:, number].long()] for number, axis in enumerate(self.axes)]
+        return torch.stack(rows).sum(0)
 
 
 class MaskedTransformer(Reader):

@@ -8,7 +8,7 @@ Either way a symbol is hidden, guessed and drawn by itself.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -24,9 +24,18 @@ class Layout:
     """The side of the square of cells that one place holds."""
 
     def __post_init__(self) -> None:
+        if self.patch < 1:
+            raise ValueError(f"A place holds a square of at least 1 x 1 cells, but the patch is {self.patch}.")
         if any(side % self.patch for side in self.grid):
             shape = " x ".join(map(str, self.grid))
             raise ValueError(f"A grid of {shape} symbols cannot be cut into patches of {self.patch}: use a patch that divides it.")
+
+    def gathered(self, most: int | None) -> Layout:
+        """With patches that are doubled until there are no more places than so many, or until they cannot be."""
+        layout = self
+        while most is not None and layout.count > most and not any(side % (2 * layout.patch) for side in self.grid):
+            layout = replace(layout, patch=2 * layout.patch)
+        return layout
 
     @property
     def places(self) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import Preset
@@ -30,6 +31,7 @@ def images_vqgan(
     quantizer: Literal["fsq", "lfq", "bsq", "vq"] = "fsq",
     perceptual: str = "auto",
     adversary: Literal["auto", "on", "off"] = "auto",
+    detail: Literal["fine", "coarse"] = "fine",
 ) -> Run:
     """An image tokenizer (VQGAN): pictures to a small grid of symbols, and back.
 
@@ -38,6 +40,7 @@ def images_vqgan(
         quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook.
         perceptual: on, off, the path of a VGG16 file, or auto: on for base and paper where tessera[perceptual] is installed.
         adversary: a discriminator: on, off, or auto: on for base and paper.
+        detail: coarse halves once more: a quarter of the symbols, which a generator learns much sooner, and softer pictures.
     """
     from tessera.config import Run
     from tessera.data.images import Images
@@ -57,6 +60,10 @@ def images_vqgan(
             dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), attention=True, quantizer=_quantizer(quantizer, 13)
         ),
     }[preset]
+    if detail == "coarse":
+        model = replace(model, layers=model.layers + 1, blocks=(*model.blocks[:-1], 1, model.blocks[-1]))
+    if detail == "coarse" and preset == "small":
+        model = replace(model, widest=96, quantizer=_quantizer(quantizer, 9, diversity=0.0))
     often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
     engine = EngineConfig(
         steps={"tiny": 20, "small": 2500, "base": 200_000, "paper": 1_000_000}[preset],
@@ -146,36 +153,38 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
     from tessera.sampling.masked import MaskedSampling
     from tessera.tasks.masked import MaskedConfig
 
-    width, depth, heads = {"tiny": (32, 2, 2), "small": (192, 6, 6), "base": (768, 12, 12), "paper": (768, 24, 8)}[preset]
+    width, depth, heads = {"tiny": (32, 2, 2), "small": (128, 5, 4), "base": (768, 12, 12), "paper": (768, 24, 8)}[preset]
     often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
     engine = EngineConfig(
-        steps={"tiny": 20, "small": 600, "base": 200_000, "paper": 1_000_000}[preset],
-        batch_size={"tiny": 8, "small": 32, "base": 128, "paper": 512}[preset],
+        steps={"tiny": 20, "small": 4000, "base": 200_000, "paper": 1_000_000}[preset],
+        batch_size={"tiny": 8, "small": 16, "base": 128, "paper": 512}[preset],
         workers=0,
         log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
         validate_every=often,
         sample_every=often,
         checkpoint_every=often,
-        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.9999, "paper": 0.9999}[preset]),
+        average=AverageConfig(decay={"tiny": 0.9, "small": 0.998, "base": 0.9999, "paper": 0.9999}[preset]),
     )
     alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[preset]
     size = alone if smaller is None else larger
-    data = Images(size=size, crop="centre", toys=64 if preset == "tiny" else 8000, validation_share=0.25 if preset == "tiny" else 0.0125)
+    toys, held_out = (64, 0.25) if preset == "tiny" else (8000, 0.0125)
+    data = Images(size=size, crop="centre", toys=toys, validation_share=held_out, toy_shapes=1 if preset == "small" else 3)
     warmup = max(10, engine.steps // 20)
     optimizer = OptimizerConfig(
-        rate={"tiny": 2e-3, "small": 2e-3, "base": 3e-4, "paper": 1e-4}[preset], betas=(0.9, 0.96), decay=0.03,
+        kind="adamw" if preset == "paper" else "muon",
+        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
         schedule="cosine", warmup=warmup, floor=0.05,
     )  # fmt: skip
-    critics = {"off": None, "head": CriticHeadConfig(width=width), "own": CriticConfig(width=width, depth=max(1, depth // 2), heads=heads)}
+    judged = {"off": None, "head": CriticHeadConfig(width=width), "own": CriticConfig(width=width, depth=depth // 2, heads=heads)}
     return Run(
         recipe=recipe,
         task=MaskedConfig(
             tokenizer=tokenizer,
             smaller=smaller,
-            patch=1 if preset in ("tiny", "base", "paper") else 2,
+            places={"tiny": None, "small": 64, "base": 256, "paper": 256}[preset],
             model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=_text(preset, text)),
-            critic=critics[critic],
-            critic_optimizer=optimizer,
+            critic=judged[critic],
+            critic_optimizer=replace(optimizer, kind="adamw"),
             sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12),
             guidance=Guidance(),
             optimizer=optimizer,
@@ -193,18 +202,23 @@ def _text(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig
         return None
     if text != "learned":
         return PretrainedTextConfig(name=text)
-    width, depth, heads = {"tiny": (32, 1, 2), "small": (128, 2, 4), "base": (512, 6, 8), "paper": (512, 6, 8)}[preset]
+    width, depth, heads = {"tiny": (32, 1, 2), "small": (128, 1, 4), "base": (512, 6, 8), "paper": (512, 6, 8)}[preset]
     symbols = {"tiny": 300, "small": 1024, "base": 8192, "paper": 8192}[preset]
     return LearnedTextConfig(width=width, depth=depth, heads=heads, symbols=symbols)
 
 
-def _quantizer(kind: Literal["fsq", "lfq", "bsq", "vq"], bits: int) -> FSQConfig | LFQConfig | VQConfig:
-    """About 2^bits symbols; FSQ's levels are those its authors recommend (Mentzer 2023, section 4.1), or near them."""
+def _quantizer(
+    kind: Literal["fsq", "lfq", "bsq", "vq"], bits: int, diversity: float = 0.01
+) -> FSQConfig | LFQConfig | VQConfig:
+    """About 2^bits symbols; FSQ's levels are those its authors recommend (Mentzer 2023, section 4.1), or near them.
+
+    `diversity` is FSQ's: it buys exactness with symbols that are harder to foretell, which a generator pays for.
+    """
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
 
-    levels = {6: (4, 4, 4), 8: (8, 6, 5), 10: (8, 5, 5, 5), 13: (8, 8, 8, 4, 4), 14: (8, 8, 8, 6, 5)}
+    levels = {6: (4, 4, 4), 8: (8, 6, 5), 9: (5, 5, 5, 5), 10: (8, 5, 5, 5), 13: (8, 8, 8, 4, 4), 14: (8, 8, 8, 6, 5)}
     if kind == "fsq":
-        return FSQConfig(levels=levels[bits], diversity=0.01)
+        return FSQConfig(levels=levels[bits], diversity=diversity)
     if kind == "vq":
         return VQConfig(codebook_size=2**bits)
     return LFQConfig(codebook_size=2**bits, spherical=kind == "bsq")

@@ -97,8 +97,9 @@ class MaskedConfig:
     codes: str = "cache"
     """cache: examples are tokenized once, before the first step. live: at every step, which augmentation needs. Or a folder that
     `tessera tokenize` wrote."""
-    patch: int = 1
-    """The side of the square of symbols that share one place of the transformer; 2 costs a quarter or less."""
+    places: int | None = None
+    """The most places of the transformer: where an example has more symbols, squares of 2 x 2, 4 x 4, ... of them share a place.
+    None: a place for each. Attention over a quarter of the places costs a quarter or less."""
     model: MaskedTransformerConfig = field(default_factory=MaskedTransformerConfig)
     critic: CriticConfig | CriticHeadConfig | None = None
     """Learns to tell drawn symbols from real ones; sampling may then keep what it believes."""
@@ -115,8 +116,8 @@ class MaskedConfig:
         for name in ("drop_condition", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is a share, at least 0 and below 1, but it is {getattr(self, name)}.")
-        if self.patch < 1:
-            raise ValueError(f"A place holds a square of at least 1 x 1 symbols, but patch is {self.patch}.")
+        if self.places is not None and self.places < 1:
+            raise ValueError(f"A transformer needs at least 1 place, but places is {self.places}.")
         if self.sampling.order == "critic" and self.critic is None:
             raise ValueError("Sampling in the critic's order needs a critic (--critic head or own), and this model has none.")
 
@@ -162,7 +163,7 @@ class MaskedTask(Task):
         self.config = config
         self.codecs = {"tokenizer": tokenizer} | ({"smaller": smaller} if smaller is not None else {})
         self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.codecs.values()])
-        self.layout = Layout(tokenizer.grid, tokenizer.levels, config.patch)
+        self.layout = Layout(tokenizer.grid, tokenizer.levels).gathered(config.places)
         symbols = Symbols(tokenizer.vocabulary, self.layout, tokenizer.features)
         below = None
         if smaller is not None:

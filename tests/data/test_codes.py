@@ -42,7 +42,7 @@ def test_many_codes_are_many_files(tmp_path, monkeypatch):
 
 def test_symbols_of_a_huge_vocabulary_survive(tmp_path):
     huge = torch.tensor([[2**40 + 5, 2**31], [0, 2**41 - 1]])
-    write_codes(tmp_path, [(["a.png", "b.png"], huge)], About("f", 2**41, "images-vqgan", 1, {}))
+    write_codes(tmp_path, [(["a.png", "b.png"], ["1", "2"], huge)], About("f", 2**41, "images-vqgan", 1, {}))
     assert torch.equal(read_codes(tmp_path, "f").codes, huge)
 
 
@@ -76,8 +76,7 @@ def test_a_place_that_is_a_file_is_refused(tmp_path):
 
 
 def test_where_nothing_could_be_read_there_are_no_codes(tmp_path):
-    with pytest.raises(Refused, match="Not one example could be read"):
-        write_codes(tmp_path / "codes", iter([]), ABOUT)
+    assert write_codes(tmp_path / "codes", iter([]), ABOUT) == 0
     with pytest.raises(Refused, match="no index.json"):
         read_codes(tmp_path / "codes", ABOUT.fingerprint)
 

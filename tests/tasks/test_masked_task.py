@@ -57,7 +57,7 @@ def awake(task: MaskedTask) -> MaskedTask:
 
 def task_of(smaller: bool = False, **choices: Any) -> MaskedTask:
     model = MaskedTransformerConfig(width=24, depth=2, heads=2, text=TEXT)
-    config = MaskedConfig(**{"model": model, "patch": 2, **choices})
+    config = MaskedConfig(**{"model": model, "places": 4, **choices})
     return awake(config.build(NoTokenizer(), NoTokenizer(2, 7) if smaller else None))
 
 
@@ -116,7 +116,7 @@ def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
 
 
 def test_no_gradient_flows_to_the_row_of_a_symbol_that_is_hidden_everywhere():
-    task, batch = task_of(model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=None), patch=1), batch_of(2)
+    task, batch = task_of(model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=None), places=None), batch_of(2)
     symbols = task.symbols(batch.examples)
     asked = task.masked(symbols, Chances.of(batch)).asked
     codes = torch.where(task.layout.unfolded(asked), 9, batch.examples.codes["tokenizer"] % 9)
