@@ -8,7 +8,7 @@ looked up. Neither side has a picture: codes in, codes out.
   batches that lie ready. Ours is `Engine.steps()` with everything on, moving average included, and its stream of examples.
 - A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the symbols.
 
-With and without cache: the recipe `images-maskgit` at its small size, batch 8, on toys of 64 x 64 with the small tokenizer, and
+With and without cache: the recipe `images-maskgit` at its small size, on toys of 64 x 64 with the small tokenizer, and
 on toys of 256 x 256 with a tokenizer of the same widths and four halvings. Both become 16 x 16 symbols, so the generator is
 the same, and only what the cache saves differs. The tokenizers are trained for one step: what symbols are worth takes no time.
 """
@@ -31,8 +31,6 @@ TEXT_PLACES, TEXT_WIDTH = 16, 64
 BATCH, EXAMPLES = 4, 128
 RATE, BETAS, CLIP, DROPPED = 3e-4, (0.9, 0.999), 0.5, 0.5
 ROUNDS, SCALE, KEPT_SHARE = 18, 3.0, 0.1
-FEW = 8
-"""Examples in a step of the small recipe, here: both sides cost so much for each of them, and little for the step itself."""
 NEVER = 10**9
 
 
@@ -216,7 +214,7 @@ def masked_mflop(task: Any, codes: Any, texts: list[str]) -> float:
 # ---- with and without cache
 
 LAYERS = {64: (0, 2), 256: (0, 0, 0, 2)}
-"""Pixels -> the residual blocks after each halving of their tokenizer, at the small recipe's widths. Both make 16 x 16 symbols."""
+"""Pixels -> residual blocks after each halving in their tokenizer, at the small recipe's widths: 16 x 16 symbols of either."""
 
 
 def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> Side:
@@ -230,9 +228,7 @@ def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> S
         run,
         task=dataclasses.replace(run.task, codes=codes),
         data=dataclasses.replace(run.data, size=pixels, toys=256, validation_share=0.0625),
-        engine=dataclasses.replace(
-            run.engine, steps=NEVER, batch_size=FEW, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER
-        ),
+        engine=dataclasses.replace(run.engine, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER),
     )
     engine = engine_of(run, RunFolder(work / f"{codes}-{pixels}"))
     life = engine.steps()
@@ -263,7 +259,7 @@ def about_run(task: Any, run: Any) -> About:
     import numpy as np
 
     source, codec = run.data.build().train, task.codecs["tokenizer"]
-    examples = source.collate([source.item(number, np.random.default_rng(number)) for number in range(FEW)])
+    examples = source.collate([source.item(number, np.random.default_rng(number)) for number in range(run.engine.batch_size)])
     return About(
         parameters={"model": parameters(task.model), "tokenizer": parameters(codec.model)},
         mflop={

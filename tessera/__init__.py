@@ -16,6 +16,7 @@ _HOMES = {
     "Frozen": "tessera.engine.task",
     "Generator": "tessera.generator",
     "Loss": "tessera.engine.task",
+    "MaskGitTrainer": "tessera.trainers",
     "OptimizerConfig": "tessera.engine.optimizer",
     "Run": "tessera.config",
     "Task": "tessera.engine.task",

@@ -72,8 +72,8 @@ MAY_DIFFER = frozenset(
         "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes track"
     ).split()
 ) | {"task.tokenizer", "task.smaller", "task.codes"}
-"""What may change when a run goes on: how long, how often it reports, on what it is carried out, and where the runs it stands on
-lie (the folder has copies of them, which must be the same: `parts.py`)."""
+"""What may change when a run goes on: how long, how often it reports, on what it is carried out, and where the runs lie
+that it stands on (the folder has copies of them, which must be the same: `parts.py`)."""
 
 
 def encode(value: Any, declared: Any = None) -> Any:

@@ -19,23 +19,26 @@ from tessera.engine import checkpoint
 from tessera.engine.average import AverageConfig
 from tessera.engine.engine import Engine, EngineConfig, Moved, Precision, averaged
 from tessera.engine.optimizer import OptimizerConfig
+from tessera.engine.task import Task
 from tessera.folder import Refused, RunFolder
+from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.vqgan import VQGAN
+from tessera.sampling.schedules import Schedule
 from tessera.start import card_of, engine_of, task_of, write_card
 from tessera.tasks.fidelity import ImageFidelityConfig, PerceptualConfig
+from tessera.tasks.masked import MaskedConfig, MaskingConfig
 from tessera.tasks.tokenizer import AdversaryConfig, TokenizerConfig
 
 Logs = dict[str, Any]
 JUDGE = PatchDiscriminatorConfig()
+TRANSFORMER = MaskedTransformerConfig()
 
 
 class Trainer:
     """What all front doors share: train, one step, save, load."""
 
-    def __init__(self, run: Run, results_folder: str | Path, model: Any) -> None:
-        task = task_of(run)
-        task.model.load_state_dict(model.state_dict())
+    def __init__(self, run: Run, results_folder: str | Path, task: Task | None = None) -> None:
         self._heard: Callable[[Logs], None] | None = None
         self.run = run
         self.engine: Engine = engine_of(run, RunFolder(results_folder), task=task, on_log=self._tell)
@@ -147,7 +150,71 @@ class VQGanVAETrainer(Trainer):
                 average=average, **understood(accelerate_kwargs or {}),
             ),
         )  # fmt: skip
-        super().__init__(run, results_folder, vae)
+        task = task_of(run)
+        task.model.load_state_dict(vae.state_dict())
+        super().__init__(run, results_folder, task)
+
+
+class MaskGitTrainer(Trainer):
+    """Trains text to image on a folder of captioned pictures, over the symbols of a finished tokenizer run.
+
+    The research system has the networks and no trainer; the parameters here are those of its tokenizer's trainer and of its
+    MaskGit. With `smaller`, the run of a tokenizer of smaller pictures, it trains super-resolution.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str | Path,
+        *,
+        folder: str | Path,
+        num_train_steps: int,
+        batch_size: int,
+        image_size: int,
+        smaller: str | Path | None = None,
+        transformer: MaskedTransformerConfig = TRANSFORMER,
+        token_critic: CriticConfig | CriticHeadConfig | None = None,
+        noise_schedule: Schedule = "cosine",
+        cond_drop_prob: float = 0.1,
+        lr: float = 3e-4,
+        grad_accum_every: int = 1,
+        max_grad_norm: float | None = None,
+        save_results_every: int = 100,
+        save_model_every: int = 1000,
+        results_folder: str | Path = "./results",
+        valid_frac: float = 0.05,
+        random_split_seed: int = 42,
+        use_ema: bool = True,
+        ema_beta: float = 0.995,
+        ema_update_after_step: int = 0,
+        ema_update_every: int = 1,
+        accelerate_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        optimizer = OptimizerConfig(kind="adam", rate=lr, betas=(0.9, 0.999), clip=max_grad_norm)
+        run = Run(
+            recipe="images-maskgit" if smaller is None else "images-maskgit-superres",
+            task=MaskedConfig(
+                tokenizer=str(tokenizer),
+                smaller=str(smaller) if smaller is not None else None,
+                model=transformer,
+                critic=token_critic,
+                critic_optimizer=optimizer,
+                masking=MaskingConfig(schedule=noise_schedule),
+                drop_condition=cond_drop_prob,
+                optimizer=optimizer,
+            ),
+            data=Images(
+                path=str(folder), size=image_size, crop="centre", validation_share=valid_frac, split_seed=random_split_seed
+            ),
+            engine=EngineConfig(
+                steps=num_train_steps, batch_size=batch_size * grad_accum_every, accumulate=grad_accum_every, log_every=1,
+                validate_every=save_results_every, sample_every=save_results_every, checkpoint_every=save_model_every,
+                average=AverageConfig(
+                    decay=ema_beta if use_ema else 0.0, update_after=ema_update_after_step, update_every=ema_update_every
+                ),
+                **understood(accelerate_kwargs or {}),
+            ),
+        )  # fmt: skip
+        super().__init__(run, results_folder)
 
 
 def understood(accelerate_kwargs: Mapping[str, Any]) -> dict[str, Any]:

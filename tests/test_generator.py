@@ -107,13 +107,13 @@ def test_a_trained_networks_codes_are_the_same_in_batches_of_one_three_and_eight
 
 def test_settings_change_what_is_made(generator):
     plain = bytes_of(generator.generate([PROMPT] * 4))
-    for settings in (
+    for asked in (
         {"rounds": 9},
         {"guidance": 9.0},
         {"negative": "a blue square"},
         {"sampling": MaskedSampling(temperature=0.0)},
     ):
-        assert bytes_of(generator.generate([PROMPT] * 4, **settings)) != plain, settings
+        assert bytes_of(generator.generate([PROMPT] * 4, **asked)) != plain, asked
     known = generator.task.config
     same = {"rounds": known.sampling.rounds, "guidance": known.guidance, "sampling": known.sampling}
     assert bytes_of(generator.generate([PROMPT] * 4, **same)) == plain

@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from tessera import VQGAN, Tokenizer, VQGANConfig, VQGanVAETrainer
+from tessera import VQGAN, Generator, MaskGitTrainer, Tokenizer, VQGANConfig, VQGanVAETrainer
 from tessera.data.toys.images import ToyImages
 from tessera.folder import Refused
 from tessera.media.image import Image
+from tessera.models.masked_transformer import MaskedTransformerConfig
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-from tests.runs import records_of, tensors_of
+from tessera.models.text_encoder import LearnedTextConfig
+from tests.runs import records_of, tensors_of, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -140,3 +142,23 @@ def test_its_folder_is_a_run_that_the_tokenizer_opens(pictures: Path, tmp_path: 
     codes = tokenizer.encode(images)
     assert codes.shape == (2, 4, 4)
     assert tokenizer.decode(codes).shape == images.shape
+
+
+def test_text_to_image_has_a_trainer_too(pictures: Path, tmp_path: Path) -> None:
+    """The research system left this one to its users."""
+    for picture in pictures.glob("*.png"):
+        picture.with_suffix(".txt").write_text(f"toy {picture.stem}")
+    settings = {"folder": pictures, "image_size": 16, "batch_size": 4, "num_train_steps": 4, "save_results_every": 2}
+    network = MaskedTransformerConfig(width=16, depth=1, heads=2, text=LearnedTextConfig(width=16, depth=1, heads=2))
+    doors = [
+        MaskGitTrainer(tokenizer(), results_folder=tmp_path / name, transformer=network, lr=1e-3, **settings)
+        for name in ("whole", "again")
+    ]
+    heard: list[dict] = []
+    doors[0].train(log_fn=heard.append)
+    assert [record["step"] for record in heard if record["kind"] == "train"] == [1, 2, 3, 4]
+    assert heard[0]["model/rate"] == 1e-3
+    losses = doors[1].train_step()
+    assert losses["model/cross_entropy"] == pytest.approx(heard[0]["model/cross_entropy"])
+    [picture] = Generator.load(tmp_path / "whole").generate("toy 3")
+    assert picture.pixels.shape == (16, 16, 3)

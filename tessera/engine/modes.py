@@ -66,7 +66,7 @@ class only:
         for module, training in self._modules:
             if module.training != training:
                 self._restored.append((module, "training", module.training))
-                object.__setattr__(module, "training", training)  # nn.Module's own looks for parameters first: ten times as long
+                object.__setattr__(module, "training", training)  # nn.Module's own first looks for parameters
 
     def __exit__(self, *_: object) -> None:
         for thing, name, before in self._restored:

@@ -133,7 +133,7 @@ class Muon(torch.optim.Optimizer):
 
     def _even(self, parameters: list[Tensor]) -> list[Tensor]:
         momenta = self._memory(parameters, "momentum")
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, gradients, 1 - self.MOMENTUM)
         ahead = torch._foreach_lerp(gradients, momenta, self.MOMENTUM)  # Nesterov's
         alike: dict[torch.Size, list[int]] = {}
@@ -148,7 +148,7 @@ class Muon(torch.optim.Optimizer):
     def _adam(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
         first, second = group["betas"]
         means, squares = self._memory(parameters, "exp_avg"), self._memory(parameters, "exp_avg_sq")
-        gradients = [p.grad for p in parameters]
+        gradients = [p.grad for p in parameters if p.grad is not None]
         for parameter in parameters:
             count = self.state[parameter].get("step", torch.zeros(()))
             self.state[parameter]["step"] = count + 1
@@ -161,7 +161,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_add_(roots, group["eps"])
         directions = torch._foreach_div(means, roots)
         torch._foreach_div_(directions, 1 - first**done)
-        return directions
+        return list(directions)
 
 
 def orthogonal(matrices_KMN: Tensor, iterations: int) -> Tensor:

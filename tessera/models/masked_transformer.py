@@ -103,7 +103,7 @@ class Reader(nn.Module):
             kept = torch.tensor([bool(text) and not one for text, one in zip(texts, dropped)], device=states.mask.device)
             looked = self.transformer.look(States(states.values, states.mask & kept[:, None]))
         if (self.smaller is None) != (smaller_codes is None):
-            raise ValueError("A super-resolution model needs the symbols of the smaller picture, and only such a model takes them.")
+            raise ValueError("Only a super-resolution model takes the symbols of smaller pictures, and it needs them.")
         return Condition(looked, self.smaller(smaller_codes) if self.smaller is not None else None)
 
     def states(self, symbols_BNS: Tensor, condition: Condition, previous_BNW: Tensor | None = None) -> Tensor:
@@ -116,8 +116,8 @@ class Reader(nn.Module):
 
 
     def position(self) -> Tensor:
-        """(N, W): where each place is. Rotations tell how far apart two places are, but where all symbols are hidden every place
-        sees the same, and nothing would tell a corner from the middle."""
+        """(N, W): where each place is. Rotations tell how far apart two places are; but while all symbols are hidden every
+        place sees the same, and nothing else would tell a corner from the middle."""
         rows = [axis[self.places[:, number].long()] for number, axis in enumerate(self.axes)]
         return torch.stack(rows).sum(0)
 
@@ -232,7 +232,7 @@ def by_slot(rows_MW: Tensor, slot_M: Tensor, matrices_SWW: Tensor) -> Tensor:
 
 
 def steady(rows_MW: Tensor) -> Tensor:
-    """At least four rows: products of fewer are rounded otherwise on some CPUs, and a seed would give another picture in a batch."""
+    """At least four rows: some CPUs round products of fewer otherwise, and a seed's picture would depend on the batch."""
     return rows_MW if len(rows_MW) >= 4 else nn.functional.pad(rows_MW, (0, 0, 0, 4 - len(rows_MW)))
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.patch_discriminator import SLOPE, start
+from tessera.models.patch_discriminator import SLOPE
+from tessera.nn.causal import start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ class Layout:
             raise ValueError(f"A place holds a square of at least 1 x 1 cells, but the patch is {self.patch}.")
         if any(side % self.patch for side in self.grid):
             shape = " x ".join(map(str, self.grid))
-            raise ValueError(f"A grid of {shape} symbols cannot be cut into patches of {self.patch}: use a patch that divides it.")
+            raise ValueError(f"A grid of {shape} symbols cannot be cut into patches of {self.patch} x {self.patch}.")
 
     def gathered(self, most: int | None) -> Layout:
         """With patches that are doubled until there are no more places than so many, or until they cannot be."""
@@ -55,7 +55,8 @@ class Layout:
         """(B, *grid) or (B, *grid, levels) -> (B, N, S)."""
         axes = len(self.grid)
         if codes.shape[1 : 1 + axes] != self.grid or codes[0].numel() != math.prod(self.grid) * self.levels:
-            raise ValueError(f"Codes of shape {tuple(codes.shape[1:])} are not on a grid of {self.grid} with {self.levels} level(s).")
+            met = tuple(codes.shape[1:])
+            raise ValueError(f"Codes of shape {met} do not lie on a grid of {self.grid} with {self.levels} level(s).")
         cut = codes.reshape(len(codes), *(part for side in self.places for part in (side, self.patch)), self.levels)
         outer, inner = [1 + 2 * axis for axis in range(axes)], [2 + 2 * axis for axis in range(axes)]
         return cut.permute(0, *outer, *inner, 1 + 2 * axes).reshape(len(codes), self.count, self.slots)

@@ -175,7 +175,8 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
         rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
         schedule="cosine", warmup=warmup, floor=0.05,
     )  # fmt: skip
-    judged = {"off": None, "head": CriticHeadConfig(width=width), "own": CriticConfig(width=width, depth=depth // 2, heads=heads)}
+    own = CriticConfig(width=width, depth=depth // 2, heads=heads)
+    judged = {"off": None, "head": CriticHeadConfig(width=width), "own": own}
     return Run(
         recipe=recipe,
         task=MaskedConfig(

@@ -108,7 +108,8 @@ def lay(
         progress = number / stage.rounds
         strength = config.noise * (1 - (number + 1) / stage.rounds)
         shape = (2, *symbols.shape[1:])  # an example that is done draws no more, whoever is not
-        chance = [torch.rand(shape, generator=g) if count else torch.zeros(shape) for g, count in zip(generators, left, strict=True)]
+        pairs = zip(generators, left, strict=True)
+        chance = [torch.rand(shape, generator=generator) if count else torch.zeros(shape) for generator, count in pairs]
         for_symbols, for_order = torch.stack(chance, dim=1).to(symbols.device)
         logits_MV = guess(symbols, hidden, progress)
         drawn_M = drawn(narrowed(logits_MV, config.top_k, config.top_p), for_symbols[hidden], stage.temperature)

@@ -1,4 +1,4 @@
-"""How many symbols are hidden when: from all of them at time 0 to none at time 1 (Chang 2022, arXiv 2202.04200, section 3.3)."""
+"""How many symbols are hidden when: all of them at time 0, none at time 1 (Chang 2022, arXiv 2202.04200, section 3.3)."""
 
 from __future__ import annotations
 

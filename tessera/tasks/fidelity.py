@@ -92,7 +92,8 @@ class ImageFidelity(nn.Module):
         if target.shape[-1] == data.size:
             return target
         if target.shape[-1] % data.size:
-            raise ValueError(f"Pictures of {target.shape[-1]} pixels cannot be reduced to {data.size} by whole squares of pixels.")
+            side = target.shape[-1]
+            raise ValueError(f"Pictures of {side} pixels cannot be reduced to {data.size} by whole squares of pixels.")
         return F.avg_pool2d(target, target.shape[-1] // data.size)
 
     def media(self, output: Tensor) -> list[Image]:

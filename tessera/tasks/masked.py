@@ -95,11 +95,11 @@ class MaskedConfig:
     smaller: str | None = None
     """For super-resolution: the run of the tokenizer of the smaller pictures that larger ones are made from."""
     codes: str = "cache"
-    """cache: examples are tokenized once, before the first step. live: at every step, which augmentation needs. Or a folder that
-    `tessera tokenize` wrote."""
+    """cache: examples are tokenized once, before the first step. live: at every step, which augmentation needs. Or a folder
+    that `tessera tokenize` wrote."""
     places: int | None = None
-    """The most places of the transformer: where an example has more symbols, squares of 2 x 2, 4 x 4, ... of them share a place.
-    None: a place for each. Attention over a quarter of the places costs a quarter or less."""
+    """The most places of the transformer: where an example has more symbols, squares of 2 x 2, 4 x 4, ... of them share one.
+    None: a place for each. A quarter of the places costs a quarter or less."""
     model: MaskedTransformerConfig = field(default_factory=MaskedTransformerConfig)
     critic: CriticConfig | CriticHeadConfig | None = None
     """Learns to tell drawn symbols from real ones; sampling may then keep what it believes."""
@@ -262,9 +262,12 @@ class MaskedTask(Task):
             for one, generator in zip(symbols_BNS.cpu(), chances.generators, strict=True)
         ]
         device = symbols_BNS.device
-        return Masked(torch.stack([one.shown for one in drawn]).to(device), torch.stack([one.asked for one in drawn]).to(device))
+        shown, asked = (torch.stack(parts).to(device) for parts in zip(*((one.shown, one.asked) for one in drawn)))
+        return Masked(shown, asked)
 
-    def condition(self, network: Any, examples: Any, dropped: Sequence[bool], captions: Sequence[str] | None = None) -> Condition:
+    def condition(
+        self, network: Any, examples: Any, dropped: Sequence[bool], captions: Sequence[str] | None = None
+    ) -> Condition:
         smaller = self.codes(examples, "smaller") if "smaller" in self.codecs else None
         return network.condition(examples.captions if captions is None else captions, dropped, smaller)
 

@@ -177,14 +177,16 @@ class TokenizerTask(Task):
 
 @torch.no_grad()
 def contrast(output: Tensor, target: Tensor) -> Tensor:
-    """A cheap sign of health: the spread of a reconstruction against that of its original, near 0 if the output is flat."""
+    """A cheap sign of health: the spread of a reconstruction against that of its original, near 0 if the output is flat.
+
+    Of every 16th number: it may not cost what it watches over.
+    """
     made_B, real_B = spread(torch.stack([output.flatten(1)[:, ::16], target.flatten(1)[:, ::16]]).float())
     return (made_B / real_B.clamp_min(1e-3)).mean()
 
 
 def spread(rows: Tensor) -> Tensor:
-    """The standard deviation along the last axis: of every 16th number, since a sign of health may not cost what it watches over,
-    and from two moments, since torch's own takes ten times as long on a CPU."""
+    """The standard deviation along the last axis, from two moments, since torch's own takes ten times as long on a CPU."""
     return (rows.square().mean(-1) - rows.mean(-1).square()).clamp_min(0).sqrt()
 
 

@@ -21,7 +21,8 @@ def some(count: int, each: int = 3) -> Iterator[tuple[list[str], list[str], Tens
     """Batches of grids of 2 x 2 codes, the last one smaller."""
     for start in range(0, count, each):
         members = range(start, min(start + each, count))
-        yield [f"{i}.png" for i in members], [f"{i} bytes" for i in members], torch.tensor([[[i % 64, 1], [2, 63]] for i in members])
+        codes = torch.tensor([[[i % 64, 1], [2, 63]] for i in members])
+        yield [f"{i}.png" for i in members], [f"{i} bytes" for i in members], codes
 
 
 def test_codes_come_back_in_their_order_with_names_and_origin(tmp_path):

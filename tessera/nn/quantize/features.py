@@ -1,8 +1,8 @@
 """What is known of a quantizer's symbols before anything is learnt about them: symbols that mean nearly the same look alike.
 
 A transformer that takes symbols for mere names must see each of them often before it knows that 417 and 418 are two shades of
-one red. Here a symbol is described by what it stands for: the digits of FSQ and LFQ, each as one of a few kinds (so that a linear
-layer can prefer a middle one), and the numbers of a learnt codebook's row.
+one red. Here a symbol is described by what it stands for: the digits of FSQ and LFQ, each as one of a few kinds (so that a
+linear layer can prefer a middle one), and the numbers of a learnt codebook's row.
 
 V symbols, W dimensions, F features.
 """
