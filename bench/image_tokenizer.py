@@ -49,7 +49,7 @@ def ours(work: Path, *, penalty_every: int) -> Side:
         mflop={"model": picture_mflop(task.model), "judge": picture_mflop(task.discriminator)},
         packages=versions("torch"),
     )
-    life = engine_of(run, RunFolder(work / f"ours-{penalty_every}"), task=task).steps()
+    life = engine_of(run, RunFolder(work / "ours"), task=task).steps()
     return Side(about, lambda: next(life))
 
 

@@ -22,7 +22,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -92,16 +92,13 @@ class Compared:
         return self.comparison.wanted is None or self.times_as_fast >= self.comparison.wanted
 
 
-def compare(asked: argparse.Namespace, place: Path) -> Iterator[Compared]:
-    """One comparison after the other. Theirs starts first: it draws the pictures from which both learn."""
-    for comparison in COMPARISONS:
-        if comparison.what not in asked.what:
-            continue
-        work = place / comparison.what
-        work.mkdir(exist_ok=True)
+def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
+    """Theirs starts first: it draws the pictures from which both learn. A folder is for one pair: their trainer wants a new one."""
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
         with side(comparison.theirs, asked, work) as them, side(comparison.ours, asked, work) as us:
             spent = pairs.alternate(us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps)
-            yield Compared(comparison, us.about, them.about, spent)
+            return Compared(comparison, us.about, them.about, spent)
 
 
 def side(name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
@@ -180,10 +177,10 @@ def main(arguments: list[str] | None = None) -> int:
         flush=True,
     )
     found = []
-    with tempfile.TemporaryDirectory() as place:
-        for compared in compare(asked, Path(place)):
-            print(told(compared), flush=True)
-            found.append(compared)
+    for comparison in COMPARISONS:
+        if comparison.what in asked.what:
+            found.append(compare(comparison, asked))
+            print(told(found[-1]), flush=True)
     if asked.json is not None:
         numbers = {"circumstances": pairs.circumstances(), "compared": [as_json(one) for one in found]}
         asked.json.write_text(json.dumps(numbers, indent=1) + "\n")

@@ -223,14 +223,14 @@ def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> S
     from tessera.recipes.images import images_maskgit
     from tessera.start import engine_of
 
-    run = images_maskgit("small", tokenizer=str(tokenizer_in(work / f"tokenizer-{pixels}", pixels)))
+    run = images_maskgit("small", tokenizer=str(tokenizer_in(work / "tokenizer", pixels)))
     run = dataclasses.replace(
         run,
         task=dataclasses.replace(run.task, codes=codes),
         data=dataclasses.replace(run.data, size=pixels, toys=256, validation_share=0.0625),
         engine=dataclasses.replace(run.engine, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER),
     )
-    engine = engine_of(run, RunFolder(work / f"{codes}-{pixels}"))
+    engine = engine_of(run, RunFolder(work / codes))
     life = engine.steps()
     return Side(about_run(engine.task, run), lambda: next(life))
 

@@ -53,6 +53,8 @@ class Images:
     """Another seed is another set of toys."""
     toy_shapes: int = 3
     """The most shapes in one toy; fewer are easier to learn."""
+    toy_plain: bool = False
+    """Toys in flat colours, without textures: easier still."""
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -85,7 +87,9 @@ class Images:
         return Split(train, self.drawn(held_out, first=HELD_OUT_TOYS))
 
     def drawn(self, count: int, first: int = 0) -> ToyImages:
-        return ToyImages(count=count, size=self.size, seed=self.toy_seed, first=first, most_shapes=self.toy_shapes)
+        return ToyImages(
+            count=count, size=self.size, seed=self.toy_seed, first=first, most_shapes=self.toy_shapes, plain=self.toy_plain
+        )
 
     def everything(self) -> ImageFolder | ToyImages:
         """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""

@@ -240,6 +240,11 @@ class VideoTokenizer(nn.Module):
         return self.quantizer.vocabulary
 
     @property
+    def levels(self) -> tuple[int, ...]:
+        """The last dimension of codes, where the quantizer writes several symbols for one place."""
+        return (self.quantizer.levels,) if self.quantizer.levels > 1 else ()
+
+    @property
     def last_layer(self) -> nn.Parameter:
         """Where the strengths of two losses are compared (Esser 2021, arXiv 2012.09841, eq. 7)."""
         return self.decoder[-1].weight  # type: ignore[return-value]
@@ -269,10 +274,9 @@ class VideoTokenizer(nn.Module):
 
         `shape` is their grid, (t, h, w) or (h, w); it may be left out only where there is but one with square frames.
         """
-        levels = codes.shape[2:] if self.quantizer.levels > 1 else ()
-        if codes.ndim != 2 + len(levels):
-            return self.decode(codes, condition)
-        return self.decode(codes.reshape(len(codes), *grid_of(codes.shape[1], shape), *levels), condition)
+        if codes.ndim == 2 + len(self.levels):
+            codes = codes.unflatten(1, grid_of(codes.shape[1], shape))
+        return self.decode(codes, condition)
 
     # ---- clips of any length
 
@@ -285,7 +289,7 @@ class VideoTokenizer(nn.Module):
         passage, frames, like = Passage(self.checked(condition), memory={}), 0, None
         for piece in clips:
             new_BTHWC = self.frames(piece)
-            like = self.refuse_mixture(new_BTHWC.shape, like)
+            like = refuse_mixture(new_BTHWC.shape, like)
             frames += new_BTHWC.shape[1]
             latent = self.encoder(new_BTHWC, passage)
             if latent.shape[1]:
@@ -298,7 +302,7 @@ class VideoTokenizer(nn.Module):
         passage, like = Passage(self.checked(condition), memory={}), None
         for piece in codes:
             self.refuse_codes(piece)
-            like = self.refuse_mixture(piece.shape, like)
+            like = refuse_mixture(piece.shape, like)
             yield painted(self.decoder(self.quantizer.decode(piece), passage))
 
     # ---- halves of the way
@@ -326,22 +330,12 @@ class VideoTokenizer(nn.Module):
     # ---- refusals
 
     def refuse_codes(self, codes: Tensor) -> None:
-        levels = (self.quantizer.levels,) if self.quantizer.levels > 1 else ()
-        if codes.ndim != 4 + len(levels) or codes.shape[4:] != levels or not all(codes.shape):
-            axes = ", ".join(["batch", "frames", "height", "width", *map(str, levels)])
+        if codes.ndim != 4 + len(self.levels) or codes.shape[4:] != self.levels or not all(codes.shape):
+            axes = ", ".join(["batch", "frames", "height", "width", *map(str, self.levels)])
             raise ValueError(
                 f"Codes of shape {tuple(codes.shape)} are not on a grid of time and space: give ({axes}), or codes in a row to "
                 "decode_from_code_indices together with their shape."
             )
-
-    def refuse_mixture(self, shape: torch.Size, like: torch.Size | None) -> torch.Size:
-        """Pieces of one clip differ in nothing but their length, the second dimension."""
-        if like is not None and (shape[:1], shape[2:]) != (like[:1], like[2:]):
-            raise ValueError(
-                f"A piece of (batch, frames, height, width, ...) = {tuple(shape)} came after one of {tuple(like)}: pieces of "
-                "one clip differ in their number of frames only."
-            )
-        return shape
 
     def checked(self, condition: Tensor | None) -> Tensor | None:
         expected = self.config.condition_width
@@ -351,6 +345,16 @@ class VideoTokenizer(nn.Module):
             met = "none was given" if condition is None else f"one of shape {tuple(condition.shape)} was given"
             raise ValueError(f"This tokenizer is conditioned on a vector of shape (batch, {expected}), but {met}.")
         return condition
+
+
+def refuse_mixture(shape: torch.Size, like: torch.Size | None) -> torch.Size:
+    """Pieces of one clip differ in nothing but their length, the second dimension."""
+    if like is not None and (shape[:1], shape[2:]) != (like[:1], like[2:]):
+        raise ValueError(
+            f"A piece of (batch, frames, height, width, ...) = {tuple(shape)} came after one of {tuple(like)}: pieces of one "
+            "clip differ in their number of frames only."
+        )
+    return shape
 
 
 def painted(frames_BTHWC: Tensor) -> Tensor:

@@ -306,12 +306,12 @@ class TimeAttention(Attention):
         pixels_BHWTC = x_BTHWC.movedim(1, 3)
         q, k, v = self.query_key_value(pixels_BHWTC.flatten(0, 2))
         k, v = self.with_past(k, v, passage)
-        new, all_ = q.shape[2], k.shape[2]
+        new, known = q.shape[2], k.shape[2]
         # Counted from the oldest that is still seen and not from the clip's beginning: only differences matter, and the
         # angles of an hour's frames would not be exact.
-        places = torch.arange(all_, device=x_BTHWC.device)
-        lag = places[all_ - new :, None] - places
-        turned_q, turned_k = (turn(some[:, None].to(q), self.head_width) for some in (places[all_ - new :], places))
+        places = torch.arange(known, device=x_BTHWC.device)
+        lag = places[known - new :, None] - places
+        turned_q, turned_k = (turn(some[:, None].to(q), self.head_width) for some in (places[known - new :], places))
         near = (lag >= 0) & (lag < self.window)
         seen = F.scaled_dot_product_attention(turned_q(q).to(v), turned_k(k).to(v), v, attn_mask=near)
         return self.out(joined(seen)).view(pixels_BHWTC.shape).movedim(3, 1)

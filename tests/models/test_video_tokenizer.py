@@ -155,7 +155,9 @@ def test_codes_of_several_levels_in_a_row_are_decoded_too():
     model = built(quantizer=QUANTIZERS["residual fsq"])
     with torch.no_grad():
         codes = model.encode(clips())
-        assert torch.equal(model.decode_from_code_indices(codes.flatten(1, 3), shape=(3, 4, 4)), model.decode(codes))
+        clip = model.decode(codes)
+        assert torch.equal(model.decode_from_code_indices(codes.flatten(1, 3), shape=(3, 4, 4)), clip)
+        assert torch.equal(model.decode_from_code_indices(codes), clip)
 
 
 @pytest.mark.parametrize(
@@ -260,6 +262,12 @@ def test_codes_come_as_soon_as_they_are_certain():
 def test_single_pictures_may_be_the_pieces():
     model, clip = built(), clips(5)
     pieces = list(model.encode_chunks(clip.unbind(2)))
+    assert torch.equal(torch.cat(pieces, dim=1), model.encode(clip))
+
+
+def test_a_piece_without_frames_changes_nothing():
+    model, clip = built(), clips(5)
+    pieces = list(model.encode_chunks([clip[:, :, :0], clip[:, :, :2], clip[:, :, :0], clip[:, :, 2:]]))
     assert torch.equal(torch.cat(pieces, dim=1), model.encode(clip))
 
 

@@ -8,7 +8,7 @@ judge can hold a sample against its prompt. Toys are never mirrored, since "left
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, TypeVar
 
@@ -104,6 +104,8 @@ class ToyImages:
     first: int = 0
     most_shapes: int = 3
     """1 to 3; with 3 a toy is what it has always been"""
+    plain: bool = False
+    """flat colours just as they are called, nothing turned"""
 
     def __len__(self) -> int:
         return self.count
@@ -116,7 +118,7 @@ class ToyImages:
         return self.count
 
     def scene(self, index: int) -> Scene:
-        return imagine(self.seed, self.first + index, self.most_shapes)
+        return imagine(self.seed, self.first + index, self.most_shapes, self.plain)
 
     def caption(self, index: int) -> str:
         """What is said about a toy, without drawing it."""
@@ -124,7 +126,7 @@ class ToyImages:
 
     def mark(self, index: int) -> str:
         """All that a toy depends on beside its number."""
-        return f"{self.seed} {self.size} {self.most_shapes}"
+        return f"{self.seed} {self.size} {self.most_shapes} {self.plain}"
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
         scene = self.scene(index)
@@ -137,11 +139,14 @@ class ToyImages:
 # ---- what is in a picture
 
 
-def imagine(seed: int, number: int, most_shapes: int = 3) -> Scene:
+def imagine(seed: int, number: int, most_shapes: int = 3, plain: bool = False) -> Scene:
     """The scene of one toy."""
     rng = np.random.default_rng([seed, number])
     background = imagine_background(rng)
     shapes = tuple(imagine_shapes(rng, background, most_shapes))
+    if plain:
+        background = replace(background, kind="plain", rgb=BACKGROUNDS[background.colour])
+        shapes = tuple(replace(shape, texture="plain", turn=0.0, rgb=COLOURS[shape.colour]) for shape in shapes)
     return Scene(shapes, background, describe(rng, shapes, background))
 
 
