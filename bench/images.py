@@ -93,7 +93,8 @@ class Compared:
 
 
 def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
-    """Theirs starts first: it draws the pictures from which both learn. A folder is for one pair: their trainer wants a new one."""
+    """Theirs starts first: it draws the pictures from which both learn. Each pair has a folder of its own, since their trainer
+    asks the keyboard what to do with one that is not empty."""
     with tempfile.TemporaryDirectory() as place:
         work = Path(place)
         with side(comparison.theirs, asked, work) as them, side(comparison.ours, asked, work) as us:

@@ -12,7 +12,7 @@ from tessera.config import MAY_DIFFER, Run, decode, decode_like, did_you_mean, d
 from tessera.engine.engine import EngineConfig
 from tessera.folder import Refused
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
-from tessera.recipes.images import images_vqgan
+from tessera.recipes.images import images_maskgit_superres, images_vqgan
 from tessera.recipes.presets import Preset
 
 PRESETS = typing.get_args(Preset)
@@ -158,10 +158,11 @@ def test_another_kind_of_part_is_a_difference_and_so_is_one_that_is_gone():
 
 @pytest.mark.parametrize("name", sorted(MAY_DIFFER))
 def test_how_long_how_often_and_on_what_may_differ(name):
-    run = images_vqgan(preset="tiny")
-    field_name = name.removeprefix("engine.")
-    value = ("wandb",) if field_name == "track" else getattr(run.engine, field_name) + 1
-    other = replace(run, engine=replace(run.engine, **{field_name: value}))
+    run = images_maskgit_superres(preset="tiny")
+    group, field_name = name.split(".")
+    before = getattr(getattr(run, group), field_name)
+    value = ("wandb",) if field_name == "track" else "elsewhere" if isinstance(before, str) else before + 1
+    other = replace(run, **{group: replace(getattr(run, group), **{field_name: value})})
     assert other != run and differences(encode(run), encode(other)) == []
 
 
@@ -170,7 +171,7 @@ def test_what_may_differ_is_what_was_promised():
     assert {f"engine.{name}" for name in promised} <= MAY_DIFFER
     never = "seed batch_size accumulate precision average.decay".split()
     assert not {f"engine.{name}" for name in never} & MAY_DIFFER
-    assert flat({"engine": encode(EngineConfig())}).keys() >= MAY_DIFFER, "and each of them exists"
+    assert flat(encode(images_maskgit_superres("tiny"))).keys() >= MAY_DIFFER, "and each of them exists"
 
 
 def test_settings_are_flattened_by_place():

@@ -235,7 +235,8 @@ def project() -> dict[str, Any]:
 def made() -> list[Requirement]:
     """What the Makefile asks pip for."""
     extras = project()["optional-dependencies"]
-    asked = [*project()["dependencies"], *extras["dev"], *extras["perceptual"], *extras["text"], *extras["tensorboard"]]
+    taken = ("dev", "perceptual", "text", "video", "tensorboard")
+    asked = [*project()["dependencies"], *(line for extra in taken for line in extras[extra])]
     return [Requirement(line) for line in asked]
 
 

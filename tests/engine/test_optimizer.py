@@ -14,9 +14,11 @@ from tessera.engine.optimizer import (
     clip_gradients,
     gradient_norm,
     optimizer_tensors,
+    orthogonal,
     restore_optimizer,
     set_rate,
 )
+from tessera.nn.transformer import Transformer
 from tests.engine.toy import toy_engine
 
 RATES = {
@@ -227,3 +229,54 @@ def test_the_engine_clips_each_update_and_logs_the_norm_before(tmp_path):
 def test_settings_that_cannot_work_are_refused_with_a_way_out(settings, says):
     with pytest.raises(ValueError, match=says):
         OptimizerConfig(**settings)
+
+
+# ---- Muon
+
+
+def test_muon_makes_a_direction_of_every_shape_nearly_orthogonal() -> None:
+    torch.manual_seed(0)
+    for shape in ((8, 8), (6, 20), (20, 6)):
+        values = torch.linalg.svdvals(orthogonal(torch.randn(3, *shape), iterations=5))
+        assert values.min() > 0.5
+        assert values.max() < 1.3
+
+
+def test_muon_moves_marked_matrices_by_the_rate_and_the_rest_as_adamw_does() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(Transformer(16, 1, 2), nn.Linear(16, 4))
+    twin = copy.deepcopy(network)
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    config = OptimizerConfig(kind="muon", rate=1e-2, decay=0.1)
+    pairs = [(network, config.build(network)), (twin, OptimizerConfig(rate=1e-2, decay=0.1).build(twin))]
+    x = torch.randn(2, 5, 16)
+    for one, optimizer in pairs:
+        one(x).square().mean().backward()
+        optimizer.step()
+    for (name, moved), other in zip(network.named_parameters(), twin.parameters(), strict=True):
+        if getattr(moved, "between_states", False):
+            change = moved.detach() - before[name] * (1 - 1e-3)
+            far = float(change.square().mean().sqrt())
+            assert far == pytest.approx(1e-2, rel=0.5) or far == 0  # a gradient of low rank moves less
+        else:
+            torch.testing.assert_close(moved, other)
+
+
+def test_muon_needs_a_transformer() -> None:
+    with pytest.raises(ValueError, match="muon is for the matrices of a transformer"):
+        OptimizerConfig(kind="muon").build(nn.Linear(2, 2))
+
+
+def test_muons_memory_comes_back() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(Transformer(16, 1, 2), nn.Linear(16, 4))
+    optimizer = OptimizerConfig(kind="muon").build(network)
+    network(torch.randn(2, 5, 16)).square().mean().backward()
+    optimizer.step()
+    kept = {name: value.clone() for name, value in optimizer_tensors(optimizer).items()}
+    again = OptimizerConfig(kind="muon").build(network)
+    restore_optimizer(again, kept)
+    assert optimizer_tensors(again).keys() == kept.keys()
+    assert any(name.startswith("momentum/") for name in kept)
+    assert any(name.startswith("exp_avg/") for name in kept)
+    assert all(torch.equal(value, kept[name]) for name, value in optimizer_tensors(again).items())
