@@ -286,7 +286,7 @@ def demo(*, out: str = "runs/demo") -> int:
         out: Where the runs go.
     """
     print("An image tokenizer learns from 2,000 built-in pictures to write pictures as symbols, and to read them back.")
-    train("images-vqgan", "--detail", "coarse", "--steps", "1500", "--out", f"{out}/images-vqgan")
+    train("images-vqgan", "--steps", "1500", "--out", f"{out}/images-vqgan")
     print("\nA transformer learns from captions which symbols belong together: text to image.")
     train("images-maskgit", "--tokenizer", f"{out}/images-vqgan", "--out", f"{out}/images-maskgit")
     print("\nPictures for captions that it has never seen, held against them by a judge that reads shapes and colours:")

@@ -6,7 +6,8 @@ What is done with a block of code depends on its language:
     python   is run, in a namespace of its own
     console  lines that begin with "$ " are commands too long or too large to run here: each is parsed, flag by flag
     py       is an excerpt; its first line names the file in which the rest must stand
-    text     is only looked at by people
+    text     is only looked at by people; but a picture of a run's folder, `runs/first/`, is held against the run that the
+             page's own examples made
 
 The blocks of one page run in order in one folder, which holds a few `pictures`, as a reader's would.
 """
@@ -24,6 +25,7 @@ from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -32,19 +34,22 @@ import tyro
 
 from tessera import flags
 from tessera.cli import VERBS
+from tessera.config import MAY_DIFFER
 from tessera.data.toys.images import ToyImages, draw
+from tessera.models.masked_transformer import MaskedTransformerConfig
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-from tessera.recipes import named
-from tessera.recipes.images import images_vqgan
+from tessera.nn.quantize.features import features
+from tessera.recipes import RECIPES, name_of, named
+from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.recipes.presets import Preset
-from tessera.trainers import VQGanVAETrainer
+from tessera.trainers import MaskGitTrainer, Trainer, VQGanVAETrainer
 from tests.command import tessera
 
 ROOT = Path(__file__).resolve().parent.parent
 RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 """The pages whose examples are run."""
 PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
-IMAGES = ROOT / "docs/images-vqgan.md"
+IMAGES, MASKGIT, SUPERRES = (ROOT / f"docs/images-{name}.md" for name in ("vqgan", "maskgit", "maskgit-superres"))
 LANGUAGES = {"sh", "python", "console", "py", "text"}
 
 
@@ -139,7 +144,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @every_run_page
-def test_the_examples_of_a_page_work_as_they_stand_one_after_the_other(page: Path, reader: Path) -> None:
+def test_the_examples_of_a_page_work_as_they_stand_and_leave_what_it_says(page: Path, reader: Path) -> None:
     for block in blocks(page):
         if block.language == "sh":
             for program, *arguments in block.commands():
@@ -149,19 +154,37 @@ def test_the_examples_of_a_page_work_as_they_stand_one_after_the_other(page: Pat
         elif block.language == "python":
             with redirect_stdout(StringIO()):
                 exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
+    absent = [
+        f"{picture}: there is no {name}" for picture in drawn_folders(page) for name in picture.names if not name.exists()
+    ]
+    assert not absent, listed(absent)
 
 
-def test_what_the_pages_say_is_written_is_written(reader: Path) -> None:
-    """README.md's picture of a run's folder, held against the run that its own examples make."""
-    [picture] = [block for block in blocks(ROOT / "README.md") if block.text.startswith("runs/mine/")]
-    for block in blocks(ROOT / "README.md"):
-        for _, *arguments in block.commands() if block.language == "sh" else ():
-            if arguments[0] == "train":
-                assert tessera(*arguments).code == 0
-    named_there = [line.split()[0] for line in picture.text.splitlines()[1:]]
-    assert named_there
-    for name in named_there:
-        assert (reader / "runs/mine" / name).exists(), f"{picture}: a run has no {name}"
+@dataclass(frozen=True)
+class DrawnFolder:
+    block: Block
+    names: list[Path]
+
+    def __str__(self) -> str:
+        return str(self.block)
+
+
+def drawn_folders(page: Path) -> list[DrawnFolder]:
+    """The pictures of run folders on a page that makes such runs; design.md only tells of them."""
+    if not any(block.language == "sh" for block in blocks(page)):
+        return []
+    found = []
+    for block in blocks(page):
+        folder, *lines = block.text.splitlines()
+        if block.language == "text" and re.fullmatch(r"runs/[\w-]+/", folder):
+            found.append(DrawnFolder(block, [Path(folder, line.split()[0]) for line in lines]))
+    return found
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", MASKGIT], ids=of_the_project)
+def test_a_page_that_draws_a_runs_folder_is_held_to_it(page: Path) -> None:
+    [picture] = drawn_folders(page)
+    assert len(picture.names) >= 5
 
 
 # ------------------------------------------------------------------------------------------------- parsing the others
@@ -241,7 +264,10 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
         "tessera trian images-vqgan",
         "tessera train images-vqgan --stesp 3",
         "tessera train images-vqgan --preset huge",
+        "tessera train images-maskgit --critic both",
+        "tessera train images-maskgit --smaller runs/mine",
         "tessera sample",
+        "tessera sample runs/mine --prompt --rounds many",
         "tessera tokenize runs/mine",
         "tessera check pictures --fast",
         "torchrun --nproc-per-node 2 -m tessera train images-vqgan --stesp 3",
@@ -324,14 +350,27 @@ def test_every_part_of_the_package_has_its_line_in_the_layout() -> None:
 # ---------------------------------------------------------------------------------------------- flags and other settings
 
 
+CHOICES = [
+    *((images_vqgan, f"--quantizer {quantizer} --adversary on --perceptual on") for quantizer in ("fsq", "lfq", "vq")),
+    *(
+        (recipe, choices)
+        for recipe in RECIPES
+        if recipe is not images_vqgan
+        for choices in ("", "--critic head", "--critic own")
+    ),
+    (images_maskgit, "--text an-encoder"),
+]
+"""Every recipe with every choice that brings flags of its own."""
+
+
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
     """Every flag that any verb, and `train` with any choice of parts, tells of in its help."""
     helps = StringIO()
     with redirect_stdout(helps):
-        for quantizer in ("fsq", "lfq", "vq"):
+        for recipe, choices in CHOICES:
             with pytest.raises(SystemExit):
-                flags.parse(images_vqgan, ["--quantizer", quantizer, "--adversary", "on", "--perceptual", "on", "--help"])
+                flags.parse(recipe, [*choices.split(), "--help"])
         for name in VERBS.keys() - {"train"}:
             with pytest.raises(SystemExit):
                 tyro.cli(still(VERBS[name]), args=["--help"])
@@ -340,7 +379,7 @@ def known_flags() -> set[str]:
 
 @every_run_page
 def test_flags_that_a_page_names_exist(page: Path, known_flags: set[str]) -> None:
-    assert {"--steps", "--task.adversary.starts", "--weights"} <= known_flags
+    assert {"--steps", "--task.adversary.starts", "--weights", "--task.model.text.download", "--smaller"} <= known_flags
     ours = [span for span in spans(page) if span.startswith(("--", "tessera "))]
     unknown = [flag for span in ours for flag in re.findall(r"(?<!\S)--[\w.-]+", span) if flag not in known_flags]
     assert not unknown, listed(unknown)
@@ -361,20 +400,64 @@ def test_the_table_of_presets_is_what_the_recipe_makes(preset: Preset) -> None:
     assert rows[f"`{preset}`"] == made, f"in docs/images-vqgan.md the row is to be:\n| {' | '.join(made)} |"
 
 
-def test_the_table_of_the_front_door_is_its_signature() -> None:
-    _, *rows = table(IMAGES, "parameter")
+def test_the_table_of_generators_has_every_preset() -> None:
+    assert {row[0] for row in table(MASKGIT, "preset")[1:]} == {f"`{preset}`" for preset in get_args(Preset)}
+
+
+@pytest.mark.parametrize("row", table(MASKGIT, "preset")[1:], ids=lambda row: " ".join(row[:2]))
+def test_the_table_of_generators_is_what_the_recipe_makes(row: list[str]) -> None:
+    preset, detail = row[0].strip("`"), row[1]
+    run, symbols = images_maskgit(preset), symbols_of(preset, detail)
+    with torch.device("meta"):
+        task = run.task.build(symbols)
+    made = [
+        f"`{preset}`", detail, f"{run.data.size} x {run.data.size}",
+        f"{' x '.join(map(str, symbols.grid))} of {symbols.vocabulary:,}", f"{task.layout.count}",
+        f"{sum(parameter.numel() for parameter in task.model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}", f"{run.task.sampling.rounds}",
+    ]  # fmt: skip
+    assert row == made, f"in docs/images-maskgit.md the row is to be:\n| {' | '.join(made)} |"
+
+
+def symbols_of(preset: str, detail: str) -> Any:
+    """All that a generator's size depends on of a tokenizer: its quantizer and its grid."""
+    run = images_vqgan(preset, detail=detail)
+    model = run.task.model
+    quantizer = model.quantizer.build(model.widths[-1])
+    known = features(quantizer.values(torch.arange(quantizer.vocabulary), torch.float32).detach())
+    return SimpleNamespace(
+        network=torch.nn.Identity(), vocabulary=quantizer.vocabulary, grid=model.grid(run.data), levels=1, features=known
+    )
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_sizes_of_super_resolution_are_those_of_its_presets(preset: Preset) -> None:
+    [pictures] = [row[1] for row in table(SUPERRES, "preset") if row[0] == f"`{preset}`"]
+    size = images_maskgit_superres(preset).data.size
+    assert pictures == f"{size} x {size}"
+
+
+def test_every_recipe_has_its_page() -> None:
+    assert {page.stem for page in (ROOT / "docs").glob("*.md")} == {name_of(recipe) for recipe in RECIPES} | {"design"}
+
+
+@pytest.mark.parametrize(("page", "door"), [(IMAGES, VQGanVAETrainer), (MASKGIT, MaskGitTrainer)], ids=["vqgan", "maskgit"])
+def test_the_table_of_a_front_door_is_its_signature(page: Path, door: type[Trainer]) -> None:
+    _, *rows = table(page, "parameter")
     told = {name.strip("`"): default.strip("`") for name, default, _ in rows}
     real = {
         name: "required" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
-        for name, parameter in inspect.signature(VQGanVAETrainer).parameters.items()
+        for name, parameter in inspect.signature(door).parameters.items()
     }
-    real |= {name: "a config" for name, default in real.items() if default == repr(PatchDiscriminatorConfig())}
-    assert told == real
+    configs = {repr(PatchDiscriminatorConfig()), repr(MaskedTransformerConfig())}
+    assert told == real | {name: "a config" for name, default in real.items() if default in configs}
 
 
 def test_the_settings_that_may_change_are_all_told() -> None:
-    from tessera.config import MAY_DIFFER
-
-    [sentence] = [line for line in re.split(r"\n\n|(?<=\.)\s", prose(IMAGES)) if "may differ" in line]
-    told = set(re.findall(r"`--([\w-]+)`", sentence))
+    """Those of every recipe on the first recipe's page, and those of runs that stand on others where such a run is told of."""
+    sentences = [
+        line for page in (IMAGES, MASKGIT) for line in re.split(r"\n\n|(?<=\.)\s", prose(page)) if "may differ" in line
+    ]
+    told = {name for sentence in sentences for name in re.findall(r"`--([\w.-]+)`", sentence)}
+    assert len(sentences) == 2
     assert told == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}

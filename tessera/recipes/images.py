@@ -31,7 +31,6 @@ def images_vqgan(
     quantizer: Literal["fsq", "lfq", "bsq", "vq"] = "fsq",
     perceptual: str = "auto",
     adversary: Literal["auto", "on", "off"] = "auto",
-    detail: Literal["fine", "coarse"] = "fine",
 ) -> Run:
     """An image tokenizer (VQGAN): pictures to a small grid of symbols, and back.
 
@@ -40,7 +39,6 @@ def images_vqgan(
         quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook.
         perceptual: on, off, the path of a VGG16 file, or auto: on for base and paper where tessera[perceptual] is installed.
         adversary: a discriminator: on, off, or auto: on for base and paper.
-        detail: coarse halves once more: a quarter of the symbols, which a generator learns much sooner, and softer pictures.
     """
     from tessera.config import Run
     from tessera.data.images import Images
@@ -53,17 +51,13 @@ def images_vqgan(
 
     model = {
         "tiny": VQGANConfig(dim=16, widest=32, layers=2, blocks=(0, 1), quantizer=_quantizer(quantizer, 6)),
-        "small": VQGANConfig(dim=16, widest=64, layers=2, blocks=(0, 2), quantizer=_quantizer(quantizer, 10)),
+        "small": VQGANConfig(dim=16, widest=64, layers=2, blocks=(0, 2), quantizer=_quantizer(quantizer, 7, diversity=0.0)),
         "base": VQGANConfig(dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), quantizer=_quantizer(quantizer, 14)),
         # Muse's first stage: 256 pixels, 16 x 16 symbols of a codebook of 8192, here 2^13 (Chang 2023, section 2.2).
         "paper": VQGANConfig(
             dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), attention=True, quantizer=_quantizer(quantizer, 13)
         ),
     }[preset]
-    if detail == "coarse":
-        model = replace(model, layers=model.layers + 1, blocks=(*model.blocks[:-1], 1, model.blocks[-1]))
-    if detail == "coarse" and preset == "small":
-        model = replace(model, widest=96, quantizer=_quantizer(quantizer, 9, diversity=0.0))
     often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
     engine = EngineConfig(
         steps={"tiny": 20, "small": 2500, "base": 200_000, "paper": 1_000_000}[preset],
@@ -167,8 +161,11 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
     )
     alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[preset]
     size = alone if smaller is None else larger
-    toys, held_out = (64, 0.25) if preset == "tiny" else (8000, 0.0125)
-    data = Images(size=size, crop="centre", toys=toys, validation_share=held_out, toy_shapes=1 if preset == "small" else 3)
+    toys, held_out = (64, 0.25) if preset == "tiny" else (4000, 0.02)
+    data = Images(
+        size=size, crop="centre", toys=toys, validation_share=held_out, toy_shapes=1 if preset == "small" else 3,
+        toy_plain=preset == "small",
+    )
     warmup = max(10, engine.steps // 20)
     optimizer = OptimizerConfig(
         kind="adamw" if preset == "paper" else "muon",
@@ -213,11 +210,12 @@ def _quantizer(
 ) -> FSQConfig | LFQConfig | VQConfig:
     """About 2^bits symbols; FSQ's levels are those its authors recommend (Mentzer 2023, section 4.1), or near them.
 
-    `diversity` is FSQ's: it buys exactness with symbols that are harder to foretell, which a generator pays for.
+    `diversity` is FSQ's. It keeps large alphabets in use, and makes symbols harder to foretell, which a generator pays for: with
+    1,000 symbols and 0.01 the toys are rebuilt at 29.1 dB with a perplexity of 973, with 125 and none at 28.4 dB with one of 58.
     """
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
 
-    levels = {6: (4, 4, 4), 8: (8, 6, 5), 9: (5, 5, 5, 5), 10: (8, 5, 5, 5), 13: (8, 8, 8, 4, 4), 14: (8, 8, 8, 6, 5)}
+    levels = {6: (4, 4, 4), 7: (5, 5, 5), 8: (8, 6, 5), 10: (8, 5, 5, 5), 13: (8, 8, 8, 4, 4), 14: (8, 8, 8, 6, 5)}
     if kind == "fsq":
         return FSQConfig(levels=levels[bits], diversity=diversity)
     if kind == "vq":
