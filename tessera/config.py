@@ -110,7 +110,10 @@ def _decoded(hint: Any, value: Any, place: str) -> Any:
     if value is None or (not candidates and hint is Any):
         return value
     if candidates and isinstance(value, dict):
-        return decode(_chosen(candidates, value, place), {k: v for k, v in value.items() if k != "kind"}, f"{place}.")
+        alone = len(candidates) == 1  # then "kind" is a field of the dataclass, or nothing at all
+        return decode(
+            _chosen(candidates, value, place), {k: v for k, v in value.items() if alone or k != "kind"}, f"{place}."
+        )
     if isinstance(value, list):
         return tuple(value)
     if isinstance(value, int) and not isinstance(value, bool) and float in (hint, *typing.get_args(hint)):

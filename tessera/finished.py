@@ -113,7 +113,8 @@ class Codec:
     def codes(self, examples: Any) -> Tensor:
         """The symbols of a batch of examples, (B, *grid)."""
         fidelity = self.network.fidelity
-        return self.model.encode(fidelity.fitted(fidelity.target(examples), self.run.data))
+        target = fidelity.fitted(fidelity.target(examples), self.run.data)
+        return self.model.encode(target.to(next(self.model.parameters()).dtype))
 
     def codes_of(self, source: Source, batch_size: int, workers: int = 0) -> Iterator[tuple[Batch, Tensor]]:
         """The codes of the readable examples of a source, batch by batch, in its order."""

@@ -13,36 +13,43 @@ from pathlib import Path
 from tessera.config import Run, encode
 from tessera.engine.checkpoint import Snapshot, name_of, staged, write_at
 from tessera.engine.processes import Processes
-from tessera.finished import Codec, finished, parts_in
+from tessera.finished import Codec, finished
 from tessera.folder import Refused, RunFolder
 
 
-def take_parts(run: Run, folder: RunFolder, meeting: Processes) -> dict[str, Codec]:
-    """The tokenizers this run stands on, from its own folder, into which the main process copies them once."""
+def find_parts(run: Run, folder: RunFolder) -> dict[str, Codec]:
+    """The tokenizers this run stands on: those in its folder, or while it has none those it is told of. Nothing is written."""
+    parts = {}
     for name, path in run.task.parts().items():
-        meeting.main_does(lambda name=name, path=path: take_part(folder.parts / name, path, name))  # type: ignore[misc]
-    parts = parts_in(folder, run)
+        refuse_missing(folder.parts / name, path, name)
+        parts[name] = Codec(finished(folder.parts / name if (folder.parts / name).exists() else path))
     refuse_misfits(run, parts)
     return parts
 
 
-def take_part(place: Path, path: str, name: str) -> None:
-    """Copies a finished run, or sees to it that the copy is still of the same one."""
-    if not place.exists():
-        copy_part(place, path, name)
-    elif Path(path).exists() and not same(place, Path(path)):
+def keep_parts(run: Run, folder: RunFolder, meeting: Processes) -> None:
+    """The main process copies them into the run's folder, once."""
+    for name, path in run.task.parts().items():
+        if not (folder.parts / name).exists():
+            meeting.main_does(lambda name=name, path=path: copy_part(folder.parts / name, path))  # type: ignore[misc]
+
+
+def refuse_missing(place: Path, path: str, name: str) -> None:
+    """A tokenizer that is not there, or another one than that which the run began with."""
+    if not place.exists() and not (Path(path) / "config.json").exists():
+        raise Refused(
+            f"There is no tokenizer in {path}. Train one first (tessera train images-vqgan --out {path}), or say where one is: "
+            f"--{name} RUN"
+        )
+    if place.exists() and Path(path).exists() and not same(place, Path(path)):
         raise Refused(
             f"This run began with the tokenizer that is copied in {place}; the one in {path} is another one, or was trained on "
             f"since. Its symbols would mean something else. Give another --out, or go on with the copy: --{name} {place}"
         )
 
 
-def copy_part(place: Path, path: str, name: str) -> None:
-    if not (Path(path) / "config.json").exists():
-        raise Refused(
-            f"There is no tokenizer in {path}. Train one first (tessera train images-vqgan --out {path}), or say where one is: "
-            f"--{name} RUN"
-        )
+def copy_part(place: Path, path: str) -> None:
+    """As a run that can be used but not gone on with."""
     made = finished(path)
     run = dataclasses.replace(made.run, task=Codec(made).run.task.published())
     writing = place.with_name(f".{place.name}.writing")

@@ -30,7 +30,7 @@ from tessera.finished import Codec
 from tessera.folder import Refused, RunFolder, write_atomically
 from tessera.generator import CLASSES
 from tessera.media.errors import Unreadable
-from tessera.parts import take_parts
+from tessera.parts import find_parts, keep_parts
 
 NO_PARTS: Mapping[str, Codec] = {}
 
@@ -51,20 +51,28 @@ def engine_of(
 ) -> Engine:
     """An engine that stands where the folder stands: a new run, or an old one about to go on."""
     meeting = Processes.of_this_run()
-    meeting.main_does(lambda: take(folder, run))
-    parts = take_parts(run, folder, meeting)
-    split = ready(run, split or run.data.build(), parts, folder, meeting)
+    split = split or run.data.build()
+    parts = find_parts(run, folder)
     task = task or task_of(run, parts)
+    stream_of(split, run)  # what can be refused is refused before anything is written
     introduced(task, split.train, folder.cache)
+    meeting.main_does(lambda: take(folder, run))
+    keep_parts(run, folder, meeting)
+    split = ready(run, split, parts, folder, meeting)
     config = run.engine
     micro = config.batch_size // config.accumulate
-    training = Training(
-        split.train, seed=config.seed, batch_size=config.batch_size, accumulate=config.accumulate, workers=config.workers
-    )
+    training = stream_of(split, run)
     validation = Validation(split.validation, seed=config.seed, batch_size=micro, workers=config.workers)
     engine = Engine(task, training, validation, config, folder, on_log=on_log)
     engine.open(flat(encode(run)))
     return engine
+
+
+def stream_of(split: Split, run: Run) -> Training:
+    config = run.engine
+    return Training(
+        split.train, seed=config.seed, batch_size=config.batch_size, accumulate=config.accumulate, workers=config.workers
+    )
 
 
 def ready(run: Run, split: Split, parts: dict[str, Codec], folder: RunFolder, meeting: Processes) -> Split:

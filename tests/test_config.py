@@ -174,6 +174,12 @@ def test_what_may_differ_is_what_was_promised():
     assert flat(encode(images_maskgit_superres("tiny"))).keys() >= MAY_DIFFER, "and each of them exists"
 
 
+def test_a_field_that_is_called_kind_comes_back_too():
+    run = images_vqgan(preset="tiny")
+    lion = replace(run, task=replace(run.task, optimizer=replace(run.task.optimizer, kind="lion")))
+    assert decode_like(run, encode(lion)) == lion
+
+
 def test_settings_are_flattened_by_place():
     assert flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
 

@@ -151,7 +151,7 @@ def test_a_smaller_tokenizer_of_larger_pictures_is_refused(tmp_path):
 def test_smaller_pictures_that_do_not_divide_the_larger_ones_are_refused(tmp_path):
     odd = another_tokenizer(tmp_path / "odd", size=24)
     letter = refused(*SUPERRES, "--tokenizer", tokenizer(32), "--smaller", odd, "--out", tmp_path / "run")
-    assert "32" in letter and "24" in letter
+    assert "(6, 6) symbols" in letter and "(8, 8) places" in letter
 
 
 def test_the_letter_about_a_missing_smaller_tokenizer_names_its_flag(tmp_path):

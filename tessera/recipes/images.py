@@ -210,8 +210,8 @@ def _quantizer(
 ) -> FSQConfig | LFQConfig | VQConfig:
     """About 2^bits symbols; FSQ's levels are those its authors recommend (Mentzer 2023, section 4.1), or near them.
 
-    `diversity` is FSQ's. It keeps large alphabets in use, and makes symbols harder to foretell, which a generator pays for: with
-    1,000 symbols and 0.01 the toys are rebuilt at 29.1 dB with a perplexity of 973, with 125 and none at 28.4 dB with one of 58.
+    `diversity` is FSQ's. It keeps large alphabets in use, and makes symbols harder to foretell, which a generator pays for:
+    with 1,000 symbols and 0.01 toys are rebuilt at 29.1 dB with a perplexity of 973, with 125 and none at 28.4 dB with 58.
     """
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
 
