@@ -104,10 +104,10 @@ def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
 
 def side(name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
     """The side of this name at work, in the environment that has its packages."""
-    told = (__file__, "--worker", name, "--work", work, "--threads", str(asked.threads))
+    command = (__file__, "--worker", name, "--work", work, "--threads", str(asked.threads))
     if name in PEER:
-        return working(asked.peer_env / "venv" / "bin" / "python", *told, "--peer-adapters", asked.peer_adapters)
-    return working(sys.executable, *told)
+        return working(asked.peer_env / "venv" / "bin" / "python", *command, "--peer-adapters", asked.peer_adapters)
+    return working(sys.executable, *command)
 
 
 def work(asked: argparse.Namespace) -> None:

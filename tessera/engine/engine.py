@@ -8,6 +8,7 @@ Read `run` and `step`; the rest serves them.
 from __future__ import annotations
 
 import contextlib
+import gc
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -433,9 +434,13 @@ class Engine:
         self.signals.__enter__()
         self.writer = checkpoint.Writer(self.folder.checkpoints, self.worth_keeping, self.save_failed)
         self.report.begin(self.done, self.config.steps)
+        # What is there by now stays for the whole run; looking through it for garbage every few steps took 0.25 ms a step.
+        gc.collect()
+        gc.freeze()
 
     def close(self) -> None:
         """Nothing is left half done: the last write ends, trackers are told; terminal, signals and folder are given back."""
+        gc.unfreeze()
         self.report.end()
         self.record.close()
         self.writer.close()
@@ -453,11 +458,15 @@ def resolved(precision: Precision, device: torch.device) -> Precision:
 def detached(loss: Loss) -> Loss:
     return Loss(
         {name: term.detach().float() for name, term in loss.terms.items()},
-        {name: metric.detach().float() for name, metric in loss.metrics.items()},
+        {name: metric if callable(metric) else metric.detach().float() for name, metric in loss.metrics.items()},
     )
 
 
 def averaged(losses: list[Loss]) -> dict[str, Tensor]:
     """The mean over micro-batches of the total (`loss`), of each term and of each metric."""
-    rows = [{"loss": loss.total(), **loss.terms, **loss.metrics} for loss in losses]
+    rows = [{"loss": loss.total(), **loss.terms, **heard(loss.metrics)} for loss in losses]
     return {name: torch.stack([row[name] for row in rows]).mean() for name in rows[0]}
+
+
+def heard(metrics: dict[str, Tensor | Callable[[], Tensor]]) -> dict[str, Tensor]:
+    return {name: metric().detach().float() if callable(metric) else metric for name, metric in metrics.items()}

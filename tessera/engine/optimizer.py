@@ -69,12 +69,12 @@ class OptimizerConfig:
         named = list(network.named_parameters())
         if self.kind == "muon":
             return self._muon(named)
+        decay = self.decay if self.kind != "adam" else 0.0
+        decayed = [(n, p) for n, p in named if p.ndim >= 2 and decay]
+        others = [(n, p) for n, p in named if p.ndim < 2 or not decay]  # all in one group: a second one is a second call
         groups = [
-            {"params": [p for _, p in chosen], "names": [n for n, _ in chosen], "weight_decay": decay}
-            for chosen, decay in (
-                ([(n, p) for n, p in named if p.ndim >= 2], self.decay if self.kind != "adam" else 0.0),
-                ([(n, p) for n, p in named if p.ndim < 2], 0.0),
-            )
+            {"params": [p for _, p in chosen], "names": [n for n, _ in chosen], "weight_decay": weight}
+            for chosen, weight in ((decayed, decay), (others, 0.0))
             if chosen
         ]
         if self.kind == "lion":

@@ -48,8 +48,8 @@ class Batch:
 class Loss:
     terms: dict[str, Tensor]
     """Weighted; their sum is descended."""
-    metrics: dict[str, Tensor] = field(default_factory=dict)
-    """Watched, never descended."""
+    metrics: dict[str, Tensor | Callable[[], Tensor]] = field(default_factory=dict)
+    """Watched, never descended. A function is asked only at steps that are logged, so it may cost something."""
 
     def total(self) -> Tensor:
         return torch.stack([term.float() for term in self.terms.values()]).sum()

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
 from tessera.nn.layout import Layout
-from tessera.nn.transformer import Looked, States, Transformer, linear, places_of, starting_as_nothing
+from tessera.nn.transformer import Looked, States, Transformer, Turn, linear, places_of, starting_as_nothing, turn
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,9 @@ class Reader(nn.Module):
         self.smaller = Smaller(smaller, layout, config.width) if smaller is not None else None
         self.remembered = starting_as_nothing(linear(config.width, config.width)) if config.self_condition else None
         self.register_buffer("places", places_of(layout.places), persistent=False)
+        turned = turn(self.places, self.transformer.head_width)
+        self.register_buffer("cosine", turned.cosine, persistent=False)
+        self.register_buffer("sine", turned.sine, persistent=False)
         self.axes = nn.ParameterList([torch.randn(side, config.width) * 0.5 for side in layout.places])
 
     @property
@@ -112,7 +115,7 @@ class Reader(nn.Module):
             x_BNW = x_BNW + condition.below
         if self.remembered is not None and previous_BNW is not None:
             x_BNW = x_BNW + self.remembered(previous_BNW)
-        return self.transformer(x_BNW, self.places, context=condition.looked)
+        return self.transformer(x_BNW, Turn(self.cosine, self.sine), context=condition.looked)
 
 
     def position(self) -> Tensor:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -206,7 +207,7 @@ class MaskedTask(Task):
         summed = F.cross_entropy(wide(logits_MV), wanted_M, label_smoothing=self.config.label_smoothing, reduction="sum")
         if self.model.critic is not None:
             self.keep_for_critic(batch, masked, logits_MV.detach(), chances)
-        right = per_example(logits_MV.detach().argmax(-1) == wanted_M, masked.asked).mean()
+        right = partial(share_right, logits_MV.detach(), wanted_M, masked.asked)
         return Loss({"cross_entropy": summed / self.usual_count(len(batch))}, {"accuracy": right})
 
     def usual_count(self, examples: int) -> float:
@@ -379,10 +380,11 @@ class Guide:
         return wide(self.network.logits(states, asked))
 
 
-def per_example(values_M: Tensor, asked_BNS: Tensor) -> Tensor:
-    """(B,): the mean of what each example's asked symbols have, so that it does not depend on who shares the batch."""
-    spread = torch.zeros(asked_BNS.shape, device=values_M.device).masked_scatter(asked_BNS, values_M.float())
-    return spread.flatten(1).sum(1) / asked_BNS.flatten(1).sum(1)
+def share_right(logits_MV: Tensor, wanted_M: Tensor, asked_BNS: Tensor) -> Tensor:
+    """The mean over examples of the share of asked symbols guessed right, so that micro-batches and processes add up."""
+    right_M = (logits_MV.argmax(-1) == wanted_M).float()
+    spread = torch.zeros(asked_BNS.shape, device=right_M.device).masked_scatter(asked_BNS, right_M)
+    return (spread.flatten(1).sum(1) / asked_BNS.flatten(1).sum(1)).mean()
 
 
 def first_of(condition: Condition, count: int) -> Condition:

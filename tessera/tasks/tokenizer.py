@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -114,9 +115,10 @@ class TokenizerTask(Task):
     def rebuild(self, batch: Batch, step: int) -> Loss:
         target = self.fidelity.target(batch.examples)
         rebuilt = self.model(target)
-        batch.kept["rebuilt"] = rebuilt.output.detach()
+        if self.config.adversary is not None:
+            batch.kept["rebuilt"] = rebuilt.output.detach()
         terms = self.fidelity.terms(rebuilt.output, target)
-        metrics = {"contrast": contrast(rebuilt.output, target)}
+        metrics: dict[str, Any] = {"contrast": partial(contrast, thinned(rebuilt.output.detach()), target)}
         if self.config.adversary is not None and step >= self.config.adversary.starts:
             terms, heard = self.heed_judge(terms, rebuilt.output, step)
             metrics |= heard
@@ -145,8 +147,8 @@ class TokenizerTask(Task):
         if adversary.penalty and step % adversary.penalty_every == 0:
             penalty = gradient_penalty(self.discriminator, real, adversary.penalty_centre)
             terms["penalty"] = adversary.penalty * adversary.penalty_every * penalty
-        accuracy = ((real_logits > 0).float().mean() + (fake_logits < 0).float().mean()) / 2
-        return Loss(terms, {"accuracy": accuracy, "real": real_logits.mean(), "fake": fake_logits.mean()})
+        accuracy = partial(told_apart, real_logits.detach(), fake_logits.detach())
+        return Loss(terms, {"accuracy": accuracy, "real": real_logits.detach().mean, "fake": fake_logits.detach().mean})
 
     def look_at_whole_batch(self, micros: Sequence[Batch], step: int, meeting: Meeting) -> None:
         """A quantizer whose penalty is no mean over examples sees all micro-batches of all processes first."""
@@ -175,13 +177,19 @@ class TokenizerTask(Task):
         return self.fidelity.shown(self.model(target).output, target)
 
 
+def told_apart(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+    return ((real_logits > 0).float().mean() + (fake_logits < 0).float().mean()) / 2
+
+
+def thinned(values: Tensor) -> Tensor:
+    """Every 16th number of each example, as a copy: a sign of health may not hold on to what it watches over."""
+    return values.flatten(1)[:, ::16].clone()
+
+
 @torch.no_grad()
 def contrast(output: Tensor, target: Tensor) -> Tensor:
-    """A cheap sign of health: the spread of a reconstruction against that of its original, near 0 if the output is flat.
-
-    Of every 16th number: it may not cost what it watches over.
-    """
-    made_B, real_B = spread(torch.stack([output.flatten(1)[:, ::16], target.flatten(1)[:, ::16]]).float())
+    """A cheap sign of health: the spread of a thinned reconstruction against that of its original, near 0 if it is flat."""
+    made_B, real_B = spread(torch.stack([output, thinned(target)]).float())
     return (made_B / real_B.clamp_min(1e-3)).mean()
 
 
