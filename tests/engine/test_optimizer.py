@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,7 +44,7 @@ RATES = {
 @pytest.mark.parametrize("schedule", RATES)
 def test_the_rate_asked_for_is_the_rate_in_the_optimizer(schedule, tmp_path):
     config, expected = RATES[schedule]
-    engine = toy_engine(tmp_path, config, log_every=1)
+    engine = toy_engine(tmp_path, replace(config, decay=0.01), log_every=1)
     used: list[list[float]] = []
     engine.prepared["model"].optimizer.register_step_pre_hook(
         lambda optimizer, *_: used.append([group["lr"] for group in optimizer.param_groups])

@@ -70,7 +70,7 @@ def test_a_patch_that_does_not_divide_the_grid_is_refused(grid, patch):
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (1, 5, 4), (1, 16), (1, 4, 4, 2)])
 def test_codes_of_another_grid_are_refused(shape):
-    with pytest.raises(ValueError, match="are not on a grid"):
+    with pytest.raises(ValueError, match="do not lie on a grid"):
         Layout((4, 4)).folded(torch.zeros(shape, dtype=torch.long))
 
 
