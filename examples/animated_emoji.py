@@ -10,52 +10,35 @@ held-out one would have been learnt from. The archives are read entry by entry, 
 
 from __future__ import annotations
 
-import argparse
-import json
-import shutil
-import sys
 import tempfile
 from pathlib import Path
 
-from emoji import CODE_POINT, NAMES, SKIN, download, entries, read_names, without_marks
+from emoji import SKIN, make_folder, write_named
 
-from tessera.media.errors import Unreadable
-from tessera.media.video import Video, probe, write_mp4
+from tessera.media.video import Video
+from tessera.media.video_files import probe
+from tessera.media.video_writing import write_mp4
 
 ANIMATIONS = "@lobehub/fluent-emoji-anim-1"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
-    out = parser.parse_args().out
-    if shutil.which("npm") is None:
-        sys.exit("The emoji come as npm packages, but there is no npm on this machine: install Node.js first.")
-    with tempfile.TemporaryDirectory() as folder:
-        names = read_names(download(NAMES, Path(folder)))
-        written = lay_out(download(ANIMATIONS, Path(folder)), names, out)
-    print(f"{written:,} animated emoji with their names are in {out}: try `tessera train ... --data {out}`")
+    make_folder("animated emoji", ANIMATIONS, lay_out, __doc__)
 
 
 def lay_out(archive: Path, names: dict[str, str], out: Path) -> int:
     """Writes the animations that have a name, then the metadata; returns how many."""
-    out.mkdir(parents=True, exist_ok=True)
-    lines: dict[str, str] = {}
-    for path, data in entries(archive):
-        name = names.get(path.stem) or names.get(without_marks(path.stem))
-        if path.suffix != ".webp" or name is None or not CODE_POINT.fullmatch(path.stem) or has_skin_tone(path.stem):
-            continue
-        try:
-            video = animation(data)
-        except Unreadable as error:
-            print(f"left out {path.name}: {error}")
-            continue
-        if video is not None:
-            file = out / f"{path.stem}.mp4"
-            write_mp4(video, file)
-            lines[file.name] = json.dumps({"file_name": file.name, "text": name}, ensure_ascii=False)
-    (out / "metadata.jsonl").write_text("".join(f"{lines[file]}\n" for file in sorted(lines)), encoding="utf-8")
-    return len(lines)
+    return write_named(archive, names, out, clip)
+
+
+def clip(data: bytes, stem: Path) -> Path | None:
+    """None for an emoji with a skin tone, and for one that does not move."""
+    video = None if has_skin_tone(stem.name) else animation(data)
+    if video is None:
+        return None
+    file = Path(f"{stem}.mp4")
+    write_mp4(video, file)
+    return file
 
 
 def has_skin_tone(code_point: str) -> bool:

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -38,17 +38,27 @@ SKIN = {
     "1F3FF": "dark skin tone",
 }
 
+LayOut = Callable[[Path, dict[str, str], Path], int]
+"""archive, names by code point, and the folder to fill; gives back how many emoji it wrote"""
+Write = Callable[[bytes, Path], Path | None]
+"""one file of the archive, and where to write it, without an ending; None for one that is left out"""
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    make_folder("emoji", PICTURES, lay_out, __doc__)
+
+
+def make_folder(what: str, package: str, lay_out: LayOut, about: str | None) -> None:
+    """The script: names and an archive from npm, laid out in the folder that the command line names."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
     out = parser.parse_args().out
     if shutil.which("npm") is None:
         sys.exit("The emoji come as npm packages, but there is no npm on this machine: install Node.js first.")
     with tempfile.TemporaryDirectory() as folder:
         names = read_names(download(NAMES, Path(folder)))
-        written = lay_out(download(PICTURES, Path(folder)), names, out)
-    print(f"{written:,} emoji with their names are in {out}: try `tessera train ... --data {out}`")
+        written = lay_out(download(package, Path(folder)), names, out)
+    print(f"{written:,} {what} with their names are in {out}: try `tessera train ... --data {out}`")
 
 
 def download(package: str, folder: Path) -> Path:
@@ -91,18 +101,28 @@ def one_spelling(name: str) -> str:
 
 def lay_out(archive: Path, names: dict[str, str], out: Path) -> int:
     """Writes the pictures that have a name, then the metadata; returns how many."""
+    return write_named(archive, names, out, picture)
+
+
+def picture(data: bytes, stem: Path) -> Path:
+    return Image(np.array(flatten(decode(data)))).save(stem)
+
+
+def write_named(archive: Path, names: dict[str, str], out: Path, write: Write) -> int:
+    """Of the archive's pictures those that have a name and that `write` takes, then the metadata; returns how many."""
+    out.mkdir(parents=True, exist_ok=True)
     lines: dict[str, str] = {}
     for path, data in entries(archive):
         name = names.get(path.stem) or names.get(without_marks(path.stem))
         if path.suffix != ".webp" or name is None or not CODE_POINT.fullmatch(path.stem):
             continue
         try:
-            picture = Image(np.array(flatten(decode(data))))
+            file = write(data, out / path.stem)
         except Unreadable as error:
             print(f"left out {path.name}: {error}")
             continue
-        file = picture.save(out / path.stem)
-        lines[file.name] = json.dumps({"file_name": file.name, "text": name}, ensure_ascii=False)
+        if file is not None:
+            lines[file.name] = json.dumps({"file_name": file.name, "text": name}, ensure_ascii=False)
     (out / "metadata.jsonl").write_text("".join(f"{lines[file]}\n" for file in sorted(lines)), encoding="utf-8")
     return len(lines)
 

@@ -8,23 +8,16 @@ from __future__ import annotations
 
 import difflib
 import json as json_module
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import Literal
 
 from tessera.engine.signals import Interrupted
 from tessera.folder import Refused, RunFolder, write_atomically
-from tessera.launch import is_launched
-
-if TYPE_CHECKING:
-    from tessera.data.draws import Validation
-    from tessera.engine.task import Batch
-    from tessera.finished import Finished
+from tessera.launch import leave
 
 USAGE = """Tessera trains and samples discrete-token generative models over your own media.
 
@@ -132,23 +125,30 @@ def sample(
         top_p: Only the likeliest with this probability together are drawn from.
         superres_rounds: How often the super-resolution run is asked.
     """
+    from tessera.answers import Order, answered, given
     from tessera.engine.evaluation import save_media
     from tessera.finished import finished
 
-    if count < 1:
-        raise Refused(f"At least 1 sample can be made, but --count is {count}.")
     made = finished(run, weights)
     _tell(made.notices)
-    asked = {"rounds": rounds, "order": order, "schedule": schedule, "temperature": temperature, "noise": noise,
-             "top_k": top_k, "top_p": top_p}  # fmt: skip
-    led = {"scale": guidance, "start": guidance_from, "end": guidance_to, "ramp": guidance_ramp}
-    if hasattr(made.task, "generate"):
-        order_of = Order(run, superres, prompt, negative, data, mask, count, seed, superres_rounds)
-        answer = _generated(made, order_of, asked, led)
-    else:
-        _refuse_prompts(made, prompt, negative, mask, superres)
-        answer = Generated(_rebuilt(made, data, count, seed), {})
-    place = _for_samples(Path(out)) if out else _next_free(RunFolder(run).samples)
+    place = _for_samples(Path(out) if out else _next_free(RunFolder(run).samples))
+    asked = Order(
+        run=run,
+        superres=superres,
+        prompts=prompt,
+        negative=negative,
+        data=data,
+        mask=mask,
+        count=count,
+        seed=seed,
+        sampling=given(
+            rounds=rounds, order=order, schedule=schedule, temperature=temperature, noise=noise, top_k=top_k, top_p=top_p
+        ),
+        guidance=given(scale=guidance, start=guidance_from, end=guidance_to, ramp=guidance_ramp),
+        superres_rounds=superres_rounds,
+    )
+    answer = answered(made, asked)
+    _tell(answer.notices)
     settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "seed": seed, "count": len(answer.media)}
     with _told_if_not_writable(place):
         place.mkdir(parents=True, exist_ok=True)
@@ -178,6 +178,7 @@ def tokenize(
         batch_size: Examples encoded together.
         workers: Processes that read and prepare data.
     """
+    from tessera.answers import data_of
     from tessera.data.codes import About, write_codes
     from tessera.finished import finished
     from tessera.tokenizer import Tokenizer
@@ -185,7 +186,7 @@ def tokenize(
     made = finished(run, weights)
     _tell(made.notices)
     tokenizer = Tokenizer(made)
-    source = _data(made, data).everything()
+    source = data_of(made, data).everything()
     about = About(tokenizer.fingerprint, tokenizer.vocabulary, made.run.recipe, made.steps, tokenizer.transform)
     marks = {source.name(i): source.mark(i) for i in range(len(source))}
     batches = tokenizer.codes_of(source, batch_size, workers)
@@ -221,12 +222,13 @@ def evaluate(
         seed: Of those pictures.
     """
     from tessera import __version__
+    from tessera.answers import LeftOut, Order, answered, captions_of, stream_of, takes_prompts
     from tessera.engine.evaluation import measure
     from tessera.finished import finished
 
     made = finished(run, "live")
     _tell(made.notices)
-    stream = _stream(made, data, batch_size, workers)
+    stream = stream_of(made, data, batch_size, workers)
     left_out = LeftOut()
     numbers = {"live": measure(made.task, stream, made.meeting, left_out.of)}
     _tell(left_out.lines())
@@ -242,11 +244,10 @@ def evaluate(
         "transform": made.run.data.transform(),
         "tessera": __version__,
     }
-    judge = made.run.data.judge() if data is None and samples and hasattr(made.task, "generate") else None
-    if judge is not None and made.task.model.network.text is not None:
-        pictures = _generated(averaged, Order(run, None, (), None, None, None, samples, seed, None), {}, {})
-        prompts = _captions(made, None, len(pictures.media))
-        verdict = judge(pictures.media, prompts)
+    judge = made.run.data.judge() if data is None and samples and takes_prompts(made) else None
+    if judge is not None:
+        pictures = answered(averaged, Order(run=run, count=samples, seed=seed))
+        verdict = judge(pictures.media, captions_of(made, None, len(pictures.media)))
         numbers["average"] |= {"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}
         protocol["judged"] = {"pictures": verdict.of, "seed": seed, **pictures.settings}
     path = Path(out) if out else RunFolder(run).path / "evaluation.json"
@@ -313,20 +314,7 @@ def main(arguments: list[str] | None = None) -> None:
         code = 130
     except BrokenPipeError:  # somebody piped us into `head`
         code = 0
-    _leave(code)
-
-
-def _leave(code: int) -> NoReturn:
-    """One of several processes leaves without Python's farewell.
-
-    Everything of a run is closed by then, and gloo's threads abort some finished processes on the way out (3 of 11 seen) with
-    exit code 134 (pytorch #190489); destroying the group does not help while gradients' hooks hold on to it.
-    """
-    if is_launched():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
+    leave(code)
 
 
 def _carry_out(arguments: list[str]) -> int:
@@ -351,121 +339,6 @@ def _carry_out(arguments: list[str]) -> int:
     return tyro.cli(VERBS[name], prog=f"tessera {name}", args=rest)
 
 
-@dataclass
-class Order:
-    """What somebody asks a generator for."""
-
-    run: str
-    superres: str | None
-    prompts: tuple[str, ...]
-    negative: str | None
-    data: str | None
-    mask: str | None
-    count: int
-    seed: int
-    superres_rounds: int | None
-
-
-@dataclass
-class Generated:
-    media: list[Any]
-    settings: dict[str, Any]
-
-
-def _generated(made: Finished, order: Order, asked: dict[str, Any], led: dict[str, Any]) -> Generated:
-    """What a generator makes, and every setting that it was made with."""
-    import dataclasses
-
-    from tessera.finished import finished
-    from tessera.generator import Generator, classes_of, settings
-
-    above = finished(order.superres, made.weights) if order.superres is not None else None
-    generator = Generator(made, above, classes=classes_of(order.run))
-    try:
-        sampling = dataclasses.replace(generator.task.config.sampling, **{k: v for k, v in asked.items() if v is not None})
-        guidance = dataclasses.replace(generator.task.config.guidance, **{k: v for k, v in led.items() if v is not None})
-    except ValueError as error:
-        raise Refused(str(error)) from None
-    if order.mask is not None and order.data is None:
-        raise Refused("A mask is for a picture: say which with --data PICTURE.")
-    generator.refuse(order.prompts, order.negative)
-    for text in generator.cut([text for text in (*order.prompts, order.negative) if text]):
-        print(f"The text encoder does not read the end of so long a prompt: {text[:60]}...", file=sys.stderr)
-    how = {"seed": order.seed, "negative": order.negative, "sampling": sampling, "guidance": guidance}
-    told = {"superres": order.superres, "negative": order.negative, "mask": order.mask}
-    told |= {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)}
-    if "smaller" in generator.task.codecs and not order.prompts:
-        source = made.run.data.build().validation if order.data is None else _data(made, order.data).everything()
-        return Generated(generator.enlarge(source, order.count, **how), told)
-    start = generator.start(str(order.data), order.mask) if order.mask is not None else None
-    texts = [text for text in order.prompts for _ in range(order.count)]
-    if not texts:
-        wordless = start is not None or generator.task.model.network.text is None
-        texts = [""] * order.count if wordless else _captions(made, order.data, order.count)
-    media = generator.generate(texts, start=start, superres_rounds=order.superres_rounds, **how)
-    if generator.larger is not None:
-        larger = settings(generator.larger, order.superres_rounds)
-        told["superres_settings"] = {k: dataclasses.asdict(v) for k, v in vars(larger).items()}
-    return Generated(media, told | {"prompts": texts})
-
-
-def _captions(made: Finished, data: str | None, count: int) -> list[str]:
-    """What is said about the first held-out examples, or about those in a folder."""
-    source = made.run.data.build().validation if data is None else _data(made, data).everything()
-    return [source.caption(i % len(source)) for i in range(count)]
-
-
-def _rebuilt(made: Finished, data: str | None, count: int, seed: int) -> list[Any]:
-    """What the task makes of examples."""
-    from tessera.engine.evaluation import make_samples
-    from tessera.engine.modes import seed as seed_all
-
-    stream = _stream(made, data, made.run.engine.batch_size)
-    seed_all(seed)
-    left_out = LeftOut()
-    media = make_samples(made.task, stream, count, made.meeting, left_out.of)
-    _tell(left_out.lines())
-    if not media:
-        raise Refused("Not one example could be read, so there is nothing to show. `tessera check` tells why.")
-    return media
-
-
-def _refuse_prompts(made: Finished, prompt: object, negative: object, mask: object, superres: object) -> None:
-    if prompt or negative or mask or superres:
-        raise Refused(
-            f"A run of {made.run.recipe} rebuilds what it is shown (--data) and takes no prompt, mask or second run: "
-            "those are for a generator, such as images-maskgit."
-        )
-
-
-def _data(made: Finished, path: str | None) -> Any:
-    """The run's way of reading data, on another path if one is given."""
-    import dataclasses
-
-    return made.run.data if path is None else dataclasses.replace(made.run.data, path=path)
-
-
-def _stream(made: Finished, path: str | None, batch_size: int, workers: int = 0) -> Validation:
-    """All of a given path, or the run's own held-out examples."""
-    from tessera.data.draws import Validation
-
-    source = made.run.data.build().validation if path is None else _data(made, path).everything()
-    return Validation(source, seed=made.run.engine.seed, batch_size=batch_size, workers=workers)
-
-
-@dataclass
-class LeftOut:
-    """The examples that could not be read and took no part."""
-
-    rejected: list[tuple[str, str]] = field(default_factory=list)
-
-    def of(self, batch: Batch | None) -> None:
-        self.rejected += batch.rejected if batch is not None else []
-
-    def lines(self) -> list[str]:
-        return [f"Left out {name}: {reason}" for name, reason in self.rejected]
-
-
 @contextmanager
 def _told_if_not_writable(place: Path) -> Iterator[None]:
     try:
@@ -475,13 +348,9 @@ def _told_if_not_writable(place: Path) -> Iterator[None]:
 
 
 def _for_samples(place: Path) -> Path:
-    """A folder that samples may be written to: a new one, an empty one, or one that holds earlier samples."""
+    """A place that samples may be written to: a new folder, an empty one, or one that holds earlier samples."""
     if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "settings.json").exists())):
         raise Refused(f"{place} holds other things than samples. Give another --out; nothing was changed.")
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise Refused(f"{place} cannot be written ({error.strerror}). Give another --out.") from None
     return place
 
 

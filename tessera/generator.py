@@ -26,7 +26,8 @@ from tessera.finished import Finished, Weights, finished
 from tessera.folder import Refused, RunFolder
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.masked import MaskedSampling
-from tessera.tasks.masked import MaskedTask, Wanted
+from tessera.tasks.guide import Wanted
+from tessera.tasks.masked import MaskedTask
 
 TOGETHER = 16
 """Examples that are drawn together."""

@@ -129,9 +129,6 @@ class VQGanVAETrainer(Trainer):
             penalty_every=apply_grad_penalty_every,
             optimizer=OptimizerConfig(kind="adam", rate=lr, betas=(0.9, 0.999), clip=discr_max_grad_norm),
         ) if discriminator is not None else None  # fmt: skip
-        average = AverageConfig(
-            decay=ema_beta if use_ema else 0.0, update_after=ema_update_after_step, update_every=ema_update_every
-        )
         run = Run(
             recipe="images-vqgan",
             task=TokenizerConfig(
@@ -144,10 +141,9 @@ class VQGanVAETrainer(Trainer):
                 path=str(folder), size=image_size, flip=True, crop="centre", validation_share=valid_frac,
                 split_seed=random_split_seed,
             ),
-            engine=EngineConfig(
-                steps=num_train_steps, batch_size=batch_size * grad_accum_every, accumulate=grad_accum_every, log_every=1,
-                validate_every=save_results_every, sample_every=save_results_every, checkpoint_every=save_model_every,
-                average=average, **understood(accelerate_kwargs or {}),
+            engine=life_of(
+                num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every,
+                averaged_by(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
             ),
         )  # fmt: skip
         task = task_of(run)
@@ -205,16 +201,39 @@ class MaskGitTrainer(Trainer):
             data=Images(
                 path=str(folder), size=image_size, crop="centre", validation_share=valid_frac, split_seed=random_split_seed
             ),
-            engine=EngineConfig(
-                steps=num_train_steps, batch_size=batch_size * grad_accum_every, accumulate=grad_accum_every, log_every=1,
-                validate_every=save_results_every, sample_every=save_results_every, checkpoint_every=save_model_every,
-                average=AverageConfig(
-                    decay=ema_beta if use_ema else 0.0, update_after=ema_update_after_step, update_every=ema_update_every
-                ),
-                **understood(accelerate_kwargs or {}),
+            engine=life_of(
+                num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every,
+                averaged_by(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
             ),
         )  # fmt: skip
         super().__init__(run, results_folder)
+
+
+def life_of(
+    steps: int,
+    batch_size: int,
+    accumulate: int,
+    results_every: int,
+    model_every: int,
+    average: AverageConfig,
+    accelerate_kwargs: Mapping[str, Any] | None,
+) -> EngineConfig:
+    """Their words for the life of a run, in the engine's: a batch of theirs is a micro-batch of ours."""
+    return EngineConfig(
+        steps=steps,
+        batch_size=batch_size * accumulate,
+        accumulate=accumulate,
+        log_every=1,
+        validate_every=results_every,
+        sample_every=results_every,
+        checkpoint_every=model_every,
+        average=average,
+        **understood(accelerate_kwargs or {}),
+    )
+
+
+def averaged_by(used: bool, beta: float, update_after: int, update_every: int) -> AverageConfig:
+    return AverageConfig(decay=beta if used else 0.0, update_after=update_after, update_every=update_every)
 
 
 def understood(accelerate_kwargs: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from tessera.launch import leave
 from tests.runs import tiny, train_in_double
 
 
@@ -25,3 +26,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    leave(0)

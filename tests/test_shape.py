@@ -25,7 +25,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parent.parent
 
 DOORS = {"__init__", "__main__", "cli", "trainers", "tokenizer", "generator", "flags", "start", "launch", "finished"}
-DOORS |= {"parts", "coding"}
+DOORS |= {"parts", "coding", "answers"}
 """Where users come in, and what those places share. They may import anything, and nothing below imports them."""
 
 MAY_IMPORT: dict[str, set[str]] = {

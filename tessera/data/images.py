@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import PIL.Image
 
-from tessera.data.captions import Captions, read_captions
+from tessera.data.captions import read_captions
+from tessera.data.files import Files
 from tessera.data.folders import find
 from tessera.data.image_examples import ImageBatch, ImageExample, collate
 from tessera.data.split import Split, divide
@@ -71,13 +71,9 @@ class Images:
     def build(self) -> Split:
         if self.path is None:
             return self.toy_split()
-        found = find(self.path, ENDINGS, "pictures")
-        captions = read_captions(found.root, found.names, found.beside)
-        train, validation = divide(found.names, self.validation_share, self.split_seed)
-        return Split(
-            train=ImageFolder(self, found.root.as_posix(), [found.names[i] for i in train], captions),
-            validation=ImageFolder(self.plain(), found.root.as_posix(), [found.names[i] for i in validation], captions),
-        )
+        folder = self.folder_source()
+        train, validation = divide(folder.names, self.validation_share, self.split_seed)
+        return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
 
     def toy_split(self) -> Split:
         train = self.drawn(self.toys)
@@ -93,11 +89,13 @@ class Images:
 
     def everything(self) -> ImageFolder | ToyImages:
         """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""
-        if self.path is None:
-            return self.drawn(self.toys)
-        found = find(self.path, ENDINGS, "pictures")
+        return self.drawn(self.toys) if self.path is None else self.plain().folder_source()
+
+    def folder_source(self) -> ImageFolder:
+        """All of the path, in order, cut as this configuration says."""
+        found = find(str(self.path), ENDINGS, "pictures")
         captions = read_captions(found.root, found.names, found.beside)
-        return ImageFolder(self.plain(), found.root.as_posix(), found.names, captions)
+        return ImageFolder(found.root.as_posix(), found.names, captions, self)
 
     def transform(self) -> dict[str, int]:
         """How a picture is prepared before it is tokenized or measured."""
@@ -124,59 +122,29 @@ class Images:
     def plain(self) -> Images:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
 
+    @property
+    def enough(self) -> int:
+        """The short side at which a file may be decoded; twice what is shown, so that the resize still filters."""
+        return math.ceil(2 * self.size / self.min_scale)
+
 
 @dataclass(frozen=True)
-class ImageFolder:
+class ImageFolder(Files):
     """The source: files of one folder, cut as the configuration says."""
 
     config: Images
-    root: str
-    names: list[str]
-    captions: Captions
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def name(self, index: int) -> str:
-        return self.names[index]
-
-    def caption(self, index: int) -> str:
-        """What is said about a picture, without opening it; "" where nothing is."""
-        return self.captions.of(self.names[index])
-
-    @property
-    def captioned(self) -> int:
-        """How many of the pictures have a caption."""
-        return sum(self.captions.counts(self.names).values())
-
-    def classes(self) -> list[str]:
-        """The names of the folders, if those are the captions."""
-        return sorted({self.captions.of(name) for name in self.names} - {""}) if self.captions.by_folder else []
-
-    def mark(self, index: int) -> str:
-        """Changes when the file does."""
-        try:
-            about = Path(self.root, self.names[index]).stat()
-        except OSError:
-            return "not there"
-        return f"{about.st_size} {about.st_mtime_ns}"
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
-        name = self.names[index]
-        picture = read(f"{self.root}/{name}", shortest=self.enough)
+        path = self.path(index)
+        picture = read(path, shortest=self.config.enough)
         if self.config.small == "skip" and min(picture.size) < self.config.size:
             size = f"{picture.width} x {picture.height}"
-            raise Unreadable(f"{self.root}/{name}: it is {size}, smaller than the {self.config.size} asked for")
+            raise Unreadable(f"{path}: it is {size}, smaller than the {self.config.size} asked for")
         square = cut(picture, self.config, rng)
         return ImageExample(Image(np.asarray(square)).floats(), self.caption(index))
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
-
-    @property
-    def enough(self) -> int:
-        """The short side at which a file may be decoded; twice what is shown, so that the resize still filters."""
-        return math.ceil(2 * self.config.size / self.config.min_scale)
 
 
 def cut(picture: PIL.Image.Image, config: Images, rng: np.random.Generator) -> PIL.Image.Image:

@@ -17,7 +17,8 @@ from typing import Any, Literal
 import numpy as np
 import PIL.Image
 
-from tessera.data.captions import Captions, read_captions
+from tessera.data.captions import read_captions
+from tessera.data.files import Files
 from tessera.data.folders import Found, find
 from tessera.data.images import HELD_OUT_TOYS, Images, cut
 from tessera.data.split import Split, divide
@@ -25,7 +26,10 @@ from tessera.data.toys.videos import ToyVideos
 from tessera.data.video_examples import VideoBatch, VideoExample, collate
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
-from tessera.media.video import ENDINGS, PICTURES, Facts, Video, examine, library, probe, read_clip, state_of
+from tessera.media.frames import Facts
+from tessera.media.pyav import library
+from tessera.media.video import Video, read_clip
+from tessera.media.video_files import ENDINGS, PICTURES, examine, probe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,13 +78,9 @@ class Videos:
         require_library()
         if self.path is None:
             return self.toy_split()
-        found = find_clips(self.path, self.images, self.folders)
-        captions = read_captions(found.root, found.names, found.beside)
-        train, validation = divide(found.names, self.validation_share, self.split_seed)
-        return Split(
-            train=VideoFolder(self, found.root.as_posix(), [found.names[i] for i in train], captions),
-            validation=VideoFolder(self.plain(), found.root.as_posix(), [found.names[i] for i in validation], captions),
-        )
+        folder = self.folder_source()
+        train, validation = divide(folder.names, self.validation_share, self.split_seed)
+        return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
 
     def toy_split(self) -> Split:
         train = self.toy_source()
@@ -95,11 +95,13 @@ class Videos:
     def everything(self) -> VideoFolder | ToyVideos:
         """All of it in order, one unaugmented clip of each: to tokenize, to evaluate, to look at."""
         require_library()
-        if self.path is None:
-            return self.toy_source()
-        found = find_clips(self.path, self.images, self.folders)
+        return self.toy_source() if self.path is None else self.plain().folder_source()
+
+    def folder_source(self) -> VideoFolder:
+        """All of the path, in order, cut as this configuration says."""
+        found = find_clips(str(self.path), self.images, self.folders)
         captions = read_captions(found.root, found.names, found.beside)
-        return VideoFolder(self.plain(), found.root.as_posix(), found.names, captions)
+        return VideoFolder(found.root.as_posix(), found.names, captions, self)
 
     def transform(self) -> dict[str, Any]:
         """How a clip is prepared before it is tokenized or measured."""
@@ -145,41 +147,16 @@ def find_clips(
 
 
 @dataclass(frozen=True)
-class VideoFolder:
+class VideoFolder(Files):
     """The source: files of one folder, cut as the configuration says."""
 
     config: Videos
-    root: str
-    names: list[str]
-    captions: Captions
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def name(self, index: int) -> str:
-        return self.names[index]
-
-    def caption(self, index: int) -> str:
-        return self.captions.of(self.names[index])
-
-    def mark(self, index: int) -> str:
-        """Changes when the file does, or a frame of the folder."""
-        try:
-            state = state_of(f"{self.root}/{self.names[index]}")
-        except OSError:
-            return "not there"
-        return f"{state.bytes} {state.changed_ns}"
-
-    @property
-    def captioned(self) -> int:
-        """How many of the clips have a caption."""
-        return sum(self.captions.counts(self.names).values())
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         """Always five draws: one for the beginning and four for the squares."""
         drawn = rng.random()
         moment = drawn if self.config.crop == "random" else 0.5
-        video = self.clip(f"{self.root}/{self.names[index]}", moment)
+        video = self.clip(self.path(index), moment)
         squares = cut_alike(video, self.config.squares(), rng)
         length = len(squares.frames)
         padded = squares.floats()[:, np.minimum(np.arange(self.config.frames), length - 1)]
@@ -204,7 +181,7 @@ class VideoFolder:
     def picture(self, path: str) -> Video:
         if self.config.images == "skip":
             raise Unreadable(f"{path}: it is a still picture, and only clips are asked for")
-        return read_clip(path, 0.0, 1, 1.0, shortest=self.enough)
+        return read_clip(path, 0.0, 1, 1.0, shortest=self.config.squares().enough)
 
     def part(self, path: str, facts: Facts, moment: float) -> Video:
         """From the length that the file claims; where that does not hold, from what can be read of it."""
@@ -222,15 +199,10 @@ class VideoFolder:
         span = (self.config.frames - 1) / self.rate(facts)
         later = max(0, math.floor((last_beginning(facts, seconds) - span) * facts.rate_hz))
         start = min(later, int(moment * (later + 1))) / facts.rate_hz
-        return read_clip(path, start, self.config.frames, self.rate(facts), shortest=self.enough)
+        return read_clip(path, start, self.config.frames, self.rate(facts), shortest=self.config.squares().enough)
 
     def rate(self, facts: Facts) -> float:
         return (self.config.rate_hz or facts.rate_hz) / self.config.stride
-
-    @property
-    def enough(self) -> int:
-        """The short side at which frames may be held; twice what is shown, so that the resize still filters."""
-        return math.ceil(2 * self.config.size / self.config.min_scale)
 
 
 def last_beginning(facts: Facts, seconds: float) -> float:

@@ -246,3 +246,8 @@ class MaskedModel(nn.Module):
         super().__init__()
         self.network = network
         self.critic = critic
+
+    @property
+    def reader(self) -> Reader:
+        """Whose states the critic judges: its own, or those of the network it is a head of."""
+        return self.critic if isinstance(self.critic, Reader) else self.network

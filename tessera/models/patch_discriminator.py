@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tessera.nn.start import start
+
 SLOPE = 0.2
 """Of the leaky ReLU below zero."""
 
@@ -57,13 +59,6 @@ class PatchDiscriminatorConfig:
 
 
 Halved = Literal["stride", "blur", "nothing"]
-
-
-def start(convolution: nn.Conv2d, gain: float) -> None:
-    """He 2015 (arXiv 1502.01852, section 2.2): neither the signal nor the logits grow or fade with depth."""
-    nn.init.normal_(convolution.weight, std=gain / convolution.weight[0].numel() ** 0.5)
-    if convolution.bias is not None:
-        nn.init.zeros_(convolution.bias)
 
 
 class Layer(nn.Module):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tessera.models.patch_discriminator import SLOPE
-from tessera.nn.causal import start
+from tessera.nn.start import start
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.nn.precision import full_precision, wide
+from tessera.nn.start import start
 from tessera.nn.transformer import FeedForward, joined, linear, places_of, split_heads, starting_as_nothing, turn
 
 
@@ -70,16 +71,6 @@ class Kernel(NamedTuple):
 
 EVERY = Kernel(1, 1)
 """The stride that leaves nothing out."""
-
-
-def start(layer: nn.Conv3d | nn.Linear, gain: float) -> None:
-    """What comes out is `gain` times the size of what went in (He 2015, arXiv 1502.01852, section 2.2).
-
-    With torch's own start, at which the signal fades from layer to layer, a tokenizer was 1.4 dB behind after 100 steps (four
-    toy clips of 5 x 32 x 32, squared error, unquantized, one seed).
-    """
-    nn.init.normal_(layer.weight, std=gain * layer.weight[0].numel() ** -0.5)
-    nn.init.zeros_(layer.bias)
 
 
 class CausalConv(nn.Module):

@@ -79,59 +79,73 @@ def fill(
         raise ValueError("This model has no critic to choose by: use the order `confidence` or `halton`.")
     if config.order == "halton" and first_NS is None:
         raise ValueError("The order `halton` needs the rank of each symbol: give `first_NS`.")
+    layer = Layer(config, guess, generators, mask, first_NS, score)
     symbols = symbols_BNS.masked_fill(hidden_BNS, mask)
-    every = torch.ones_like(hidden_BNS[0])
-    for stage in stages or [Stage(every, config.rounds, config.temperature)]:
-        to_lay = hidden_BNS & stage.which
-        symbols = lay(symbols, to_lay, guess, config, stage, generators, mask, first_NS, score)
+    every = Stage(torch.ones_like(hidden_BNS[0]), config.rounds, config.temperature)
+    for stage in stages or [every]:
+        symbols = layer.lay(symbols, hidden_BNS & stage.which, stage)
     return symbols
 
 
-def lay(
-    symbols: Tensor,
-    to_lay: Tensor,
-    guess: Guess,
-    config: MaskedSampling,
-    stage: Stage,
-    generators: Sequence[torch.Generator],
-    mask: int,
-    first_NS: Tensor | None,
-    score: Score | None,
-) -> Tensor:
-    """The rounds of one stage."""
-    totals = to_lay.flatten(1).sum(1).tolist()
-    left = totals
-    hidden = to_lay
-    for number in range(stage.rounds):
-        if not any(left):
-            break
-        progress = number / stage.rounds
-        strength = config.noise * (1 - (number + 1) / stage.rounds)
-        shape = (2, *symbols.shape[1:])  # an example that is done draws no more, whoever is not
-        pairs = zip(generators, left, strict=True)
-        chance = [torch.rand(shape, generator=generator) if count else torch.zeros(shape) for generator, count in pairs]
-        for_symbols, for_order = torch.stack(chance, dim=1).to(symbols.device)
-        logits_MV = guess(symbols, hidden, progress)
-        drawn_M = drawn(narrowed(logits_MV, config.top_k, config.top_p), for_symbols[hidden], stage.temperature)
-        symbols = symbols.masked_scatter(hidden, drawn_M)
-        left = [
-            min(hidden_after(config.schedule, number, stage.rounds, total), max(0, before - 1))
-            for total, before in zip(totals, left, strict=True)
-        ]
-        if not any(left):
-            break
-        if config.order == "halton" and first_NS is not None:
-            worth = (-first_NS.to(symbols.device).float()).expand(symbols.shape).masked_fill(~hidden, math.inf)
-        elif config.order == "critic" and score is not None:
-            worth = score(symbols, progress) + strength * gumbel(for_order)
-            worth = worth.masked_fill(~to_lay, math.inf)  # whatever was laid in this stage may be taken up again
-        else:
-            sure_M = logits_MV.log_softmax(-1).gather(-1, drawn_M[:, None])[:, 0]
-            worth = torch.full(symbols.shape, math.inf, device=symbols.device)
-            worth = worth.masked_scatter(hidden, sure_M.float() + strength * gumbel(for_order[hidden]))
-        hidden = least(worth, left)
-        symbols = symbols.masked_fill(hidden, mask)
-    return symbols
+@dataclass
+class Layer:
+    """Lays one stage after the other."""
+
+    config: MaskedSampling
+    guess: Guess
+    generators: Sequence[torch.Generator]
+    mask: int
+    first_NS: Tensor | None
+    score: Score | None
+
+    def lay(self, symbols: Tensor, to_lay: Tensor, stage: Stage) -> Tensor:
+        totals = to_lay.flatten(1).sum(1).tolist()
+        left, hidden = totals, to_lay
+        for number in range(stage.rounds):
+            if not any(left):
+                break
+            progress = number / stage.rounds
+            for_symbols, for_order = self.chance(symbols, left)
+            logits_MV = self.guess(symbols, hidden, progress)
+            likely_MV = narrowed(logits_MV, self.config.top_k, self.config.top_p)
+            drawn_M = drawn(likely_MV, for_symbols[hidden], stage.temperature)
+            symbols = symbols.masked_scatter(hidden, drawn_M)
+            left = [
+                min(hidden_after(self.config.schedule, number, stage.rounds, total), max(0, before - 1))
+                for total, before in zip(totals, left, strict=True)
+            ]
+            if any(left):
+                noise = self.config.noise * (1 - (number + 1) / stage.rounds) * gumbel(for_order)
+                hidden = least(self.worth(symbols, to_lay, hidden, logits_MV, drawn_M, noise, progress), left)
+                symbols = symbols.masked_fill(hidden, self.mask)
+        return symbols
+
+    def chance(self, symbols: Tensor, left: list[int]) -> Tensor:
+        """Two uniform numbers for each symbol, from its example's generator; an example that is done draws no more."""
+        shape = (2, *symbols.shape[1:])
+        pairs = zip(self.generators, left, strict=True)
+        drawn = [torch.rand(shape, generator=generator) if count else torch.zeros(shape) for generator, count in pairs]
+        return torch.stack(drawn, dim=1).to(symbols.device)
+
+    def worth(
+        self,
+        symbols: Tensor,
+        to_lay: Tensor,
+        hidden: Tensor,
+        logits_MV: Tensor,
+        drawn_M: Tensor,
+        noise: Tensor,
+        progress: float,
+    ) -> Tensor:
+        """(B, N, S): the least worthy are hidden again; what may not be is worth everything."""
+        if self.config.order == "halton" and self.first_NS is not None:
+            return (-self.first_NS.to(symbols.device).float()).expand(symbols.shape).masked_fill(~hidden, math.inf)
+        if self.config.order == "critic" and self.score is not None:
+            believed = self.score(symbols, progress) + noise
+            return believed.masked_fill(~to_lay, math.inf)  # whatever was laid in this stage may be taken up again
+        sure_M = logits_MV.log_softmax(-1).gather(-1, drawn_M[:, None])[:, 0].float()
+        nothing = torch.full(symbols.shape, math.inf, device=symbols.device)
+        return nothing.masked_scatter(hidden, sure_M + noise[hidden])
 
 
 def gumbel(chance: Tensor) -> Tensor:
@@ -165,32 +179,3 @@ def narrowed(logits_MV: Tensor, top_k: int, top_p: float) -> Tensor:
         dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, places, before >= top_p)
         logits_MV = logits_MV.masked_fill(dropped, -math.inf)
     return logits_MV
-
-
-def halton_order(cells_NSA: Tensor) -> Tensor:
-    """The rank of each symbol in an order that spreads over the grid: (N, S), 0 first (Besnier 2025, arXiv 2503.17076).
-
-    Halton points, base 2, 3, 5 along the axes, fall into cells of the grid; a cell's rank is that of the first point in it.
-    Symbols of one cell follow each other.
-    """
-    flat = cells_NSA.reshape(-1, cells_NSA.shape[-1])
-    sides = (flat.max(0).values + 1).tolist()
-    bases = (2, 3, 5)[: len(sides)]
-    rank: dict[tuple[int, ...], int] = {}
-    number = 0
-    while len(rank) < math.prod(sides):
-        number += 1
-        cell = tuple(int(radical_inverse(number, base) * side) for base, side in zip(bases, sides, strict=True))
-        rank.setdefault(cell, len(rank))
-    of_cell = torch.tensor([rank[tuple(cell)] for cell in flat.tolist()])
-    return (of_cell * len(flat) + torch.arange(len(flat))).argsort().argsort().view(cells_NSA.shape[:-1])
-
-
-def radical_inverse(number: int, base: int) -> float:
-    """The digits of a number, mirrored at the point."""
-    value, weight = 0.0, 1.0
-    while number:
-        weight /= base
-        number, digit = divmod(number, base)
-        value += digit * weight
-    return value

@@ -15,7 +15,8 @@ from tessera.data.check_videos import check
 from tessera.data.videos import Videos
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
-from tessera.media.video import Video, write_mp4
+from tessera.media.video import Video
+from tessera.media.video_writing import write_mp4
 
 PLAIN = np.random.default_rng(0)
 

@@ -15,7 +15,9 @@ from tessera.data.images import Images
 from tessera.data.videos import Videos, find_clips
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
-from tessera.media.video import Video, examine, write_mp4
+from tessera.media.video import Video
+from tessera.media.video_files import examine
+from tessera.media.video_writing import write_mp4
 
 PLAIN = np.random.default_rng(0)
 

@@ -14,7 +14,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tessera.media.video import Video, probe
+from tessera.media.video import Video
+from tessera.media.video_files import probe
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "animated_emoji.py"
 

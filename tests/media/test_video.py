@@ -14,10 +14,12 @@ import PIL.Image
 import pytest
 from av.stream import Disposition
 
-from tessera.media import video
 from tessera.media.errors import Unreadable
+from tessera.media.film import decoder_of
 from tessera.media.image import Image
-from tessera.media.video import Video, examine, probe, read_clip, write_mp4
+from tessera.media.video import Video, read_clip
+from tessera.media.video_files import Examined, examine, probe
+from tessera.media.video_writing import write_mp4
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
 
@@ -89,7 +91,7 @@ def test_every_common_film_is_read_frame_by_frame(tmp_path, name, codec, form):
     assert numbers(clip) == list(range(20))
     assert (facts.width, facts.height, facts.rate_hz, clip.rate_hz) == (32, 16, 10, 10)
     assert facts.seconds == facts.claimed_seconds == pytest.approx(2, abs=0.11)  # of H.264 in AVI one frame is a guess
-    assert examine(path) == video.Examined(20, pytest.approx(2, abs=0.01), "")
+    assert examine(path) == Examined(20, pytest.approx(2, abs=0.01), "")
 
 
 @pytest.mark.parametrize(("name", "options"), [("a.gif", {}), ("a.webp", {"lossless": True}), ("a.apng", {}), ("a.png", {})])
@@ -156,7 +158,7 @@ def test_a_clip_is_the_same_wherever_the_decoder_had_to_begin(tmp_path):
 def test_a_clip_near_the_end_of_a_minute_decodes_a_few_frames_of_it(tmp_path, monkeypatch, name, codec):
     path = write(tmp_path / name, levels(600, 16, 16), codec)
     decoded = 0
-    plainly = video.decoder_of
+    plainly = decoder_of
 
     def counting(stream):
         def decode(packet):
@@ -167,7 +169,7 @@ def test_a_clip_near_the_end_of_a_minute_decodes_a_few_frames_of_it(tmp_path, mo
 
         return decode
 
-    monkeypatch.setattr(video, "decoder_of", counting)
+    monkeypatch.setattr("tessera.media.film.decoder_of", counting)
     assert probe(path).seconds == pytest.approx(60, abs=0.02)
     assert decoded <= 2, "the length is read from packets, of which none is decoded"
     clip = read_clip(path, 58.0, 8, 10.0)
@@ -441,7 +443,7 @@ def test_a_film_whose_table_of_contents_is_missing_is_unreadable(tmp_path):
 
 def test_a_frame_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     path = write(tmp_path / "a.mp4", levels(2))
-    monkeypatch.setattr(video, "MOST_PIXELS", 500)
+    monkeypatch.setattr("tessera.media.film.MOST_PIXELS", 500)
     with pytest.raises(Unreadable, match="its frames are 32 x 16, more pixels than a frame may have"):
         Video.load(path)
 

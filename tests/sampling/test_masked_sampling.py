@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tessera.nn.layout import Layout
-from tessera.sampling.masked import MaskedSampling, Stage, drawn, fill, gumbel, halton_order, least, narrowed
+from tessera.sampling.halton import halton_order
+from tessera.sampling.masked import MaskedSampling, Stage, drawn, fill, gumbel, least, narrowed
 from tessera.sampling.schedules import Schedule, hidden_after
 
 SCHEDULES = typing.get_args(Schedule)

@@ -24,7 +24,9 @@ from tessera.recipes.images import images_maskgit
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.masked import MaskedSampling
 from tessera.sampling.schedules import Schedule, mean_share
-from tessera.tasks.masked import Chances, Guide, MaskedConfig, MaskedTask, MaskingConfig, Wanted
+from tessera.tasks.guide import Guide, Wanted
+from tessera.tasks.masked import MaskedConfig, MaskedTask
+from tessera.tasks.masking import Chances, MaskingConfig
 
 VOCABULARY = 10
 TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
@@ -334,7 +336,7 @@ def test_a_scale_of_one_is_the_conditional_pass_to_the_bit_and_at_half_the_cost(
     symbols, asked = hidden_mosaic(task)
     expected = passed(task, symbols, asked, TEXTS)
     rows = noting_rows(task)
-    guide = Guide(task, Wanted(TEXTS, [0] * 4), Guidance(scale=1.0), torch.device("cpu"))
+    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=1.0), torch.device("cpu"))
     assert torch.equal(guide(symbols, asked, 0.5), expected) and rows == [4]
 
 
@@ -343,7 +345,7 @@ def test_a_scale_is_the_formula_of_two_passes():
     symbols, asked = hidden_mosaic(task)
     with_prompt, without = passed(task, symbols, asked, TEXTS), passed(task, symbols, asked, TEXTS, dropped=True)
     rows = noting_rows(task)
-    guide = Guide(task, Wanted(TEXTS, [0] * 4), Guidance(scale=2.5), torch.device("cpu"))
+    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=2.5), torch.device("cpu"))
     assert torch.allclose(guide(symbols, asked, 0.5), without + 2.5 * (with_prompt - without)) and rows == [8]
 
 
@@ -351,7 +353,8 @@ def test_a_negative_prompt_takes_the_place_of_nothing():
     task = task_of().double()
     symbols, asked = hidden_mosaic(task)
     with_prompt, instead = passed(task, symbols, asked, TEXTS), passed(task, symbols, asked, ["a blue ring, blurred"] * 4)
-    guide = Guide(task, Wanted(TEXTS, [0] * 4, negative=["a blue ring, blurred"] * 4), Guidance(scale=3.0), torch.device("cpu"))
+    wanted = Wanted(TEXTS, [0] * 4, negative=["a blue ring, blurred"] * 4)
+    guide = Guide(task.model.network, wanted, Guidance(scale=3.0), torch.device("cpu"))
     assert torch.allclose(guide(symbols, asked, 0.0), instead + 3 * (with_prompt - instead))
 
 
@@ -370,7 +373,7 @@ def test_a_ramp_is_the_formula_with_its_own_scale():
     task = task_of().double()
     symbols, asked = hidden_mosaic(task)
     with_prompt, without = passed(task, symbols, asked, TEXTS), passed(task, symbols, asked, TEXTS, dropped=True)
-    guide = Guide(task, Wanted(TEXTS, [0] * 4), Guidance(scale=5.0, ramp="linear"), torch.device("cpu"))
+    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=5.0, ramp="linear"), torch.device("cpu"))
     assert torch.allclose(guide(symbols, asked, 0.25), without + 2.0 * (with_prompt - without))
 
 
@@ -386,7 +389,7 @@ def test_guidance_of_one_that_remembers_keeps_both_memories():
     task = task_of(model=remembering()).double()
     network = task.model.network
     symbols, asked = hidden_mosaic(task)
-    guide = Guide(task, Wanted(TEXTS, [0] * 4), Guidance(scale=3.0), torch.device("cpu"))
+    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=3.0), torch.device("cpu"))
     guide(symbols, asked, 0.0)
     second = guide(symbols, asked, 0.5)
     logits = []

@@ -1,0 +1,149 @@
+"""What a finished run makes when somebody asks: a tokenizer rebuilds examples, a generator answers prompts.
+
+The verbs `sample` and `evaluate` ask here; what they are given besides the media is every setting they were made with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.data.draws import Validation
+from tessera.engine.evaluation import make_samples
+from tessera.engine.modes import seed as seed_all
+from tessera.engine.task import Batch
+from tessera.finished import Finished, finished
+from tessera.folder import Refused
+from tessera.generator import Generator, classes_of, settings
+from tessera.tasks.masked import MaskedTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """What somebody asks for. Most of it is for generators; a tokenizer takes examples and refuses the rest."""
+
+    run: str
+    superres: str | None = None
+    prompts: tuple[str, ...] = ()
+    negative: str | None = None
+    data: str | None = None
+    mask: str | None = None
+    count: int
+    seed: int = 0
+    sampling: dict[str, Any] = field(default_factory=dict)
+    """Instead of what the run's config says of it."""
+    guidance: dict[str, Any] = field(default_factory=dict)
+    superres_rounds: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise Refused(f"At least 1 sample can be made, but --count is {self.count}.")
+        if self.mask is not None and self.data is None:
+            raise Refused("A mask is for a picture: say which with --data PICTURE.")
+
+
+@dataclass
+class Answer:
+    media: list[Any]
+    settings: dict[str, Any]
+    notices: list[str]
+    """What a person should hear about how it came about."""
+
+
+def given(**settings: Any) -> dict[str, Any]:
+    """Those that somebody gave."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def answered(made: Finished, order: Order) -> Answer:
+    return generated(made, order) if isinstance(made.task, MaskedTask) else rebuilt(made, order)
+
+
+def rebuilt(made: Finished, order: Order) -> Answer:
+    """What the task makes of examples."""
+    if order.prompts or order.negative or order.mask or order.superres:
+        raise Refused(
+            f"A run of {made.run.recipe} rebuilds what it is shown (--data) and takes no prompt, mask or second run: "
+            "those are for a generator, such as images-maskgit."
+        )
+    seed_all(order.seed)
+    left_out = LeftOut()
+    stream = stream_of(made, order.data, made.run.engine.batch_size)
+    media = make_samples(made.task, stream, order.count, made.meeting, left_out.of)
+    if not media:
+        raise Refused("Not one example could be read, so there is nothing to show. `tessera check` tells why.")
+    return Answer(media, {}, left_out.lines())
+
+
+def generated(made: Finished, order: Order) -> Answer:
+    above = finished(order.superres, made.weights) if order.superres is not None else None
+    generator = Generator(made, above, classes=classes_of(order.run))
+    generator.refuse(order.prompts, order.negative)
+    try:
+        sampling = dataclasses.replace(generator.task.config.sampling, **order.sampling)
+        guidance = dataclasses.replace(generator.task.config.guidance, **order.guidance)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+    notices = [
+        f"The text encoder does not read the end of so long a prompt: {text[:60]}..."
+        for text in generator.cut([text for text in (*order.prompts, order.negative) if text])
+    ]
+    how = {"seed": order.seed, "negative": order.negative, "sampling": sampling, "guidance": guidance}
+    told = {"superres": order.superres, "negative": order.negative, "mask": order.mask}
+    told |= {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)}
+    if "smaller" in generator.task.codecs and not order.prompts:
+        return Answer(generator.enlarge(source_of(made, order.data), order.count, **how), told, notices)
+    start = generator.start(str(order.data), order.mask) if order.mask is not None else None
+    texts = texts_of(made, order)
+    media = generator.generate(texts, start=start, superres_rounds=order.superres_rounds, **how)
+    if generator.larger is not None:
+        larger = settings(generator.larger, order.superres_rounds)
+        told["superres_settings"] = {k: dataclasses.asdict(v) for k, v in vars(larger).items()}
+    return Answer(media, told | {"prompts": texts}, notices)
+
+
+def texts_of(made: Finished, order: Order) -> list[str]:
+    """The prompts, each as often as asked; without any, what is said about examples, if there are words to be used."""
+    if order.prompts:
+        return [text for text in order.prompts for _ in range(order.count)]
+    if order.mask is not None or not takes_prompts(made):
+        return [""] * order.count
+    return captions_of(made, order.data, order.count)
+
+
+def takes_prompts(made: Finished) -> bool:
+    return isinstance(made.task, MaskedTask) and made.task.model.network.text is not None
+
+
+def captions_of(made: Finished, data: str | None, count: int) -> list[str]:
+    """What is said about the first held-out examples, or about those in a folder; from the beginning again if they are few."""
+    source = source_of(made, data)
+    return [source.caption(i % len(source)) for i in range(count)]
+
+
+def data_of(made: Finished, path: str | None) -> Any:
+    """The run's way of reading data, on another path if one is given."""
+    return made.run.data if path is None else dataclasses.replace(made.run.data, path=path)
+
+
+def source_of(made: Finished, path: str | None) -> Any:
+    """All of a given path, or the run's own held-out examples."""
+    return made.run.data.build().validation if path is None else data_of(made, path).everything()
+
+
+def stream_of(made: Finished, path: str | None, batch_size: int, workers: int = 0) -> Validation:
+    return Validation(source_of(made, path), seed=made.run.engine.seed, batch_size=batch_size, workers=workers)
+
+
+@dataclass
+class LeftOut:
+    """The examples that could not be read and took no part."""
+
+    rejected: list[tuple[str, str]] = field(default_factory=list)
+
+    def of(self, batch: Batch | None) -> None:
+        self.rejected += batch.rejected if batch is not None else []
+
+    def lines(self) -> list[str]:
+        return [f"Left out {name}: {reason}" for name, reason in self.rejected]

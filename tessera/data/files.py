@@ -1,0 +1,53 @@
+"""Numbered files of one folder, with what is said about them: what all sources of files share, whatever the medium.
+
+A medium adds how a file is read: its configuration, `item` and `collate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Self
+
+from tessera.data.captions import Captions
+from tessera.media.state import state_of
+
+
+@dataclass(frozen=True)
+class Files:
+    root: str
+    names: list[str]
+    captions: Captions
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def only(self, indices: Iterable[int]) -> Self:
+        return replace(self, names=[self.names[index] for index in indices])
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+    def path(self, index: int) -> str:
+        return f"{self.root}/{self.names[index]}"
+
+    def caption(self, index: int) -> str:
+        """What is said about a file, without opening it; "" where nothing is."""
+        return self.captions.of(self.names[index])
+
+    @property
+    def captioned(self) -> int:
+        """How many of the files have a caption."""
+        return sum(self.captions.counts(self.names).values())
+
+    def classes(self) -> list[str]:
+        """The names of the folders, if those are the captions."""
+        return sorted({self.captions.of(name) for name in self.names} - {""}) if self.captions.by_folder else []
+
+    def mark(self, index: int) -> str:
+        """Changes when the file does; of a folder that is one clip, when any of its frames does."""
+        try:
+            state = state_of(self.path(index))
+        except OSError:
+            return "not there"
+        return f"{state.bytes} {state.changed_ns}"

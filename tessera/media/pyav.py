@@ -1,0 +1,19 @@
+"""PyAV, which reads and writes films: the extra tessera[video], asked for only where it is needed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+def library() -> ModuleType:
+    """PyAV, or how to get it."""
+    try:
+        import av
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "Reading and writing video needs PyAV, the Python package av, which is not installed. Install tessera[video]."
+        ) from error
+    return av

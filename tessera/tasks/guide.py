@@ -1,0 +1,72 @@
+"""What is wanted of a generator, and its guesses on the way there under guidance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tessera.models.masked_transformer import Condition, MaskedTransformer
+from tessera.nn.precision import wide
+from tessera.nn.transformer import Looked
+from tessera.sampling.guidance import Guidance, guided
+
+
+@dataclass
+class Wanted:
+    """What is to be generated: one entry for each example."""
+
+    texts: Sequence[str]
+    seeds: Sequence[int]
+    negative: Sequence[str] | None = None
+    """What to lead away from, instead of from no text at all."""
+    codes: Tensor | None = None
+    """(B, *grid): symbols that are there already,"""
+    hidden: Tensor | None = None
+    """(B, *grid), True where they are to be drawn anew."""
+    smaller: Tensor | None = None
+    """The symbols of the smaller pictures, for super-resolution."""
+
+
+class Guide:
+    """The model's guess under guidance: with the prompt and without in one pass, and without guidance half of that."""
+
+    def __init__(self, network: MaskedTransformer, wanted: Wanted, guidance: Guidance, device: torch.device):
+        self.network = network
+        self.guidance = guidance if self.network.text is not None else dataclasses.replace(guidance, scale=1.0)
+        self.count = len(wanted.texts)
+        texts, dropped = list(wanted.texts), [False] * self.count
+        smaller = wanted.smaller.to(device) if wanted.smaller is not None else None
+        if self.guidance.scale != 1:
+            texts += list(wanted.negative) if wanted.negative is not None else list(wanted.texts)
+            dropped += [wanted.negative is None] * self.count
+            smaller = torch.cat([smaller, smaller]) if smaller is not None else None
+        self.both = self.network.condition(texts, dropped, smaller)
+        self.alone = first_of(self.both, self.count)
+        self.previous: Tensor | None = None
+
+    def __call__(self, symbols_BNS: Tensor, asked_BNS: Tensor, progress: float) -> Tensor:
+        scale = self.guidance.at(progress)
+        if scale == 1:
+            return self.logits(symbols_BNS, asked_BNS, self.alone)
+        doubled = self.logits(torch.cat([symbols_BNS] * 2), torch.cat([asked_BNS] * 2), self.both)
+        with_prompt, without = doubled.chunk(2)
+        return guided(with_prompt, without, scale)
+
+    def logits(self, symbols: Tensor, asked: Tensor, condition: Condition) -> Tensor:
+        previous = self.previous
+        if previous is not None and len(previous) != len(symbols):
+            previous = torch.cat([previous[: self.count]] * (len(symbols) // self.count))
+        states = self.network.states(symbols, condition, previous)
+        self.previous = states if self.network.remembered is not None else None
+        return wide(self.network.logits(states, asked))
+
+
+def first_of(condition: Condition, count: int) -> Condition:
+    looked = condition.looked
+    if looked is not None:
+        looked = [Looked(one.keys[:count], one.values[:count], one.mask[:count]) for one in looked]
+    return Condition(looked, condition.below[:count] if condition.below is not None else None)
