@@ -63,12 +63,11 @@ def run_of(penalty_every: int, pictures: Path) -> Any:
     from tessera.models.patch_discriminator import PatchDiscriminatorConfig
     from tessera.models.vqgan import VQGANConfig
     from tessera.nn.quantize import LFQConfig
-    from tessera.tasks.fidelity import ImageFidelityConfig
-    from tessera.tasks.tokenizer import AdversaryConfig, TokenizerConfig
+    from tessera.tasks.images import ImageFidelityConfig, ImageJudges, TokenizeImages
 
     quantizer = LFQConfig(codebook_size=SYMBOLS, diversity=4.0)
     optimizer = OptimizerConfig(kind="adam", rate=3e-4, betas=(0.9, 0.999), clip=1.0)
-    adversary = AdversaryConfig(
+    adversary = ImageJudges(
         discriminator=PatchDiscriminatorConfig(dim=32, widest=128, layers=3),
         adaptive=True,
         weight=1.0,
@@ -77,7 +76,7 @@ def run_of(penalty_every: int, pictures: Path) -> Any:
         penalty_centre=1.0,
         optimizer=optimizer,
     )
-    task = TokenizerConfig(
+    task = TokenizeImages(
         model=VQGANConfig(dim=32, widest=128, late=1, layers=3, blocks=(0, 0, 1), quantizer=quantizer),
         fidelity=ImageFidelityConfig(pixel="l1", perceptual=stand_in()),
         adversary=adversary,
@@ -94,7 +93,7 @@ def stand_in() -> Any:
     """The small network on which both sides take their perceptual term, in place of a VGG that has to be fetched."""
     from torch import Tensor, nn
 
-    from tessera.tasks.fidelity import PerceptualConfig
+    from tessera.tasks.images import PerceptualConfig
 
     class TwoConvolutions(nn.Module):
         def __init__(self) -> None:

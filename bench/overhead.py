@@ -62,10 +62,10 @@ SIZES = {
 def task_of(size: Size) -> Task:
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.vqgan import VQGANConfig
-    from tessera.tasks.tokenizer import TokenizerConfig
+    from tessera.tasks.images import TokenizeImages
 
     model = VQGANConfig(dim=size.dim, layers=2, blocks=(0, 1))
-    return TokenizerConfig(model=model, optimizer=OptimizerConfig(rate=RATE, clip=CLIP)).build()
+    return TokenizeImages(model=model, optimizer=OptimizerConfig(rate=RATE, clip=CLIP)).build()
 
 
 class Pictures:

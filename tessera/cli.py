@@ -262,36 +262,50 @@ def evaluate(
     return 0
 
 
-def check(path: str, /, *, json: bool = False) -> int:
+def check(path: str, /, *, medium: Literal["auto", "image", "video"] = "auto", json: bool = False) -> int:
     """What is in a folder, what is unusable and why. Opens every file once; exits with 1 if nothing is usable.
 
     Args:
         path: The folder, or one file.
+        medium: What to look for; auto takes what most files are.
         json: The report as JSON instead of lines.
     """
-    from tessera.data.check_images import check as look_through
+    from tessera.data.check import check as look_through
 
     try:
-        report = look_through(path)
-    except Refused as nothing:  # no picture at all is nothing usable
-        print(json_module.dumps({"path": path, "pictures": 0, "usable": 0, "reason": str(nothing)}) if json else nothing)
+        report = look_through(path, None if medium == "auto" else medium)
+    except Refused as nothing:  # no file at all is nothing usable
+        print(json_module.dumps({"path": path, "usable": 0, "reason": str(nothing)}) if json else nothing)
         return 1
     print(report.as_json() if json else "\n".join(report.lines()))
     return 0 if report.usable else 1
 
 
-def demo(*, out: str = "runs/demo") -> int:
-    """From nothing to samples, on built-in pictures. Ctrl-C stops it; the same command goes on.
+def demo(*, medium: Literal["image", "video", "all"] = "image", out: str = "runs/demo") -> int:
+    """From nothing to samples, on built-in examples. Ctrl-C stops it; the same command goes on.
 
     Args:
+        medium: image (a tokenizer, then text to image), video (a tokenizer), or all of them, one after the other.
         out: Where the runs go.
     """
+    demos = {"image": _demo_of_images, "video": _demo_of_videos}
+    for name in demos if medium == "all" else (medium,):
+        demos[name](out)
+    return 0
+
+
+def _demo_of_images(out: str) -> None:
     print("An image tokenizer learns from 2,000 built-in pictures to write pictures as symbols, and to read them back.")
     train("images-vqgan", "--steps", "1500", "--out", f"{out}/images-vqgan")
     print("\nA transformer learns from captions which symbols belong together: text to image.")
     train("images-maskgit", "--tokenizer", f"{out}/images-vqgan", "--out", f"{out}/images-maskgit")
     print("\nPictures for captions that it has never seen, held against them by a judge that reads shapes and colours:")
-    return evaluate(f"{out}/images-maskgit")
+    evaluate(f"{out}/images-maskgit")
+
+
+def _demo_of_videos(out: str) -> None:
+    print("A video tokenizer learns from 2,000 built-in clips to write motion as symbols, and to read it back.")
+    train("videos-magvit2", "--steps", "600", "--out", f"{out}/videos-magvit2")
 
 
 VERBS = {verb.__name__: verb for verb in (recipes, train, sample, tokenize, evaluate, check, demo)}

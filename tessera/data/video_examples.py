@@ -9,7 +9,7 @@ has only to leave the rest out of its loss: this is how pictures and clips are l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,6 +24,8 @@ class VideoExample:
     """(3, T, S, S) float32 in [-1, 1]"""
     length: int
     """how many frames are real; 1 for a picture"""
+    rate_hz: float
+    """how many frames a second, to show it as it was"""
     caption: str
     """"" where nothing is said about the clip"""
 
@@ -34,10 +36,11 @@ class VideoBatch:
     """(B, 3, T, S, S) float32 in [-1, 1]"""
     lengths: torch.Tensor
     """(B,) int64: how many frames of each clip are real"""
+    rates_hz: list[float]
     captions: list[str]
 
     def to(self, device: torch.device | str) -> VideoBatch:
-        return VideoBatch(self.clips.to(device), self.lengths.to(device), self.captions)
+        return replace(self, clips=self.clips.to(device), lengths=self.lengths.to(device))
 
 
 def collate(examples: Sequence[VideoExample]) -> VideoBatch:
@@ -45,4 +48,4 @@ def collate(examples: Sequence[VideoExample]) -> VideoBatch:
 
     clips = torch.from_numpy(np.stack([example.clip for example in examples]))
     lengths = torch.tensor([example.length for example in examples])
-    return VideoBatch(clips, lengths, [example.caption for example in examples])
+    return VideoBatch(clips, lengths, [example.rate_hz for example in examples], [example.caption for example in examples])

@@ -9,6 +9,7 @@ in a file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -55,6 +56,11 @@ def ssim_B(a: Tensor, b: Tensor) -> Tensor:
 def code_usage(counts: Tensor) -> Tensor:
     """The share of the codes that were used at all. `counts` is (..., V); each row is looked at by itself."""
     return (counts > 0).double().mean(-1)
+
+
+def code_bits(counts: Tensor) -> Tensor:
+    """What the counted symbols take on disk, in bits, each written by itself. `counts` is (V,)."""
+    return counts.sum() * math.log2(len(counts))
 
 
 def code_perplexity(counts: Tensor) -> Tensor:

@@ -226,6 +226,11 @@ def normalised(images: Tensor) -> Tensor:
     return images * (127.5 / 128) + 0.5 / 128
 
 
+def installed() -> bool:
+    """Whether the package that carries the weights is here."""
+    return importlib.util.find_spec(PACKAGE) is not None
+
+
 def installed_weights() -> Path:
     """Where the package with the weights has put them."""
     spec = importlib.util.find_spec(PACKAGE)

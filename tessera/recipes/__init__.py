@@ -9,12 +9,17 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tessera.folder import Refused, RunFolder
-from tessera.recipes import images
+from tessera.recipes import images, videos
 
 if TYPE_CHECKING:
     from tessera.config import Run
 
-RECIPES: tuple[Callable[..., Run], ...] = (images.images_vqgan, images.images_maskgit, images.images_maskgit_superres)
+RECIPES: tuple[Callable[..., Run], ...] = (
+    images.images_vqgan,
+    images.images_maskgit,
+    images.images_maskgit_superres,
+    videos.videos_magvit2,
+)
 
 
 def name_of(recipe: Callable[..., Run]) -> str:

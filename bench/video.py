@@ -1,0 +1,202 @@
+"""How fast are clips learnt, and how much memory do long clips and large codebooks take?
+
+    python bench/video.py --peer-env DIR --peer-adapters DIR [--what step long lfq] [--blocks 30] [--steps 4]
+    python bench/video.py --what long lfq
+
+DIR of the first is an environment in which magvit2-pytorch is installed (DIR/venv/bin/python), DIR of the second holds
+`peer_adapters.py`, which builds its trainer at the small configuration, and `peershim.py`, which lets it start; nothing of
+them is part of this project.
+
+step: a training step of the video tokenizer beside that package's (`video_tokenizer.py` says of what size and from what).
+long: memory that a clip takes to symbols and back, for clips of 10 s and of 2 s (`video_memory.py`).
+lfq: memory of LFQ's entropy penalty at 2^18 symbols, beside the penalty as it is written down (`video_memory.py`).
+
+Each side of a step is a process of its own, with its own packages, and one works while the other waits; each memory is that of
+a fresh process. One compute thread, fp32. The steps of a block are a multiple of 4, so that each has its gradient penalties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from functools import partial
+from math import isclose
+from pathlib import Path
+from typing import Literal, get_args
+
+import pairs
+import video_memory
+import video_tokenizer
+from images import Compared, Comparison, as_json, told
+from sides import Side, Worker, answer, working
+from video_memory import EXACT, GROUPED, LONG, MANY, NAIVE, SHORT, SHORT_AT_ONCE, Used
+
+What = Literal["step", "long", "lfq"]
+
+PENALTY_EVERY = 4
+THEIRS = "their tokenizer"
+OURS: dict[str, Callable[[Path], Side]] = {
+    "our tokenizer": partial(video_tokenizer.ours, judge_dim=16, judge_widest=64),
+    "judge of their size": partial(video_tokenizer.ours, judge_dim=48, judge_widest=176),
+}
+"""The names by which processes are told what to do."""
+
+COMPARISONS = (
+    Comparison("tokenizer", "a training step of the video tokenizer", "our tokenizer", THEIRS, 1.3),
+    # The widths that both are asked for give them a judge with many times our parameters: here is ours with as many.
+    Comparison("tokenizer", "a training step of the video tokenizer", "judge of their size", THEIRS, None),
+)
+BOUNDED = 1.1
+"""How many times the memory of 2 s a clip of 10 s may take."""
+
+
+# ---- steps
+
+
+def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
+    with tempfile.TemporaryDirectory() as place:
+        work = Path(place)
+        with side(THEIRS, asked, work) as them, side(comparison.ours, asked, work) as us:
+            spent = pairs.alternate(us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps)
+            return Compared(comparison, us.about, them.about, spent)
+
+
+def side(name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
+    """The side of this name at work, in the environment that has its packages."""
+    command = (__file__, "--worker", name, "--work", work, "--threads", str(asked.threads))
+    if name == THEIRS:
+        return working(asked.peer_env / "venv" / "bin" / "python", *command, "--peer-adapters", asked.peer_adapters)
+    return working(sys.executable, *command)
+
+
+# ---- memory
+
+
+def used(name: str, asked: argparse.Namespace) -> Used:
+    """In a process of its own: what one way leaves in memory must not be there when the next begins."""
+    command = [sys.executable, __file__, "--worker", name, "--threads", str(asked.threads)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise SystemExit(f"The process for '{name}' has ended with exit code {done.returncode}; its words are above.")
+    return Used(**json.loads(done.stdout))
+
+
+def long_clips(asked: argparse.Namespace) -> dict[str, Used]:
+    return {name: used(name, asked) for name in (LONG, SHORT, SHORT_AT_ONCE)}
+
+
+def large_codebook(asked: argparse.Namespace) -> dict[str, Used]:
+    found = {name: used(name, asked) for name in (NAIVE, EXACT, GROUPED, MANY)}
+    refuse_other_work(found)
+    return found
+
+
+def refuse_other_work(found: dict[str, Used]) -> None:
+    """In one group ours is exact, and so the same number; in two it is a bound, and another."""
+    if not isclose(found[EXACT].outcome, found[NAIVE].outcome, rel_tol=1e-4):
+        raise SystemExit(
+            f"The penalty is {found[EXACT].outcome:.6f} {EXACT}, and {found[NAIVE].outcome:.6f} {NAIVE}: they are not the same "
+            "work, so their memory says nothing."
+        )
+
+
+# ---- what is told
+
+
+def told_long(found: dict[str, Used]) -> str:
+    return "\n".join(
+        [
+            f"a clip of {video_memory.SIDE} x {video_memory.SIDE} to symbols and back, by the small preset",
+            *(f"  {name:<34}{one.mb:>9.0f} MB  {one.outcome:>6.0f} frames  {one.seconds:>6.1f} s" for name, one in found.items()),
+            f"  10 s takes {times_short(found):.2f} times the memory of 2 s in pieces (wanted: at most {BOUNDED}); at once, "
+            f"2 s takes {found[SHORT_AT_ONCE].mb / found[SHORT].mb:.1f} times as much",
+        ]
+    )
+
+
+def times_short(found: dict[str, Used]) -> float:
+    return found[LONG].mb / found[SHORT].mb
+
+
+def told_lfq(found: dict[str, Used]) -> str:
+    return "\n".join(
+        [
+            f"LFQ's entropy penalty and its gradient, 2^{video_memory.BITS} symbols, {video_memory.ROWS} rows unless it is said",
+            *(f"  {name:<34}{one.mb:>9.1f} MB  penalty {one.outcome:.5f}  {1e3 * one.seconds:>6.0f} ms" for name, one in found.items()),
+            f"  {NAIVE} it takes {found[NAIVE].mb / found[EXACT].mb:.0f} times the memory of {EXACT}, and "
+            f"{found[NAIVE].mb / found[GROUPED].mb:.0f} times that of {GROUPED}",
+        ]
+    )
+
+
+def work(asked: argparse.Namespace) -> None:
+    """In a process that is a side or a way: its packages are found first."""
+    project = Path(__file__).resolve().parent.parent
+    sys.path.insert(0, str(asked.peer_adapters if asked.worker == THEIRS else project))
+    if asked.worker in video_memory.WAYS:
+        print(json.dumps(asdict(video_memory.WAYS[asked.worker]())))
+    else:
+        answer(lambda: ({THEIRS: video_tokenizer.theirs} | OURS)[asked.worker](asked.work))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", nargs="+", choices=get_args(What), default=list(get_args(What)), help="all unless it is said")
+    parser.add_argument("--peer-env", type=Path, help="where the package is installed: DIR/venv/bin/python")
+    parser.add_argument("--peer-adapters", type=Path, help="the folder of peer_adapters.py and peershim.py")
+    parser.add_argument("--blocks", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=PENALTY_EVERY, help=f"in one block: a multiple of {PENALTY_EVERY}")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--json", type=Path, help="write the numbers here as well")
+    for hidden, kind in (("--worker", str), ("--work", Path)):
+        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    pairs.pin(asked.threads)
+    if asked.worker is not None:
+        work(asked)
+        return 0
+    if "step" in asked.what and None in (asked.peer_env, asked.peer_adapters):
+        parser.error(
+            "the package is one of the sides of a step: give --peer-env and --peer-adapters, or --what long lfq, which needs "
+            "neither"
+        )
+    if asked.steps % PENALTY_EVERY:
+        parser.error(
+            f"every {PENALTY_EVERY}th step has a gradient penalty, so blocks of {asked.steps} would not be alike: use "
+            f"{PENALTY_EVERY}, or a multiple"
+        )
+
+    print(pairs.circumstances())
+    numbers: dict[str, object] = {"circumstances": pairs.circumstances()}
+    well = True
+    if "step" in asked.what:
+        print(f"{asked.blocks} blocks of {asked.steps} steps on each side, in turn", flush=True)
+        compared = []
+        for comparison in COMPARISONS:
+            compared.append(compare(comparison, asked))
+            print(told(compared[-1]), flush=True)
+        print(video_tokenizer.DIFFERENT, flush=True)
+        numbers["step"] = [as_json(one) for one in compared]
+        well &= all(one.well for one in compared)
+    if "long" in asked.what:
+        found = long_clips(asked)
+        print(told_long(found), flush=True)
+        numbers["long"] = {name: asdict(one) for name, one in found.items()}
+        well &= times_short(found) <= BOUNDED
+    if "lfq" in asked.what:
+        found = large_codebook(asked)
+        print(told_lfq(found), flush=True)
+        numbers["lfq"] = {name: asdict(one) for name, one in found.items()}
+    if asked.json is not None:
+        asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

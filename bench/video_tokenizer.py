@@ -1,0 +1,138 @@
+"""The sides of the video tokenizer's training step: ours, and magvit2-pytorch's by its own trainer.
+
+Clips of 9 frames of 32 x 32 that lie ready as tensors, batch 2, widths of 16 to 64, LFQ with 256 symbols, the same layers in
+the same order, 4 heads of 16, Adam at 2e-5 with decay, gradients clipped at 1, a moving average. The losses are the same: mean
+square of pixels, LFQ's entropy and commitment, a hinge discriminator that sees one frame of each clip, and a gradient penalty
+centred at 0 every 4 steps; no perceptual term. DIFFERENT says what is not the same.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from sides import About, Side, mflop, parameters, versions
+
+SIDE, FRAMES, CLIPS, BATCH, SYMBOLS = 32, 9, 64, 2, 256
+LAYERS = (
+    "residual", "compress_space", "consecutive_residual:2", "compress_space", "attend_space",
+    "compress_time", "consecutive_residual:2", "attend_time",
+)  # fmt: skip
+NEVER = 10**9
+
+DIFFERENT = """\
+  not the same:
+  - For its discriminator theirs rebuilds a second batch, with a graph that nobody descends; ours shows it the first again.
+  - Theirs steps its discriminator's optimizer twice for one gradient.
+  - Theirs takes the penalty on originals and reconstructions, ours on originals.
+  - The discriminators are other networks, at one `dim` and one `max_dim`: theirs has attention and starts at 4 * dim.
+  - Ours weighs the adversarial term by gradients at the last layer; theirs has no such weight without a perceptual term.
+  - Ours moves its average at every step, theirs at every tenth; ours watches and logs more."""
+
+
+def theirs(work: Path) -> Side:
+    os.environ["PEER_WORK"] = str(work)
+    from peer_adapters import Magvit2A
+
+    adapter = Magvit2A()
+    adapter.seed(0)
+    model = adapter.build()
+    about = About(
+        parameters={"model": parameters(model), "judge": parameters(model.discr)},  # its parameters() leave out the judge's
+        mflop={"model": clip_mflop(model), "judge": frame_mflop(model.discr)},
+        packages=versions("magvit2-pytorch", "vector-quantize-pytorch", "torch"),
+    )
+    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    return Side(about, lambda: adapter.run(trainer, 1))
+
+
+def ours(work: Path, *, judge_dim: int, judge_widest: int) -> Side:
+    from tessera.data.split import Split
+    from tessera.folder import RunFolder
+    from tessera.start import engine_of, task_of
+
+    run = run_of(judge_dim, judge_widest)
+    task = task_of(run)
+    about = About(
+        parameters={"model": parameters(task.model), "judge": parameters(task.discriminator)},
+        mflop={"model": clip_mflop(task.model), "judge": frame_mflop(task.discriminator)},
+        packages=versions("torch"),
+    )
+    clips = Clips()
+    life = engine_of(run, RunFolder(work / "ours"), task=task, split=Split(clips, clips)).steps()
+    return Side(about, lambda: next(life))
+
+
+def run_of(judge_dim: int, judge_widest: int) -> Any:
+    """The same configuration and the same losses, in our words."""
+    from tessera.config import Run
+    from tessera.data.videos import Videos
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.models.patch_discriminator import PatchDiscriminatorConfig
+    from tessera.models.video_tokenizer import VideoTokenizerConfig
+    from tessera.nn.quantize import LFQConfig
+    from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges
+
+    quantizer = LFQConfig(codebook_size=SYMBOLS, entropy_weight=0.1, diversity=2.5, commitment_weight=1.0)
+    optimizer = OptimizerConfig(kind="adamw", rate=2e-5, betas=(0.9, 0.99), decay=0.01, clip=1.0)
+    adversary = VideoJudges(
+        frames=PatchDiscriminatorConfig(dim=judge_dim, widest=judge_widest),
+        motion=None,
+        rates=(),
+        adaptive=True,
+        weight=1.0,
+        penalty=2.5,  # counts `penalty_every` times: the 10 of theirs
+        penalty_every=4,
+        optimizer=optimizer,
+    )
+    task = TokenizeVideos(
+        model=VideoTokenizerConfig(dim=16, widest=64, layers=LAYERS, quantizer=quantizer, heads=4, head_width=16),
+        fidelity=VideoFidelityConfig(pixel="l2"),
+        adversary=adversary,
+        optimizer=optimizer,
+    )
+    engine = EngineConfig(
+        steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER,
+        average=AverageConfig(decay=0.995),
+    )  # fmt: skip
+    return Run(recipe="bench", task=task, data=Videos(size=SIDE, frames=FRAMES), engine=engine)
+
+
+class Clips:
+    """The source: noise that lies ready, as it does for theirs."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.clips = torch.rand(CLIPS, 3, FRAMES, SIDE, SIDE, generator=torch.Generator().manual_seed(7)).numpy()
+
+    def __len__(self) -> int:
+        return CLIPS
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def item(self, index: int, rng: Any) -> Any:
+        from tessera.data.video_examples import VideoExample
+
+        return VideoExample(self.clips[index], FRAMES, 24.0, "")
+
+    def collate(self, examples: list[Any]) -> Any:
+        from tessera.data.video_examples import collate
+
+        return collate(examples)
+
+
+def clip_mflop(network: Any) -> float:
+    import torch
+
+    return mflop(lambda: network(torch.rand(BATCH, 3, FRAMES, SIDE, SIDE)))
+
+
+def frame_mflop(network: Any) -> float:
+    import torch
+
+    return mflop(lambda: network(torch.rand(BATCH, 3, SIDE, SIDE)))

@@ -1,0 +1,31 @@
+"""`check` of whatever a folder holds: the medium that most of its files are of.
+
+GIFs, which can be pictures or clips, count for neither; a folder of nothing but these is looked through as pictures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from tessera.data import check_images, check_videos
+from tessera.data.checks import Report
+from tessera.data.folders import scan
+from tessera.media.video_files import FILMS, PICTURES
+
+Medium = Literal["image", "video"]
+
+CHECKS: dict[Medium, Callable[[str], Report]] = {"image": check_images.check, "video": check_videos.check}
+OWN_ENDINGS: dict[Medium, tuple[str, ...]] = {"image": PICTURES, "video": FILMS}
+
+
+def check(path: str, medium: Medium | None = None) -> Report:
+    """Looks through all files of the medium, or of the one that most files are of. No file at all is Refused."""
+    return CHECKS[medium or medium_of(path)](path)
+
+
+def medium_of(path: str) -> Medium:
+    root = Path(path).expanduser()
+    names = [name.lower() for name in (scan(root) if root.is_dir() else [root.name])]
+    return max(OWN_ENDINGS, key=lambda medium: sum(name.endswith(OWN_ENDINGS[medium]) for name in names))

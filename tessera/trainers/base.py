@@ -1,0 +1,125 @@
+"""What all front doors share: a run that is trained, stepped, saved and loaded; and their words in the engine's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tessera.config import Run, did_you_mean
+from tessera.data.split import Split
+from tessera.engine import checkpoint
+from tessera.engine.average import AverageConfig
+from tessera.engine.engine import Engine, EngineConfig, Moved, Precision, averaged
+from tessera.engine.task import Task
+from tessera.folder import Refused, RunFolder
+from tessera.start import card_of, engine_of, write_card
+
+Logs = dict[str, Any]
+
+
+class Trainer:
+    """Train, one step, save, load."""
+
+    def __init__(
+        self, run: Run, results_folder: str | Path, task: Task | None = None, split: Split | None = None
+    ) -> None:
+        self._heard: Callable[[Logs], None] | None = None
+        self.run = run
+        self.engine: Engine = engine_of(run, RunFolder(results_folder), task=task, split=split, on_log=self._tell)
+        self._steps: Iterator[dict[str, Moved]] = self.engine.steps()
+
+    @property
+    def steps(self) -> int:
+        """Steps done so far."""
+        return self.engine.done
+
+    @property
+    def model(self) -> Any:
+        """The network in training, as the optimizer left it."""
+        return self.engine.task.model
+
+    def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
+        """All steps that are left; `log_fn` hears each record: a step's numbers, or a validation's."""
+        self._heard = log_fn
+        for _ in self._steps:
+            pass
+        if self.engine.meeting.main:
+            write_card(self.run, self.engine.folder, card_of(self.engine.folder))
+
+    def train_step(self) -> Logs:
+        """One step, and its losses; nothing once the last step is done."""
+        moved = next(self._steps, None)
+        if moved is None:
+            return {}
+        return {f"{name}/{k}": float(v) for name, one in moved.items() for k, v in averaged(one.losses).items()}
+
+    def save(self, path: str | Path) -> None:
+        """Everything needed to go on, as a folder of its own: complete, or not there."""
+        if self.engine.meeting.main:
+            checkpoint.write_at(Path(path), self.engine.snapshot())
+
+    def load(self, path: str | Path) -> None:
+        """Goes to the step that `save`, or the run itself, wrote: weights, average, optimizers, step."""
+        problem = checkpoint.damage(Path(path))
+        if problem is not None:
+            raise Refused(f"{path} cannot be loaded: {problem}.")
+        self.engine.restore(checkpoint.read(Path(path)))
+        self.engine.meeting.main_does(lambda: self.engine.folder.forget_after(self.steps))
+        self._steps = self.engine.steps()
+
+    def _tell(self, record: Logs) -> None:
+        if self._heard is not None:
+            self._heard(record)
+
+
+def life_of(
+    steps: int,
+    batch_size: int,
+    accumulate: int,
+    results_every: int,
+    model_every: int,
+    average: AverageConfig,
+    accelerate_kwargs: Mapping[str, Any] | None,
+) -> EngineConfig:
+    """Their words for the life of a run, in the engine's: a batch of theirs is a micro-batch of ours."""
+    return EngineConfig(
+        steps=steps,
+        batch_size=batch_size * accumulate,
+        accumulate=accumulate,
+        log_every=1,
+        validate_every=results_every,
+        sample_every=results_every,
+        checkpoint_every=model_every,
+        average=average,
+        **understood(accelerate_kwargs or {}),
+    )
+
+
+def averaged_by(used: bool, beta: float, update_after: int, update_every: int) -> AverageConfig:
+    return AverageConfig(decay=beta if used else 0.0, update_after=update_after, update_every=update_every)
+
+
+def understood(accelerate_kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's words for what was meant for Accelerate; what it has no word for is refused, not dropped."""
+    precisions: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+    meant: dict[str, Any] = {}
+    for name, value in accelerate_kwargs.items():
+        if name == "mixed_precision" and value in precisions:
+            meant["precision"] = precisions[value]
+        elif name == "log_with":
+            meant["track"] = tuple([value] if isinstance(value, str) else value)
+        else:
+            raise Refused(
+                f"accelerate_kwargs has {name}={value!r}, which this engine does not know. It takes mixed_precision "
+                "(no, bf16 or fp16) and log_with (tensorboard, wandb, trackio)."
+            )
+    return meant
+
+
+def translated(given: Mapping[str, Any] | None, parameter: str, words: Mapping[str, str]) -> dict[str, Any]:
+    """Settings under their names, under ours; what there is no word for is refused, not dropped."""
+    for name, value in (given or {}).items():
+        if name not in words:
+            raise Refused(f"{parameter} has {name}={value!r}, which means nothing here{did_you_mean(name, words)}")
+    return {words[name]: value for name, value in (given or {}).items()}

@@ -1,0 +1,288 @@
+"""The front door of clips: trains a MAGVIT-v2 tokenizer on a folder, or on clips that are already in memory.
+
+    trainer = VideoTokenizerTrainer(
+        VideoTokenizer(VideoTokenizerConfig()), dataset_folder="clips", image_size=128, batch_size=4, num_train_steps=1000
+    )
+    trainer.train()
+    codes = trainer.tokenize(clips)        # (B, 3, T, H, W) in [-1, 1] -> (B, t, h, w)
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tessera.config import Run, encode, flat
+from tessera.data.split import Some, Split, divide
+from tessera.data.video_examples import VideoBatch, VideoExample, collate
+from tessera.data.videos import Videos
+from tessera.engine.average import AverageConfig
+from tessera.engine.checkpoint import name_of
+from tessera.engine.modes import evaluating
+from tessera.engine.optimizer import OptimizerConfig, Schedule
+from tessera.engine.tracking import Mirrors
+from tessera.folder import Refused
+from tessera.media.errors import Unreadable
+from tessera.media.frames import CLOCK_HZ
+from tessera.models.video_tokenizer import VideoTokenizer
+from tessera.start import task_of
+from tessera.tasks.images import PerceptualConfig
+from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges
+from tessera.trainers.base import Logs, Trainer, life_of, translated
+
+JUDGES = VideoJudges()
+GIVEN = "the dataset given in Python"
+"""Stands where the configuration names the folder: the card says so, and `evaluate` finds no such folder and asks for one."""
+
+AVERAGE = {"beta": "decay", "update_after_step": "update_after", "update_every": "update_every"}
+OPTIMIZER = {"wd": "decay", "betas": "betas", "eps": "eps", "kind": "kind"}
+SCHEDULE = {"initial": "initial", "floor": "floor", "cooldown": "cooldown"}
+DATASET = {name: name for name in ("rate_hz", "stride", "crop", "min_scale", "flip", "short", "images", "folders")}
+"""What may stand in ema_kwargs, optimizer_kwargs, scheduler_kwargs and dataset_kwargs, and our words for it."""
+
+
+class VideoTokenizerTrainer(Trainer):
+    """Trains a video tokenizer, with judges of frames and of motion unless they are None.
+
+    Clips come from `dataset_folder`, or from `dataset`: anything with a length whose items are clips (3, T, H, W) of at most
+    `num_frames` frames, or pictures (3, H, W), as floats in [0, 1] and in `image_size`. With a dataset_type of "images" an
+    example is a single frame, whatever `num_frames` says.
+
+    `batch_size * grad_accum_every` examples make a step, whatever the number of processes that share them. `results_folder`
+    is the run's folder and holds the checkpoints that it goes on from; `checkpoints_folder` is where `save` puts those that
+    are asked for by hand. The rate, its schedule, clipping and decay are the same for the tokenizer and for each judge.
+    """
+
+    def __init__(
+        self,
+        model: VideoTokenizer,
+        *,
+        batch_size: int,
+        num_train_steps: int,
+        image_size: int,
+        learning_rate: float = 1e-5,
+        grad_accum_every: int = 1,
+        apply_gradient_penalty_every: int = 4,
+        max_grad_norm: float | None = None,
+        dataset: Sequence[Tensor] | None = None,
+        dataset_folder: str | Path | None = None,
+        dataset_type: Literal["videos", "images"] = "videos",
+        checkpoints_folder: str | Path = "./checkpoints",
+        results_folder: str | Path = "./results",
+        random_split_seed: int = 42,
+        valid_frac: float = 0.05,
+        validate_every_step: int = 100,
+        checkpoint_every_step: int = 100,
+        num_frames: int = 17,
+        use_wandb_tracking: bool = False,
+        discr_start_after_step: float = 0.0,
+        warmup_steps: int = 1000,
+        scheduler: Schedule | None = None,
+        scheduler_kwargs: Mapping[str, Any] | None = None,
+        accelerate_kwargs: Mapping[str, Any] | None = None,
+        ema_kwargs: Mapping[str, Any] | None = None,
+        optimizer_kwargs: Mapping[str, Any] | None = None,
+        dataset_kwargs: Mapping[str, Any] | None = None,
+        judges: VideoJudges | None = JUDGES,
+        perceptual: PerceptualConfig | None = None,
+    ) -> None:
+        refuse_unclear_data(dataset, dataset_folder, dataset_type, dataset_kwargs)
+        self._checkpoints_folder = Path(checkpoints_folder)
+        self._wants_wandb = use_wandb_tracking
+        self._mirrors: Mirrors | None = None
+        optimizer = OptimizerConfig(
+            rate=learning_rate, clip=max_grad_norm, **scheduled(scheduler, warmup_steps),
+            **({"decay": 1e-2} | translated(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER)),
+            **translated(scheduler_kwargs, "scheduler_kwargs", SCHEDULE),
+        )  # fmt: skip
+        run = Run(
+            recipe="videos-magvit2",
+            task=TokenizeVideos(
+                model=model.config,
+                fidelity=VideoFidelityConfig(perceptual=perceptual),
+                adversary=told(judges, discr_start_after_step, apply_gradient_penalty_every, optimizer),
+                optimizer=optimizer,
+            ),
+            data=Videos(
+                path=str(dataset_folder) if dataset_folder is not None else GIVEN, size=image_size,
+                frames=num_frames if dataset_type == "videos" else 1, validation_share=valid_frac,
+                split_seed=random_split_seed, **translated(dataset_kwargs, "dataset_kwargs", DATASET),
+            ),
+            engine=life_of(
+                num_train_steps, batch_size, grad_accum_every, validate_every_step, checkpoint_every_step,
+                averaged_as(ema_kwargs), accelerate_kwargs,
+            ),
+        )  # fmt: skip
+        task = task_of(run)
+        task.model.load_state_dict(model.state_dict())
+        super().__init__(run, results_folder, task, Clips.split(dataset, run.data) if dataset is not None else None)
+
+    def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
+        self._refuse_nameless_tracking()
+        super().train(log_fn)
+
+    def train_step(self) -> Logs:
+        self._refuse_nameless_tracking()
+        return super().train_step()
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Everything needed to go on, as a folder of its own: at `path`, or under the step's number in checkpoints_folder."""
+        super().save(path if path is not None else self._checkpoints_folder / name_of(self.steps))
+
+    # ---- the averaged tokenizer
+
+    @property
+    def ema_tokenizer(self) -> VideoTokenizer:
+        """A tokenizer of its own with the averaged weights of this moment."""
+        tokenizer: VideoTokenizer = copy.deepcopy(self.model)
+        tokenizer.load_state_dict(self.engine.average.state_dict())
+        return tokenizer.eval().requires_grad_(False)
+
+    def tokenize(self, clips: Tensor) -> Tensor:
+        """Clips (B, 3, T, H, W) or pictures (B, 3, H, W), in [-1, 1], to symbols (B, t, h, w), with the averaged weights."""
+        with self.engine.average.swapped_in(), evaluating(self.engine.task):
+            return self.model.tokenize(clips.to(self.engine.device))
+
+    # ---- Weights & Biases
+
+    @contextmanager
+    def trackers(self, project_name: str, run_name: str | None = None, hps: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Inside, every record also goes to this project of Weights & Biases.
+
+        It is told all settings of the run, `run_name`, and `hps`, whatever else is worth telling.
+        """
+        if not self._wants_wandb:
+            raise Refused(
+                f"Records were to be tracked in {project_name!r}, but this trainer was made without use_wandb_tracking=True."
+            )
+        settings = flat(encode(self.run)) | ({"run_name": run_name} if run_name is not None else {}) | dict(hps or {})
+        if self.engine.meeting.main:
+            self._mirrors = Mirrors(("wandb",), self.engine.folder.path / project_name, settings, self.engine.report.say)
+        try:
+            yield
+        finally:
+            if self._mirrors is not None:
+                self._mirrors.close()
+                self._mirrors = None
+
+    def _tell(self, record: Logs) -> None:
+        if self._mirrors is not None:
+            self._mirrors.log(record)
+        super()._tell(record)
+
+    def _refuse_nameless_tracking(self) -> None:
+        if self._wants_wandb and self._mirrors is None and self.engine.meeting.main:
+            raise Refused(
+                "use_wandb_tracking is on, but no project was named, so nothing would be tracked. "
+                'Train inside `with trainer.trackers("my-project"):`, or leave use_wandb_tracking out.'
+            )
+
+
+# ---- their words in ours
+
+
+def scheduled(scheduler: Any, warmup_steps: int) -> dict[str, Any]:
+    """The rate rises over the warm-up and then does what the schedule says: nothing, if there is none."""
+    if scheduler is None:
+        return {"schedule": "warmup" if warmup_steps else "constant", "warmup": warmup_steps}
+    if scheduler not in get_args(Schedule):
+        raise Refused(
+            f"scheduler is {scheduler!r}, but rates here are functions of the step and not of a scheduler object: give one of "
+            f"{', '.join(map(repr, get_args(Schedule)))}, or None, which stays constant after the warm-up."
+        )
+    return {"schedule": scheduler, "warmup": warmup_steps}
+
+
+def averaged_as(ema_kwargs: Mapping[str, Any] | None) -> AverageConfig:
+    """The defaults are those of the averaging that the research code used: slow, and made for long runs."""
+    given = translated(ema_kwargs, "ema_kwargs", AVERAGE)
+    return AverageConfig(**({"decay": 0.9999, "update_after": 100, "update_every": 10} | given))
+
+
+def told(judges: VideoJudges | None, starts: float, penalty_every: int, optimizer: OptimizerConfig) -> VideoJudges | None:
+    """The judges, with what the trainer's own parameters say of them."""
+    if judges is None:
+        return None
+    said_here = {
+        "starts": "discr_start_after_step",
+        "penalty_every": "apply_gradient_penalty_every",
+        "optimizer": "learning_rate, max_grad_norm and optimizer_kwargs",
+    }
+    for name, parameter in said_here.items():
+        if getattr(judges, name) != getattr(JUDGES, name):
+            raise Refused(f"judges has {name}={getattr(judges, name)!r}, but this trainer takes that from {parameter}.")
+    return replace(judges, starts=round(starts), penalty_every=penalty_every, optimizer=optimizer)
+
+
+def refuse_unclear_data(dataset: Any, folder: Any, kind: str, kwargs: Mapping[str, Any] | None) -> None:
+    if (dataset is None) == (folder is None):
+        met = "neither a dataset nor a dataset_folder" if dataset is None else "both a dataset and a dataset_folder"
+        raise Refused(f"A trainer learns from one place, but was given {met}: give one of them.")
+    if kind not in ("videos", "images"):
+        raise Refused(f"dataset_type is {kind!r}, but there are only 'videos' and 'images'.")
+    if dataset is not None and kwargs:
+        raise Refused(
+            f"dataset_kwargs ({', '.join(kwargs)}) say how clips are cut from a folder's files, but a dataset was given, which is "
+            "taken as it is: leave them out."
+        )
+
+
+# ---- clips that are already there
+
+
+@dataclass(frozen=True)
+class Clips:
+    """The source: somebody's own clips, not cut or mirrored."""
+
+    clips: Sequence[Tensor]
+    size: int
+    frames: int
+
+    @classmethod
+    def split(cls, clips: Sequence[Tensor], data: Videos) -> Split:
+        source = cls(clips, data.size, data.frames)
+        names = [source.name(i) for i in range(len(source))]
+        train, validation = divide(names, data.validation_share, data.split_seed)
+        return Split(Some(source, train), Some(source, validation))
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def name(self, index: int) -> str:
+        return f"clip-{index:06d}"
+
+    def caption(self, index: int) -> str:
+        return ""
+
+    def item(self, index: int, rng: np.random.Generator) -> VideoExample:
+        clip = torch.as_tensor(self.clips[index]).detach().cpu()
+        clip = clip.unsqueeze(1) if clip.ndim == 3 else clip
+        self.refuse(index, clip)
+        length = clip.shape[1]
+        padded = clip[:, torch.arange(self.frames).clamp_max(length - 1)]
+        return VideoExample(padded.float().numpy() * 2 - 1, length, CLOCK_HZ, self.caption(index))
+
+    def collate(self, examples: list[VideoExample]) -> VideoBatch:
+        return collate(examples)
+
+    def refuse(self, index: int, clip: Tensor) -> None:
+        """As a file that cannot be read would be: one among many is left out and listed, and many in a row end the run."""
+        fits = clip.ndim == 4 and clip.shape[0] == 3 and clip.shape[2:] == (self.size, self.size)
+        if not fits or not 1 <= clip.shape[1] <= self.frames:
+            raise Unreadable(
+                f"{self.name(index)}: its shape is {tuple(clip.shape)}, but a clip is (3, frames, {self.size}, {self.size}) "
+                f"with 1 to {self.frames} frames here"
+            )
+        lowest, highest = clip.aminmax()
+        if not clip.is_floating_point() or lowest < 0 or highest > 1:
+            raise Unreadable(
+                f"{self.name(index)}: it holds {clip.dtype} from {lowest:g} to {highest:g}, but a clip is floats from 0 to 1"
+            )
