@@ -19,6 +19,7 @@ LAYERS = (
     "residual", "compress_space", "consecutive_residual:2", "compress_space", "attend_space",
     "compress_time", "consecutive_residual:2", "attend_time",
 )  # fmt: skip
+PENALTY_EVERY = 4
 NEVER = 10**9
 
 DIFFERENT = """\
@@ -26,9 +27,9 @@ DIFFERENT = """\
   - For its discriminator theirs rebuilds a second batch, with a graph that nobody descends; ours shows it the first again.
   - Theirs steps its discriminator's optimizer twice for one gradient.
   - Theirs takes the penalty on originals and reconstructions, ours on originals.
-  - The discriminators are other networks, at one `dim` and one `max_dim`: theirs has attention and starts at 4 * dim.
+  - The discriminators are other networks: at the same widths asked for, theirs is 64 wide from the first layer, with attention.
   - Ours weighs the adversarial term by gradients at the last layer; theirs has no such weight without a perceptual term.
-  - Ours moves its average at every step, theirs at every tenth; ours watches and logs more."""
+  - Ours moves its average at every step and logs every tenth; theirs logs at every step and moves its average every tenth."""
 
 
 def theirs(work: Path) -> Side:
@@ -84,8 +85,8 @@ def run_of(judge_dim: int, judge_widest: int) -> Any:
         rates=(),
         adaptive=True,
         weight=1.0,
-        penalty=2.5,  # counts `penalty_every` times: the 10 of theirs
-        penalty_every=4,
+        penalty=10 / PENALTY_EVERY,  # ours counts as many times as it is left out, theirs once, with 10
+        penalty_every=PENALTY_EVERY,
         optimizer=optimizer,
     )
     task = TokenizeVideos(

@@ -25,6 +25,9 @@ _HOMES = {
     "VQGAN": "tessera.models.vqgan",
     "VQGANConfig": "tessera.models.vqgan",
     "VQGanVAETrainer": "tessera.trainers",
+    "VideoTokenizer": "tessera.models.video_tokenizer",
+    "VideoTokenizerConfig": "tessera.models.video_tokenizer",
+    "VideoTokenizerTrainer": "tessera.trainers",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -69,7 +69,8 @@ def decode_like(example: Run, values: dict[str, Any]) -> Run:
 MAY_DIFFER = frozenset(
     f"engine.{name}"
     for name in (
-        "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes track"
+        "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes "
+        "track start_from"
     ).split()
 ) | {"task.tokenizer", "task.smaller", "task.codes"}
 """What may change when a run goes on: how long, how often it reports, on what it is carried out, and where the runs lie

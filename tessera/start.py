@@ -21,7 +21,7 @@ from tessera.coding import coded
 from tessera.config import Run, differences, encode, flat
 from tessera.data.draws import Training, Validation
 from tessera.data.split import Some, Split
-from tessera.engine.checkpoint import name_of
+from tessera.engine.checkpoint import name_of, newest, restore_network, steps_in, tensors_in
 from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
 from tessera.engine.processes import Processes
@@ -54,6 +54,8 @@ def engine_of(
     split = split or run.data.build()
     parts = find_parts(run, folder)
     task = task or task_of(run, parts)
+    if run.engine.start_from is not None and not steps_in(folder.checkpoints):
+        begin_with(task, run.engine.start_from)
     stream_of(split, run)  # what can be refused is refused before anything is written
     introduced(task, split.train, folder.cache)
     meeting.main_does(lambda: take(folder, run))
@@ -66,6 +68,14 @@ def engine_of(
     engine = Engine(task, training, validation, config, folder, on_log=on_log)
     engine.open(flat(encode(run)))
     return engine
+
+
+def begin_with(task: Task, path: str) -> None:
+    """The first weights of the model are the averaged ones of another run; judges begin anew."""
+    found = newest(RunFolder(path).checkpoints, say)
+    if found is None:
+        raise Refused(f"A run cannot start from {path}: it has no checkpoint. Give the folder of a run that was trained.")
+    restore_network(task.model, tensors_in(found / "average.safetensors"), f"model in {path}, to start from,")
 
 
 def stream_of(split: Split, run: Run) -> Training:

@@ -36,13 +36,16 @@ from tessera import flags
 from tessera.cli import VERBS
 from tessera.config import MAY_DIFFER
 from tessera.data.toys.images import ToyImages, draw
+from tessera.data.toys.videos import ToyVideos, film
 from tessera.models.masked_transformer import MaskedTransformerConfig
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.nn.quantize.features import features
 from tessera.recipes import RECIPES, name_of, named
 from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.recipes.presets import Preset
-from tessera.trainers import MaskGitTrainer, Trainer, VQGanVAETrainer
+from tessera.recipes.videos import videos_magvit2
+from tessera.tasks.videos import VideoJudges
+from tessera.trainers import MaskGitTrainer, Trainer, VideoTokenizerTrainer, VQGanVAETrainer
 from tests.command import tessera
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +53,7 @@ RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 """The pages whose examples are run."""
 PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
 IMAGES, MASKGIT, SUPERRES = (ROOT / f"docs/images-{name}.md" for name in ("vqgan", "maskgit", "maskgit-superres"))
+VIDEOS = ROOT / "docs/videos-magvit2.md"
 LANGUAGES = {"sh", "python", "console", "py", "text"}
 
 
@@ -131,7 +135,7 @@ def listed(found: list[str]) -> str:
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder such as a reader has: nothing in it but `pictures`, some with a caption."""
+    """A folder such as a reader has: nothing in it but `pictures`, some with a caption, and `clips`."""
     pictures = tmp_path / "pictures"
     toys = ToyImages(count=40, size=64, seed=7)
     for number in range(len(toys)):
@@ -139,6 +143,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         draw(scene, 64).save(pictures / stem)
         if number % 2:
             (pictures / f"{stem}.txt").write_text(scene.caption, encoding="utf-8")
+    films = ToyVideos(count=8, size=32, frames=9, seed=7)
+    for number in range(len(films)):
+        film(films.play(number), 32, 9).save(tmp_path / f"clips/{number:02d}")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -415,6 +422,21 @@ def test_the_table_of_generators_is_what_the_recipe_makes(preset: Preset) -> Non
     assert rows[f"`{preset}`"] == made, f"in docs/images-maskgit.md the row is to be:\n| {' | '.join(made)} |"
 
 
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_clips_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(VIDEOS, "preset")}
+    run = videos_magvit2(preset)
+    with torch.device("meta"):
+        model = run.task.model.build()
+    made = [
+        f"`{preset}`", f"{run.data.frames} x {run.data.size} x {run.data.size}",
+        " x ".join(map(str, run.task.model.grid(run.data))), f"{model.vocabulary:,}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/videos-magvit2.md the row is to be:\n| {' | '.join(made)} |"
+
+
 def symbols_of(preset: Preset) -> Any:
     """All that a generator's size depends on of a tokenizer: its quantizer and its grid."""
     run = images_vqgan(preset)
@@ -437,7 +459,10 @@ def test_every_recipe_has_its_page() -> None:
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} == {name_of(recipe) for recipe in RECIPES} | {"design"}
 
 
-@pytest.mark.parametrize(("page", "door"), [(IMAGES, VQGanVAETrainer), (MASKGIT, MaskGitTrainer)], ids=["vqgan", "maskgit"])
+DOORS = [(IMAGES, VQGanVAETrainer), (MASKGIT, MaskGitTrainer), (VIDEOS, VideoTokenizerTrainer)]
+
+
+@pytest.mark.parametrize(("page", "door"), DOORS, ids=lambda door: getattr(door, "stem", ""))
 def test_the_table_of_a_front_door_is_its_signature(page: Path, door: type[Trainer]) -> None:
     _, *rows = table(page, "parameter")
     told = {name.strip("`"): default.strip("`") for name, default, _ in rows}
@@ -445,7 +470,7 @@ def test_the_table_of_a_front_door_is_its_signature(page: Path, door: type[Train
         name: "required" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
         for name, parameter in inspect.signature(door).parameters.items()
     }
-    configs = {repr(PatchDiscriminatorConfig()), repr(MaskedTransformerConfig())}
+    configs = {repr(PatchDiscriminatorConfig()), repr(MaskedTransformerConfig()), repr(VideoJudges())}
     assert told == real | {name: "a config" for name, default in real.items() if default in configs}
 
 

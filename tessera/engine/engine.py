@@ -45,6 +45,8 @@ class EngineConfig:
     """Micro-batches in one step: more of them need less memory and change nothing else."""
     seed: int = 0
     """All randomness of the run starts here."""
+    start_from: str | None = None
+    """A run of the same network, with whose averaged weights this one begins: pictures first and then clips, say."""
     workers: int = 0
     """Processes that read and prepare data; 0 does it in between."""
     processes: int = 1

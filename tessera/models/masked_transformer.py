@@ -69,8 +69,8 @@ class Condition:
     """All that a network looks at beside the symbols, made once for as many rounds as there are."""
 
     looked: list[Looked] | None
-    below: Tensor | None
-    """(B, N, W), what the smaller picture has at each place"""
+    ground: Tensor
+    """(N, W) or (B, N, W): where each place is, and what the smaller picture has there"""
 
 
 class Reader(nn.Module):
@@ -107,16 +107,15 @@ class Reader(nn.Module):
             looked = self.transformer.look(States(states.values, states.mask & kept[:, None]))
         if (self.smaller is None) != (smaller_codes is None):
             raise ValueError("Only a super-resolution model takes the symbols of smaller pictures, and it needs them.")
-        return Condition(looked, self.smaller(smaller_codes) if self.smaller is not None else None)
+        ground = self.position()
+        return Condition(looked, ground if self.smaller is None else ground + self.smaller(smaller_codes))
 
     def states(self, symbols_BNS: Tensor, condition: Condition, previous_BNW: Tensor | None = None) -> Tensor:
-        x_BNW = self.embedding(symbols_BNS) + self.position()
-        if condition.below is not None:
-            x_BNW = x_BNW + condition.below
+        """A condition may have twice as many rows as there are mosaics: each is then read under two texts."""
+        x_BNW = self.embedding(symbols_BNS) + condition.ground
         if self.remembered is not None and previous_BNW is not None:
-            x_BNW = x_BNW + self.remembered(previous_BNW)
+            x_BNW = x_BNW.repeat(len(previous_BNW) // len(x_BNW), 1, 1) + self.remembered(previous_BNW)
         return self.transformer(x_BNW, Turn(self.cosine, self.sine), context=condition.looked)
-
 
     def position(self) -> Tensor:
         """(N, W): where each place is. Rotations tell how far apart two places are; but while all symbols are hidden every

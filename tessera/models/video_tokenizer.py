@@ -167,6 +167,13 @@ class VideoTokenizerConfig:
 
     def suits(self, data: Any) -> None:
         """Refuses data whose clips this network cannot take; pictures are clips of one frame."""
+        if self.channels != 3:
+            raise ValueError(f"Clips are read in three colours, but this tokenizer has channels of {self.channels}: use 3.")
+        if self.condition_width is not None:
+            raise ValueError(
+                "Layers that are conditioned on a vector are for whoever has one to give, from Python: a folder of clips has "
+                "none. Leave cond_ and condition_width out."
+            )
         self.refuse_size(data.size, data.size)
         self.refuse_frames(getattr(data, "frames", 1))
 

@@ -114,6 +114,8 @@ class Block(nn.Module):
         if self.cross is not None:
             if looked is None:
                 raise ValueError("This transformer looks at a context, but was given none.")
+            if len(looked.keys) > len(x):  # several contexts for each: until here they had everything in common
+                x = x.repeat(len(looked.keys) // len(x), 1, 1)
             x = x + self.cross(x, looked)
         return x + self.feed(x)
 

@@ -49,7 +49,10 @@ def images_vqgan(
 
     model = {
         "tiny": VQGANConfig(dim=16, widest=32, layers=2, blocks=(0, 1), quantizer=quantizer_of(quantizer, 6)),
-        "small": VQGANConfig(dim=16, widest=64, layers=2, blocks=(0, 2), quantizer=quantizer_of(quantizer, 7, diversity=0.0)),
+        "small": VQGANConfig(
+            dim=16, widest=64, layers=2, blocks=(0, 2), encoder_blocks=(0, 0),
+            quantizer=quantizer_of(quantizer, 7, diversity=0.0),
+        ),
         "base": VQGANConfig(dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), quantizer=quantizer_of(quantizer, 14)),
         # Muse's first stage: 256 pixels, 16 x 16 symbols of a codebook of 8192, here 2^13 (Chang 2023, section 2.2).
         "paper": VQGANConfig(

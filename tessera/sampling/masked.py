@@ -107,8 +107,8 @@ class Layer:
             progress = number / stage.rounds
             for_symbols, for_order = self.chance(symbols, left)
             logits_MV = self.guess(symbols, hidden, progress)
-            likely_MV = narrowed(logits_MV, self.config.top_k, self.config.top_p)
-            drawn_M = drawn(likely_MV, for_symbols[hidden], stage.temperature)
+            choice = likeliest(logits_MV, self.config.top_k, self.config.top_p)
+            drawn_M = choice.symbols(drawn(choice.logits_MK, for_symbols[hidden], stage.temperature))
             symbols = symbols.masked_scatter(hidden, drawn_M)
             left = [
                 min(hidden_after(self.config.schedule, number, stage.rounds, total), max(0, before - 1))
@@ -143,7 +143,7 @@ class Layer:
         if self.config.order == "critic" and self.score is not None:
             believed = self.score(symbols, progress) + noise
             return believed.masked_fill(~to_lay, math.inf)  # whatever was laid in this stage may be taken up again
-        sure_M = logits_MV.log_softmax(-1).gather(-1, drawn_M[:, None])[:, 0].float()
+        sure_M = (logits_MV.gather(-1, drawn_M[:, None])[:, 0] - logits_MV.logsumexp(-1)).float()
         nothing = torch.full(symbols.shape, math.inf, device=symbols.device)
         return nothing.masked_scatter(hidden, sure_M + noise[hidden])
 
@@ -159,23 +159,35 @@ def least(worth_BNS: Tensor, counts: Sequence[int]) -> Tensor:
     return (ranks < torch.tensor(counts, device=ranks.device)[:, None]).view(worth_BNS.shape)
 
 
-def drawn(logits_MV: Tensor, chance_M: Tensor, temperature: float) -> Tensor:
-    """One symbol for each row, by one uniform number each: where the summed probabilities pass it."""
-    if temperature == 0:
-        return logits_MV.argmax(-1)
-    summed = (logits_MV.double() / temperature).softmax(-1).cumsum(-1)
-    passed = torch.searchsorted(summed, (chance_M.double() * summed[:, -1])[:, None], right=True)
-    return passed[:, 0].clamp_max(logits_MV.shape[-1] - 1)
+@dataclass
+class Choice:
+    """What may be drawn for each row: K symbols, and how likely each is."""
+
+    logits_MK: Tensor
+    symbols_MK: Tensor | None
+    """None: they are 0 to K - 1"""
+
+    def symbols(self, column_M: Tensor) -> Tensor:
+        return column_M if self.symbols_MK is None else self.symbols_MK.gather(1, column_M[:, None])[:, 0]
 
 
-def narrowed(logits_MV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Everything but the likeliest is made impossible."""
-    if 0 < top_k < logits_MV.shape[-1]:
-        kept = torch.zeros_like(logits_MV, dtype=torch.bool).scatter(-1, logits_MV.topk(top_k, dim=-1).indices, True)
-        logits_MV = logits_MV.masked_fill(~kept, -math.inf)
+def likeliest(logits_MV: Tensor, top_k: int, top_p: float) -> Choice:
+    """All symbols; or those only that `top_k` and `top_p` leave, the likeliest first."""
+    vocabulary = logits_MV.shape[-1]
+    count = top_k if 0 < top_k < vocabulary else vocabulary
+    if count == vocabulary and top_p == 1:
+        return Choice(logits_MV, None)
+    ordered_MK, symbols_MK = logits_MV.topk(count, dim=-1)
     if top_p < 1:
-        ordered, places = logits_MV.sort(dim=-1, descending=True)
-        before = ordered.softmax(-1).cumsum(-1) - ordered.softmax(-1)
-        dropped = torch.zeros_like(before, dtype=torch.bool).scatter(-1, places, before >= top_p)
-        logits_MV = logits_MV.masked_fill(dropped, -math.inf)
-    return logits_MV
+        shares = ordered_MK.softmax(-1)
+        ordered_MK = ordered_MK.masked_fill(shares.cumsum(-1) - shares >= top_p, -math.inf)
+    return Choice(ordered_MK, symbols_MK)
+
+
+def drawn(logits_MK: Tensor, chance_M: Tensor, temperature: float) -> Tensor:
+    """One column for each row, by one uniform number each: where the summed probabilities pass it."""
+    if temperature == 0:
+        return logits_MK.argmax(-1)
+    summed = (logits_MK.double() / temperature).softmax(-1).cumsum(-1)
+    passed = torch.searchsorted(summed, (chance_M.double() * summed[:, -1])[:, None], right=True)
+    return passed[:, 0].clamp_max(summed.shape[-1] - 1)

@@ -43,7 +43,6 @@ class Guide:
         if self.guidance.scale != 1:
             texts += list(wanted.negative) if wanted.negative is not None else list(wanted.texts)
             dropped += [wanted.negative is None] * self.count
-            smaller = torch.cat([smaller, smaller]) if smaller is not None else None
         self.both = self.network.condition(texts, dropped, smaller)
         self.alone = first_of(self.both, self.count)
         self.previous: Tensor | None = None
@@ -52,14 +51,14 @@ class Guide:
         scale = self.guidance.at(progress)
         if scale == 1:
             return self.logits(symbols_BNS, asked_BNS, self.alone)
-        doubled = self.logits(torch.cat([symbols_BNS] * 2), torch.cat([asked_BNS] * 2), self.both)
+        doubled = self.logits(symbols_BNS, torch.cat([asked_BNS] * 2), self.both)
         with_prompt, without = doubled.chunk(2)
         return guided(with_prompt, without, scale)
 
     def logits(self, symbols: Tensor, asked: Tensor, condition: Condition) -> Tensor:
         previous = self.previous
-        if previous is not None and len(previous) != len(symbols):
-            previous = torch.cat([previous[: self.count]] * (len(symbols) // self.count))
+        if previous is not None and len(previous) != len(asked):
+            previous = torch.cat([previous[: self.count]] * (len(asked) // self.count))
         states = self.network.states(symbols, condition, previous)
         self.previous = states if self.network.remembered is not None else None
         return wide(self.network.logits(states, asked))
@@ -69,4 +68,4 @@ def first_of(condition: Condition, count: int) -> Condition:
     looked = condition.looked
     if looked is not None:
         looked = [Looked(one.keys[:count], one.values[:count], one.mask[:count]) for one in looked]
-    return Condition(looked, condition.below[:count] if condition.below is not None else None)
+    return Condition(looked, condition.ground)

@@ -1,7 +1,8 @@
 """What the tokenizer task has to know of clips: what a good reconstruction is, who judges it, which networks there are.
 
-Clips are (B, 3, T, H, W) in [-1, 1]. Of a picture or a short clip only the first frames are real (`VideoBatch.lengths`); the
-rest are left out of the loss and of all measures, so pictures and clips are learnt from together.
+Clips are (B, 3, T, H, W) in [-1, 1]. Of a picture or a short clip only the first frames are real (`VideoBatch.lengths`), and
+the last of them is repeated after it. What is repeated counts neither in the difference to the original nor in its measures,
+so pictures and clips are learnt from together. The quantizer and the judges of motion see a clip that stands still.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from tessera.engine.task import Batch, Frozen
 from tessera.losses import full
-from tessera.losses.metrics import SSIM_WINDOW, code_bits, psnr_B, ssim_B
+from tessera.losses.metrics import MOST_DECIBELS, RANGE, SSIM_WINDOW, code_bits, psnr_B, ssim_B
 from tessera.media.frames import CLOCK_HZ
 from tessera.media.video import Video
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
@@ -103,9 +104,10 @@ class VideoFidelity(nn.Module):
         moving_B = batch.examples.lengths > 1
         if target.shape[2] == 1:
             return {"moving": moving_B.sum(), "motion": torch.zeros((), dtype=torch.float64, device=target.device)}
-        psnr_BT = per_frame(psnr_B, output.diff(dim=2), target.diff(dim=2))
+        error_BT = (output.clamp(-1, 1).diff(dim=2) - target.diff(dim=2)).double().square().mean((1, 3, 4))
+        psnr_BT = (10 * torch.log10(RANGE**2 / error_BT)).clamp(max=MOST_DECIBELS)
         real_BT = torch.arange(1, target.shape[2], device=target.device) < batch.examples.lengths[:, None]
-        mean_B = (psnr_BT.double() * real_BT).sum(1) / real_BT.sum(1).clamp_min(1)
+        mean_B = (psnr_BT * real_BT).sum(1) / real_BT.sum(1).clamp_min(1)
         return {"moving": moving_B.sum(), "motion": mean_B[moving_B].sum()}
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:

@@ -21,9 +21,7 @@ Logs = dict[str, Any]
 class Trainer:
     """Train, one step, save, load."""
 
-    def __init__(
-        self, run: Run, results_folder: str | Path, task: Task | None = None, split: Split | None = None
-    ) -> None:
+    def __init__(self, run: Run, results_folder: str | Path, task: Task | None = None, split: Split | None = None) -> None:
         self._heard: Callable[[Logs], None] | None = None
         self.run = run
         self.engine: Engine = engine_of(run, RunFolder(results_folder), task=task, split=split, on_log=self._tell)

@@ -5,6 +5,8 @@
     )
     trainer.train()
     codes = trainer.tokenize(clips)        # (B, 3, T, H, W) in [-1, 1] -> (B, t, h, w)
+
+B clips of T frames, H x W pixels, become t x h x w symbols.
 """
 
 from __future__ import annotations
@@ -96,7 +98,7 @@ class VideoTokenizerTrainer(Trainer):
     ) -> None:
         refuse_unclear_data(dataset, dataset_folder, dataset_type, dataset_kwargs)
         self._checkpoints_folder = Path(checkpoints_folder)
-        self._wants_wandb = use_wandb_tracking
+        self._wants_wandb, self._project = use_wandb_tracking, ""
         self._mirrors: Mirrors | None = None
         optimizer = OptimizerConfig(
             rate=learning_rate, clip=max_grad_norm, **scheduled(scheduler, warmup_steps),
@@ -164,6 +166,7 @@ class VideoTokenizerTrainer(Trainer):
                 f"Records were to be tracked in {project_name!r}, but this trainer was made without use_wandb_tracking=True."
             )
         settings = flat(encode(self.run)) | ({"run_name": run_name} if run_name is not None else {}) | dict(hps or {})
+        self._project = project_name
         if self.engine.meeting.main:
             self._mirrors = Mirrors(("wandb",), self.engine.folder.path / project_name, settings, self.engine.report.say)
         try:
@@ -171,7 +174,7 @@ class VideoTokenizerTrainer(Trainer):
         finally:
             if self._mirrors is not None:
                 self._mirrors.close()
-                self._mirrors = None
+            self._project, self._mirrors = "", None
 
     def _tell(self, record: Logs) -> None:
         if self._mirrors is not None:
@@ -179,7 +182,7 @@ class VideoTokenizerTrainer(Trainer):
         super()._tell(record)
 
     def _refuse_nameless_tracking(self) -> None:
-        if self._wants_wandb and self._mirrors is None and self.engine.meeting.main:
+        if self._wants_wandb and not self._project:
             raise Refused(
                 "use_wandb_tracking is on, but no project was named, so nothing would be tracked. "
                 'Train inside `with trainer.trackers("my-project"):`, or leave use_wandb_tracking out.'
@@ -230,8 +233,8 @@ def refuse_unclear_data(dataset: Any, folder: Any, kind: str, kwargs: Mapping[st
         raise Refused(f"dataset_type is {kind!r}, but there are only 'videos' and 'images'.")
     if dataset is not None and kwargs:
         raise Refused(
-            f"dataset_kwargs ({', '.join(kwargs)}) say how clips are cut from a folder's files, but a dataset was given, which is "
-            "taken as it is: leave them out."
+            f"dataset_kwargs ({', '.join(kwargs)}) say how clips are cut from a folder's files, but a dataset was given, "
+            "which is taken as it is: leave them out."
         )
 
 

@@ -194,6 +194,13 @@ def test_a_context_prepared_once_is_the_context_prepared_each_time():
         assert torch.equal(network(x, context=looked), network(x, context=states))
 
 
+def test_several_contexts_for_each_example_are_as_many_passes():
+    """What guidance asks for: the examples under their texts, and then once more under others."""
+    network, x, context = made(context=12), doubles(2, 5, 24), said(batch=4)
+    expected = network(torch.cat([x, x]), context=context)
+    assert torch.allclose(network(x, context=context), expected)
+
+
 def test_one_that_looks_at_a_context_must_be_given_one():
     with pytest.raises(ValueError, match="looks at a context"):
         made(context=12)(doubles(1, 3, 24))

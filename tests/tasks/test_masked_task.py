@@ -308,13 +308,14 @@ def test_a_model_without_a_critic_says_so():
 
 
 def noting_rows(task: MaskedTask) -> list[int]:
-    """How many rows each pass of the network has."""
+    """How many rows each pass of the network ends with."""
     rows: list[int] = []
     states = task.model.network.states
 
     def noted(symbols: Tensor, *more: Any) -> Tensor:
-        rows.append(len(symbols))
-        return states(symbols, *more)
+        made = states(symbols, *more)
+        rows.append(len(made))
+        return made
 
     task.model.network.states = noted
     return rows

@@ -55,7 +55,9 @@ BACKGROUNDS: dict[str, RGB] = {
 }
 
 CONTRAST = 105  # how far apart in RGB a shape and its background must be for the shape to be seen
-PLACES = (0.3, 0.5, 0.7)  # across and down: a large shape still has room there, and a caption calls them left, middle, right
+PLACES = (0.375, 0.5, 0.625)  # of a shape that stands alone, across and down: left, middle and right, or top and bottom
+TIDY_RADII: dict[Size, float] = {"medium": 0.18, "large": 0.27}  # which just fit there
+TIDY_GROUNDS = ("white", "black", "light blue")
 AIR = 0.02  # the least space between two shapes, and between a shape and the edge
 CLEARLY = 1.4  # "left of" is said only where the sideways distance is this many times the other one
 FINER = 4  # outlines are drawn this many times larger and then reduced, which smooths their edges
@@ -144,7 +146,7 @@ class ToyImages:
 def imagine(seed: int, number: int, most_shapes: int = 3, plain: bool = False) -> Scene:
     """The scene of one toy."""
     rng = np.random.default_rng([seed, number])
-    background = imagine_background(rng)
+    background = imagine_background(rng, TIDY_GROUNDS) if plain else imagine_background(rng)
     shapes = tuple(imagine_shapes(rng, background, most_shapes))
     if plain:
         background = replace(background, kind="plain", rgb=BACKGROUNDS[background.colour])
@@ -157,11 +159,11 @@ def tidied(shape: Shape) -> Shape:
     """The shape in one of two sizes, at the nearest of nine places."""
     size: Size = "large" if shape.size == "large" else "medium"
     x, y = (min(PLACES, key=lambda place: abs(place - position)) for position in shape.centre)
-    return replace(shape, size=size, radius=sum(RADII[size]) / 2, centre=(x, y))
+    return replace(shape, size=size, radius=TIDY_RADII[size], centre=(x, y))
 
 
-def imagine_background(rng: np.random.Generator) -> Background:
-    colour = pick(rng, tuple(BACKGROUNDS))
+def imagine_background(rng: np.random.Generator, colours: tuple[str, ...] = tuple(BACKGROUNDS)) -> Background:
+    colour = pick(rng, colours)
     return Background(
         kind=pick(rng, GROUNDS),
         colour=colour,
@@ -332,7 +334,7 @@ def whereabouts(centre: tuple[float, float]) -> str:
 
 
 def side(position: float, low: str, high: str) -> str:
-    if position < 0.36 or position > 0.64:
+    if position < 0.38 or position > 0.62:
         return low if position < 0.5 else high
     return "" if 0.42 < position < 0.58 else "between"
 
