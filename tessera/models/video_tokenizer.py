@@ -35,11 +35,11 @@ from tessera.nn.causal import (
     DoubledSpace,
     DoubledTime,
     FirstFrameApart,
-    FrameNorm,
     GateLoop,
     Kernel,
     LinearSpaceAttention,
     Passage,
+    PlaceNorm,
     Residual,
     SpaceAttention,
     TimeAttention,
@@ -389,7 +389,7 @@ def grid_of(count: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
 
 def encoder(config: VideoTokenizerConfig) -> Chain:
     layers = [made for layer in config.plan for made in downward(layer, config)]
-    return Chain(outermost(config, config.channels, config.dim, config.input_kernel), *layers, FrameNorm(config.deepest))
+    return Chain(outermost(config, config.channels, config.dim, config.input_kernel), *layers, PlaceNorm(config.deepest))
 
 
 def decoder(config: VideoTokenizerConfig) -> Chain:

@@ -13,7 +13,6 @@ B batch, T frames, H and W sides, C channels, P sequences, N places, D width of 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -129,8 +128,11 @@ class FirstFrameApart(nn.Module):
         return torch.cat([self.first(x_BTHWC[:, :1], Passage()), others[:, 1:]], dim=1)
 
 
-class FrameNorm(nn.Module):
-    """Group norm over the pixels of one frame: over several it would carry the future into the past.
+class PlaceNorm(nn.Module):
+    """Over the channels of each place of each frame by itself.
+
+    Over several frames it would carry the future into the past; over a whole frame, the symbols of a still background would
+    change with what moves before it (`models/vqgan.py` has numbers).
 
     With a condition, the vector scales and shifts what was normed (Dhariwal 2021, arXiv 2105.05233, section 3.1); it starts
     without effect.
@@ -138,14 +140,11 @@ class FrameNorm(nn.Module):
 
     def __init__(self, width: int, condition: int | None = None):
         super().__init__()
-        self.norm = nn.GroupNorm(math.gcd(width, max(1, min(16, width // 8))), width)
+        self.norm = nn.LayerNorm(width)
         self.adapt = starting_as_nothing(linear(condition, 2 * width)) if condition is not None else None
 
     def forward(self, x_BTHWC: Tensor, passage: Passage) -> Tensor:
-        frames = x_BTHWC.flatten(0, 1).movedim(-1, 1)
-        if torch.is_grad_enabled() and not frames.requires_grad:
-            frames = frames.contiguous()  # channels last, torch 2.13 crashes going backward to the weights alone
-        normed = self.norm(frames).movedim(1, -1).unflatten(0, x_BTHWC.shape[:2])
+        normed = self.norm(x_BTHWC)
         if self.adapt is None:
             return normed
         if passage.condition is None:
@@ -159,7 +158,7 @@ class Residual(nn.Module):
 
     def __init__(self, width: int, condition: int | None = None):
         super().__init__()
-        self.norm = FrameNorm(width, condition)
+        self.norm = PlaceNorm(width, condition)
         self.convolution = CausalConv(width, width, Kernel(3, 3))
         self.out = starting_as_nothing(linear(width, width))
 
@@ -224,7 +223,7 @@ class Attention(nn.Module):
     def __init__(self, width: int, heads: int, head_width: int, condition: int | None = None):
         super().__init__()
         self.heads, self.head_width = heads, head_width
-        self.norm = FrameNorm(width, condition)
+        self.norm = PlaceNorm(width, condition)
         self.to_query_key_value = linear(width, 3 * heads * head_width)
         self.query_norm, self.key_norm = nn.RMSNorm(head_width), nn.RMSNorm(head_width)
         self.out = starting_as_nothing(linear(heads * head_width, width))
@@ -329,7 +328,7 @@ class GateLoop(nn.Module):
 
     def __init__(self, width: int, condition: int | None = None):
         super().__init__()
-        self.norm = FrameNorm(width, condition)
+        self.norm = PlaceNorm(width, condition)
         self.to_value_decay_gate = linear(width, 3 * width)
         self.patience = nn.Parameter(torch.linspace(0.0, 4.0, width))
         self.out = starting_as_nothing(linear(width, width))

@@ -36,9 +36,10 @@ class Turn:
     cosine: Tensor
     sine: Tensor
 
-    def __call__(self, heads_BHND: Tensor) -> Tensor:
-        one, other = heads_BHND.chunk(2, dim=-1)
-        return heads_BHND * self.cosine + torch.cat([-other, one], dim=-1) * self.sine
+    def __call__(self, heads: Tensor) -> Tensor:
+        """(..., N, D)"""
+        one, other = heads.chunk(2, dim=-1)
+        return heads * self.cosine + torch.cat([-other, one], dim=-1) * self.sine
 
 
 def turn(places_NA: Tensor, head_width: int) -> Turn:
@@ -126,13 +127,13 @@ class SelfAttention(nn.Module):
         self.heads = heads
         self.norm = Norm(width)
         self.to_query_key_value = linear(width, 3 * width)
-        self.query_norm, self.key_norm = Norm(width // heads), Norm(width // heads)
+        self.head_norm = Norm(width // heads)  # of queries and keys alike: what counts is the product of their scales
         self.out = starting_as_nothing(linear(width, width))
 
     def forward(self, x_BNW: Tensor, turned: Turn, mask: Tensor | None) -> Tensor:
-        q, k, v = split_heads(self.to_query_key_value(self.norm(x_BNW)), 3, self.heads)
-        q, k = turned(self.query_norm(q)), turned(self.key_norm(k))
-        return self.out(joined(F.scaled_dot_product_attention(q, k, v, attn_mask=mask)))
+        parts = split_heads(self.to_query_key_value(self.norm(x_BNW)), 3, self.heads)
+        q, k = turned(self.head_norm(parts[:2]))
+        return self.out(joined(F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask)))
 
 
 @dataclass
@@ -167,7 +168,7 @@ class CrossAttention(nn.Module):
         return Looked(self.key_norm(keys), torch.cat([value, values], dim=2), mask[:, None, None, :])
 
     def forward(self, x_BNW: Tensor, looked: Looked) -> Tensor:
-        (q,) = split_heads(self.to_query(self.norm(x_BNW)), 1, self.heads)
+        [q] = split_heads(self.to_query(self.norm(x_BNW)), 1, self.heads)
         seen = F.scaled_dot_product_attention(self.query_norm(q), looked.keys, looked.values, attn_mask=looked.mask)
         return self.out(joined(seen))
 
@@ -205,10 +206,10 @@ def starting_as_nothing(layer: nn.Linear) -> nn.Linear:
     return layer
 
 
-def split_heads(x_BNW: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
-    """(B, N, parts x W) -> `parts` tensors of (B, H, N, D)."""
+def split_heads(x_BNW: Tensor, parts: int, heads: int) -> Tensor:
+    """(B, N, parts x W) -> (parts, B, H, N, D)."""
     batch, places, width = x_BNW.shape
-    return x_BNW.view(batch, places, parts, heads, width // parts // heads).permute(2, 0, 3, 1, 4).unbind(0)
+    return x_BNW.view(batch, places, parts, heads, width // parts // heads).permute(2, 0, 3, 1, 4)
 
 
 def joined(heads_BHND: Tensor) -> Tensor:

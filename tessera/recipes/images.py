@@ -184,8 +184,8 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
             model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=_text(preset, text)),
             critic=judged[critic],
             critic_optimizer=replace(optimizer, kind="adamw"),
-            sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12),
-            guidance=Guidance(),
+            sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12, noise=1.0 if preset == "small" else 4.5),
+            guidance=Guidance(scale=1.5 if preset == "small" else 3.0),  # a small model that is led too far falls apart
             optimizer=optimizer,
         ),
         data=data,

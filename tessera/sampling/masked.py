@@ -143,7 +143,7 @@ class Layer:
         if self.config.order == "critic" and self.score is not None:
             believed = self.score(symbols, progress) + noise
             return believed.masked_fill(~to_lay, math.inf)  # whatever was laid in this stage may be taken up again
-        sure_M = (logits_MV.gather(-1, drawn_M[:, None])[:, 0] - logits_MV.logsumexp(-1)).float()
+        sure_M = logits_MV.log_softmax(-1).gather(-1, drawn_M[:, None])[:, 0].float()
         nothing = torch.full(symbols.shape, math.inf, device=symbols.device)
         return nothing.masked_scatter(hidden, sure_M + noise[hidden])
 
@@ -155,8 +155,8 @@ def gumbel(chance: Tensor) -> Tensor:
 def least(worth_BNS: Tensor, counts: Sequence[int]) -> Tensor:
     """True for the so many least worthy of each example."""
     order = worth_BNS.flatten(1).argsort(dim=1, stable=True)
-    ranks = order.argsort(dim=1)
-    return (ranks < torch.tensor(counts, device=ranks.device)[:, None]).view(worth_BNS.shape)
+    among = torch.arange(order.shape[1], device=order.device) < torch.tensor(counts, device=order.device)[:, None]
+    return torch.zeros_like(among).scatter(1, order, among).view(worth_BNS.shape)
 
 
 @dataclass

@@ -265,7 +265,7 @@ class MaskedTask(Task):
         codes = self.generate(wanted)
         return self.codecs["tokenizer"].media(codes)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def generate(
         self, wanted: Wanted, sampling: MaskedSampling | None = None, guidance: Guidance | None = None
     ) -> Tensor:

@@ -18,6 +18,7 @@ from tessera.data.toys.images import (
     GROUNDS,
     KINDS,
     TEXTURES,
+    TIDY_GROUNDS,
     Background,
     Scene,
     Shape,
@@ -25,6 +26,7 @@ from tessera.data.toys.images import (
     coverage,
     draw,
     imagine,
+    whereabouts,
 )
 
 SCENES = [imagine(0, number) for number in range(400)]
@@ -65,7 +67,7 @@ def test_all_toys_are_the_ones_they_have_always_been():
         for s in scene.shapes:
             places = [round(value, 6) for value in (*s.centre, s.radius, s.turn)]
             told.update(f"{s.kind}|{s.size}|{s.texture}|{s.rgb}|{s.second}|{places}".encode())
-    assert told.hexdigest()[:16] == "9abe8e14bc0a516e"
+    assert told.hexdigest()[:16] == "f69e5a4c6cc4e0f3"
 
 
 @pytest.mark.parametrize("most", [1, 2, 3])
@@ -241,3 +243,24 @@ def test_toys_are_never_mirrored():
         np.array_equal(plain.item(i, ANYTHING).pixels, flipped.item(i, np.random.default_rng(i)).pixels)
         for i in range(8)
     )
+
+
+# ----------------------------------------------------------------------------------------------------------- plain toys
+
+
+def test_all_of_a_plain_toy_of_one_shape_can_be_said():
+    """Two sizes, nine places, three grounds; wherever it stands it is wholly in the picture, and its caption says where."""
+    toys = ToyImages(count=400, size=64, most_shapes=1, plain=True)
+    scenes = [toys.scene(number) for number in range(len(toys))]
+    shapes = [scene.shapes[0] for scene in scenes]
+    assert {len(scene.shapes) for scene in scenes} == {1}
+    assert {shape.size for shape in shapes} == {"medium", "large"}
+    assert len({shape.centre for shape in shapes}) == 9
+    assert {(scene.background.kind, scene.background.colour) for scene in scenes} == {("plain", name) for name in TIDY_GROUNDS}
+    assert {shape.texture for shape in shapes} == {"plain"} and {shape.turn for shape in shapes} == {0.0}
+    for scene, shape in zip(scenes, shapes):
+        cover = np.asarray(coverage(shape, 64))
+        assert cover.max() == 255
+        assert not np.concatenate([cover[0], cover[-1], cover[:, 0], cover[:, -1]]).any()
+        said = whereabouts(shape.centre)
+        assert said and (said in scene.caption or " at the " not in scene.caption)

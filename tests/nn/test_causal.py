@@ -16,11 +16,11 @@ from tessera.nn.causal import (
     DoubledSpace,
     DoubledTime,
     FirstFrameApart,
-    FrameNorm,
     GateLoop,
     Kernel,
     LinearSpaceAttention,
     Passage,
+    PlaceNorm,
     Residual,
     SpaceAttention,
     TimeAttention,
@@ -36,7 +36,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
     "convolution": lambda: CausalConv(WIDTH, WIDTH, Kernel(3, 3)),
     "long convolution": lambda: CausalConv(WIDTH, WIDTH, Kernel(7, 1)),
     "first frame apart": lambda: FirstFrameApart(WIDTH, WIDTH, Kernel(3, 3)),
-    "norm": lambda: FrameNorm(WIDTH),
+    "norm": lambda: PlaceNorm(WIDTH),
     "residual": lambda: Residual(WIDTH),
     "halved space": lambda: halved_space(WIDTH, 24),
     "doubled space": lambda: DoubledSpace(WIDTH, 8),
@@ -239,16 +239,14 @@ def test_a_frame_becomes_two_in_its_place_at_first_alike_but_the_first_stays_one
 # --------------------------------------------------------------------------------------------------------------- norms
 
 
-@pytest.mark.parametrize(("width", "groups"), [(16, 2), (64, 8), (256, 16), (24, 3), (17, 1), (1, 1)])
-def test_a_frame_is_normed_by_itself(width, groups):
-    norm, clip = awake(FrameNorm(width)), frames(width=width)
-    frame = clip[1, 3].permute(2, 0, 1)[None]
-    expected = F.group_norm(frame, groups, norm.norm.weight, norm.norm.bias)[0].permute(1, 2, 0)
-    torch.testing.assert_close(norm(clip, Passage())[1, 3], expected)
+def test_a_place_is_normed_by_itself():
+    norm, clip = awake(PlaceNorm(WIDTH)), frames()
+    expected = F.layer_norm(clip[1, 3, 2, 0], (WIDTH,), norm.norm.weight, norm.norm.bias)
+    torch.testing.assert_close(norm(clip, Passage())[1, 3, 2, 0], expected)
 
 
 def test_a_condition_starts_without_effect_and_then_has_one():
-    norm, clip = FrameNorm(WIDTH, condition=3), frames()
+    norm, clip = PlaceNorm(WIDTH, condition=3), frames()
     one, two = torch.randn(2, 3), torch.randn(2, 3)
     assert torch.equal(norm(clip, Passage(one)), norm(clip, Passage(two)))
     assert not torch.equal(awake(norm)(clip, Passage(one)), norm(clip, Passage(two)))
@@ -258,7 +256,7 @@ def test_a_condition_starts_without_effect_and_then_has_one():
 
 def test_a_missing_condition_is_asked_for():
     with pytest.raises(ValueError, match=r"pass `condition`, \(batch, width\)"):
-        FrameNorm(WIDTH, condition=3)(frames(), Passage())
+        PlaceNorm(WIDTH, condition=3)(frames(), Passage())
 
 
 # ----------------------------------------------------------------------------------------------------------- attention

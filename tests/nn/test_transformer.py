@@ -119,7 +119,7 @@ def test_attention_is_what_its_formula_says():
     x, turned = doubles(1, 5, 24), turn(places_of((5,)).double(), 12)
     q, k, v = attention.to_query_key_value(attention.norm(x)).view(1, 5, 3, 2, 12).permute(2, 0, 3, 1, 4)
     rooted = math.sqrt(12)
-    weights = (turned(attention.query_norm(q)) @ turned(attention.key_norm(k)).transpose(-1, -2) / rooted).softmax(-1)
+    weights = (turned(attention.head_norm(q)) @ turned(attention.head_norm(k)).transpose(-1, -2) / rooted).softmax(-1)
     expected = attention.out((weights @ v).transpose(1, 2).reshape(1, 5, 24))
     assert torch.allclose(attention(x, turned, None), expected)
 
