@@ -361,13 +361,17 @@ CHOICES = [
     *((images_vqgan, f"--quantizer {quantizer} --adversary on --perceptual on") for quantizer in ("fsq", "lfq", "vq")),
     *(
         (recipe, choices)
-        for recipe in RECIPES
-        if recipe is not images_vqgan
+        for recipe in (images_maskgit, images_maskgit_superres)
         for choices in ("", "--critic head", "--critic own")
     ),
+    *((videos_magvit2, f"--quantizer {quantizer} --adversary on --perceptual on") for quantizer in ("fsq", "lfq")),
     (images_maskgit, "--text an-encoder"),
 ]
 """Every recipe with every choice that brings flags of its own."""
+
+
+def test_the_flags_of_every_recipe_are_looked_at() -> None:
+    assert {recipe for recipe, _ in CHOICES} == set(RECIPES)
 
 
 @pytest.fixture(scope="module")

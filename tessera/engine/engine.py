@@ -213,7 +213,7 @@ class Engine:
                 with self.gradients_meet(prepared.objective, now=i == len(micros)):
                     with self.autocast():
                         loss = prepared.objective(batch, step)
-                    share = loss.total() / len(micros)
+                    share = loss.total() / len(micros) if len(micros) > 1 else loss.total()
                     scaler.scale(share).backward()
                 losses.append(detached(loss))
                 total += share.detach()

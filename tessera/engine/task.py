@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import add
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -52,7 +54,8 @@ class Loss:
     """Watched, never descended. A function is asked only at steps that are logged, so it may cost something."""
 
     def total(self) -> Tensor:
-        return torch.stack([term.float() for term in self.terms.values()]).sum()
+        first, *others = (term.float() for term in self.terms.values())
+        return reduce(add, others, first)
 
 
 @dataclass(frozen=True, kw_only=True)

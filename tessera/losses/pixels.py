@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from tessera.losses import full
 
 
 def l1(a: Tensor, b: Tensor) -> Tensor:
-    return _difference(a, b).abs().mean()
+    return F.l1_loss(*_comparable(a, b))
 
 
 def l2(a: Tensor, b: Tensor) -> Tensor:
-    return _difference(a, b).square().mean()
+    return F.mse_loss(*_comparable(a, b))
 
 
-def _difference(a: Tensor, b: Tensor) -> Tensor:
+def _comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if a.shape != b.shape:
         raise ValueError(
             f"Shapes {tuple(a.shape)} and {tuple(b.shape)} are compared pixel by pixel: they must be equal, because "
             "broadcasting would compare each with many."
         )
-    return full(a) - full(b)
+    return full(a), full(b)

@@ -151,7 +151,7 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
     width, depth, heads = {"tiny": (32, 2, 2), "small": (128, 5, 4), "base": (768, 12, 12), "paper": (768, 24, 8)}[preset]
     often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
     engine = EngineConfig(
-        steps={"tiny": 20, "small": 2000, "base": 200_000, "paper": 1_000_000}[preset],
+        steps={"tiny": 20, "small": 2200, "base": 200_000, "paper": 1_000_000}[preset],
         batch_size={"tiny": 8, "small": 16, "base": 128, "paper": 512}[preset],
         workers=0,
         log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
