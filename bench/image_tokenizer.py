@@ -93,7 +93,7 @@ def stand_in() -> Any:
     """The small network on which both sides take their perceptual term, in place of a VGG that has to be fetched."""
     from torch import Tensor, nn
 
-    from tessera.tasks.images import PerceptualConfig
+    from tessera.tasks.pixels import PerceptualConfig
 
     class TwoConvolutions(nn.Module):
         def __init__(self) -> None:

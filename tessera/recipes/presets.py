@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
-    from tessera.tasks.images import PerceptualConfig
+    from tessera.tasks.pixels import PerceptualConfig
 
 Preset = Literal["tiny", "small", "base", "paper"]
 """tiny: seconds, for tests. small: minutes on a laptop, the default. base: one GPU. paper: as published."""
@@ -37,7 +37,7 @@ def perceptual_of(preset: Preset, choice: str) -> PerceptualConfig | None:
     `auto` is settled here and now, so that the run's config says what was used and not what might have been.
     """
     from tessera.models.efficientnet_lite import installed
-    from tessera.tasks.images import PerceptualConfig
+    from tessera.tasks.pixels import PerceptualConfig
 
     if choice == "auto":
         choice = "on" if installed() and preset in ("base", "paper") else "off"

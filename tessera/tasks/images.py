@@ -2,34 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.engine.task import Batch, Frozen
 from tessera.losses.metrics import SSIM_WINDOW, frechet, moments, psnr_B, ssim_B
-from tessera.losses.perceptual import perceptual_distance_B
 from tessera.losses.pixels import l1, l2
 from tessera.media.image import Image
 from tessera.models.efficientnet_lite import EfficientNetLite
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-from tessera.models.vgg import VGG16
 from tessera.models.vqgan import VQGANConfig
+from tessera.tasks.pixels import ALARMS, PSNR, PerceptualConfig, perceptual_difference_B, watched
 from tessera.tasks.tokenizer import AdversaryConfig, Judge, TokenizerConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class PerceptualConfig:
-    weight: float = 1.0
-    """Strength of the perceptual term in the loss."""
-    vgg: str | None = None
-    """A VGG16 file (torchvision's names; .safetensors or .pth). None: EfficientNet-Lite0 from tessera[perceptual]."""
-
-    def build(self) -> nn.Module:
-        return VGG16.load(self.vgg) if self.vgg is not None else EfficientNetLite.load()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +49,8 @@ class ImageFidelityConfig:
 
 class ImageFidelity(nn.Module):
     """Pictures are (B, 3, H, W) in [-1, 1]."""
+
+    headline, alarms = PSNR, ALARMS
 
     def __init__(self, config: ImageFidelityConfig):
         super().__init__()
@@ -98,6 +88,9 @@ class ImageFidelity(nn.Module):
             terms["perceptual"] = self.config.perceptual.weight * distance
         return terms
 
+    def watched(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
+        return watched(output, self.target(batch.examples))
+
     def observe(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         target = self.target(batch.examples)
         pixel = (output - target).abs() if self.config.pixel == "l1" else (output - target).square()
@@ -124,13 +117,6 @@ class ImageFidelity(nn.Module):
         """Each original beside its reconstruction."""
         pairs = zip(self.media(self.target(batch.examples)), self.media(output), strict=True)
         return [Image.beside(real, rebuilt) for real, rebuilt in pairs]
-
-
-def perceptual_difference_B(network: Frozen, output: Tensor, target: Tensor) -> Tensor:
-    """How differently a pretrained network sees pictures and their originals; gradients go to the pictures only."""
-    with torch.no_grad():
-        wanted = network.network.features(target)
-    return perceptual_distance_B(network.network.features(output), wanted)
 
 
 def _moments_of(totals: dict[str, Tensor], name: str) -> dict[str, Tensor]:

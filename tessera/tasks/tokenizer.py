@@ -33,12 +33,18 @@ from tessera.losses.metrics import code_perplexity, code_usage
 class Fidelity(Protocol):
     """What makes a good reconstruction of one medium: the loss, the measures on held-out examples, and how to show it."""
 
-    def target(self, examples: Any) -> Tensor:
+    headline: Headline
+    alarms: tuple[Alarm, ...]
+
+    def target(self, examples: Any) -> Any:
         """What the model sees of some examples, and has to give back."""
 
     def fitted(self, target: Tensor, data: Any) -> Tensor: ...
     def media(self, output: Tensor) -> list[Any]: ...
     def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]: ...
+    def watched(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
+        """Signs of health, which are worked out only when they are logged: they hold on to nothing large."""
+
     def observe(self, output: Tensor, batch: Batch) -> dict[str, Tensor]: ...
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]: ...
     def shown(self, output: Tensor, batch: Batch) -> list[Any]: ...
@@ -121,8 +127,6 @@ class TokenizerConfig:
 
 
 class TokenizerTask(Task):
-    headline = Headline(metric="psnr")
-
     def __init__(self, config: TokenizerConfig):
         super().__init__()
         self.config = config
@@ -132,7 +136,8 @@ class TokenizerTask(Task):
             name="model", trains=self.model, loss=self.rebuild, optimizer=config.optimizer, prepare=self.look_at_whole_batch
         )
         self.updates = (update,)
-        self.alarms = ALARMS
+        self.headline = self.fidelity.headline
+        self.alarms = (*self.fidelity.alarms, OUT_OF_USE)
         self.judges: Mapping[str, Judge] = config.adversary.judges() if config.adversary is not None else {}
         for name, judge in self.judges.items():
             self.add_module(name, judge.network)
@@ -152,10 +157,9 @@ class TokenizerTask(Task):
     # ---- losses
 
     def rebuild(self, batch: Batch, step: int) -> Loss:
-        target = self.fidelity.target(batch.examples)
-        rebuilt = self.model(target)
+        rebuilt = self.model(self.fidelity.target(batch.examples))
         terms = self.fidelity.terms(rebuilt.output, batch)
-        metrics: dict[str, Any] = {"contrast": partial(contrast, thinned(rebuilt.output.detach()), target)}
+        metrics: dict[str, Any] = dict(self.fidelity.watched(rebuilt.output.detach(), batch))
         if self.judges:
             batch.kept["rebuilt"] = rebuilt.output.detach()
         if self.judges and step >= self.config.adversary.starts:
@@ -221,48 +225,13 @@ def told_apart(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
     return ((real_logits > 0).float().mean() + (fake_logits < 0).float().mean()) / 2
 
 
-def thinned(values: Tensor) -> Tensor:
-    """Every 16th number of each example, as a copy: a sign of health may not hold on to what it watches over."""
-    return values.flatten(1)[:, ::16].clone()
-
-
-@torch.no_grad()
-def contrast(output: Tensor, target: Tensor) -> Tensor:
-    """A cheap sign of health: the spread of a thinned reconstruction against that of its original, near 0 if it is flat."""
-    made_B, real_B = spread(torch.stack([output, thinned(target)]).float())
-    return (made_B / real_B.clamp_min(1e-3)).mean()
-
-
-def spread(rows: Tensor) -> Tensor:
-    """The standard deviation along the last axis, from two moments, since torch's own takes ten times as long on a CPU."""
-    return (rows.square().mean(-1) - rows.mean(-1).square()).clamp_min(0).sqrt()
-
-
-ALARMS = (
-    Alarm(
-        name="flat output",
-        metric="model/contrast",
-        below=0.1,
-        patience=5,
-        after=100,
-        remedy="The reconstructions have almost no contrast. Lower the learning rate, or start the discriminator later.",
-    ),
-    Alarm(
-        name="codebook out of use",
-        metric="average/usage",
-        below=0.2,
-        patience=2,
-        after=500,
-        remedy="Most symbols are never used. Take the fsq quantizer or a smaller codebook.",
-    ),
-    Alarm(
-        name="the average lags",
-        metric="average/psnr",
-        below=5.0,
-        patience=3,
-        after=500,
-        remedy="The averaged model is far from the originals. Lower the average's decay for so short a run.",
-    ),
+OUT_OF_USE = Alarm(
+    name="codebook out of use",
+    metric="average/usage",
+    below=0.2,
+    patience=2,
+    after=500,
+    remedy="Most symbols are never used. Take the fsq quantizer or a smaller codebook.",
 )
 
 

@@ -7,6 +7,7 @@ so pictures and clips are learnt from together. The quantizer and the judges of 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
@@ -22,7 +23,7 @@ from tessera.media.video import Video
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.video_discriminator import TemporalDiscriminatorConfig, slowed
 from tessera.models.video_tokenizer import VideoTokenizerConfig
-from tessera.tasks.images import PerceptualConfig, perceptual_difference_B
+from tessera.tasks.pixels import ALARMS, PSNR, PerceptualConfig, perceptual_difference_B, watched
 from tessera.tasks.tokenizer import AdversaryConfig, Judge, TokenizerConfig
 
 
@@ -52,6 +53,8 @@ class VideoFidelityConfig:
 
 
 class VideoFidelity(nn.Module):
+    headline, alarms = PSNR, ALARMS
+
     def __init__(self, config: VideoFidelityConfig):
         super().__init__()
         self.config = config
@@ -86,6 +89,9 @@ class VideoFidelity(nn.Module):
     def pixel_BT(self, output: Tensor, target: Tensor) -> Tensor:
         difference = full(output) - full(target)
         return (difference.abs() if self.config.pixel == "l1" else difference.square()).mean((1, 3, 4))
+
+    def watched(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
+        return watched(output, self.target(batch.examples))
 
     # ---- measures
 

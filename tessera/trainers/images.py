@@ -14,8 +14,9 @@ from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.vqgan import VQGAN
 from tessera.sampling.schedules import Schedule
 from tessera.start import task_of
-from tessera.tasks.images import ImageFidelityConfig, ImageJudges, PerceptualConfig, TokenizeImages
+from tessera.tasks.images import ImageFidelityConfig, ImageJudges, TokenizeImages
 from tessera.tasks.masked import MaskedConfig, MaskingConfig
+from tessera.tasks.pixels import PerceptualConfig
 from tessera.trainers.base import Trainer, averaged_by, life_of
 
 JUDGE = PatchDiscriminatorConfig()

@@ -36,7 +36,7 @@ from tessera.media.errors import Unreadable
 from tessera.media.frames import CLOCK_HZ
 from tessera.models.video_tokenizer import VideoTokenizer
 from tessera.start import task_of
-from tessera.tasks.images import PerceptualConfig
+from tessera.tasks.pixels import PerceptualConfig
 from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges
 from tessera.trainers.base import Logs, Trainer, life_of, translated
 

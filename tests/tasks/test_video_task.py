@@ -24,7 +24,7 @@ from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.video_discriminator import TemporalDiscriminatorConfig
 from tessera.models.video_tokenizer import VideoTokenizerConfig
 from tessera.nn.quantize import FSQConfig
-from tessera.tasks.images import PerceptualConfig
+from tessera.tasks.pixels import PerceptualConfig
 from tessera.tasks.tokenizer import TokenizerTask
 from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges, drawn_frame
 from tests.runs import engine_in, tiny
