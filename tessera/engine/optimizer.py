@@ -244,10 +244,13 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tenso
         if name not in parameters:
             raise ValueError(f"The checkpoint has optimizer state for {name!r}, which this network does not have.")
         parameter = parameters[name]
-        # Adam's own counter stays where torch keeps it: on the parameter's device for the fused form.
         if value.ndim and value.shape != parameter.shape:
             raise ValueError(
                 f"The checkpoint's optimizer state for {name!r} has shape {tuple(value.shape)}, "
                 f"the network {tuple(parameter.shape)}."
             )
-        optimizer.state[parameter][key] = value.to(parameter.device)
+        # Adam's own counter stays where torch keeps it: on the parameter's device for the fused form. The rest has to lie in
+        # memory as the parameter does (channels last, say), for the fused form walks through both without looking.
+        optimizer.state[parameter][key] = (
+            torch.empty_like(parameter, dtype=value.dtype).copy_(value) if value.ndim else value.to(parameter.device)
+        )

@@ -183,6 +183,30 @@ def test_memory_comes_back_by_name_and_exactly(kind):
         assert torch.equal(found[name], expected[name]), name
 
 
+def test_memory_lies_as_the_parameter_does_however_it_was_kept():
+    """The fused step walks through weights and memory without looking at their strides: a file knows none."""
+    straight, stopped, resumed = (nn.Conv2d(3, 4, 3).double().to(memory_format=torch.channels_last) for _ in range(3))
+    resumed.load_state_dict(straight.state_dict())
+    stopped.load_state_dict(straight.state_dict())
+    config = OptimizerConfig(rate=0.01)
+
+    def moved(conv: nn.Conv2d, optimizer: torch.optim.Optimizer, steps: range) -> None:
+        for step in steps:
+            pictures = torch.rand(2, 3, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
+            conv(pictures).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    moved(straight, config.build(straight), range(6))
+    first = config.build(stopped)
+    moved(stopped, first, range(3))
+    resumed.load_state_dict(stopped.state_dict())
+    second = config.build(resumed)
+    restore_optimizer(second, {name: tensor.contiguous() for name, tensor in optimizer_tensors(first).items()})
+    moved(resumed, second, range(3, 6))
+    assert torch.equal(resumed.weight, straight.weight)
+
+
 def test_memory_that_fits_no_parameter_is_refused_by_name():
     built = OptimizerConfig().build(network())
     with pytest.raises(ValueError, match="'decoder.weight'"):

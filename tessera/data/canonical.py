@@ -1,0 +1,84 @@
+"""One way to write a mesh down: whole numbers, in the order of MeshGPT (Siddiqui et al. 2024, arXiv 2311.15475, section 3).
+
+The mesh fills a cube, its longest side from end to end and the others centred, and every coordinate becomes the number of
+one of `bins` equal steps. Vertices that fall together are one; faces that collapse, have no area or stand there twice go.
+Vertices are sorted by z (up), then y, then x. A face begins with its lowest vertex, turned but never turned over, and faces
+are sorted by their vertices. What has been written down is written down again as it is.
+
+V counts vertices, F faces, K the corners of a face.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.media.errors import Unreadable
+from tessera.media.mesh import Mesh, whole
+
+NOWHERE = np.zeros(3)
+ROUNDING = 1e-6
+"""Of a step. What lies between two steps goes outward, on both sides of the centre alike, however its last bits were rounded;
+otherwise a mesh would be off centre by half a step, and move when it is written down again."""
+
+
+@dataclass(frozen=True, eq=False)
+class Canonical:
+    vertices: np.ndarray
+    """(V, 3) int64: x, y, z as numbers of steps, 0 to bins - 1"""
+    faces: np.ndarray
+    """(F, K) int64"""
+
+
+def canonical(mesh: Mesh, bins: int, shift: np.ndarray = NOWHERE) -> Canonical:
+    """Raises Unreadable where nothing is left. `shift` moves it in the cube, by shares of its side, as far as there is room."""
+    faces = mesh.faces
+    while True:
+        if not len(faces):
+            raise Unreadable(f"its faces are too small for {bins} steps: none is left")
+        used = np.unique(faces)
+        steps = np.zeros(mesh.vertices.shape, np.int64)
+        steps[used] = stepped(mesh.vertices[used], bins, shift)
+        merged, numbers = np.unique(steps[:, ::-1], axis=0, return_inverse=True)  # sorted by z, then y, then x
+        numbered = numbers.reshape(-1)[faces]
+        kept = whole(numbered) & has_area(merged, numbered)
+        if kept.all():
+            break
+        faces = faces[kept]  # what is left may be smaller, and has the whole cube to itself
+    present, renumbered = np.unique(numbered, return_inverse=True)
+    return Canonical(np.ascontiguousarray(merged[present][:, ::-1]), in_order(renumbered.reshape(faces.shape)))
+
+
+def stepped(vertices: np.ndarray, bins: int, shift: np.ndarray) -> np.ndarray:
+    """(V, 3) int64: the nearest steps, in a cube that the longest side fills."""
+    low, high = vertices.min(axis=0), vertices.max(axis=0)
+    middle, longest = (bins - 1) / 2, max(float((high - low).max()), np.finfo(np.float64).tiny)
+    from_centre = (vertices - (low + high) / 2) / longest * (bins - 1)
+    lattice = middle % 1  # an even number of steps has none in the middle
+    away = np.floor(np.abs(from_centre) + ROUNDING + 0.5 - lattice) + lattice
+    steps = np.rint(middle + np.where(from_centre < -ROUNDING, -away, away)).astype(np.int64)
+    room_below, room_above = steps.min(axis=0), bins - 1 - steps.max(axis=0)
+    return steps + np.clip(np.rint(shift * (bins - 1)).astype(np.int64), -room_below, room_above)
+
+
+def has_area(steps: np.ndarray, faces_FK: np.ndarray) -> np.ndarray:
+    """(F,) bool: whether any three neighbouring corners do not lie on a line. Exact, in whole numbers."""
+    corners = steps[faces_FK]
+    sides = np.roll(corners, -1, axis=1) - corners
+    return np.cross(sides, np.roll(sides, -1, axis=1)).any(axis=(1, 2))
+
+
+def in_order(faces_FK: np.ndarray) -> np.ndarray:
+    """Each face once, whichever way round it was, beginning with its lowest vertex; sorted."""
+    corners = faces_FK.shape[1]
+    turned = (np.argmin(faces_FK, axis=1)[:, None] + np.arange(corners)) % corners
+    faces = np.take_along_axis(faces_FK, turned, axis=1)
+    faces = faces[np.lexsort(faces.T[::-1])]
+    first = np.unique(np.sort(faces, axis=1), axis=0, return_index=True)[1]
+    return faces[np.sort(first)]
+
+
+def back(vertices: np.ndarray, bins: int) -> np.ndarray:
+    """Numbers of steps as places in a cube with a side of 1 around the origin."""
+    return vertices / (bins - 1) - 0.5

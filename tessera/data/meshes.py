@@ -1,0 +1,187 @@
+"""Meshes from a folder, or the built-in toys: faces and vertices in whole numbers and one order, each mesh with its caption.
+
+A training mesh may be stretched along its three axes, turned about the upright one and moved in its cube; all of this is
+drawn from the example's own generator, before the mesh is written down (`data/canonical.py`). Toys are never changed, since
+"wide" would become a lie. Which files are held out depends on their names alone (`data/split.py`), and those are not changed
+either.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+
+from tessera.data.captions import read_captions
+from tessera.data.files import Files
+from tessera.data.folders import find
+from tessera.data.images import HELD_OUT_TOYS
+from tessera.data.mesh_examples import MeshBatch, MeshExample, collate
+from tessera.data.split import Split, divide
+from tessera.data.toys.meshes import FEWEST_FACES, ToyMeshes
+from tessera.folder import Refused
+from tessera.media.errors import Unreadable
+from tessera.media.mesh import Mesh, Shape, read
+from tessera.media.mesh_files import ENDINGS, MOST_READ, Up
+from tessera.media.state import State, state_of
+from tessera.media.trimesh_library import library, simplification
+from tessera.media.video_files import named
+
+HEADROOM = 4
+"""How many times too large a file may claim to be before it is left out unread: faces that stand there twice do not count."""
+KEPT_IN_MEMORY = 1 << 12
+"""Meshes that a process keeps as they were read and simplified: at 800 faces 30 kB each."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meshes:
+    path: str | None = None
+    """A folder of meshes, with subfolders; or one mesh. None: the built-in toys."""
+    bins: int = 128
+    """Into how many steps each side of the cube is divided."""
+    most_faces: int = 800
+    """The largest mesh that is learnt from, in triangles or quads."""
+    large: Literal["skip", "decimate"] = "skip"
+    """What becomes of larger ones: they are left out, or simplified until they fit."""
+    polygons: Literal["triangles", "quads"] = "triangles"
+    """What faces are: everything cut into triangles, or quads; meshes that hold anything else are then left out."""
+    up: Literal["y", "z"] | None = None
+    """The upward axis of the files; None takes the usual one of each format: y for OBJ, GLB and glTF, z for the others."""
+    scale: float = 0.0
+    """Training meshes are stretched along each axis by up to this share: 0.25 gives 0.75 to 1.25 times the length."""
+    turn: float = 0.0
+    """Training meshes are turned about the upright axis by up to so many degrees, either way; 180 is any way."""
+    jitter: float = 0.0
+    """Training meshes are moved in their cube along each axis by up to this share of its side, as far as there is room."""
+    validation_share: float = 0.05
+    """The share held out, chosen by file name; 0 validates on the training meshes themselves."""
+    split_seed: int = 0
+    """Another seed holds out other files."""
+    toys: int = 2000
+    """How many toy meshes to learn from; those held out come on top."""
+    toy_seed: int = 0
+    """Another seed is another set of toys."""
+
+    def __post_init__(self) -> None:
+        if self.bins < 2:
+            raise ValueError(f"A side of the cube is divided into at least 2 steps, but bins is {self.bins}.")
+        if self.most_faces < 1:
+            raise ValueError(f"A mesh has at least 1 face, but most_faces is {self.most_faces}.")
+        if self.path is None and self.most_faces < FEWEST_FACES:
+            raise ValueError(f"Toys need {FEWEST_FACES} faces to be told apart, but most_faces is {self.most_faces}.")
+        if self.large == "decimate" and self.polygons == "quads":
+            raise ValueError('A simplified mesh is made of triangles: large="decimate" does not go with polygons="quads".')
+        if not 0 <= self.scale < 1:
+            raise ValueError(f"scale is a share of the length, at least 0 and below 1, but it is {self.scale}.")
+        if not 0 <= self.turn <= 180:
+            raise ValueError(f"turn is an angle of 0 to 180 degrees, but it is {self.turn}.")
+        if not 0 <= self.jitter <= 1:
+            raise ValueError(f"jitter is a share of the cube's side, 0 to 1, but it is {self.jitter}.")
+        if not 0 <= self.validation_share < 1:
+            raise ValueError(f"validation_share must be at least 0 and below 1, but it is {self.validation_share}.")
+        if self.toys < 1:
+            raise ValueError(f"There must be at least 1 toy to learn from, but toys is {self.toys}.")
+
+    def build(self) -> Split:
+        self.require_libraries()
+        if self.path is None:
+            return self.toy_split()
+        folder = self.folder_source()
+        train, validation = divide(folder.names, self.validation_share, self.split_seed)
+        return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
+
+    def toy_split(self) -> Split:
+        train = self.toy_source()
+        if self.validation_share == 0:
+            return Split(train, train)
+        held_out = max(1, round(self.toys * self.validation_share))
+        return Split(train, replace(train, count=held_out, first=HELD_OUT_TOYS))
+
+    def toy_source(self) -> ToyMeshes:
+        return ToyMeshes(
+            count=self.toys, bins=self.bins, polygons=self.polygons, most_faces=self.most_faces, seed=self.toy_seed
+        )
+
+    def everything(self) -> MeshFolder | ToyMeshes:
+        """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""
+        self.require_libraries()
+        return self.toy_source() if self.path is None else self.plain().folder_source()
+
+    def folder_source(self) -> MeshFolder:
+        """All of the path, in order, prepared as this configuration says."""
+        found = find(str(self.path), ENDINGS, "meshes")
+        captions = read_captions(found.root, found.names, found.beside)
+        return MeshFolder(found.root.as_posix(), found.names, captions, self)
+
+    def transform(self) -> dict[str, Any]:
+        """How a mesh is prepared before it is tokenized or measured."""
+        return {
+            "bins": self.bins,
+            "most_faces": self.most_faces,
+            "large": self.large,
+            "polygons": self.polygons,
+            "up": self.up,
+        }
+
+    def plain(self) -> Meshes:
+        return replace(self, scale=0.0, turn=0.0, jitter=0.0)
+
+    def judge(self) -> None:
+        """Nothing here can tell whether a mesh is what its prompt says."""
+
+    def require_libraries(self) -> None:
+        """Asked for at the start, and by toys too: a run would otherwise miss them when it first shows what it makes."""
+        try:
+            library()
+            if self.large == "decimate":
+                simplification()
+        except ModuleNotFoundError as error:
+            raise Refused(str(error)) from error
+
+
+@dataclass(frozen=True)
+class MeshFolder(Files):
+    """The source: files of one folder, prepared as the configuration says."""
+
+    config: Meshes
+
+    def item(self, index: int, rng: np.random.Generator) -> MeshExample:
+        """Always seven draws: three for the axes, one for the turn, three for the place."""
+        stretch, (turn,), place = np.split(rng.uniform(-1, 1, 7), [3, 4])
+        mesh, caption = self.mesh(index), self.caption(index)
+        moved = Mesh(augmented(mesh.vertices, stretch * self.config.scale, turn * self.config.turn), mesh.faces)
+        with named(self.path(index)):
+            return MeshExample.of(moved, self.config.bins, caption, place * self.config.jitter)
+
+    def collate(self, examples: list[MeshExample]) -> MeshBatch:
+        return collate(examples)
+
+    def mesh(self, index: int) -> Mesh:
+        """As it stands in the file, or simplified; of the size and in the place that it has there."""
+        with named(self.path(index)):
+            state, config = state_of(self.path(index)), self.config
+            return fitting(state, config.polygons, config.up, config.most_faces, config.large)
+
+
+@lru_cache(maxsize=KEPT_IN_MEMORY)
+def fitting(state: State, polygons: Shape, up: Up | None, most: int, large: Literal["skip", "decimate"]) -> Mesh:
+    """The mesh in a file, of at most so many faces. Remembered as long as the file is the same."""
+    if large == "decimate":
+        return read(state.path, polygons, up).simplified(most)
+    mesh = read(state.path, polygons, up, most=min(MOST_READ, HEADROOM * most))
+    if len(mesh.faces) > most:
+        raise Unreadable(
+            f"it has {len(mesh.faces):,} {polygons}, more than the {most:,} asked for: "
+            "leave it out, raise most_faces, or let it be simplified (large=decimate)"
+        )
+    return mesh
+
+
+def augmented(vertices: np.ndarray, stretch: np.ndarray, degrees: float) -> np.ndarray:
+    """Stretched, then turned about z."""
+    x, y, z = (vertices * (1 + stretch)).T
+    cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
+    return np.stack([x * cosine - y * sine, x * sine + y * cosine, z], axis=1)
