@@ -262,7 +262,7 @@ def evaluate(
     return 0
 
 
-def check(path: str, /, *, medium: Literal["auto", "image", "video"] = "auto", json: bool = False) -> int:
+def check(path: str, /, *, medium: Literal["auto", "image", "video", "mesh"] = "auto", json: bool = False) -> int:
     """What is in a folder, what is unusable and why. Opens every file once; exits with 1 if nothing is usable.
 
     Args:
@@ -281,14 +281,14 @@ def check(path: str, /, *, medium: Literal["auto", "image", "video"] = "auto", j
     return 0 if report.usable else 1
 
 
-def demo(*, medium: Literal["image", "video", "all"] = "image", out: str = "runs/demo") -> int:
+def demo(*, medium: Literal["image", "video", "mesh", "all"] = "image", out: str = "runs/demo") -> int:
     """From nothing to samples, on built-in examples. Ctrl-C stops it; the same command goes on.
 
     Args:
-        medium: image (a tokenizer, then text to image), video (a tokenizer), or all of them, one after the other.
+        medium: image (a tokenizer, then text to image), video or mesh (a tokenizer), or all of them, one after the other.
         out: Where the runs go.
     """
-    demos = {"image": _demo_of_images, "video": _demo_of_videos}
+    demos = {"image": _demo_of_images, "video": _demo_of_videos, "mesh": _demo_of_meshes}
     for name in demos if medium == "all" else (medium,):
         demos[name](out)
     return 0
@@ -306,6 +306,11 @@ def _demo_of_images(out: str) -> None:
 def _demo_of_videos(out: str) -> None:
     print("A video tokenizer learns from 2,000 built-in clips to write motion as symbols, and to read it back.")
     train("videos-magvit2", "--steps", "600", "--out", f"{out}/videos-magvit2")
+
+
+def _demo_of_meshes(out: str) -> None:
+    print("A mesh tokenizer learns from 2,000 built-in pieces of furniture to write triangles as symbols, and to read them.")
+    train("meshes-autoencoder", "--steps", "1000", "--out", f"{out}/meshes-autoencoder")
 
 
 VERBS = {verb.__name__: verb for verb in (recipes, train, sample, tokenize, evaluate, check, demo)}

@@ -111,10 +111,13 @@ class Codec:
 
     @torch.no_grad()
     def codes(self, examples: Any) -> Tensor:
-        """The symbols of a batch of examples, (B, *grid)."""
+        """The symbols of a batch of examples, (B, *grid), and -1 where an example does not fill the grid."""
         fidelity = self.network.fidelity
-        target = fidelity.fitted(fidelity.target(examples), self.run.data)
-        return self.model.encode(target.to(next(self.model.parameters()).dtype))
+        dtype = next(self.model.parameters()).dtype
+        codes = self.model.encode(fidelity.fitted(fidelity.target(examples), self.run.data, dtype))
+        whole = codes.new_full((len(codes), *self.grid, *codes.shape[1 + len(self.grid) :]), -1)
+        whole[tuple(slice(0, side) for side in codes.shape)] = codes
+        return whole
 
     def codes_of(self, source: Source, batch_size: int, workers: int = 0) -> Iterator[tuple[Batch, Tensor]]:
         """The codes of the readable examples of a source, batch by batch, in its order."""

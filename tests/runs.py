@@ -25,6 +25,7 @@ from tessera.engine.engine import Engine
 from tessera.folder import RunFolder
 from tessera.recipes import RECIPES, name_of
 from tessera.recipes.images import images_maskgit, images_vqgan
+from tessera.recipes.meshes import meshes_autoencoder
 from tessera.recipes.videos import videos_magvit2
 from tessera.start import engine_of, task_of
 
@@ -77,6 +78,7 @@ CASES: dict[str, Callable[[], Run]] = {name_of(recipe): partial(on_tiny_parts, r
     "images-maskgit with a critic's head, live": lambda: live(on_tiny_parts(images_maskgit, critic="head")),
     "videos-magvit2 judged": lambda: videos_magvit2("tiny", adversary="on"),
     "videos-magvit2 lfq": lambda: videos_magvit2("tiny", quantizer="lfq"),
+    "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
     "images-maskgit without text": lambda: on_tiny_parts(images_maskgit, text="none"),
 }
 """Every recipe as it comes, so that a new one gets the promises' tests for free, and variants that move in other ways."""

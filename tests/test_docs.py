@@ -36,12 +36,14 @@ from tessera import flags
 from tessera.cli import VERBS
 from tessera.config import MAY_DIFFER
 from tessera.data.toys.images import ToyImages, draw
+from tessera.data.toys.meshes import imagine as imagine_mesh
 from tessera.data.toys.videos import ToyVideos, film
 from tessera.models.masked_transformer import MaskedTransformerConfig
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.nn.quantize.features import features
 from tessera.recipes import RECIPES, name_of, named
 from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
+from tessera.recipes.meshes import meshes_autoencoder
 from tessera.recipes.presets import Preset
 from tessera.recipes.videos import videos_magvit2
 from tessera.tasks.videos import VideoJudges
@@ -53,7 +55,7 @@ RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 """The pages whose examples are run."""
 PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
 IMAGES, MASKGIT, SUPERRES = (ROOT / f"docs/images-{name}.md" for name in ("vqgan", "maskgit", "maskgit-superres"))
-VIDEOS = ROOT / "docs/videos-magvit2.md"
+VIDEOS, MESHES = ROOT / "docs/videos-magvit2.md", ROOT / "docs/meshes-autoencoder.md"
 LANGUAGES = {"sh", "python", "console", "py", "text"}
 
 
@@ -135,7 +137,7 @@ def listed(found: list[str]) -> str:
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder such as a reader has: nothing in it but `pictures`, some with a caption, and `clips`."""
+    """A folder such as a reader has: nothing in it but `pictures`, some with a caption, `clips` and `meshes`."""
     pictures = tmp_path / "pictures"
     toys = ToyImages(count=40, size=64, seed=7)
     for number in range(len(toys)):
@@ -146,6 +148,10 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     films = ToyVideos(count=8, size=32, frames=9, seed=7)
     for number in range(len(films)):
         film(films.play(number), 32, 9).save(tmp_path / f"clips/{number:02d}")
+    for number in range(8):
+        mesh = imagine_mesh(7, number).mesh
+        mesh.save(tmp_path / f"meshes/{number:02d}")
+        (tmp_path / f"meshes/{number:02d}.obj").unlink()
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -365,6 +371,7 @@ CHOICES = [
         for choices in ("", "--critic head", "--critic own")
     ),
     *((videos_magvit2, f"--quantizer {quantizer} --adversary on --perceptual on") for quantizer in ("fsq", "lfq")),
+    *((meshes_autoencoder, f"--quantizer {quantizer}") for quantizer in ("lfq", "vq", "fsq")),
     (images_maskgit, "--text an-encoder"),
 ]
 """Every recipe with every choice that brings flags of its own."""
@@ -439,6 +446,19 @@ def test_the_table_of_clips_is_what_the_recipe_makes(preset: Preset) -> None:
         f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
     ]  # fmt: skip
     assert rows[f"`{preset}`"] == made, f"in docs/videos-magvit2.md the row is to be:\n| {' | '.join(made)} |"
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_meshes_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(MESHES, "preset")}
+    run = meshes_autoencoder(preset)
+    model = run.task.model.build()
+    made = [
+        f"`{preset}`", f"{run.data.bins}", f"{run.data.most_faces}", f"{model.levels} of {model.vocabulary:,}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/meshes-autoencoder.md the row is to be:\n| {' | '.join(made)} |"
 
 
 def symbols_of(preset: Preset) -> Any:

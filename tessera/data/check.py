@@ -9,15 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from tessera.data import check_images, check_videos
+from tessera.data import check_images, check_meshes, check_videos
 from tessera.data.checks import Report
 from tessera.data.folders import scan
+from tessera.media.mesh_files import ENDINGS
 from tessera.media.video_files import FILMS, PICTURES
 
-Medium = Literal["image", "video"]
+Medium = Literal["image", "video", "mesh"]
 
-CHECKS: dict[Medium, Callable[[str], Report]] = {"image": check_images.check, "video": check_videos.check}
-OWN_ENDINGS: dict[Medium, tuple[str, ...]] = {"image": PICTURES, "video": FILMS}
+CHECKS: dict[Medium, Callable[[str], Report]] = {
+    "image": check_images.check,
+    "video": check_videos.check,
+    "mesh": check_meshes.check,
+}
+OWN_ENDINGS: dict[Medium, tuple[str, ...]] = {"image": PICTURES, "video": FILMS, "mesh": ENDINGS}
 
 
 def check(path: str, medium: Medium | None = None) -> Report:

@@ -81,9 +81,10 @@ class Mesh:
         return Image.sheet([item.picture() for item in items], columns)
 
     @classmethod
-    def beside(cls, left: Mesh, right: Mesh) -> Image:
-        """Two meshes with a thin gap between them: an original and its reconstruction."""
-        return Image.beside(left.picture(), right.picture())
+    def beside(cls, left: Mesh, right: Mesh) -> Mesh:
+        """Two meshes of cubes with a side of 1 next to each other: an original and its reconstruction."""
+        apart = right.vertices + np.array([1.2, 0.0, 0.0])
+        return cls(np.concatenate([left.vertices, apart]), np.concatenate([left.faces, right.faces + len(left.vertices)]))
 
     def picture(self, size: int = 192) -> Image:
         """Seen from the front, the right and above, lit from the left; `size` x `size` pixels."""

@@ -77,8 +77,6 @@ class MeshAutoencoderConfig:
     quantizer: FSQConfig | LFQConfig | VQConfig | ResidualConfig = field(
         default_factory=lambda: ResidualConfig(quantizer=LFQConfig(codebook_size=2**14), levels=2)
     )
-    smoothing: float = 0.4
-    """How far the loss spreads the true bin over its neighbours: the sigma of a Gaussian, in bins. 0: not at all."""
 
     def __post_init__(self) -> None:
         if self.corners not in (3, 4):
@@ -96,8 +94,6 @@ class MeshAutoencoderConfig:
             blocks = getattr(self, f"{name}_attention")
             if blocks < 0:
                 raise ValueError(f"`{name}_attention` is a number of blocks, 0 or more, but it is {blocks}.")
-        if not 0 <= self.smoothing < math.inf:
-            raise ValueError(f"`smoothing` is a width in bins, 0 or more, but it is {self.smoothing}.")
 
     def suits(self, data: Any) -> None:
         """Refuses data whose meshes this network cannot take."""
@@ -110,6 +106,10 @@ class MeshAutoencoderConfig:
                 f"The meshes are made of {data.polygons}, but a face of this network has {self.corners} corners: set "
                 f"`polygons` to {self.polygons}, or `corners` to {7 - self.corners}."
             )
+
+    def grid(self, data: Any) -> tuple[int, ...]:
+        """The sides of the grid of symbols that a mesh becomes; what it does not fill is -1."""
+        return (data.most_faces, self.corners)
 
     @property
     def polygons(self) -> str:
@@ -164,7 +164,7 @@ class MeshAutoencoder(nn.Module):
             )
         real_BF = codes.flatten(2)[..., 0] >= 0
         latent_BFKW = self.quantizer.decode(codes.clamp_min(0)) * real_BF[..., None, None]
-        return self.decoder(latent_BFKW, real_BF)
+        return self.decoder(latent_BFKW, real_BF) * real_BF[..., None, None]  # padding says nothing: faces without extent
 
     @torch.no_grad()
     def tokenize(self, meshes: Meshes) -> Tensor:
@@ -193,12 +193,6 @@ class MeshAutoencoder(nn.Module):
         latent = self.latent(meshes)
         return self.quantizer.observe(latent.values, latent.mask)
 
-    def target(self, meshes: Meshes) -> Tensor:
-        """The true bins of all coordinates, (B, F, C), and -1 at padding."""
-        first_B = torch.arange(len(meshes.faces), device=meshes.faces.device) * meshes.vertices.shape[1]
-        bins_BFK3 = meshes.vertices.flatten(0, 1)[meshes.faces.clamp_min(0) + first_B[:, None, None]]
-        return bins_BFK3.flatten(2).masked_fill(meshes.faces[..., :1] < 0, -1)
-
     def graph(self, meshes: Meshes) -> Graph:
         if meshes.faces.shape[-1] != self.config.corners:
             raise ValueError(
@@ -211,6 +205,13 @@ class MeshAutoencoder(nn.Module):
                 f"{self.config.bins - 1}: quantise the meshes to as many."
             )
         return graph_of(meshes)
+
+
+def true_bins(meshes: Meshes) -> Tensor:
+    """The bins of all coordinates of all corners, (B, F, C), and -1 at padding."""
+    first_B = torch.arange(len(meshes.faces), device=meshes.faces.device) * meshes.vertices.shape[1]
+    bins_BFK3 = meshes.vertices.flatten(0, 1)[meshes.faces.clamp_min(0) + first_B[:, None, None]]
+    return bins_BFK3.flatten(2).masked_fill(meshes.faces[..., :1] < 0, -1)
 
 
 # --------------------------------------------------------------------------------------------------------------- graph

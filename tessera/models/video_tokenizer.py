@@ -320,6 +320,10 @@ class VideoTokenizer(nn.Module):
         self.config.refuse_frames(frames_BTHWC.shape[1])
         return self.encoder(frames_BTHWC, Passage(self.checked(condition)))
 
+    def observe(self, clip: Tensor) -> Tensor:
+        """Their share of what the quantizer expects; see `Quantizer.observe`."""
+        return self.quantizer.observe(self.latent(clip))
+
     def clip(self, latent: Tensor, condition: Tensor | None = None) -> Tensor:
         """(B, t, h, w, D) -> (B, C, T, H, W)."""
         return painted(self.decoder(latent, Passage(self.checked(condition))))

@@ -143,6 +143,10 @@ class VQGAN(nn.Module):
         self.config.refuse_size(pixels.shape[-2])
         return self.encoder(pixels.contiguous(memory_format=torch.channels_last)).movedim(1, -1)
 
+    def observe(self, pixels: Tensor) -> Tensor:
+        """Their share of what the quantizer expects; see `Quantizer.observe`."""
+        return self.quantizer.observe(self.latent(pixels))
+
     def picture(self, latent: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, C, H, W)."""
         return wide(self.decoder(latent.movedim(-1, 1)))

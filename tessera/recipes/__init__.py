@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from tessera.folder import Refused, RunFolder
-from tessera.recipes import images, videos
+from tessera.recipes import images, meshes, videos
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -19,6 +19,7 @@ RECIPES: tuple[Callable[..., Run], ...] = (
     images.images_maskgit,
     images.images_maskgit_superres,
     videos.videos_magvit2,
+    meshes.meshes_autoencoder,
 )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -67,8 +68,9 @@ class ImageFidelity(nn.Module):
     def target(self, examples: Any) -> Tensor:
         return examples.pixels
 
-    def fitted(self, target: Tensor, data: Any) -> Tensor:
+    def fitted(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
         """Pictures in the size that these data have: larger ones are reduced by whole squares of pixels."""
+        target = target.to(dtype)
         if target.shape[-1] == data.size:
             return target
         if target.shape[-1] % data.size:

@@ -39,7 +39,9 @@ class Fidelity(Protocol):
     def target(self, examples: Any) -> Any:
         """What the model sees of some examples, and has to give back."""
 
-    def fitted(self, target: Tensor, data: Any) -> Tensor: ...
+    def fitted(self, target: Any, data: Any, dtype: torch.dtype) -> Any:
+        """As the model of a run on these data takes it."""
+
     def media(self, output: Tensor) -> list[Any]: ...
     def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]: ...
     def watched(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
@@ -201,16 +203,16 @@ class TokenizerTask(Task):
         if not quantizer.whole_batch or len(micros) * meeting.processes == 1:
             return
         with torch.no_grad():
-            seen = [quantizer.observe(self.model.latent(self.fidelity.target(batch.examples))) for batch in micros]
+            seen = [self.model.observe(self.fidelity.target(batch.examples)) for batch in micros]
         quantizer.expect(meeting.sum(torch.stack(seen).sum(0)))
 
     # ---- validation and samples
 
     def observe(self, batch: Batch) -> dict[str, Tensor]:
-        target = self.fidelity.target(batch.examples)
-        rebuilt = self.model(target)
-        counts = torch.bincount(rebuilt.codes.flatten(), minlength=self.model.vocabulary)
-        examples = torch.tensor(len(batch), device=target.device)
+        rebuilt = self.model(self.fidelity.target(batch.examples))
+        written = rebuilt.codes[rebuilt.codes >= 0]  # -1 is padding, in media whose examples differ in size
+        counts = torch.bincount(written, minlength=self.model.vocabulary)
+        examples = torch.tensor(len(batch), device=counts.device)
         return {"examples": examples, "codes": counts, **self.fidelity.observe(rebuilt.output, batch)}
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:

@@ -63,7 +63,7 @@ class VideoFidelity(nn.Module):
     def target(self, examples: Any) -> Tensor:
         return examples.clips
 
-    def fitted(self, target: Tensor, data: Any) -> Tensor:
+    def fitted(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
         """Clips as these data have them; they are never resized here."""
         _, _, frames, high, wide = target.shape
         if (frames, high, wide) != (data.frames, data.size, data.size):
@@ -71,7 +71,7 @@ class VideoFidelity(nn.Module):
                 f"Clips of {frames} frames of {wide} x {high} were given, but this tokenizer learnt from {data.frames} frames "
                 f"of {data.size} x {data.size}."
             )
-        return target
+        return target.to(dtype)
 
     def media(self, output: Tensor) -> list[Video]:
         return [Video.from_floats(clip, CLOCK_HZ) for clip in output.float().cpu().numpy()]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tessera.engine.processes import Processes
 from tessera.losses.meshes import smoothed_cross_entropy
-from tessera.models.mesh_autoencoder import MeshAutoencoder, MeshAutoencoderConfig, binned, graph_of, measures, waves
+from tessera.models.mesh_autoencoder import MeshAutoencoder, MeshAutoencoderConfig, binned, graph_of, measures, true_bins, waves
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 
 BINS = 16
@@ -113,7 +113,7 @@ def test_corners_that_meet_in_a_vertex_have_the_same_symbols():
 
 def test_the_targets_are_the_bins_of_the_corners_one_by_one():
     meshes = several()
-    target = built().target(meshes)
+    target = true_bins(meshes)
     for number in range(4):
         for place, face in enumerate(meshes.faces[number].tolist()):
             true = meshes.vertices[number][face].flatten() if face[0] >= 0 else torch.full((9,), -1)
@@ -157,8 +157,8 @@ def test_a_mesh_in_a_padded_batch_is_what_it_is_by_itself(corners, attention):
         assert torch.equal(single.codes[0], rebuilt.codes[number, :faces])
         assert torch.allclose(single.output[0], rebuilt.output[number, :faces])
         assert torch.allclose(model.decode(single.codes)[0], decoded[number, :faces])
-        losses.append(smoothed_cross_entropy(single.output, model.target(alone), 0.4))
-    whole = smoothed_cross_entropy(rebuilt.output, model.target(meshes), 0.4)
+        losses.append(smoothed_cross_entropy(single.output, true_bins(alone), 0.4))
+    whole = smoothed_cross_entropy(rebuilt.output, true_bins(meshes), 0.4)
     assert torch.allclose(whole, torch.stack(losses).mean())
 
 
@@ -305,7 +305,7 @@ def test_near_bins_look_alike_to_begin_with_and_no_two_the_same(bins, width):
 def test_every_parameter_takes_part():
     model = built(encoder_attention=1, decoder_attention=1, quantizer=QUANTIZERS["residual vq"]).train()
     rebuilt = model(several())
-    loss = smoothed_cross_entropy(rebuilt.output, model.target(several()), 0.4) + sum(rebuilt.penalties.values())
+    loss = smoothed_cross_entropy(rebuilt.output, true_bins(several()), 0.4) + sum(rebuilt.penalties.values())
     loss.backward()
     still = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
     assert not still
@@ -326,11 +326,11 @@ def test_it_learns_a_few_meshes_by_heart():
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     meshes = several()
     for _ in range(120):
-        loss = smoothed_cross_entropy(model(meshes).output, model.target(meshes), 0.4)
+        loss = smoothed_cross_entropy(model(meshes).output, true_bins(meshes), 0.4)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    target = model.target(meshes)
+    target = true_bins(meshes)
     right = model(meshes).output.argmax(-1) == target
     assert right[target >= 0].float().mean() > 0.95
 
@@ -370,7 +370,6 @@ def test_data_of_another_kind_is_refused():
         ({"encoder": ()}, "`encoder` is the width of each of its layers"),
         ({"decoder": (8, 0)}, "`decoder` is the width of each of its layers"),
         ({"decoder_attention": -1}, "`decoder_attention` is a number of blocks"),
-        ({"smoothing": -0.1}, "`smoothing` is a width in bins"),
     ],
 )
 def test_a_wrong_setting_is_refused(wrong, says):

@@ -1,0 +1,73 @@
+"""Recipes over meshes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from tessera.recipes.presets import Preset
+
+if TYPE_CHECKING:
+    from tessera.config import Run
+
+MESHGPT = (
+    "MeshGPT (Siddiqui 2023, arXiv 2311.15475): 128 bins, 2 symbols for each corner from a codebook of 16,384; "
+    "the sources at hand state no parameter count for its autoencoder."
+)
+
+
+def meshes_autoencoder(preset: Preset = "small", quantizer: Literal["lfq", "vq", "fsq"] = "lfq") -> Run:
+    """A mesh tokenizer (MeshGPT's autoencoder): triangles to symbols of their corners, and back.
+
+    Args:
+        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
+        quantizer: lfq and fsq need no codebook; vq learns its own.
+    """
+    from tessera.config import Run
+    from tessera.data.meshes import Meshes
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.models.mesh_autoencoder import MeshAutoencoderConfig
+    from tessera.nn.quantize import ResidualConfig
+    from tessera.recipes.presets import quantizer_of
+    from tessera.tasks.meshes import TokenizeMeshes
+
+    bits = {"tiny": 6, "small": 10, "base": 13, "paper": 14}[preset]
+    cascade = ResidualConfig(quantizer=quantizer_of(quantizer, bits), levels=2)
+    model = {
+        "tiny": MeshAutoencoderConfig(
+            bins=32, coordinate_dim=16, angle_dim=8, area_dim=8, normal_dim=8, encoder=(16, 32), code_dim=32, decoder=(32, 32),
+            quantizer=cascade,
+        ),
+        "small": MeshAutoencoderConfig(encoder=(64, 128, 128), code_dim=128, decoder=(128, 128), quantizer=cascade),
+        "base": MeshAutoencoderConfig(encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade),
+        "paper": MeshAutoencoderConfig(encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade),
+    }[preset]  # fmt: skip
+    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
+    engine = EngineConfig(
+        steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
+        batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
+        workers=4 if preset in ("base", "paper") else 0,
+        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
+        validate_every=often,
+        sample_every=often,
+        checkpoint_every=often,
+        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]),
+    )
+    data = {
+        "tiny": Meshes(bins=32, most_faces=200, toys=24, validation_share=0.25),
+        "small": Meshes(most_faces=200),
+        "base": Meshes(scale=0.25, large="decimate"),
+        "paper": Meshes(scale=0.25),
+    }[preset]
+    warmup = max(10, engine.steps // 50)
+    optimizer = OptimizerConfig(
+        rate={"tiny": 2e-3, "small": 2e-3, "base": 3e-4, "paper": 1e-4}[preset], schedule="cosine", warmup=warmup, floor=0.05
+    )
+    return Run(
+        recipe="meshes-autoencoder",
+        task=TokenizeMeshes(model=model, optimizer=optimizer),
+        data=data,
+        engine=engine,
+        published=MESHGPT if preset == "paper" else "",
+    )
