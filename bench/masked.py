@@ -131,7 +131,7 @@ def our_step(work: Path) -> Side:
 def our_sample(work: Path) -> Side:
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.masked import MaskedSampling
-    from tessera.tasks.guide import Wanted
+    from tessera.tasks.generator import Wanted
 
     task = our_task().eval()
     seeds = itertools.count()

@@ -52,7 +52,7 @@ class Size:
 
 SIZES = {
     5: Size(dim=8, pixels=16, batch=4),
-    15: Size(dim=16, pixels=32, batch=5),
+    15: Size(dim=16, pixels=32, batch=7),
     40: Size(dim=16, pixels=64, batch=4),
     100: Size(dim=32, pixels=64, batch=3),
 }

@@ -15,8 +15,9 @@ from tessera.engine.modes import seed as seed_all
 from tessera.engine.task import Batch
 from tessera.finished import Finished, finished
 from tessera.folder import Refused
-from tessera.generator import Generator, classes_of, settings
-from tessera.tasks.masked import MaskedTask
+from tessera.generator import Generator, Start, classes_of, settings
+from tessera.tasks.autoregressive import AutoregressiveTask
+from tessera.tasks.generator import GeneratorTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ def given(**settings: Any) -> dict[str, Any]:
 
 
 def answered(made: Finished, order: Order) -> Answer:
-    return generated(made, order) if isinstance(made.task, MaskedTask) else rebuilt(made, order)
+    return generated(made, order) if isinstance(made.task, GeneratorTask) else rebuilt(made, order)
 
 
 def rebuilt(made: Finished, order: Order) -> Answer:
@@ -80,11 +81,8 @@ def generated(made: Finished, order: Order) -> Answer:
     above = finished(order.superres, made.weights) if order.superres is not None else None
     generator = Generator(made, above, classes=classes_of(order.run))
     generator.refuse(order.prompts, order.negative)
-    try:
-        sampling = dataclasses.replace(generator.task.config.sampling, **order.sampling)
-        guidance = dataclasses.replace(generator.task.config.guidance, **order.guidance)
-    except ValueError as error:
-        raise Refused(str(error)) from None
+    sampling = with_settings(generator.task.config.sampling, order.sampling)
+    guidance = with_settings(generator.task.config.guidance, order.guidance)
     notices = [
         f"The text encoder does not read the end of so long a prompt: {text[:60]}..."
         for text in generator.cut([text for text in (*order.prompts, order.negative) if text])
@@ -94,8 +92,8 @@ def generated(made: Finished, order: Order) -> Answer:
     told |= {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)}
     if "smaller" in generator.task.codecs and not order.prompts:
         return Answer(generator.enlarge(source_of(made, order.data), order.count, **how), told, notices)
-    start = generator.start(str(order.data), order.mask) if order.mask is not None else None
-    texts = texts_of(made, order)
+    start = start_of(generator, order)
+    texts = texts_of(made, order, started=start is not None)
     media = generator.generate(texts, start=start, superres_rounds=order.superres_rounds, **how)
     if generator.larger is not None:
         larger = settings(generator.larger, order.superres_rounds)
@@ -103,17 +101,38 @@ def generated(made: Finished, order: Order) -> Answer:
     return Answer(media, told | {"prompts": texts}, notices)
 
 
-def texts_of(made: Finished, order: Order) -> list[str]:
+def with_settings(config: Any, asked: dict[str, Any]) -> Any:
+    """A configuration with what somebody asked for instead."""
+    known = {field.name for field in dataclasses.fields(config)}
+    for name in asked:
+        if name not in known:
+            raise Refused(f"This generator knows no --{name.replace('_', '-')}: it has {', '.join(sorted(known))}.")
+    try:
+        return dataclasses.replace(config, **asked)
+    except ValueError as error:
+        raise Refused(str(error)) from None
+
+
+def start_of(generator: Generator, order: Order) -> Start | None:
+    """What is there already: the rest of a picture with a mask, or the beginning of what is written symbol by symbol."""
+    if order.mask is not None:
+        return generator.start(str(order.data), order.mask)
+    if order.data is not None and isinstance(generator.task, AutoregressiveTask):
+        return generator.beginning(order.data)
+    return None
+
+
+def texts_of(made: Finished, order: Order, started: bool) -> list[str]:
     """The prompts, each as often as asked; without any, what is said about examples, if there are words to be used."""
     if order.prompts:
         return [text for text in order.prompts for _ in range(order.count)]
-    if order.mask is not None or not takes_prompts(made):
+    if started or not takes_prompts(made):
         return [""] * order.count
     return captions_of(made, order.data, order.count)
 
 
 def takes_prompts(made: Finished) -> bool:
-    return isinstance(made.task, MaskedTask) and made.task.model.network.text is not None
+    return isinstance(made.task, GeneratorTask) and made.task.network.text is not None
 
 
 def captions_of(made: Finished, data: str | None, count: int) -> list[str]:

@@ -1,4 +1,4 @@
-"""A finished generator in Python.
+"""A finished generator in Python: of pictures, or of meshes.
 
     generator = Generator.load("runs/images-maskgit")
     pictures = generator.generate(["a red circle left of a blue square"] * 4, seed=1)
@@ -25,9 +25,7 @@ from tessera.engine.modes import mixed
 from tessera.finished import Finished, Weights, finished
 from tessera.folder import Refused, RunFolder
 from tessera.sampling.guidance import Guidance
-from tessera.sampling.masked import MaskedSampling
-from tessera.tasks.guide import Wanted
-from tessera.tasks.masked import MaskedTask
+from tessera.tasks.generator import GeneratorTask, Wanted
 
 TOGETHER = 16
 """Examples that are drawn together."""
@@ -47,7 +45,7 @@ class Generator:
         larger = finished(superres, weights) if superres is not None else None
         return cls(finished(run, weights), larger, classes=classes_of(run))
 
-    def _refuse_strangers(self, larger: MaskedTask) -> None:
+    def _refuse_strangers(self, larger: GeneratorTask) -> None:
         if "smaller" not in larger.codecs:
             raise Refused("The second run makes no larger pictures: it is not a super-resolution run.")
         theirs: Any = larger.codecs["smaller"]
@@ -66,7 +64,7 @@ class Generator:
         negative: str | None = None,
         rounds: int | None = None,
         guidance: float | Guidance | None = None,
-        sampling: MaskedSampling | None = None,
+        sampling: Any = None,
         superres_rounds: int | None = None,
         start: Start | None = None,
     ) -> list[Any]:
@@ -87,8 +85,7 @@ class Generator:
         for first in range(0, len(texts), TOGETHER):
             wanted = wanted_of(texts[first : first + TOGETHER], seed, first, negative)
             if start is not None:
-                count = len(wanted.texts)
-                wanted.codes, wanted.hidden = (part.expand(count, *part.shape[1:]) for part in (start.codes, start.hidden))
+                wanted.codes, wanted.hidden = start.times(len(wanted.texts))
             codes = drawn_by(self.task, wanted, chosen)
             if self.larger is None:
                 media += self.task.codecs["tokenizer"].media(codes)
@@ -106,7 +103,7 @@ class Generator:
         seed: int = 0,
         negative: str | None = None,
         guidance: Guidance | None = None,
-        sampling: MaskedSampling | None = None,
+        sampling: Any = None,
     ) -> list[Any]:
         """By a super-resolution run: the first examples of a source, made smaller and then large again."""
         chosen = settings(self.task, None, guidance, sampling)
@@ -122,25 +119,31 @@ class Generator:
 
     def start(self, picture: str | Path, mask: str | Path) -> Start:
         """A picture's symbols, and those of them that a mask's white covers, if only in part."""
-        codec: Any = self.task.codecs["tokenizer"]
-        data = dataclasses.replace(self.made.run.data, path=str(picture))
-        source = data.everything()
-        if len(source) != 1:
-            raise Refused(f"A mask is for one picture, but {picture} holds {len(source)}.")
-        white = torch.from_numpy(data.mask(str(mask)))
-        batch = next(Validation(source, seed=0, batch_size=1).batches(rank=0, processes=1))
-        if not len(batch):
-            raise Refused(f"The picture cannot be read: {batch.rejected[0][1]}")
-        codes = codec.codes(batch.to(self.made.meeting.device).examples)
-        hidden = covered(white, codec.grid)[None]
+        codes = self.codes_of(picture)
+        white = torch.from_numpy(dataclasses.replace(self.made.run.data, path=str(picture)).mask(str(mask)))
+        hidden = covered(white, self.task.codecs["tokenizer"].grid)[None]
         if not hidden.any():
             raise Refused(f"Nothing is white in {mask}, so there is nothing to draw: white marks what is drawn anew.")
         return Start(codes, hidden)
 
+    def beginning(self, path: str | Path) -> Start:
+        """The symbols of a part of something, to be gone on with."""
+        return Start(self.codes_of(path))
+
+    def codes_of(self, path: str | Path) -> Tensor:
+        """The symbols of one file, (1, *grid)."""
+        source = dataclasses.replace(self.made.run.data, path=str(path)).everything()
+        if len(source) != 1:
+            raise Refused(f"One example is to start from, but {path} holds {len(source)}.")
+        batch = next(Validation(source, seed=0, batch_size=1).batches(rank=0, processes=1))
+        if not len(batch):
+            raise Refused(f"The example cannot be read: {batch.rejected[0][1]}")
+        return self.task.codecs["tokenizer"].codes(batch.to(self.made.meeting.device).examples)
+
     def refuse(self, texts: Sequence[str], negative: str | None) -> None:
         """Prompts that this run cannot answer."""
         said = [text for text in (*texts, negative) if text]
-        if said and self.task.model.network.text is None:
+        if said and self.task.network.text is None:
             raise Refused("This run was trained without captions: it takes no prompt.")
         known = {name.casefold() for name in self.classes}
         for text in said:
@@ -151,21 +154,21 @@ class Generator:
 
     def cut(self, texts: Sequence[str]) -> list[str]:
         """The texts that are longer than the text encoder reads."""
-        text = self.task.model.network.text
+        text = self.task.network.text
         return text.cut(texts) if text is not None else []
 
 
 @dataclasses.dataclass
 class Settings:
-    sampling: MaskedSampling
+    sampling: Any
     guidance: Guidance
 
 
 def settings(
-    task: MaskedTask,
+    task: GeneratorTask,
     rounds: int | None = None,
     guidance: float | Guidance | None = None,
-    sampling: MaskedSampling | None = None,
+    sampling: Any = None,
 ) -> Settings:
     """What a run says of sampling, with what is asked for instead."""
     sampling = sampling or task.config.sampling
@@ -182,7 +185,7 @@ def wanted_of(texts: Sequence[str], seed: int, first: int, negative: str | None)
     return Wanted(list(texts), seeds, [negative] * len(texts) if negative is not None else None)
 
 
-def drawn_by(task: MaskedTask, wanted: Wanted, chosen: Settings) -> Tensor:
+def drawn_by(task: GeneratorTask, wanted: Wanted, chosen: Settings) -> Tensor:
     try:
         return task.generate(wanted, chosen.sampling, chosen.guidance)
     except ValueError as error:
@@ -191,10 +194,14 @@ def drawn_by(task: MaskedTask, wanted: Wanted, chosen: Settings) -> Tensor:
 
 @dataclasses.dataclass
 class Start:
-    """A picture that is there already: its symbols (1, *grid), and which of them are to be drawn anew."""
+    """What is there already: its symbols (1, *grid), and which of them are to be drawn anew; None: what comes after them."""
 
     codes: Tensor
-    hidden: Tensor
+    hidden: Tensor | None = None
+
+    def times(self, count: int) -> tuple[Tensor, Tensor | None]:
+        codes = self.codes.expand(count, *self.codes.shape[1:])
+        return codes, self.hidden.expand(count, *self.hidden.shape[1:]) if self.hidden is not None else None
 
 
 def covered(white: Tensor, grid: tuple[int, ...]) -> Tensor:
@@ -203,8 +210,8 @@ def covered(white: Tensor, grid: tuple[int, ...]) -> Tensor:
     return white.unflatten(1, (grid[1], across)).unflatten(0, (grid[0], down)).any(3).any(1)
 
 
-def generating(made: Finished) -> MaskedTask:
-    if not isinstance(made.task, MaskedTask):
+def generating(made: Finished) -> GeneratorTask:
+    if not isinstance(made.task, GeneratorTask):
         raise Refused(f"The run is of recipe {made.run.recipe!r}, which makes nothing from a prompt.")
     return made.task
 

@@ -25,7 +25,7 @@ from tessera.engine.engine import Engine
 from tessera.folder import RunFolder
 from tessera.recipes import RECIPES, name_of
 from tessera.recipes.images import images_maskgit, images_vqgan
-from tessera.recipes.meshes import meshes_autoencoder
+from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
 from tessera.recipes.videos import videos_magvit2
 from tessera.start import engine_of, task_of
 
@@ -38,10 +38,17 @@ if "TESSERA_TEST_PARTS" not in os.environ:  # the processes of a run find what t
 
 def tokenizer(size: int = 16) -> str:
     """The run of a tiny tokenizer for pictures of this size, trained once for all tests."""
-    place = Path(os.environ["TESSERA_TEST_PARTS"], f"tokenizer-{size}")
+    run = images_vqgan("tiny")
+    return trained_once(f"tokenizer-{size}", dataclasses.replace(run, data=dataclasses.replace(run.data, size=size)))
+
+
+def mesh_tokenizer() -> str:
+    return trained_once("mesh-tokenizer", meshes_autoencoder("tiny"))
+
+
+def trained_once(name: str, run: Run) -> str:
+    place = Path(os.environ["TESSERA_TEST_PARTS"], name)
     if not place.exists():
-        run = images_vqgan("tiny")
-        run = dataclasses.replace(run, data=dataclasses.replace(run.data, size=size))
         unfinished = place.with_name(f"{place.name}-{os.getpid()}")
         engine_of(run, RunFolder(unfinished)).run()
         unfinished.rename(place)
@@ -54,7 +61,8 @@ def on_tiny_parts(recipe: Callable[..., Run], **choices: Any) -> Run:
     if "smaller" in parameters:
         return recipe("tiny", tokenizer=tokenizer(32), smaller=tokenizer(16), **choices)
     if "tokenizer" in parameters:
-        return recipe("tiny", tokenizer=tokenizer(), **choices)
+        beneath = mesh_tokenizer() if recipe is meshes_transformer else tokenizer()
+        return recipe("tiny", tokenizer=beneath, **choices)
     return recipe("tiny", **choices)
 
 
@@ -79,6 +87,7 @@ CASES: dict[str, Callable[[], Run]] = {name_of(recipe): partial(on_tiny_parts, r
     "videos-magvit2 judged": lambda: videos_magvit2("tiny", adversary="on"),
     "videos-magvit2 lfq": lambda: videos_magvit2("tiny", quantizer="lfq"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
+    "meshes-transformer without text": lambda: on_tiny_parts(meshes_transformer, text="none"),
     "images-maskgit without text": lambda: on_tiny_parts(images_maskgit, text="none"),
 }
 """Every recipe as it comes, so that a new one gets the promises' tests for free, and variants that move in other ways."""

@@ -161,7 +161,7 @@ def test_how_long_how_often_and_on_what_may_differ(name):
     run = images_maskgit_superres(preset="tiny")
     group, field_name = name.split(".")
     before = getattr(getattr(run, group), field_name)
-    value = ("wandb",) if field_name == "track" else "elsewhere" if isinstance(before, str) else before + 1
+    value = ("wandb",) if field_name == "track" else "elsewhere" if isinstance(before, str | None) else before + 1
     other = replace(run, **{group: replace(getattr(run, group), **{field_name: value})})
     assert other != run and differences(encode(run), encode(other)) == []
 

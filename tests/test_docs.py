@@ -43,7 +43,7 @@ from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.nn.quantize.features import features
 from tessera.recipes import RECIPES, name_of, named
 from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
-from tessera.recipes.meshes import meshes_autoencoder
+from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
 from tessera.recipes.presets import Preset
 from tessera.recipes.videos import videos_magvit2
 from tessera.tasks.videos import VideoJudges
@@ -149,9 +149,10 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(len(films)):
         film(films.play(number), 32, 9).save(tmp_path / f"clips/{number:02d}")
     for number in range(8):
-        mesh = imagine_mesh(7, number).mesh
-        mesh.save(tmp_path / f"meshes/{number:02d}")
+        toy = imagine_mesh(7, number)
+        toy.mesh.save(tmp_path / f"meshes/{number:02d}")
         (tmp_path / f"meshes/{number:02d}.obj").unlink()
+        (tmp_path / f"meshes/{number:02d}.txt").write_text(toy.caption, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -372,6 +373,7 @@ CHOICES = [
     ),
     *((videos_magvit2, f"--quantizer {quantizer} --adversary on --perceptual on") for quantizer in ("fsq", "lfq")),
     *((meshes_autoencoder, f"--quantizer {quantizer}") for quantizer in ("lfq", "vq", "fsq")),
+    (meshes_transformer, ""),
     (images_maskgit, "--text an-encoder"),
 ]
 """Every recipe with every choice that brings flags of its own."""
@@ -459,6 +461,21 @@ def test_the_table_of_meshes_is_what_the_recipe_makes(preset: Preset) -> None:
         f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}",
     ]  # fmt: skip
     assert rows[f"`{preset}`"] == made, f"in docs/meshes-autoencoder.md the row is to be:\n| {' | '.join(made)} |"
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_mesh_transformers_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(ROOT / "docs/meshes-transformer.md", "preset")}
+    run, tokenizer = meshes_transformer(preset), meshes_autoencoder(preset).task.model
+    config, quantizer = run.task.model, tokenizer.quantizer
+    with torch.device("meta"):
+        model = config.build(quantizer.quantizer.codebook_size, tokenizer.corners, quantizer.levels)
+    made = [
+        f"`{preset}`", f"{config.longest}", f"{config.width}", f"{config.depth}", f"{config.fine_width} x {config.fine_depth}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/meshes-transformer.md the row is to be:\n| {' | '.join(made)} |"
 
 
 def symbols_of(preset: Preset) -> Any:

@@ -19,7 +19,7 @@ from tessera.media.image import Image
 from tessera.recipes.images import images_maskgit, images_maskgit_superres
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.masked import MaskedSampling
-from tessera.tasks.guide import Wanted
+from tessera.tasks.generator import Wanted
 from tests.command import Said, refused, tessera
 from tests.runs import on_tiny_parts, train
 

@@ -53,7 +53,7 @@ def eight_captions(recipe: Callable[..., Run]) -> Run:
 def four_clips(recipe: Callable[..., Run]) -> Run:
     """The small preset's network on four toys of 9 x 32 x 32, which are also what it is measured on."""
     run = recipe("small")
-    steps = 400
+    steps = 600
     engine = dataclasses.replace(
         run.engine, steps=steps, batch_size=4, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
         average=AverageConfig(decay=0.9),
@@ -76,9 +76,24 @@ def eight_meshes(recipe: Callable[..., Run]) -> Run:
     return dataclasses.replace(run, engine=engine, data=data, task=dataclasses.replace(run.task, optimizer=optimizer))
 
 
+def eight_captioned_meshes(recipe: Callable[..., Run]) -> Run:
+    """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions, by heart."""
+    run = on_tiny_parts(recipe)
+    steps = 200
+    engine = dataclasses.replace(
+        run.engine, steps=steps, batch_size=8, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
+        average=AverageConfig(decay=0.9),
+    )  # fmt: skip
+    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
+    data = dataclasses.replace(run.data, toys=8, validation_share=0.0)
+    task = dataclasses.replace(run.task, optimizer=optimizer, drop_condition=0.0)
+    return dataclasses.replace(run, engine=engine, data=data, task=task)
+
+
 BY_HEART = {
     "images-vqgan": (eight_pictures, {"average/psnr": 30.0}),
     "images-maskgit": (eight_captions, {"average/accuracy": 0.97, "average/condition_gain": 1.0}),
+    "meshes-transformer": (eight_captioned_meshes, {"average/accuracy": 0.97, "average/end_accuracy": 0.99}),
     "meshes-autoencoder": (eight_meshes, {"average/triangle_accuracy": 0.99}),
     "videos-magvit2": (four_clips, {"average/psnr": 28.0}),
     "images-maskgit-superres": (eight_captions, {"average/accuracy": 0.97}),

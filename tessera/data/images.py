@@ -54,7 +54,7 @@ class Images:
     toy_shapes: int = 3
     """The most shapes in one toy; fewer are easier to learn."""
     toy_plain: bool = False
-    """Toys in flat colours, without textures: easier still."""
+    """Toys in flat colours, and alone in one of two sizes and nine places: all of a picture can be said, and is soon learnt."""
 
     def __post_init__(self) -> None:
         if self.size < 1:

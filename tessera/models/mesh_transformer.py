@@ -81,7 +81,7 @@ class MeshTransformer(nn.Module):
         self.within = CausalTransformer(fine, config.fine_depth, config.fine_heads, self.slots)
         self.symbols = nn.Embedding(levels * vocabulary, fine)  # a symbol says the same of any corner, but not at any level
         self.to_face = linear(self.slots * fine, width)
-        self.beginning = nn.Parameter(torch.randn(1, 1, width))
+        self.beginning = nn.Parameter(torch.randn(width))
         self.to_symbols = linear(width, fine)
         self.slot = nn.Parameter(torch.randn(self.slots, fine) * 0.5)
         self.head = linear(fine, vocabulary + 1)
@@ -135,7 +135,7 @@ class MeshTransformer(nn.Module):
     def states(self, read_BFSE: Tensor, condition: list[Looked] | None, cache: Cache | None = None) -> Tensor:
         """(B, F + 1, W): at the beginning and after each face, what will come next."""
         faces_BFW = self.to_face(read_BFSE.flatten(2))
-        begun = torch.cat([self.beginning.to(faces_BFW.dtype).expand(len(faces_BFW), -1, -1), faces_BFW], dim=1)
+        begun = torch.cat([self.beginning.to(faces_BFW.dtype).expand(len(faces_BFW), 1, -1), faces_BFW], dim=1)
         return self.faces(begun, condition, cache)
 
     def symbol_logits(self, states_PW: Tensor, read_PSE: Tensor) -> Tensor:

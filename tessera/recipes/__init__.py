@@ -20,6 +20,7 @@ RECIPES: tuple[Callable[..., Run], ...] = (
     images.images_maskgit_superres,
     videos.videos_magvit2,
     meshes.meshes_autoencoder,
+    meshes.meshes_transformer,
 )
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Kind, Preset, perceptual_of, quantizer_of
+from tessera.recipes.presets import Kind, Preset, perceptual_of, quantizer_of, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
-    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
     from tessera.tasks.images import ImageFidelityConfig
 
 MUSE = (
@@ -181,7 +180,7 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
             tokenizer=tokenizer,
             smaller=smaller,
             places={"tiny": None, "small": 64, "base": 256, "paper": 256}[preset],
-            model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=_text(preset, text)),
+            model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=text_of(preset, text)),
             critic=judged[critic],
             critic_optimizer=replace(optimizer, kind="adamw"),
             sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12, noise=1.0 if preset == "small" else 4.5),
@@ -192,18 +191,6 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
         engine=engine,
         published=MASKGIT if preset == "paper" else "",
     )
-
-
-def _text(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:
-    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
-
-    if text == "none":
-        return None
-    if text != "learned":
-        return PretrainedTextConfig(name=text)
-    width, depth, heads = {"tiny": (32, 1, 2), "small": (128, 1, 4), "base": (512, 6, 8), "paper": (512, 6, 8)}[preset]
-    symbols = {"tiny": 300, "small": 1024, "base": 8192, "paper": 8192}[preset]
-    return LearnedTextConfig(width=width, depth=depth, heads=heads, symbols=symbols)
 
 
 def _fidelity(preset: Preset, perceptual: str) -> ImageFidelityConfig:

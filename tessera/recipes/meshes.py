@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset
+from tessera.recipes.presets import Preset, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -71,3 +71,61 @@ def meshes_autoencoder(preset: Preset = "small", quantizer: Literal["lfq", "vq",
         engine=engine,
         published=MESHGPT if preset == "paper" else "",
     )
+
+
+def meshes_transformer(preset: Preset = "small", tokenizer: str = "runs/meshes-autoencoder", text: str = "learned") -> Run:
+    """Text to mesh (MeshGPT's transformer): new meshes for prompts, face by face, and the rest of meshes that are begun.
+
+    Args:
+        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
+        tokenizer: the run folder of the tokenizer whose symbols are learnt.
+        text: learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a local path or a hub id.
+    """
+    from tessera.config import Run
+    from tessera.data.meshes import Meshes
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.models.mesh_transformer import MeshTransformerConfig
+    from tessera.tasks.autoregressive import AutoregressiveConfig
+
+    width, depth, heads = {"tiny": (32, 2, 2), "small": (128, 4, 4), "base": (512, 12, 8), "paper": (768, 24, 16)}[preset]
+    fine_width, fine_depth = {"tiny": (32, 1), "small": (128, 1), "base": (512, 3), "paper": (512, 6)}[preset]
+    longest = {"tiny": 200, "small": 200, "base": 800, "paper": 800}[preset]
+    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
+    engine = EngineConfig(
+        steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
+        batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
+        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
+        validate_every=often,
+        sample_every=often,
+        sample_count=8,
+        checkpoint_every=often,
+        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]),
+    )
+    bins, toys, held_out = (32, 24, 0.25) if preset == "tiny" else (128, 2000, 0.05)
+    data = Meshes(
+        bins=bins, most_faces=longest, toys=toys, validation_share=held_out, large="decimate" if preset == "base" else "skip"
+    )
+    optimizer = OptimizerConfig(
+        kind="adamw" if preset == "paper" else "muon",
+        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
+        schedule="cosine", warmup=max(10, engine.steps // 20), floor=0.05, clip=1.0,
+    )  # fmt: skip
+    return Run(
+        recipe="meshes-transformer",
+        task=AutoregressiveConfig(
+            tokenizer=tokenizer,
+            model=MeshTransformerConfig(
+                width=width, depth=depth, heads=heads, fine_width=fine_width, fine_depth=fine_depth,
+                fine_heads=max(2, fine_width // 32), longest=longest, text=text_of(preset, text),
+            ),
+            optimizer=optimizer,
+        ),
+        data=data,
+        engine=engine,
+        published=MESHGPT_TRANSFORMER if preset == "paper" else "",
+    )  # fmt: skip
+
+
+MESHGPT_TRANSFORMER = "MeshGPT (Siddiqui 2023, arXiv 2311.15475): a decoder-only transformer of GPT-2 medium's size."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
     from tessera.tasks.pixels import PerceptualConfig
 
@@ -42,3 +43,16 @@ def perceptual_of(preset: Preset, choice: str) -> PerceptualConfig | None:
     if choice == "auto":
         choice = "on" if installed() and preset in ("base", "paper") else "off"
     return None if choice == "off" else PerceptualConfig(vgg=None if choice == "on" else choice)
+
+
+def text_of(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:
+    """What reads captions: an encoder that is learnt with the model, nothing, or one of Hugging Face's."""
+    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
+
+    if text == "none":
+        return None
+    if text != "learned":
+        return PretrainedTextConfig(name=text)
+    width, depth, heads = {"tiny": (32, 1, 2), "small": (128, 1, 4), "base": (512, 6, 8), "paper": (512, 6, 8)}[preset]
+    symbols = {"tiny": 300, "small": 1024, "base": 8192, "paper": 8192}[preset]
+    return LearnedTextConfig(width=width, depth=depth, heads=heads, symbols=symbols)

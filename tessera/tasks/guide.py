@@ -1,10 +1,8 @@
-"""What is wanted of a generator, and its guesses on the way there under guidance."""
+"""The guesses of a masked model under guidance."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -13,22 +11,7 @@ from tessera.models.masked_transformer import Condition, MaskedTransformer
 from tessera.nn.precision import wide
 from tessera.nn.transformer import Looked
 from tessera.sampling.guidance import Guidance, guided
-
-
-@dataclass
-class Wanted:
-    """What is to be generated: one entry for each example."""
-
-    texts: Sequence[str]
-    seeds: Sequence[int]
-    negative: Sequence[str] | None = None
-    """What to lead away from, instead of from no text at all."""
-    codes: Tensor | None = None
-    """(B, *grid): symbols that are there already,"""
-    hidden: Tensor | None = None
-    """(B, *grid), True where they are to be drawn anew."""
-    smaller: Tensor | None = None
-    """The symbols of the smaller pictures, for super-resolution."""
+from tessera.tasks.generator import Wanted
 
 
 class Guide:

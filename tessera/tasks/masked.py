@@ -12,21 +12,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.engine.optimizer import OptimizerConfig
-from tessera.engine.task import Alarm, Batch, Frozen, Headline, Loss, Task, Update
-from tessera.media.coded import CodedBatch
+from tessera.engine.task import Alarm, Batch, Headline, Loss, Update
 from tessera.models.masked_transformer import (
     Condition,
     CriticConfig,
     CriticHeadConfig,
     MaskedModel,
+    MaskedTransformer,
     MaskedTransformerConfig,
     Symbols,
 )
@@ -36,21 +35,9 @@ from tessera.sampling.guidance import Guidance
 from tessera.sampling.halton import halton_order
 from tessera.sampling.masked import MaskedSampling, drawn, fill
 from tessera.sampling.schedules import mean_share
-from tessera.tasks.guide import Guide, Wanted
+from tessera.tasks.generator import Codec, GeneratorTask, Wanted, refuse_augmentation
+from tessera.tasks.guide import Guide
 from tessera.tasks.masking import Chances, Masked, MaskingConfig
-
-
-class Codec(Protocol):
-    """A trained tokenizer, as a generator needs it."""
-
-    network: nn.Module
-    vocabulary: int
-    grid: tuple[int, ...]
-    levels: int
-    features: Tensor | None
-
-    def codes(self, examples: Any) -> Tensor: ...
-    def media(self, codes: Tensor) -> list[Any]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,11 +76,7 @@ class MaskedConfig:
             raise ValueError("Sampling in the critic's order needs a critic (--critic head or own), and this model has none.")
 
     def suits(self, data: Any) -> None:
-        if self.codes != "live" and data != data.plain():
-            raise ValueError(
-                "Examples that are cut or mirrored anew at every visit cannot be tokenized once and for all: leave the "
-                "augmentation out (--data.crop centre, no --data.flip, --data.min-scale 1), or use --task.codes live."
-            )
+        refuse_augmentation(self.codes, data)
 
     def parts(self) -> dict[str, str]:
         """The runs that this one stands on."""
@@ -106,14 +89,12 @@ class MaskedConfig:
         return MaskedTask(self, tokenizer, smaller)
 
 
-class MaskedTask(Task):
+class MaskedTask(GeneratorTask):
     headline = Headline(metric="cross_entropy", higher_is_better=False)
 
     def __init__(self, config: MaskedConfig, tokenizer: Codec, smaller: Codec | None):
-        super().__init__()
+        super().__init__({"tokenizer": tokenizer} | ({"smaller": smaller} if smaller is not None else {}))
         self.config = config
-        self.codecs = {"tokenizer": tokenizer} | ({"smaller": smaller} if smaller is not None else {})
-        self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.codecs.values()])
         self.layout = Layout(tokenizer.grid, tokenizer.levels).gathered(config.places)
         symbols = Symbols(tokenizer.vocabulary, self.layout, tokenizer.features)
         below = None
@@ -127,18 +108,9 @@ class MaskedTask(Task):
         # A smaller picture shows most of what its caption says, so there a small gain is nothing unusual.
         self.alarms = ALARMS if config.model.text is not None and smaller is None else ()
 
-    def meet(self, captions: Sequence[str], place: Path) -> None:
-        """Before the first step: the text encoder hears all captions."""
-        text = self.model.network.text
-        if text is None:
-            return
-        if not any(captions):
-            raise ValueError(
-                "Not one example has a caption, but this recipe learns from captions: put name.txt beside name.png, or a "
-                "metadata.jsonl, or sort the files into named folders. For a model without prompts: --text none."
-            )
-        for reader in self.readers():
-            reader.text.meet(captions, place)
+    @property
+    def network(self) -> MaskedTransformer:
+        return self.model.network
 
     def readers(self) -> list[Any]:
         return [network for network in (self.model.network, self.model.critic) if getattr(network, "text", None) is not None]
@@ -197,13 +169,6 @@ class MaskedTask(Task):
 
     def symbols(self, examples: Any) -> Tensor:
         return self.layout.folded(self.codes(examples, "tokenizer"))
-
-    def codes(self, examples: Any, by: str) -> Tensor:
-        """As they were cached, or by the tokenizer here and now."""
-        if isinstance(examples, CodedBatch):
-            return examples.codes[by]
-        with torch.no_grad():
-            return self.codecs[by].codes(examples)
 
     def smaller_codes(self, examples: Any) -> Tensor | None:
         """For super-resolution: the symbols of the smaller pictures."""

@@ -11,6 +11,10 @@ from __future__ import annotations
 
 from tessera.trainers.base import Trainer
 from tessera.trainers.images import MaskGitTrainer, VQGanVAETrainer
+from tessera.trainers.meshes import MeshAutoencoderTrainer, MeshTransformerTrainer
 from tessera.trainers.videos import VideoTokenizerTrainer
 
-__all__ = ["MaskGitTrainer", "Trainer", "VQGanVAETrainer", "VideoTokenizerTrainer"]
+__all__ = [
+    "MaskGitTrainer", "MeshAutoencoderTrainer", "MeshTransformerTrainer", "Trainer", "VQGanVAETrainer",
+    "VideoTokenizerTrainer",
+]  # fmt: skip

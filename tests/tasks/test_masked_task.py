@@ -24,7 +24,8 @@ from tessera.recipes.images import images_maskgit
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.masked import MaskedSampling
 from tessera.sampling.schedules import Schedule, mean_share
-from tessera.tasks.guide import Guide, Wanted
+from tessera.tasks.generator import Wanted
+from tessera.tasks.guide import Guide
 from tessera.tasks.masked import MaskedConfig, MaskedTask
 from tessera.tasks.masking import Chances, MaskingConfig
 
