@@ -244,7 +244,8 @@ def tokenizer_in(place: Path, pixels: int) -> Path:
 
     if not place.exists():
         run = images_vqgan("small")
-        model = dataclasses.replace(run.task.model, layers=len(LAYERS[pixels]), blocks=LAYERS[pixels])
+        layers = len(LAYERS[pixels])
+        model = dataclasses.replace(run.task.model, layers=layers, blocks=LAYERS[pixels], encoder_blocks=(0,) * layers)
         short = dataclasses.replace(
             run,
             task=dataclasses.replace(run.task, model=model),

@@ -17,6 +17,8 @@ _HOMES = {
     "Generator": "tessera.generator",
     "Loss": "tessera.engine.task",
     "MaskGitTrainer": "tessera.trainers",
+    "MeshAutoencoderTrainer": "tessera.trainers",
+    "MeshTransformerTrainer": "tessera.trainers",
     "OptimizerConfig": "tessera.engine.optimizer",
     "Run": "tessera.config",
     "Task": "tessera.engine.task",

@@ -1,0 +1,326 @@
+"""The sides of meshes: training steps of autoencoder and transformer, and samples, ours and meshgpt-pytorch's.
+
+Autoencoder: 64 bins, widths of 32 to 96, 2 x 256 symbols at each corner, random meshes of 40 vertices and 64 faces, batch 4.
+Transformer: width 128, depth 2, within faces 1, 4 heads, 64 faces of 6 symbols (384), batch 4, no text. Both by Adam with
+a warm-up and gradients clipped at 0.5. Training runs by each side's own trainer. Their loop can only be entered as a
+whole, and draws its data anew when it is, so a step here is AT_ONCE training steps, on both sides.
+
+A sample is meshes of 16 faces, 96 symbols, drawn from the likeliest tenth by an untrained network, with caches on. The end is
+made impossible on both sides, or who ends sooner would be faster. Codes come out; nobody decodes them.
+
+DIFFERENT says what is not the same.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+from sides import About, Side, mflop, parameters, versions
+
+BINS, SYMBOLS, LEVELS, CORNERS = 64, 256, 2, 3
+VERTICES, FACES, MESHES, BATCH = 40, 64, 128, 4
+WIDTH, DEPTH, FINE_DEPTH, HEADS = 128, 2, 1, 4
+SAMPLED_FACES, KEPT_SHARE = 16, 0.1
+CLIP, WARMUP = 0.5, 10
+AT_ONCE = 8
+NEVER = 10**9
+SLOTS = CORNERS * LEVELS
+
+DIFFERENT = """\
+  not the same:
+  - The networks: theirs has pixel norms and squeeze-excitation in the decoder, and memory keys and values in the transformer,
+    which ours has not. Parameters and operations stand above.
+  - Their transformer tokenizes its meshes at every step, ours once before the first: beside it stands ours tokenizing, too.
+  - Their transformer has no moving average; ours has, and their autoencoder, both moved every tenth step.
+  - Theirs knows no order of faces and takes its meshes as they are, and so does ours where they are "ready"; from a folder ours
+    brings them into order at every visit, which stands beside it. Which faces touch, both derive at every visit.
+  - A few of their 64 random faces are degenerate; all of ours are real.
+  - Theirs learns at a tenth of the rate asked for, which takes as long; theirs logs at every step, ours every tenth."""
+
+
+# ---- theirs
+
+
+def their_autoencoder(work: Path) -> Side:
+    adapter, model = their("MeshAeA", work)
+    vertices, faces = their_batch(adapter)
+    about = About(
+        parameters={"model": parameters(model)},
+        mflop={"model": mflop(lambda: model(vertices=vertices, faces=faces))},
+        packages=their_versions(),
+    )
+    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    return Side(about, lambda: adapter.run(trainer, AT_ONCE))
+
+
+def their_transformer(work: Path) -> Side:
+    adapter, model = their("MeshTfA", work)
+    about = about_their_transformer(adapter, model)
+    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    return Side(about, lambda: adapter.run(trainer, AT_ONCE))
+
+
+def their_sample(work: Path, *, meshes: int, at_once: int) -> Side:
+    adapter, model = their("MeshTfA", work)
+
+    def likeliest_and_no_end(logits: Any) -> Any:
+        from meshgpt_pytorch.meshgpt_pytorch import top_k
+
+        logits[:, model.eos_token_id] = -math.inf
+        return top_k(logits, frac_num_tokens=KEPT_SHARE)
+
+    def sample() -> None:
+        for _ in range(meshes // at_once):
+            made = model.generate(
+                batch_size=at_once, max_seq_len=SAMPLED_FACES * SLOTS, filter_logits_fn=likeliest_and_no_end, return_codes=True
+            )
+            refuse_other_work(made)
+
+    return Side(about_their_transformer(adapter, model), sample)
+
+
+def their(adapter_name: str, work: Path) -> tuple[Any, Any]:
+    os.environ["PEER_WORK"] = str(work)
+    import peer_adapters
+
+    adapter = getattr(peer_adapters, adapter_name)()
+    adapter.seed(0)
+    return adapter, adapter.build()
+
+
+def their_batch(adapter: Any) -> tuple[Any, Any]:
+    import torch
+
+    vertices, faces = zip(*adapter.data().items[:BATCH], strict=True)
+    return torch.stack(vertices), torch.stack(faces)
+
+
+def about_their_transformer(adapter: Any, model: Any) -> About:
+    codes = random_codes()[:BATCH]
+    vertices, faces = their_batch(adapter)
+    return About(
+        parameters={
+            "model": parameters(model) - parameters(model.autoencoder),
+            "tokenizer": parameters(model.autoencoder),
+        },
+        mflop={
+            "model": mflop(lambda: model.forward_on_codes(codes)),
+            "tokenizer": mflop(lambda: model.autoencoder.tokenize(vertices=vertices, faces=faces)),
+        },
+        packages=their_versions(),
+    )
+
+
+def their_versions() -> str:
+    return versions("meshgpt-pytorch", "vector-quantize-pytorch", "torch")
+
+
+# ---- ours
+
+
+def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found"]) -> Side:
+    from tessera.config import Run
+    from tessera.data.meshes import Meshes
+    from tessera.data.split import Split
+    from tessera.folder import RunFolder
+    from tessera.start import engine_of, task_of
+    from tessera.tasks.meshes import TokenizeMeshes
+
+    task = TokenizeMeshes(model=autoencoder_config(), optimizer=optimizer(1e-4))
+    run = Run(recipe="bench", task=task, data=Meshes(bins=BINS, most_faces=FACES), engine=life())
+    built, source = task_of(run), Ready() if meshes == "ready" else Random()
+    about = About(
+        parameters={"model": parameters(built.model)},
+        mflop={"model": mflop(lambda: built.model(source.batch()))},
+        packages=versions("torch"),
+    )
+    steps = engine_of(run, RunFolder(work / "ours"), task=built, split=Split(source, source)).steps()
+    return Side(about, lambda: several(steps))
+
+
+def our_transformer(work: Path, *, codes: Literal["cached", "live"]) -> Side:
+    from tessera.data.coded import CodedSource
+    from tessera.data.draws import Training, Validation
+    from tessera.engine.engine import Engine
+    from tessera.folder import RunFolder
+
+    task, config = our_task(FACES), life()
+    names = [str(number) for number in range(MESHES)]
+    grid = random_codes().unflatten(2, (CORNERS, LEVELS)).int()
+    source: Any = Ready() if codes == "live" else CodedSource(names, {"tokenizer": grid}, names)
+    folder = RunFolder(work / "ours")
+    folder.make()
+    training = Training(source, seed=config.seed, batch_size=BATCH)
+    engine = Engine(task, training, Validation(source, seed=config.seed, batch_size=BATCH), config, folder)
+    engine.open({})
+    steps = engine.steps()
+    return Side(about_our_transformer(task), lambda: several(steps))
+
+
+def our_sample(work: Path, *, meshes: int, at_once: int) -> Side:
+    from tessera.sampling.autoregressive import AutoregressiveSampling
+    from tessera.sampling.guidance import Guidance
+    from tessera.tasks.generator import Wanted
+
+    task = our_task(SAMPLED_FACES).eval()
+    task.model.impossible_SV[:, task.model.end] = True
+    sampling = AutoregressiveSampling(top_k=math.ceil(KEPT_SHARE * (SYMBOLS + 1)))
+    guidance, seeds = Guidance(scale=1.0), itertools.count()
+
+    def sample() -> None:
+        for _ in range(meshes // at_once):
+            refuse_other_work(task.generate(Wanted([""] * at_once, [next(seeds) for _ in range(at_once)]), sampling, guidance))
+
+    return Side(about_our_transformer(task), sample)
+
+
+def our_task(most_faces: int) -> Any:
+    from tessera.engine.modes import seed
+    from tessera.models.mesh_transformer import MeshTransformerConfig
+    from tessera.tasks.autoregressive import AutoregressiveConfig
+
+    seed(0)
+    return AutoregressiveConfig(
+        model=MeshTransformerConfig(
+            width=WIDTH, depth=DEPTH, heads=HEADS, fine_width=WIDTH, fine_depth=FINE_DEPTH, fine_heads=HEADS, longest=FACES,
+            text=None,
+        ),
+        optimizer=optimizer(2e-4),
+    ).build(Untrained(most_faces))  # fmt: skip
+
+
+def about_our_transformer(task: Any) -> About:
+    tokenizer, codes, meshes = task.codecs["tokenizer"], random_codes()[:BATCH], Random().batch()
+    return About(
+        parameters={"model": parameters(task.model), "tokenizer": parameters(tokenizer.network)},
+        mflop={
+            "model": mflop(lambda: task.model.guesses(codes, None)),
+            "tokenizer": mflop(lambda: tokenizer.codes(meshes)),
+        },
+        packages=versions("torch"),
+    )
+
+
+def autoencoder_config() -> Any:
+    from tessera.models.mesh_autoencoder import MeshAutoencoderConfig
+    from tessera.nn.quantize import LFQConfig, ResidualConfig
+
+    return MeshAutoencoderConfig(
+        bins=BINS, coordinate_dim=32, angle_dim=16, area_dim=16, normal_dim=32, encoder=(32, 64, 64), code_dim=64,
+        decoder=(64, 64, 96, 96), quantizer=ResidualConfig(quantizer=LFQConfig(codebook_size=SYMBOLS), levels=LEVELS),
+    )  # fmt: skip
+
+
+def optimizer(rate: float) -> Any:
+    from tessera.engine.optimizer import OptimizerConfig
+
+    return OptimizerConfig(rate=rate, betas=(0.9, 0.99), clip=CLIP, schedule="warmup", warmup=WARMUP)
+
+
+def life() -> Any:
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+
+    return EngineConfig(
+        steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER,
+        average=AverageConfig(decay=0.9999, update_after=100, update_every=10),
+    )  # fmt: skip
+
+
+def several(steps: Any) -> None:
+    for _ in range(AT_ONCE):
+        next(steps)
+
+
+class Untrained:
+    """A tokenizer of the autoencoder's size: what its symbols are worth takes no time."""
+
+    def __init__(self, most_faces: int):
+        self.network = autoencoder_config().build().eval()
+        self.vocabulary, self.grid, self.levels, self.features = SYMBOLS, (most_faces, CORNERS), LEVELS, None
+
+    def codes(self, examples: Any) -> Any:
+        return self.network.tokenize(examples)
+
+
+class Random:
+    """The source: as many random faces as theirs, none of them degenerate, brought into canonical order at every visit."""
+
+    def __init__(self) -> None:
+        self.meshes = random_meshes()
+
+    def __len__(self) -> int:
+        return MESHES
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+    def item(self, index: int, rng: Any) -> Any:
+        from tessera.data.mesh_examples import MeshExample
+
+        return MeshExample.of(self.meshes[index], BINS, "")
+
+    def collate(self, examples: list[Any]) -> Any:
+        from tessera.data.mesh_examples import collate
+
+        return collate(examples)
+
+    def batch(self) -> Any:
+        return self.collate([self.item(index, None) for index in range(BATCH)])
+
+
+class Ready(Random):
+    """The same in canonical order from the beginning: theirs knows no order, and takes its meshes as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.examples = [super(Ready, self).item(index, None) for index in range(MESHES)]
+
+    def item(self, index: int, rng: Any) -> Any:
+        from tessera.data.adjacency import face_pairs
+
+        ready = self.examples[index]
+        return replace(ready, edges=face_pairs(ready.faces))
+
+
+@cache
+def random_meshes() -> list[Any]:
+    import numpy as np
+
+    from tessera.data.canonical import canonical
+    from tessera.media.mesh import Mesh
+
+    rng, found = np.random.default_rng(7), []
+    every = np.array(list(itertools.combinations(range(VERTICES), CORNERS)))
+    while len(found) < MESHES:
+        faces = rng.permuted(every[rng.choice(len(every), FACES, replace=False)], axis=1)
+        mesh = Mesh(rng.uniform(-1, 1, (VERTICES, 3)), faces)
+        if len(canonical(mesh, BINS).faces) == FACES:
+            found.append(mesh)
+    return found
+
+
+# ---- both
+
+
+def random_codes() -> Any:
+    """(meshes, faces, symbols of a face)"""
+    import torch
+
+    return torch.randint(SYMBOLS, (MESHES, FACES, SLOTS), generator=torch.Generator().manual_seed(7))
+
+
+def refuse_other_work(codes: Any) -> None:
+    """Whoever makes fewer faces is faster and has done something else."""
+    codes = codes.flatten(1)
+    if codes.shape[1] != SAMPLED_FACES * SLOTS or int(codes.min()) < 0 or int(codes.max()) >= SYMBOLS:
+        raise SystemExit(
+            f"A sample is {SAMPLED_FACES * SLOTS} symbols, 0 to {SYMBOLS - 1}, but {tuple(codes.shape)} came, "
+            f"{int(codes.min())} to {int(codes.max())}."
+        )

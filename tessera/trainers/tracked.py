@@ -1,0 +1,63 @@
+"""A front door whose records can also go to Weights & Biases, inside a `with` that names the project."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tessera.config import Run, encode, flat
+from tessera.data.split import Split
+from tessera.engine.task import Task
+from tessera.engine.tracking import Mirrors
+from tessera.folder import Refused
+from tessera.trainers.base import Logs, Trainer
+
+
+class TrackedTrainer(Trainer):
+    def __init__(self, run: Run, results_folder: str | Path, task: Task, split: Split, *, use_wandb_tracking: bool) -> None:
+        self._wants_wandb, self._project = use_wandb_tracking, ""
+        self._mirrors: Mirrors | None = None
+        super().__init__(run, results_folder, task, split)
+
+    def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
+        self._refuse_nameless_tracking()
+        super().train(log_fn)
+
+    def train_step(self) -> Logs:
+        self._refuse_nameless_tracking()
+        return super().train_step()
+
+    @contextmanager
+    def wandb_tracking(self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Inside, every record also goes to this project of Weights & Biases.
+
+        It is told all settings of the run, its name, and `hps`, whatever else is worth telling.
+        """
+        if not self._wants_wandb:
+            raise Refused(
+                f"Records were to be tracked in {project!r}, but this trainer was made without use_wandb_tracking=True."
+            )
+        settings = flat(encode(self.run)) | ({"run_name": run} if run is not None else {}) | dict(hps or {})
+        self._project = project
+        if self.engine.meeting.main:
+            self._mirrors = Mirrors(("wandb",), self.engine.folder.path / project, settings, self.engine.report.say)
+        try:
+            yield
+        finally:
+            if self._mirrors is not None:
+                self._mirrors.close()
+            self._project, self._mirrors = "", None
+
+    def _tell(self, record: Logs) -> None:
+        if self._mirrors is not None:
+            self._mirrors.log(record)
+        super()._tell(record)
+
+    def _refuse_nameless_tracking(self) -> None:
+        if self._wants_wandb and not self._project:
+            raise Refused(
+                "use_wandb_tracking is on, but no project was named, so nothing would be tracked. "
+                'Train inside `with trainer.wandb_tracking("my-project"):`, or leave use_wandb_tracking out.'
+            )
