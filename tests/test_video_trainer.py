@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
+from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
 from tessera import Tokenizer
 from tessera.data.toys.images import ToyImages
@@ -24,6 +24,7 @@ from tessera.models.video_tokenizer import VideoTokenizer, VideoTokenizerConfig
 from tessera.nn.quantize import FSQConfig
 from tessera.tasks.videos import VideoJudges
 from tessera.trainers import VideoTokenizerTrainer
+from tests.diary import Diary
 from tests.runs import assert_same_run, records_of
 
 FRAMES_ONLY = VideoJudges(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
@@ -268,34 +269,6 @@ def test_tokenize_gives_a_grid_in_time_and_space_with_the_averaged_weights(tmp_p
 
 
 # ---- trackers
-
-
-class Diary(GeneralTracker):
-    """Stands in for Weights & Biases and writes down what it is told."""
-
-    name = "wandb"
-    requires_logging_directory = False
-    told: list[tuple[Any, ...]]
-
-    def __init__(self, run_name: str):
-        super().__init__()
-        self.told.append(("project", run_name))
-
-    @property
-    def tracker(self) -> list[Any]:
-        return self.told
-
-    def start(self) -> None:
-        pass
-
-    def store_init_configuration(self, values: dict) -> None:
-        self.told.append(("settings", values))
-
-    def log(self, values: dict, step: int | None = None, **_: Any) -> None:
-        self.told.append(("log", step, sorted(values)))
-
-    def finish(self) -> None:
-        self.told.append(("finish",))
 
 
 def test_inside_trackers_every_record_goes_to_the_project_and_outside_none_is_lost_in_silence(

@@ -1,16 +1,15 @@
-"""What all front doors share: a run that is trained, stepped, saved and loaded; and their words in the engine's."""
+"""What all front doors share: a run that is trained, stepped, saved and loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tessera.config import Run, did_you_mean
+from tessera.config import Run
 from tessera.data.split import Split
 from tessera.engine import checkpoint
-from tessera.engine.average import AverageConfig
-from tessera.engine.engine import Engine, EngineConfig, Moved, Precision, averaged
+from tessera.engine.engine import Engine, Moved, averaged
 from tessera.engine.task import Task
 from tessera.folder import Refused, RunFolder
 from tessera.start import card_of, engine_of, write_card
@@ -69,55 +68,3 @@ class Trainer:
     def _tell(self, record: Logs) -> None:
         if self._heard is not None:
             self._heard(record)
-
-
-def life_of(
-    steps: int,
-    batch_size: int,
-    accumulate: int,
-    results_every: int,
-    model_every: int,
-    average: AverageConfig,
-    accelerate_kwargs: Mapping[str, Any] | None,
-) -> EngineConfig:
-    """Their words for the life of a run, in the engine's: a batch of theirs is a micro-batch of ours."""
-    return EngineConfig(
-        steps=steps,
-        batch_size=batch_size * accumulate,
-        accumulate=accumulate,
-        log_every=1,
-        validate_every=results_every,
-        sample_every=results_every,
-        checkpoint_every=model_every,
-        average=average,
-        **understood(accelerate_kwargs or {}),
-    )
-
-
-def averaged_by(used: bool, beta: float, update_after: int, update_every: int) -> AverageConfig:
-    return AverageConfig(decay=beta if used else 0.0, update_after=update_after, update_every=update_every)
-
-
-def understood(accelerate_kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's words for what was meant for Accelerate; what it has no word for is refused, not dropped."""
-    precisions: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
-    meant: dict[str, Any] = {}
-    for name, value in accelerate_kwargs.items():
-        if name == "mixed_precision" and value in precisions:
-            meant["precision"] = precisions[value]
-        elif name == "log_with":
-            meant["track"] = tuple([value] if isinstance(value, str) else value)
-        else:
-            raise Refused(
-                f"accelerate_kwargs has {name}={value!r}, which this engine does not know. It takes mixed_precision "
-                "(no, bf16 or fp16) and log_with (tensorboard, wandb, trackio)."
-            )
-    return meant
-
-
-def translated(given: Mapping[str, Any] | None, parameter: str, words: Mapping[str, str]) -> dict[str, Any]:
-    """Settings under their names, under ours; what there is no word for is refused, not dropped."""
-    for name, value in (given or {}).items():
-        if name not in words:
-            raise Refused(f"{parameter} has {name}={value!r}, which means nothing here{did_you_mean(name, words)}")
-    return {words[name]: value for name, value in (given or {}).items()}

@@ -17,7 +17,8 @@ from tessera.start import task_of
 from tessera.tasks.images import ImageFidelityConfig, ImageJudges, TokenizeImages
 from tessera.tasks.masked import MaskedConfig, MaskingConfig
 from tessera.tasks.pixels import PerceptualConfig
-from tessera.trainers.base import Trainer, averaged_by, life_of
+from tessera.trainers.base import Trainer
+from tessera.trainers.words import averaged_by, life_of
 
 JUDGE = PatchDiscriminatorConfig()
 TRANSFORMER = MaskedTransformerConfig()

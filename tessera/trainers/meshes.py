@@ -20,6 +20,7 @@ or (F, 4) and, for the transformer, a text (`trainers/given_meshes.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,10 +42,10 @@ from tessera.parts import find_parts
 from tessera.start import task_of
 from tessera.tasks.autoregressive import AutoregressiveConfig
 from tessera.tasks.meshes import TokenizeMeshes
-from tessera.trainers.base import Logs, life_of, translated
+from tessera.trainers.base import Logs
 from tessera.trainers.given_meshes import GivenMeshes, names_of
 from tessera.trainers.tracked import TrackedTrainer
-from tessera.trainers.videos import GIVEN, SCHEDULE, averaged_as, scheduled
+from tessera.trainers.words import GIVEN, SCHEDULE, averaged_as, life_of, scheduled, translated
 
 Dataset = Sequence[Any] | str | Path
 OPTIMIZER = {"betas": "betas", "eps": "eps", "kind": "kind"}
@@ -54,8 +55,16 @@ OPTIMIZER = {"betas": "betas", "eps": "eps", "kind": "kind"}
 class MeshTrainer(TrackedTrainer):
     """What both share: calling it trains."""
 
+    tracking = "wandb_tracking"
+
     def __call__(self, log_fn: Callable[[Logs], None] | None = None) -> None:
         self.train(log_fn)
+
+    def wandb_tracking(
+        self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[None]:
+        """Inside, every record also goes to this project of Weights & Biases, with `hps`, whatever else is worth telling."""
+        return self.tracked_in(project, run, hps)
 
 
 class MeshAutoencoderTrainer(MeshTrainer):
@@ -215,7 +224,9 @@ def life_of_meshes(
 ) -> EngineConfig:
     """Theirs makes no samples. Validation may come at every step, but to write meshes that often would take all the time."""
     average = averaged_as(ema_kwargs)
-    life = life_of(steps, batch_size, accumulate, val_every, checkpoint_every, average, accelerator_kwargs)
+    life = life_of(
+        steps, batch_size, accumulate, val_every, checkpoint_every, average, accelerator_kwargs, "accelerator_kwargs"
+    )
     return replace(life, sample_every=checkpoint_every)
 
 

@@ -1,11 +1,11 @@
-"""A front door whose records can also go to Weights & Biases, inside a `with` that names the project."""
+"""Front doors whose records can also go to Weights & Biases, inside a `with` that names the project."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tessera.config import Run, encode, flat
 from tessera.data.split import Split
@@ -16,7 +16,12 @@ from tessera.trainers.base import Logs, Trainer
 
 
 class TrackedTrainer(Trainer):
-    def __init__(self, run: Run, results_folder: str | Path, task: Task, split: Split, *, use_wandb_tracking: bool) -> None:
+    tracking: ClassVar[str]
+    """The method that opens the `with`, by the name it had in the research code."""
+
+    def __init__(
+        self, run: Run, results_folder: str | Path, task: Task, split: Split | None, *, use_wandb_tracking: bool
+    ) -> None:
         self._wants_wandb, self._project = use_wandb_tracking, ""
         self._mirrors: Mirrors | None = None
         super().__init__(run, results_folder, task, split)
@@ -30,16 +35,13 @@ class TrackedTrainer(Trainer):
         return super().train_step()
 
     @contextmanager
-    def wandb_tracking(self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Inside, every record also goes to this project of Weights & Biases.
-
-        It is told all settings of the run, its name, and `hps`, whatever else is worth telling.
-        """
+    def tracked_in(self, project: str, name: str | None, more: Mapping[str, Any] | None) -> Iterator[None]:
+        """Inside, every record also goes to this project, which is told all settings of the run, its name, and `more`."""
         if not self._wants_wandb:
             raise Refused(
                 f"Records were to be tracked in {project!r}, but this trainer was made without use_wandb_tracking=True."
             )
-        settings = flat(encode(self.run)) | ({"run_name": run} if run is not None else {}) | dict(hps or {})
+        settings = flat(encode(self.run)) | ({"run_name": name} if name is not None else {}) | dict(more or {})
         self._project = project
         if self.engine.meeting.main:
             self._mirrors = Mirrors(("wandb",), self.engine.folder.path / project, settings, self.engine.report.say)
@@ -59,5 +61,5 @@ class TrackedTrainer(Trainer):
         if self._wants_wandb and not self._project:
             raise Refused(
                 "use_wandb_tracking is on, but no project was named, so nothing would be tracked. "
-                'Train inside `with trainer.wandb_tracking("my-project"):`, or leave use_wandb_tracking out.'
+                f'Train inside `with trainer.{self.tracking}("my-project"):`, or leave use_wandb_tracking out.'
             )

@@ -12,25 +12,23 @@ B clips of T frames, H x W pixels, become t x h x w symbols.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.config import Run, encode, flat
+from tessera.config import Run
 from tessera.data.split import Some, Split, divide
 from tessera.data.video_examples import VideoBatch, VideoExample, collate
 from tessera.data.videos import Videos
-from tessera.engine.average import AverageConfig
 from tessera.engine.checkpoint import name_of
 from tessera.engine.modes import evaluating
 from tessera.engine.optimizer import OptimizerConfig, Schedule
-from tessera.engine.tracking import Mirrors
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
 from tessera.media.frames import CLOCK_HZ
@@ -38,20 +36,16 @@ from tessera.models.video_tokenizer import VideoTokenizer
 from tessera.start import task_of
 from tessera.tasks.pixels import PerceptualConfig
 from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges
-from tessera.trainers.base import Logs, Trainer, life_of, translated
+from tessera.trainers.tracked import TrackedTrainer
+from tessera.trainers.words import GIVEN, SCHEDULE, averaged_as, life_of, scheduled, translated
 
 JUDGES = VideoJudges()
-GIVEN = "the dataset given in Python"
-"""Stands where the configuration names the folder: the card says so, and `evaluate` finds no such folder and asks for one."""
-
-AVERAGE = {"beta": "decay", "update_after_step": "update_after", "update_every": "update_every"}
 OPTIMIZER = {"wd": "decay", "betas": "betas", "eps": "eps", "kind": "kind"}
-SCHEDULE = {"initial": "initial", "floor": "floor", "cooldown": "cooldown"}
 DATASET = {name: name for name in ("rate_hz", "stride", "crop", "min_scale", "flip", "short", "images", "folders")}
-"""What may stand in ema_kwargs, optimizer_kwargs, scheduler_kwargs and dataset_kwargs, and our words for it."""
+"""What may stand in optimizer_kwargs and dataset_kwargs, and our words for it."""
 
 
-class VideoTokenizerTrainer(Trainer):
+class VideoTokenizerTrainer(TrackedTrainer):
     """Trains a video tokenizer, with judges of frames and of motion unless they are None.
 
     Clips come from `dataset_folder`, or from `dataset`: anything with a length whose items are clips (3, T, H, W) of at most
@@ -62,6 +56,8 @@ class VideoTokenizerTrainer(Trainer):
     is the run's folder and holds the checkpoints that it goes on from; `checkpoints_folder` is where `save` puts those that
     are asked for by hand. The rate, its schedule, clipping and decay are the same for the tokenizer and for each judge.
     """
+
+    tracking = "trackers"
 
     def __init__(
         self,
@@ -98,8 +94,6 @@ class VideoTokenizerTrainer(Trainer):
     ) -> None:
         refuse_unclear_data(dataset, dataset_folder, dataset_type, dataset_kwargs)
         self._checkpoints_folder = Path(checkpoints_folder)
-        self._wants_wandb, self._project = use_wandb_tracking, ""
-        self._mirrors: Mirrors | None = None
         optimizer = OptimizerConfig(
             rate=learning_rate, clip=max_grad_norm, **scheduled(scheduler, warmup_steps),
             **({"decay": 1e-2} | translated(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER)),
@@ -125,15 +119,8 @@ class VideoTokenizerTrainer(Trainer):
         )  # fmt: skip
         task = task_of(run)
         task.model.load_state_dict(model.state_dict())
-        super().__init__(run, results_folder, task, Clips.split(dataset, run.data) if dataset is not None else None)
-
-    def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
-        self._refuse_nameless_tracking()
-        super().train(log_fn)
-
-    def train_step(self) -> Logs:
-        self._refuse_nameless_tracking()
-        return super().train_step()
+        split = Clips.split(dataset, run.data) if dataset is not None else None
+        super().__init__(run, results_folder, task, split, use_wandb_tracking=use_wandb_tracking)
 
     def save(self, path: str | Path | None = None) -> None:
         """Everything needed to go on, as a folder of its own: at `path`, or under the step's number in checkpoints_folder."""
@@ -155,59 +142,14 @@ class VideoTokenizerTrainer(Trainer):
 
     # ---- Weights & Biases
 
-    @contextmanager
-    def trackers(self, project_name: str, run_name: str | None = None, hps: Mapping[str, Any] | None = None) -> Iterator[None]:
-        """Inside, every record also goes to this project of Weights & Biases.
-
-        It is told all settings of the run, `run_name`, and `hps`, whatever else is worth telling.
-        """
-        if not self._wants_wandb:
-            raise Refused(
-                f"Records were to be tracked in {project_name!r}, but this trainer was made without use_wandb_tracking=True."
-            )
-        settings = flat(encode(self.run)) | ({"run_name": run_name} if run_name is not None else {}) | dict(hps or {})
-        self._project = project_name
-        if self.engine.meeting.main:
-            self._mirrors = Mirrors(("wandb",), self.engine.folder.path / project_name, settings, self.engine.report.say)
-        try:
-            yield
-        finally:
-            if self._mirrors is not None:
-                self._mirrors.close()
-            self._project, self._mirrors = "", None
-
-    def _tell(self, record: Logs) -> None:
-        if self._mirrors is not None:
-            self._mirrors.log(record)
-        super()._tell(record)
-
-    def _refuse_nameless_tracking(self) -> None:
-        if self._wants_wandb and not self._project:
-            raise Refused(
-                "use_wandb_tracking is on, but no project was named, so nothing would be tracked. "
-                'Train inside `with trainer.trackers("my-project"):`, or leave use_wandb_tracking out.'
-            )
+    def trackers(
+        self, project_name: str, run_name: str | None = None, hps: Mapping[str, Any] | None = None
+    ) -> AbstractContextManager[None]:
+        """Inside, every record also goes to this project of Weights & Biases, with `hps`, whatever else is worth telling."""
+        return self.tracked_in(project_name, run_name, hps)
 
 
 # ---- their words in ours
-
-
-def scheduled(scheduler: Any, warmup_steps: int) -> dict[str, Any]:
-    """The rate rises over the warm-up and then does what the schedule says: nothing, if there is none."""
-    if scheduler is None:
-        return {"schedule": "warmup" if warmup_steps else "constant", "warmup": warmup_steps}
-    if scheduler not in get_args(Schedule):
-        raise Refused(
-            f"scheduler is {scheduler!r}, but rates here are functions of the step and not of a scheduler object: give one of "
-            f"{', '.join(map(repr, get_args(Schedule)))}, or None, which stays constant after the warm-up."
-        )
-    return {"schedule": scheduler, "warmup": warmup_steps}
-
-
-def averaged_as(ema_kwargs: Mapping[str, Any] | None) -> AverageConfig:
-    """The defaults are those of the averaging that the research code used: slow, and made for long runs."""
-    given = translated(ema_kwargs, "ema_kwargs", AVERAGE)
-    return AverageConfig(**({"decay": 0.9999, "update_after": 100, "update_every": 10} | given))
 
 
 def told(judges: VideoJudges | None, starts: float, penalty_every: int, optimizer: OptimizerConfig) -> VideoJudges | None:
