@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Kind, Preset, perceptual_of, quantizer_of, text_of
+from tessera.recipes.presets import Kind, Preset, life, perceptual_of, quantizer_of, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -39,8 +39,6 @@ def images_vqgan(
     """
     from tessera.config import Run
     from tessera.data.images import Images
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.patch_discriminator import PatchDiscriminatorConfig
     from tessera.models.vqgan import VQGANConfig
@@ -58,16 +56,11 @@ def images_vqgan(
             dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), attention=True, quantizer=quantizer_of(quantizer, 13)
         ),
     }[preset]
-    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
-    engine = EngineConfig(
+    engine = life(
+        preset,
         steps={"tiny": 20, "small": 2500, "base": 200_000, "paper": 1_000_000}[preset],
         batch_size={"tiny": 8, "small": 8, "base": 64, "paper": 256}[preset],
         workers=8 if preset in ("base", "paper") else 0,
-        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
-        validate_every=often,
-        sample_every=often,
-        checkpoint_every=often,
-        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]),
     )
     data = {
         "tiny": Images(size=16, toys=64, validation_share=0.25),
@@ -139,8 +132,6 @@ def images_maskgit_superres(
 def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: str) -> Run:
     from tessera.config import Run
     from tessera.data.images import Images
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
     from tessera.sampling.guidance import Guidance
@@ -148,16 +139,11 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
     from tessera.tasks.masked import MaskedConfig
 
     width, depth, heads = {"tiny": (32, 2, 2), "small": (128, 5, 4), "base": (768, 12, 12), "paper": (768, 24, 8)}[preset]
-    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
-    engine = EngineConfig(
+    engine = life(
+        preset,
         steps={"tiny": 20, "small": 2200, "base": 200_000, "paper": 1_000_000}[preset],
         batch_size={"tiny": 8, "small": 16, "base": 128, "paper": 512}[preset],
-        workers=0,
-        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
-        validate_every=often,
-        sample_every=often,
-        checkpoint_every=often,
-        average=AverageConfig(decay={"tiny": 0.9, "small": 0.998, "base": 0.9999, "paper": 0.9999}[preset]),
+        average={"tiny": 0.9, "small": 0.998, "base": 0.9999, "paper": 0.9999}[preset],
     )
     alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[preset]
     size = alone if smaller is None else larger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, text_of
+from tessera.recipes.presets import Preset, life, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -24,8 +24,6 @@ def meshes_autoencoder(preset: Preset = "small", quantizer: Literal["lfq", "vq",
     """
     from tessera.config import Run
     from tessera.data.meshes import Meshes
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.mesh_autoencoder import MeshAutoencoderConfig
     from tessera.nn.quantize import ResidualConfig
@@ -43,16 +41,11 @@ def meshes_autoencoder(preset: Preset = "small", quantizer: Literal["lfq", "vq",
         "base": MeshAutoencoderConfig(encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade),
         "paper": MeshAutoencoderConfig(encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade),
     }[preset]  # fmt: skip
-    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
-    engine = EngineConfig(
+    engine = life(
+        preset,
         steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
         batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
         workers=4 if preset in ("base", "paper") else 0,
-        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
-        validate_every=often,
-        sample_every=often,
-        checkpoint_every=often,
-        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]),
     )
     data = {
         "tiny": Meshes(bins=32, most_faces=200, toys=24, validation_share=0.25),
@@ -83,8 +76,6 @@ def meshes_transformer(preset: Preset = "small", tokenizer: str = "runs/meshes-a
     """
     from tessera.config import Run
     from tessera.data.meshes import Meshes
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.mesh_transformer import MeshTransformerConfig
     from tessera.tasks.autoregressive import AutoregressiveConfig
@@ -92,16 +83,11 @@ def meshes_transformer(preset: Preset = "small", tokenizer: str = "runs/meshes-a
     width, depth, heads = {"tiny": (32, 2, 2), "small": (128, 4, 4), "base": (512, 12, 8), "paper": (768, 24, 16)}[preset]
     fine_width, fine_depth = {"tiny": (32, 1), "small": (128, 1), "base": (512, 3), "paper": (512, 6)}[preset]
     longest = {"tiny": 200, "small": 200, "base": 800, "paper": 800}[preset]
-    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
-    engine = EngineConfig(
+    engine = life(
+        preset,
         steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
         batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
-        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
-        validate_every=often,
-        sample_every=often,
         sample_count=8,
-        checkpoint_every=often,
-        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]),
     )
     bins, toys, held_out = (32, 24, 0.25) if preset == "tiny" else (128, 2000, 0.05)
     data = Meshes(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from tessera.engine.engine import EngineConfig
     from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
     from tessera.tasks.pixels import PerceptualConfig
@@ -14,6 +15,28 @@ Preset = Literal["tiny", "small", "base", "paper"]
 
 Kind = Literal["fsq", "lfq", "bsq", "vq"]
 """fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook."""
+
+
+def life(
+    preset: Preset, *, steps: int, batch_size: int, workers: int = 0, average: float | None = None, sample_count: int = 16
+) -> EngineConfig:
+    """The life of a run of this size: a larger one reports more seldom, and averages over more steps unless told otherwise."""
+    from tessera.engine.average import AverageConfig
+    from tessera.engine.engine import EngineConfig
+
+    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
+    usual = {"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]
+    return EngineConfig(
+        steps=steps,
+        batch_size=batch_size,
+        workers=workers,
+        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
+        validate_every=often,
+        sample_every=often,
+        sample_count=sample_count,
+        checkpoint_every=often,
+        average=AverageConfig(decay=usual if average is None else average),
+    )
 
 
 def quantizer_of(kind: Kind, bits: int, diversity: float = 0.01) -> FSQConfig | LFQConfig | VQConfig:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, perceptual_of, quantizer_of
+from tessera.recipes.presets import Preset, life, perceptual_of, quantizer_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -31,8 +31,6 @@ def videos_magvit2(
     """
     from tessera.config import Run
     from tessera.data.videos import Videos
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.patch_discriminator import PatchDiscriminatorConfig
     from tessera.models.video_discriminator import TemporalDiscriminatorConfig
@@ -50,16 +48,11 @@ def videos_magvit2(
         "base": VideoTokenizerConfig(dim=64, widest=512, quantizer=quantizer_of(quantizer, 14)),
         "paper": VideoTokenizerConfig(dim=128, widest=512, layers=PAPER, quantizer=quantizer_of("lfq", 18)),
     }[preset]  # fmt: skip
-    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
-    engine = EngineConfig(
+    engine = life(
+        preset,
         steps={"tiny": 20, "small": 2000, "base": 200_000, "paper": 1_000_000}[preset],
         batch_size={"tiny": 4, "small": 4, "base": 32, "paper": 256}[preset],
         workers=8 if preset in ("base", "paper") else 0,
-        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
-        validate_every=often,
-        sample_every=often,
-        checkpoint_every=often,
-        average=AverageConfig(decay={"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]),
     )
     data = {
         "tiny": Videos(size=16, frames=5, toys=32, validation_share=0.25),
