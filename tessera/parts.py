@@ -38,7 +38,7 @@ def refuse_missing(place: Path, path: str, name: str) -> None:
     """A tokenizer that is not there, or another one than that which the run began with."""
     if not place.exists() and not (Path(path) / "config.json").exists():
         raise Refused(
-            f"There is no tokenizer in {path}. Train one first (tessera train images-vqgan --out {path}), or say where one is: "
+            f"There is no tokenizer in {path}. Train one first (`tessera recipes` lists what makes one), or say where one is: "
             f"--{name} RUN"
         )
     if place.exists() and Path(path).exists() and not same(place, Path(path)):

@@ -95,6 +95,8 @@ class Transformer(nn.Module):
         seen = self.look(context) if isinstance(context, States) else context
         mask = mask_BN[:, None, None, :] if mask_BN is not None else None
         for i, block in enumerate(self.blocks):
+            if mask is not None and len(mask) < len(x_BNW):  # each example now stands there once for every context
+                mask = mask.repeat(len(x_BNW) // len(mask), 1, 1, 1)
             x_BNW = block(x_BNW, turned, mask, seen[i] if seen is not None else None)
         return self.norm(x_BNW)
 

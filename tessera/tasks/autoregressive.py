@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.optimizer import OptimizerConfig
-from tessera.engine.task import Alarm, Batch, Headline, Loss, Update
+from tessera.engine.task import Batch, Headline, Loss, Update
 from tessera.models.mesh_transformer import Guesses, MeshTransformer, MeshTransformerConfig
 from tessera.nn.precision import wide
 from tessera.sampling.autoregressive import AutoregressiveSampling, led, write
 from tessera.sampling.guidance import Guidance
-from tessera.tasks.generator import Codec, GeneratorTask, Wanted, refuse_augmentation
+from tessera.tasks.generator import PROMPT_IGNORED, Codec, GeneratorTask, Wanted, refuse_augmentation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class AutoregressiveTask(GeneratorTask):
         self.levels = tokenizer.levels
         self.model: MeshTransformer = config.model.build(tokenizer.vocabulary, self.corners, self.levels)
         self.updates = (Update(name="model", trains=self.model, loss=self.foretell, optimizer=config.optimizer),)
-        self.alarms = ALARMS if config.model.text is not None else ()
+        self.alarms = (PROMPT_IGNORED,) if config.model.text is not None else ()
 
     @property
     def network(self) -> MeshTransformer:
@@ -183,15 +183,3 @@ def share_right(right_M: Tensor, mesh_M: Tensor, meshes: int) -> Tensor:
     """The mean over meshes of the share of their symbols guessed right, so that micro-batches and processes add up."""
     right_B = torch.zeros(meshes, device=right_M.device).index_add(0, mesh_M, right_M)
     return (right_B / torch.bincount(mesh_M, minlength=meshes)).mean()
-
-
-ALARMS = (
-    Alarm(
-        name="the prompt changes nothing",
-        metric="average/condition_gain",
-        below=0.005,
-        patience=3,
-        after=1000,
-        remedy="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
-    ),
-)

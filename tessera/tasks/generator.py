@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tessera.engine.task import Frozen, Task
+from tessera.engine.task import Alarm, Frozen, Task
 from tessera.media.coded import CodedBatch
 
 
@@ -66,7 +66,7 @@ class GeneratorTask(Task):
             return
         if not any(captions):
             raise ValueError(
-                "Not one example has a caption, but this recipe learns from captions: put name.txt beside name.png, or a "
+                "Not one example has a caption, but this recipe learns from captions: put name.txt beside each file, or a "
                 "metadata.jsonl, or sort the files into named folders. For a model without prompts: --text none."
             )
         for reader in self.readers():
@@ -87,3 +87,13 @@ def refuse_augmentation(codes: str, data: Any) -> None:
             "Examples that are changed anew at every visit cannot be tokenized once and for all: leave the augmentation out "
             "(for pictures --data.crop centre, no --data.flip, --data.min-scale 1), or use --task.codes live."
         )
+
+
+PROMPT_IGNORED = Alarm(
+    name="the prompt changes nothing",
+    metric="average/condition_gain",
+    below=0.005,
+    patience=3,
+    after=1000,
+    remedy="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
+)

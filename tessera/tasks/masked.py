@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.optimizer import OptimizerConfig
-from tessera.engine.task import Alarm, Batch, Headline, Loss, Update
+from tessera.engine.task import Batch, Headline, Loss, Update
 from tessera.models.masked_transformer import (
     Condition,
     CriticConfig,
@@ -35,7 +35,7 @@ from tessera.sampling.guidance import Guidance
 from tessera.sampling.halton import halton_order
 from tessera.sampling.masked import MaskedSampling, drawn, fill
 from tessera.sampling.schedules import mean_share
-from tessera.tasks.generator import Codec, GeneratorTask, Wanted, refuse_augmentation
+from tessera.tasks.generator import PROMPT_IGNORED, Codec, GeneratorTask, Wanted, refuse_augmentation
 from tessera.tasks.guide import Guide
 from tessera.tasks.masking import Chances, Masked, MaskingConfig
 
@@ -106,7 +106,7 @@ class MaskedTask(GeneratorTask):
         if critic is not None:
             self.updates += (Update(name="critic", trains=critic, loss=self.tell_drawn, optimizer=config.critic_optimizer),)
         # A smaller picture shows most of what its caption says, so there a small gain is nothing unusual.
-        self.alarms = ALARMS if config.model.text is not None and smaller is None else ()
+        self.alarms = (PROMPT_IGNORED,) if config.model.text is not None and smaller is None else ()
 
     @property
     def network(self) -> MaskedTransformer:
@@ -269,15 +269,3 @@ def share_right(logits_MV: Tensor, wanted_M: Tensor, asked_BNS: Tensor) -> Tenso
     right_M = (logits_MV.argmax(-1) == wanted_M).float()
     spread = torch.zeros(asked_BNS.shape, device=right_M.device).masked_scatter(asked_BNS, right_M)
     return (spread.flatten(1).sum(1) / asked_BNS.flatten(1).sum(1)).mean()
-
-
-ALARMS = (
-    Alarm(
-        name="the prompt changes nothing",
-        metric="average/condition_gain",
-        below=0.005,
-        patience=3,
-        after=1000,
-        remedy="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
-    ),
-)

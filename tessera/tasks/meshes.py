@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from tessera.engine.task import Alarm, Batch, Headline
 from tessera.losses.meshes import smoothed_cross_entropy
 from tessera.media.mesh import Mesh, tidy
+from tessera.media.polygons import has_area
 from tessera.models.mesh_autoencoder import MeshAutoencoderConfig, true_bins
 from tessera.tasks.tokenizer import TokenizerConfig
 
@@ -96,9 +97,10 @@ class MeshFidelity(nn.Module):
 
 
 def mesh_of(bins_FC: np.ndarray, bins: int) -> Mesh:
-    """Faces as bins of their coordinates, in a cube with a side of 1."""
-    corners = bins_FC.reshape(-1, 3) / (bins - 1) - 0.5
-    return Mesh(*tidy(corners, np.arange(len(corners)).reshape(len(bins_FC), -1)))
+    """Faces as bins of their coordinates, in a cube with a side of 1; those whose corners lie on a line are none."""
+    steps = bins_FC.reshape(-1, 3)
+    faces = np.arange(len(steps)).reshape(len(bins_FC), bins_FC.shape[1] // 3)
+    return Mesh(*tidy(steps / (bins - 1) - 0.5, faces[has_area(steps, faces)]))
 
 
 def chamfer(guessed_FC: Tensor, true_FC: Tensor) -> Tensor:

@@ -199,6 +199,9 @@ def test_several_contexts_for_each_example_are_as_many_passes():
     network, x, context = made(context=12), doubles(2, 5, 24), said(batch=4)
     expected = network(torch.cat([x, x]), context=context)
     assert torch.allclose(network(x, context=context), expected)
+    mask = torch.tensor([[True] * 5, [True, True, True, False, False]])
+    expected = network(torch.cat([x, x]), mask_BN=torch.cat([mask, mask]), context=context)
+    assert torch.allclose(network(x, mask_BN=mask, context=context), expected)
 
 
 def test_one_that_looks_at_a_context_must_be_given_one():
