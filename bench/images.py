@@ -18,13 +18,8 @@ parameters and operations, are printed beside the times.
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
@@ -32,7 +27,8 @@ from typing import Literal, get_args
 import image_tokenizer
 import masked
 import pairs
-from sides import About, Side, Worker, answer, working
+from compared import Comparison, Script, as_sides, concluded
+from sides import Side
 
 What = Literal["tokenizer", "masked", "cache"]
 
@@ -52,17 +48,7 @@ OURS: dict[str, Callable[[Path], Side]] = {
     "live, 256 pixels": partial(masked.from_codes, pixels=256, codes="live"),
 }
 """The names by which processes are told what to do."""
-
-
-@dataclass(frozen=True)
-class Comparison:
-    what: What
-    does: str
-    ours: str
-    theirs: str
-    wanted: float | None
-    """How many times as fast ours should be; None is told and not judged."""
-
+SCRIPT = Script(__file__, ours=as_sides(OURS), theirs=as_sides(PEER))
 
 COMPARISONS = (
     Comparison("tokenizer", "a training step of the tokenizer", "penalty each step", "their tokenizer", None),
@@ -76,96 +62,12 @@ COMPARISONS = (
 )
 
 
-@dataclass(frozen=True)
-class Compared:
-    comparison: Comparison
-    us: About
-    them: About
-    spent: pairs.Pairs
-
-    @property
-    def times_as_fast(self) -> float:
-        return 1 / self.spent.wall.ratio
-
-    @property
-    def well(self) -> bool:
-        return self.comparison.wanted is None or self.times_as_fast >= self.comparison.wanted
-
-
-def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
-    """Theirs starts first: it draws the pictures from which both learn. Each pair has a folder of its own, since their trainer
-    asks the keyboard what to do with one that is not empty."""
-    with tempfile.TemporaryDirectory() as place:
-        work = Path(place)
-        with side(comparison.theirs, asked, work) as them, side(comparison.ours, asked, work) as us:
-            spent = pairs.alternate(us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps)
-            return Compared(comparison, us.about, them.about, spent)
-
-
-def side(name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
-    """The side of this name at work, in the environment that has its packages."""
-    command = (__file__, "--worker", name, "--work", work, "--threads", str(asked.threads))
-    if name in PEER:
-        return working(asked.peer_env / "venv" / "bin" / "python", *command, "--peer-adapters", asked.peer_adapters)
-    return working(sys.executable, *command)
-
-
-def work(asked: argparse.Namespace) -> None:
-    """In a process that is a side: its packages are found first."""
-    project = Path(__file__).resolve().parent.parent
-    sys.path.insert(0, str(asked.peer_adapters if asked.worker in PEER else project))
-    answer(lambda: (PEER | OURS)[asked.worker](asked.work))
-
-
-def told(compared: Compared) -> str:
-    """Sizes, times and verdict."""
-    comparison, spent = compared.comparison, compared.spent
-    wanted = f"; wanted: at least {comparison.wanted}" if comparison.wanted is not None else ""
-    lines = [
-        f"{comparison.does}: {comparison.ours} beside {comparison.theirs}",
-        size_line(comparison.ours, compared.us),
-        size_line(comparison.theirs, compared.them),
-        f"  {'ms':<20}{'ours':>8}{'theirs':>8}   times as fast (quartiles)",
-        time_line("wall", spent.wall),
-        time_line("CPU", spent.cpu),
-        f"  {compared.times_as_fast:.2f} times as fast{wanted}",
-    ]
-    return "\n".join(lines)
-
-
-def size_line(name: str, about: About) -> str:
-    sizes = [f"{network} {count / 1e6:.2f} M, {about.mflop[network]:.0f} MFLOP" for network, count in about.parameters.items()]
-    return f"  {name:<20}{'; '.join(sizes)} | {about.packages}"
-
-
-def time_line(name: str, ratio: pairs.Ratio) -> str:
-    """The ratio upside down: how many times as fast we are."""
-    times = f"{ratio.ours_ms:>8.1f}{ratio.theirs_ms:>8.1f}"
-    return f"  {name:<20}{times}{1 / ratio.ratio:>10.2f} ({1 / ratio.high:.2f}-{1 / ratio.low:.2f})"
-
-
-def as_json(compared: Compared) -> dict[str, object]:
-    return {
-        **asdict(compared.comparison), **pairs.as_json(compared.spent),
-        "sizes": {"ours": asdict(compared.us), "theirs": asdict(compared.them)},
-    }  # fmt: skip
-
-
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", choices=get_args(What), default=list(get_args(What)), help="all unless it is said")
-    parser.add_argument("--peer-env", type=Path, help="where the package is installed: DIR/venv/bin/python")
-    parser.add_argument("--peer-adapters", type=Path, help="the folder of peer_adapters.py and peershim.py")
-    parser.add_argument("--blocks", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=8, help="in one block")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
-    for hidden, kind in (("--worker", str), ("--work", Path)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    parser = SCRIPT.parser(__doc__, get_args(What), steps=8, of_steps="in one block")
     asked = parser.parse_args(arguments)
     pairs.pin(asked.threads)
     if asked.worker is not None:
-        work(asked)
+        SCRIPT.work(asked)
         return 0
     if set(asked.what) != {"cache"} and None in (asked.peer_env, asked.peer_adapters):
         parser.error(
@@ -177,15 +79,8 @@ def main(arguments: list[str] | None = None) -> int:
         f"{asked.blocks} blocks of {asked.steps} on each side, in turn; MFLOP are those of one forward pass of a batch",
         flush=True,
     )
-    found = []
-    for comparison in COMPARISONS:
-        if comparison.what in asked.what:
-            found.append(compare(comparison, asked))
-            print(told(found[-1]), flush=True)
-    if asked.json is not None:
-        numbers = {"circumstances": pairs.circumstances(), "compared": [as_json(one) for one in found]}
-        asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
-    return 0 if all(one.well for one in found) else 1
+    found = SCRIPT.find([comparison for comparison in COMPARISONS if comparison.what in asked.what], asked)
+    return concluded({"compared": found}, asked)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -34,11 +30,10 @@ import mesh_adjacency
 import mesh_networks
 import pairs
 import video_memory
-from images import Compared, Comparison, as_json, told
+from compared import Comparison, Finding, Script, as_sides, concluded
 from mesh_adjacency import Spent, exponent
 from mesh_networks import AT_ONCE, SAMPLED_FACES
-from sides import Side, Worker, answer, working
-from video import Finding
+from sides import Side
 
 What = Literal["step", "sample", "adjacency"]
 
@@ -61,9 +56,10 @@ OUR_ADJACENCY, THEIR_ADJACENCY = "our adjacency", "their adjacency"
 """The names by which processes are told what to do."""
 
 COMPARISONS = (
+    # As from a folder: ours brings every mesh into its order at every visit, which theirs leaves to whoever makes the data. And
+    # with meshes that are in order already, so that both do the same. Both are judged.
+    Comparison("step", f"{AT_ONCE} training steps of the autoencoder", "meshes as found", "their autoencoder", 1.3),
     Comparison("step", f"{AT_ONCE} training steps of the autoencoder", "meshes ready", "their autoencoder", 1.3),
-    # As from a folder: ours brings every mesh into its order at every visit, which theirs leaves to whoever makes the data.
-    Comparison("step", f"{AT_ONCE} training steps of the autoencoder", "meshes as found", "their autoencoder", None),
     Comparison("step", f"{AT_ONCE} training steps of the transformer", "cached codes", "their transformer", 1.3),
     # Theirs tokenizes at every step. So does ours if it is asked to, and then only the networks differ.
     Comparison("step", f"{AT_ONCE} training steps of the transformer", "live codes", "their transformer", None),
@@ -80,34 +76,10 @@ STEEPEST = 1.2
 
 def find_compared(what: What, asked: argparse.Namespace) -> Finding:
     print(f"{asked.blocks} blocks of {asked.steps} on each side, in turn; MFLOP are those of one forward pass of a batch of 4")
-    found = []
-    for comparison in COMPARISONS:
-        if comparison.what == what:
-            found.append(compare(comparison, asked))
-            print(told(found[-1]), flush=True)
+    found = SCRIPT.find([comparison for comparison in COMPARISONS if comparison.what == what], asked)
     if what == "step":
         print(mesh_networks.DIFFERENT, flush=True)
-    return Finding([as_json(one) for one in found], all(one.well for one in found))
-
-
-def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
-    with tempfile.TemporaryDirectory() as place:
-        work = Path(place)
-        with side(comparison.theirs, asked, work) as them, side(comparison.ours, asked, work) as us:
-            spent = pairs.alternate(us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps)
-            return Compared(comparison, us.about, them.about, spent)
-
-
-def side(name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
-    return working(*command(name, asked), "--work", work)
-
-
-def command(name: str, asked: argparse.Namespace) -> list[str]:
-    """A process of this name, in the environment that has its packages."""
-    words = [__file__, "--worker", name, "--threads", str(asked.threads)]
-    if name in PEER or name == THEIR_ADJACENCY:
-        return [str(asked.peer_env / "venv" / "bin" / "python"), *words, "--peer-adapters", str(asked.peer_adapters)]
-    return [sys.executable, *words]
+    return found
 
 
 # ---- which faces touch
@@ -126,12 +98,7 @@ def find_adjacency(asked: argparse.Namespace) -> Finding:
 
 
 def spent(name: str, faces: int, asked: argparse.Namespace) -> Spent:
-    """In a process of its own: what one leaves in memory must not be there when the next begins."""
-    words = [*command(name, asked), "--faces", str(faces)]
-    done = subprocess.run(words, stdout=subprocess.PIPE, text=True, env=os.environ | video_memory.GIVEN_BACK)
-    if done.returncode:
-        raise SystemExit(f"The process for '{name}' has ended with exit code {done.returncode}; its words are above.")
-    found = Spent(**json.loads(done.stdout.splitlines()[-1]))
+    found = Spent(**video_memory.told_by(name, [*SCRIPT.command(name, asked), "--faces", str(faces)]))
     if found.pairs != 3 * faces:
         raise SystemExit(f"On a torus of {faces} faces there are {3 * faces} pairs, but {name} found {found.pairs}.")
     return found
@@ -161,33 +128,26 @@ FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {
 }
 
 
-def work(asked: argparse.Namespace) -> None:
-    """In a process that is a side: its packages are found first."""
-    project = Path(__file__).resolve().parent.parent
-    of_peer = asked.worker in PEER or asked.worker == THEIR_ADJACENCY
-    sys.path.insert(0, str(asked.peer_adapters if of_peer else project))
-    if asked.worker in (OUR_ADJACENCY, THEIR_ADJACENCY):
-        measure = mesh_adjacency.ours if asked.worker == OUR_ADJACENCY else mesh_adjacency.theirs
-        print(json.dumps(asdict(measure(asked.faces))))
-    else:
-        answer(lambda: (PEER | OURS)[asked.worker](asked.work))
+def measure(adjacency: Callable[[int], Spent], asked: argparse.Namespace) -> None:
+    """In a process that finds which faces touch."""
+    print(json.dumps(asdict(adjacency(asked.faces))))
+
+
+SCRIPT = Script(
+    __file__,
+    ours=as_sides(OURS) | {OUR_ADJACENCY: partial(measure, mesh_adjacency.ours)},
+    theirs=as_sides(PEER) | {THEIR_ADJACENCY: partial(measure, mesh_adjacency.theirs)},
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", choices=get_args(What), default=list(get_args(What)), help="all unless it is said")
-    parser.add_argument("--peer-env", type=Path, help="where the package is installed: DIR/venv/bin/python")
-    parser.add_argument("--peer-adapters", type=Path, help="the folder of peer_adapters.py and peershim.py")
-    parser.add_argument("--blocks", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=1, help=f"in one block: times {AT_ONCE} training steps, or samples")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
-    for hidden, kind in (("--worker", str), ("--work", Path), ("--faces", int)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    steps = f"in one block: times {AT_ONCE} training steps, or samples"
+    parser = SCRIPT.parser(__doc__, get_args(What), steps=1, of_steps=steps)
+    parser.add_argument("--faces", type=int, help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     pairs.pin(asked.threads)
     if asked.worker is not None:
-        work(asked)
+        SCRIPT.work(asked)
         return 0
     if set(asked.what) != {"adjacency"} and None in (asked.peer_env, asked.peer_adapters):
         parser.error(
@@ -198,10 +158,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(pairs.circumstances(), flush=True)
     found = {what: find(asked) for what, find in FIND.items() if what in asked.what}
-    if asked.json is not None:
-        numbers = {"circumstances": pairs.circumstances()} | {what: finding.numbers for what, finding in found.items()}
-        asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
-    return 0 if all(finding.well for finding in found.values()) else 1
+    return concluded(found, asked)
 
 
 if __name__ == "__main__":

@@ -19,23 +19,19 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from math import isclose
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import pairs
 import video_memory
 import video_tokenizer
-from images import Compared, Comparison, as_json, told
-from sides import Side, Worker, answer, working
+from compared import Act, Comparison, Finding, Script, as_sides, concluded
+from sides import Side
 from video_memory import EXACT, GROUPED, LONG, MANY, NAIVE, SHORT, SHORT_AT_ONCE, Used
 from video_tokenizer import PENALTY_EVERY
 
@@ -57,53 +53,21 @@ BOUND = 1.1
 """How many times the memory of 2 s a clip of 10 s may take."""
 
 
-@dataclass(frozen=True)
-class Finding:
-    numbers: Any
-    """For JSON."""
-    well: bool
-    """Whether what is wanted was reached."""
-
-
 # ---- steps
 
 
 def find_steps(asked: argparse.Namespace) -> Finding:
     print(f"{asked.blocks} blocks of {asked.steps} steps on each side, in turn; MFLOP are those of one forward pass of a batch")
-    found = []
-    for comparison in COMPARISONS:
-        found.append(compare(comparison, asked))
-        print(told(found[-1]), flush=True)
+    found = SCRIPT.find(COMPARISONS, asked)
     print(video_tokenizer.DIFFERENT, flush=True)
-    return Finding([as_json(one) for one in found], all(one.well for one in found))
-
-
-def compare(comparison: Comparison, asked: argparse.Namespace) -> Compared:
-    with tempfile.TemporaryDirectory() as place:
-        work = Path(place)
-        with side(comparison.theirs, asked, work) as them, side(comparison.ours, asked, work) as us:
-            spent = pairs.alternate(us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps)
-            return Compared(comparison, us.about, them.about, spent)
-
-
-def side(name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
-    """The side of this name at work, in the environment that has its packages."""
-    command = (__file__, "--worker", name, "--work", work, "--threads", str(asked.threads))
-    if name == THEIRS:
-        return working(asked.peer_env / "venv" / "bin" / "python", *command, "--peer-adapters", asked.peer_adapters)
-    return working(sys.executable, *command)
+    return found
 
 
 # ---- memory
 
 
 def used(name: str, asked: argparse.Namespace) -> Used:
-    """In a process of its own: what one way leaves in memory must not be there when the next begins."""
-    command = [sys.executable, __file__, "--worker", name, "--threads", str(asked.threads)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | video_memory.GIVEN_BACK)
-    if done.returncode:
-        raise SystemExit(f"The process for '{name}' has ended with exit code {done.returncode}; its words are above.")
-    return Used(**json.loads(done.stdout))
+    return Used(**video_memory.told_by(name, SCRIPT.command(name, asked)))
 
 
 def find_long(asked: argparse.Namespace) -> Finding:
@@ -153,31 +117,22 @@ def told_lfq(found: dict[str, Used]) -> str:
 FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {"step": find_steps, "long": find_long, "lfq": find_lfq}
 
 
-def work(asked: argparse.Namespace) -> None:
-    """In a process that is a side or a way: its packages are found first."""
-    project = Path(__file__).resolve().parent.parent
-    sys.path.insert(0, str(asked.peer_adapters if asked.worker == THEIRS else project))
-    if asked.worker in video_memory.WAYS:
-        print(json.dumps(asdict(video_memory.WAYS[asked.worker]())))
-    else:
-        answer(lambda: ({THEIRS: video_tokenizer.theirs} | OURS)[asked.worker](asked.work))
+def take(way: Callable[[], Used], asked: argparse.Namespace) -> None:
+    """In a process that is a way."""
+    print(json.dumps(asdict(way())))
+
+
+WAYS: dict[str, Act] = {name: partial(take, way) for name, way in video_memory.WAYS.items()}
+SCRIPT = Script(__file__, ours=as_sides(OURS) | WAYS, theirs=as_sides({THEIRS: video_tokenizer.theirs}))
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--what", nargs="+", choices=get_args(What), default=list(get_args(What)), help="all unless it is said")
-    parser.add_argument("--peer-env", type=Path, help="where the package is installed: DIR/venv/bin/python")
-    parser.add_argument("--peer-adapters", type=Path, help="the folder of peer_adapters.py and peershim.py")
-    parser.add_argument("--blocks", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=PENALTY_EVERY, help=f"in one block: a multiple of {PENALTY_EVERY}")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
-    for hidden, kind in (("--worker", str), ("--work", Path)):
-        parser.add_argument(hidden, type=kind, help=argparse.SUPPRESS)
+    steps = f"in one block: a multiple of {PENALTY_EVERY}"
+    parser = SCRIPT.parser(__doc__, get_args(What), steps=PENALTY_EVERY, of_steps=steps)
     asked = parser.parse_args(arguments)
     pairs.pin(asked.threads)
     if asked.worker is not None:
-        work(asked)
+        SCRIPT.work(asked)
         return 0
     if "step" in asked.what and None in (asked.peer_env, asked.peer_adapters):
         parser.error(
@@ -194,10 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(pairs.circumstances(), flush=True)
     found = {what: find(asked) for what, find in FIND.items() if what in asked.what}
-    if asked.json is not None:
-        numbers = {"circumstances": pairs.circumstances()} | {what: finding.numbers for what, finding in found.items()}
-        asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
-    return 0 if all(finding.well for finding in found.values()) else 1
+    return concluded(found, asked)
 
 
 if __name__ == "__main__":

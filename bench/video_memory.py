@@ -13,11 +13,14 @@ B examples, T frames of a piece, H and W the sides, P rows, V symbols.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the parent only reads what the processes tell
     from torch import Tensor
@@ -57,6 +60,15 @@ def memory_mb(what: str) -> float:
     with STATUS.open() as lines:
         [kilobytes] = [line.split()[1] for line in lines if line.startswith(f"{what}:")]
     return int(kilobytes) / 1024
+
+
+def told_by(name: str, command: list[str]) -> dict[str, Any]:
+    """What a process says in its last line. It is a fresh one: what one leaves in memory must not be there when the next
+    begins."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | GIVEN_BACK)
+    if done.returncode:
+        raise SystemExit(f"The process for '{name}' has ended with exit code {done.returncode}; its words are above.")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # ---- long clips

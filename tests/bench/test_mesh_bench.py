@@ -123,7 +123,7 @@ def test_adjacency_that_finds_another_number_of_pairs_is_refused(meshes, monkeyp
     told = json.dumps({"seconds": 1.0, "mb": 1.0, "pairs": 2_999})
     script = tmp_path / "liar.py"
     script.write_text(f"print({told!r})")
-    monkeypatch.setattr(meshes, "command", lambda name, asked: [meshes.sys.executable, str(script)])
+    monkeypatch.setattr(meshes.Script, "command", lambda self, name, asked: [meshes.sys.executable, str(script)])
     with pytest.raises(SystemExit, match="there are 3000 pairs, but our adjacency found 2999"):
         meshes.spent("our adjacency", 1_000, None)
     script.write_text("raise SystemExit(3)")
@@ -138,11 +138,11 @@ def test_adjacency_that_finds_another_number_of_pairs_is_refused(meshes, monkeyp
 def test_a_side_that_is_too_slow_ends_in_exit_code_1(meshes, monkeypatch, capsys, ours_s, code):
     about = meshes.mesh_networks.About({"model": 1}, {"model": 1.0}, "torch")
 
-    def compare(comparison, asked):
+    def compare(self, comparison, asked):
         spent = meshes.pairs.Pairs([meshes.pairs.Spent(ours_s, ours_s)] * 3, [meshes.pairs.Spent(1.0, 1.0)] * 3)
-        return meshes.Compared(comparison, about, about, spent)
+        return importlib.import_module("compared").Compared(comparison, about, about, spent)
 
-    monkeypatch.setattr(meshes, "compare", compare)
+    monkeypatch.setattr(meshes.Script, "compare", compare)
     assert meshes.main(["--what", "step", "--peer-env", "env", "--peer-adapters", "adapters"]) == code
     said = capsys.readouterr().out
     assert f"{1 / ours_s:.2f} times as fast; wanted: at least 1.3" in said and "not the same:" in said
@@ -153,6 +153,7 @@ def test_every_comparison_names_sides_that_exist(meshes):
         assert comparison.ours in meshes.OURS and comparison.theirs in meshes.PEER
     wanted = {(one.ours, one.theirs): one.wanted for one in meshes.COMPARISONS if one.wanted is not None}
     assert wanted == {
+        ("meshes as found", "their autoencoder"): 1.3,
         ("meshes ready", "their autoencoder"): 1.3,
         ("cached codes", "their transformer"): 1.3,
         ("our sampler", "their sampler"): 2.0,
