@@ -15,13 +15,14 @@ from tessera.engine.checkpoint import Snapshot, name_of, staged, write_at
 from tessera.engine.processes import Processes
 from tessera.finished import Codec, finished
 from tessera.folder import Refused, RunFolder
+from tessera.recipes import beneath
 
 
 def find_parts(run: Run, folder: RunFolder) -> dict[str, Codec]:
     """The tokenizers this run stands on: those in its folder, or while it has none those it is told of. Nothing is written."""
     parts = {}
     for name, path in run.task.parts().items():
-        refuse_missing(folder.parts / name, path, name)
+        refuse_missing(folder.parts / name, path, name, run.recipe)
         parts[name] = Codec(finished(folder.parts / name if (folder.parts / name).exists() else path))
     refuse_misfits(run, parts)
     return parts
@@ -34,11 +35,11 @@ def keep_parts(run: Run, folder: RunFolder, meeting: Processes) -> None:
             meeting.main_does(lambda name=name, path=path: copy_part(folder.parts / name, path))  # type: ignore[misc]
 
 
-def refuse_missing(place: Path, path: str, name: str) -> None:
+def refuse_missing(place: Path, path: str, name: str, recipe: str) -> None:
     """A tokenizer that is not there, or another one than that which the run began with."""
     if not place.exists() and not (Path(path) / "config.json").exists():
         raise Refused(
-            f"There is no tokenizer in {path}. Train one first (`tessera recipes` lists what makes one), or say where one is: "
+            f"There is no tokenizer in {path}. Train one first (`tessera train {beneath(recipe, name)}`), or say where one is: "
             f"--{name} RUN"
         )
     if place.exists() and Path(path).exists() and not same(place, Path(path)):

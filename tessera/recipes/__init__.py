@@ -5,7 +5,9 @@ The functions import their networks when they are called, so that listing them c
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.folder import Refused, RunFolder
@@ -42,6 +44,11 @@ def named(name: str) -> Callable[..., Run]:
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "`tessera recipes` lists them."
     raise Refused(f"There is no recipe {name!r}: {hint}")
+
+
+def beneath(recipe: str, part: str) -> str:
+    """The recipe whose runs another stands on by default: its `tokenizer` is runs/images-vqgan, say."""
+    return Path(inspect.signature(named(recipe)).parameters[part].default).name
 
 
 def stored(folder: RunFolder) -> Run:
