@@ -34,7 +34,7 @@ setup: .venv/.stamp
 	@echo "Setting up .venv with $$($(PYTHON) --version): a minute or two, once (.venv/install.log tells how far it is)."
 	@$(PYTHON) -m venv .venv
 	@$(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input \
-		-e '.[dev,perceptual,text,video,mesh,tensorboard]' >.venv/install.log 2>&1 \
+		-e '.[dev,perceptual,text,video,sound,mesh,tensorboard]' >.venv/install.log 2>&1 \
 		|| { tail -n 20 .venv/install.log >&2; echo "The set-up failed; .venv/install.log has all of it." >&2; exit 1; }
 	@touch $@
 

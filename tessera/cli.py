@@ -262,7 +262,7 @@ def evaluate(
     return 0
 
 
-def check(path: str, /, *, medium: Literal["auto", "image", "video", "mesh"] = "auto", json: bool = False) -> int:
+def check(path: str, /, *, medium: Literal["auto", "image", "video", "sound", "mesh"] = "auto", json: bool = False) -> int:
     """What is in a folder, what is unusable and why. Opens every file once; exits with 1 if nothing is usable.
 
     Args:

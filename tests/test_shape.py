@@ -235,7 +235,7 @@ def project() -> dict[str, Any]:
 def made() -> list[Requirement]:
     """What the Makefile asks pip for."""
     extras = project()["optional-dependencies"]
-    taken = ("dev", "perceptual", "text", "video", "mesh", "tensorboard")
+    taken = ("dev", "perceptual", "text", "video", "sound", "mesh", "tensorboard")
     asked = [*project()["dependencies"], *(line for extra in taken for line in extras[extra])]
     return [Requirement(line) for line in asked]
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from tessera.media.errors import Unreadable
 from tessera.media.mesh import Mesh, whole
+from tessera.media.polygons import has_area
 
 NOWHERE = np.zeros(3)
 ROUNDING = 1e-6
@@ -60,13 +61,6 @@ def stepped(vertices: np.ndarray, bins: int, shift: np.ndarray) -> np.ndarray:
     steps = np.rint(middle + np.where(from_centre < -ROUNDING, -away, away)).astype(np.int64)
     room_below, room_above = steps.min(axis=0), bins - 1 - steps.max(axis=0)
     return steps + np.clip(np.rint(shift * (bins - 1)).astype(np.int64), -room_below, room_above)
-
-
-def has_area(steps: np.ndarray, faces_FK: np.ndarray) -> np.ndarray:
-    """(F,) bool: whether any three neighbouring corners do not lie on a line. Exact, in whole numbers."""
-    corners = steps[faces_FK]
-    sides = np.roll(corners, -1, axis=1) - corners
-    return np.cross(sides, np.roll(sides, -1, axis=1)).any(axis=(1, 2))
 
 
 def in_order(faces_FK: np.ndarray) -> np.ndarray:

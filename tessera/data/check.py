@@ -9,20 +9,26 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from tessera.data import check_images, check_meshes, check_videos
+from tessera.data import check_images, check_meshes, check_sounds, check_videos
 from tessera.data.checks import Report
 from tessera.data.folders import scan
-from tessera.media.mesh_files import ENDINGS
+from tessera.media import mesh_files, sound_files
 from tessera.media.video_files import FILMS, PICTURES
 
-Medium = Literal["image", "video", "mesh"]
+Medium = Literal["image", "video", "sound", "mesh"]
 
 CHECKS: dict[Medium, Callable[[str], Report]] = {
     "image": check_images.check,
     "video": check_videos.check,
+    "sound": check_sounds.check,
     "mesh": check_meshes.check,
 }
-OWN_ENDINGS: dict[Medium, tuple[str, ...]] = {"image": PICTURES, "video": FILMS, "mesh": ENDINGS}
+OWN_ENDINGS: dict[Medium, tuple[str, ...]] = {
+    "image": PICTURES,
+    "video": FILMS,
+    "sound": sound_files.RECORDINGS,
+    "mesh": mesh_files.ENDINGS,
+}
 
 
 def check(path: str, medium: Medium | None = None) -> Report:

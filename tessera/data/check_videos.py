@@ -27,7 +27,7 @@ from tessera.data.checks import (
     tallied,
     told_of_all,
 )
-from tessera.data.videos import find_clips, require_library
+from tessera.data.videos import Videos, find_clips
 from tessera.media.errors import Unreadable
 from tessera.media.video_files import examine, probe
 
@@ -105,7 +105,7 @@ def check(
 
     `folders` says what a folder of pictures is, as in `Videos`.
     """
-    require_library()
+    Videos().require_libraries()
     looked = look_through(find_clips(path, "single", folders), look_at, workers, progress)
     clips = [look for look in looked.usable if look.codec != "still"]
     return ClipReport(

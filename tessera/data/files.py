@@ -1,15 +1,16 @@
 """Numbered files of one folder, with what is said about them: what all sources of files share, whatever the medium.
 
-A medium adds how a file is read: its configuration, `item` and `collate`.
+A medium adds how a file is read: `item` and `collate`, as its configuration says.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self
 
-from tessera.data.captions import Captions
+from tessera.data.captions import Captions, read_captions
+from tessera.data.folders import Found
 from tessera.media.state import state_of
 
 
@@ -18,6 +19,12 @@ class Files:
     root: str
     names: list[str]
     captions: Captions
+    config: Any
+
+    @classmethod
+    def of(cls, found: Found, config: Any) -> Self:
+        """All that was found, with its captions."""
+        return cls(found.root.as_posix(), found.names, read_captions(found.root, found.names, found.beside), config)
 
     def __len__(self) -> int:
         return len(self.names)

@@ -14,23 +14,19 @@ from typing import Literal
 import numpy as np
 import PIL.Image
 
-from tessera.data.captions import read_captions
 from tessera.data.files import Files
 from tessera.data.folders import find
 from tessera.data.image_examples import ImageBatch, ImageExample, collate
-from tessera.data.split import Split, divide
+from tessera.data.sources import FilesOrToys
 from tessera.data.toys.images import ToyImages
 from tessera.data.toys.judge import Verdict, judged
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
 from tessera.media.image import ENDINGS, Image, read
 
-HELD_OUT_TOYS = 1 << 32
-"""The first toy held out: beyond all that are learnt from, so that asking for more of those moves none."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class Images:
+class Images(FilesOrToys):
     path: str | None = None
     """A folder of pictures, with subfolders; or one picture. None: the built-in toys."""
     size: int = 64
@@ -57,45 +53,21 @@ class Images:
     """Toys in flat colours, and alone in one of two sizes and nine places: all of a picture can be said, and is soon learnt."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.size < 1:
             raise ValueError(f"A picture has a side of at least 1 pixel, but size is {self.size}.")
         if not 0 < self.min_scale <= 1:
             raise ValueError(f"min_scale is a share of the short side, above 0 and up to 1, not {self.min_scale}.")
-        if not 0 <= self.validation_share < 1:
-            raise ValueError(f"validation_share must be at least 0 and below 1, but it is {self.validation_share}.")
-        if self.toys < 1:
-            raise ValueError(f"There must be at least 1 toy to learn from, but toys is {self.toys}.")
         if not 1 <= self.toy_shapes <= 3:
             raise ValueError(f"A toy holds at most 1, 2 or 3 shapes, but toy_shapes is {self.toy_shapes}.")
 
-    def build(self) -> Split:
-        if self.path is None:
-            return self.toy_split()
-        folder = self.folder_source()
-        train, validation = divide(folder.names, self.validation_share, self.split_seed)
-        return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
-
-    def toy_split(self) -> Split:
-        train = self.drawn(self.toys)
-        if self.validation_share == 0:
-            return Split(train, train)
-        held_out = max(1, round(self.toys * self.validation_share))
-        return Split(train, self.drawn(held_out, first=HELD_OUT_TOYS))
-
-    def drawn(self, count: int, first: int = 0) -> ToyImages:
+    def toy_source(self) -> ToyImages:
         return ToyImages(
-            count=count, size=self.size, seed=self.toy_seed, first=first, most_shapes=self.toy_shapes, plain=self.toy_plain
+            self.toys, size=self.size, seed=self.toy_seed, most_shapes=self.toy_shapes, plain=self.toy_plain
         )
 
-    def everything(self) -> ImageFolder | ToyImages:
-        """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""
-        return self.drawn(self.toys) if self.path is None else self.plain().folder_source()
-
     def folder_source(self) -> ImageFolder:
-        """All of the path, in order, cut as this configuration says."""
-        found = find(str(self.path), ENDINGS, "pictures")
-        captions = read_captions(found.root, found.names, found.beside)
-        return ImageFolder(found.root.as_posix(), found.names, captions, self)
+        return ImageFolder.of(find(str(self.path), ENDINGS, "pictures"), self)
 
     def transform(self) -> dict[str, int]:
         """How a picture is prepared before it is tokenized or measured."""

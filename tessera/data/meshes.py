@@ -9,26 +9,24 @@ either.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
-from tessera.data.captions import read_captions
 from tessera.data.files import Files
 from tessera.data.folders import find
-from tessera.data.images import HELD_OUT_TOYS
 from tessera.data.mesh_examples import MeshBatch, MeshExample, collate
-from tessera.data.split import Split, divide
+from tessera.data.sources import FilesOrToys
 from tessera.data.toys.meshes import FEWEST_FACES, ToyMeshes
-from tessera.folder import Refused
-from tessera.media.errors import Unreadable
+from tessera.media.errors import Unreadable, named
 from tessera.media.mesh import Mesh, Shape, read
 from tessera.media.mesh_files import ENDINGS, MOST_READ, Up
 from tessera.media.state import State, state_of
 from tessera.media.trimesh_library import library, simplification
-from tessera.media.video_files import named
 
 HEADROOM = 4
 """How many times too large a file may claim to be before it is left out unread: faces that stand there twice do not count."""
@@ -37,7 +35,7 @@ KEPT_IN_MEMORY = 1 << 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meshes:
+class Meshes(FilesOrToys):
     path: str | None = None
     """A folder of meshes, with subfolders; or one mesh. None: the built-in toys."""
     bins: int = 128
@@ -66,6 +64,7 @@ class Meshes:
     """Another seed is another set of toys."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.bins < 2:
             raise ValueError(f"A side of the cube is divided into at least 2 steps, but bins is {self.bins}.")
         if self.most_faces < 1:
@@ -80,41 +79,17 @@ class Meshes:
             raise ValueError(f"turn is an angle of 0 to 180 degrees, but it is {self.turn}.")
         if not 0 <= self.jitter <= 1:
             raise ValueError(f"jitter is a share of the cube's side, 0 to 1, but it is {self.jitter}.")
-        if not 0 <= self.validation_share < 1:
-            raise ValueError(f"validation_share must be at least 0 and below 1, but it is {self.validation_share}.")
-        if self.toys < 1:
-            raise ValueError(f"There must be at least 1 toy to learn from, but toys is {self.toys}.")
-
-    def build(self) -> Split:
-        self.require_libraries()
-        if self.path is None:
-            return self.toy_split()
-        folder = self.folder_source()
-        train, validation = divide(folder.names, self.validation_share, self.split_seed)
-        return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
-
-    def toy_split(self) -> Split:
-        train = self.toy_source()
-        if self.validation_share == 0:
-            return Split(train, train)
-        held_out = max(1, round(self.toys * self.validation_share))
-        return Split(train, replace(train, count=held_out, first=HELD_OUT_TOYS))
 
     def toy_source(self) -> ToyMeshes:
         return ToyMeshes(
-            count=self.toys, bins=self.bins, polygons=self.polygons, most_faces=self.most_faces, seed=self.toy_seed
+            self.toys, bins=self.bins, polygons=self.polygons, most_faces=self.most_faces, seed=self.toy_seed
         )
 
-    def everything(self) -> MeshFolder | ToyMeshes:
-        """All of it in order, unaugmented: to tokenize, to evaluate, to look at."""
-        self.require_libraries()
-        return self.toy_source() if self.path is None else self.plain().folder_source()
-
     def folder_source(self) -> MeshFolder:
-        """All of the path, in order, prepared as this configuration says."""
-        found = find(str(self.path), ENDINGS, "meshes")
-        captions = read_captions(found.root, found.names, found.beside)
-        return MeshFolder(found.root.as_posix(), found.names, captions, self)
+        return MeshFolder.of(find(str(self.path), ENDINGS, "meshes"), self)
+
+    def libraries(self) -> tuple[Callable[[], ModuleType], ...]:
+        return (library, simplification) if self.large == "decimate" else (library,)
 
     def transform(self) -> dict[str, Any]:
         """How a mesh is prepared before it is tokenized or measured."""
@@ -131,15 +106,6 @@ class Meshes:
 
     def judge(self) -> None:
         """Nothing here can tell whether a mesh is what its prompt says."""
-
-    def require_libraries(self) -> None:
-        """Asked for at the start, and by toys too: a run would otherwise miss them when it first shows what it makes."""
-        try:
-            library()
-            if self.large == "decimate":
-                simplification()
-        except ModuleNotFoundError as error:
-            raise Refused(str(error)) from error
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 import PIL.Image
 
-from tessera.data.captions import read_captions
 from tessera.data.files import Files
 from tessera.data.folders import Found, find
-from tessera.data.images import HELD_OUT_TOYS, Images, cut
-from tessera.data.split import Split, divide
+from tessera.data.images import Images, cut
+from tessera.data.sources import FilesOrToys
 from tessera.data.toys.videos import ToyVideos
 from tessera.data.video_examples import VideoBatch, VideoExample, collate
-from tessera.folder import Refused
 from tessera.media.errors import Unreadable
 from tessera.media.frames import Facts
 from tessera.media.pyav import library
@@ -33,7 +33,7 @@ from tessera.media.video_files import ENDINGS, PICTURES, examine, probe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Videos:
+class Videos(FilesOrToys):
     path: str | None = None
     """A folder of clips, with subfolders; or one clip. None: the built-in toys."""
     size: int = 64
@@ -66,6 +66,7 @@ class Videos:
     """Another seed is another set of toys."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.squares()  # refuses what cannot be of the fields that both have
         if self.frames < 1:
             raise ValueError(f"A clip has at least 1 frame, but frames is {self.frames}.")
@@ -74,34 +75,14 @@ class Videos:
         if self.stride < 1:
             raise ValueError(f"A stride of 1 takes every frame and of 2 every second one, but stride is {self.stride}.")
 
-    def build(self) -> Split:
-        require_library()
-        if self.path is None:
-            return self.toy_split()
-        folder = self.folder_source()
-        train, validation = divide(folder.names, self.validation_share, self.split_seed)
-        return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
-
-    def toy_split(self) -> Split:
-        train = self.toy_source()
-        if self.validation_share == 0:
-            return Split(train, train)
-        held_out = max(1, round(self.toys * self.validation_share))
-        return Split(train, replace(train, count=held_out, first=HELD_OUT_TOYS))
-
     def toy_source(self) -> ToyVideos:
-        return ToyVideos(count=self.toys, size=self.size, frames=self.frames, seed=self.toy_seed)
-
-    def everything(self) -> VideoFolder | ToyVideos:
-        """All of it in order, one unaugmented clip of each: to tokenize, to evaluate, to look at."""
-        require_library()
-        return self.toy_source() if self.path is None else self.plain().folder_source()
+        return ToyVideos(self.toys, size=self.size, frames=self.frames, seed=self.toy_seed)
 
     def folder_source(self) -> VideoFolder:
-        """All of the path, in order, cut as this configuration says."""
-        found = find_clips(str(self.path), self.images, self.folders)
-        captions = read_captions(found.root, found.names, found.beside)
-        return VideoFolder(found.root.as_posix(), found.names, captions, self)
+        return VideoFolder.of(find_clips(str(self.path), self.images, self.folders), self)
+
+    def libraries(self) -> tuple[Callable[[], ModuleType], ...]:
+        return (library,)
 
     def transform(self) -> dict[str, Any]:
         """How a clip is prepared before it is tokenized or measured."""
@@ -115,22 +96,7 @@ class Videos:
 
     def squares(self) -> Images:
         """How each frame is cut: as a picture would be."""
-        return Images(
-            size=self.size,
-            crop=self.crop,
-            min_scale=self.min_scale,
-            flip=self.flip,
-            validation_share=self.validation_share,
-            toys=self.toys,
-        )
-
-
-def require_library() -> None:
-    """Asked for at the start, and by toys too: a run would otherwise miss it when it first shows what it makes."""
-    try:
-        library()
-    except ModuleNotFoundError as error:
-        raise Refused(str(error)) from error
+        return Images(size=self.size, crop=self.crop, min_scale=self.min_scale, flip=self.flip)
 
 
 def find_clips(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 
 class Unreadable(ValueError):
     """This file cannot be used, and why: "photos/a.png: the file is empty (0 bytes)".
@@ -12,3 +16,14 @@ class Unreadable(ValueError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
+
+
+@contextmanager
+def named(path: str | Path) -> Iterator[None]:
+    """What goes wrong in here is Unreadable, and says which file it was."""
+    try:
+        yield
+    except Unreadable as error:
+        raise Unreadable(f"{path}: {error}") from error
+    except OSError as error:
+        raise Unreadable(f"{path}: the file cannot be opened ({error.strerror or error})") from error

@@ -13,13 +13,12 @@ from typing import Literal
 
 import numpy as np
 
-from tessera.media.errors import Unreadable
+from tessera.media.errors import Unreadable, named
 from tessera.media.image import Image
 from tessera.media.mesh_files import MOST_READ, UP, Polygons, Up, read_polygons
 from tessera.media.mesh_picture import draw
 from tessera.media.polygons import beginning_inward, quads_of, triangles_of
 from tessera.media.trimesh_library import library, simplification
-from tessera.media.video_files import named
 
 Shape = Literal["triangles", "quads"]
 GRIDS = (None, 256, 128, 64)

@@ -58,6 +58,13 @@ def turns(vertices: np.ndarray, polygons_PN: np.ndarray) -> np.ndarray:
     return np.einsum("pnc,pc->pn", turned, normals) / np.maximum(np.einsum("pc,pc->p", normals, normals), 1e-300)[:, None]
 
 
+def has_area(steps: np.ndarray, polygons_PN: np.ndarray) -> np.ndarray:
+    """(P,) bool: whether any three neighbouring corners do not lie on a line. Exact, for vertices in whole numbers."""
+    corners = steps[polygons_PN]
+    sides = np.roll(corners, -1, axis=1) - corners
+    return np.cross(sides, np.roll(sides, -1, axis=1)).any(axis=(1, 2))
+
+
 def normals_of(places_PN3: np.ndarray) -> np.ndarray:
     """(P, 3): twice the area long. Newell's sum (Sutherland, Sproull and Schumacker 1974, doi.org/10.1145/356625.356626)."""
     arms = places_PN3 - places_PN3[:, :1]

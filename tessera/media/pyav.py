@@ -1,4 +1,5 @@
-"""PyAV, which reads and writes films: the extra tessera[video], asked for only where it is needed."""
+"""PyAV, which reads and writes films, and recordings that soundfile cannot read: part of the extras tessera[video] and
+tessera[sound], asked for only where it is needed."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ def library() -> ModuleType:
         import av
     except ImportError as error:
         raise ModuleNotFoundError(
-            "Reading and writing video needs PyAV, the Python package av, which is not installed. Install tessera[video]."
+            "Reading and writing video, and some kinds of sound, needs PyAV, the Python package av, which is not installed. "
+            "Install tessera[video] or tessera[sound]."
         ) from error
     return av

@@ -7,7 +7,7 @@ Frame k of a clip is what is on the screen at its time, so variable frame rates 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 
 from tessera.media import image
 from tessera.media.animation import Animation
-from tessera.media.errors import Unreadable
+from tessera.media.errors import Unreadable, named
 from tessera.media.film import Film
 from tessera.media.frame_folder import FrameFolder
 from tessera.media.frames import THUMBNAIL, Facts, Frame, Frames, Reader
@@ -98,16 +98,6 @@ def lasting(frames: Iterator[Frame]) -> Iterator[tuple[Frame, float]]:
         shown = frame
     if shown is not None:
         yield shown, shown.ends
-
-
-@contextmanager
-def named(path: str | Path) -> Iterator[None]:
-    try:
-        yield
-    except Unreadable as error:
-        raise Unreadable(f"{path}: {error}") from error
-    except OSError as error:
-        raise Unreadable(f"{path}: the file cannot be opened ({error.strerror or error})") from error
 
 
 @lru_cache(maxsize=1 << 16)

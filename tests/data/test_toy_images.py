@@ -11,7 +11,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tessera.data.images import HELD_OUT_TOYS, Images
+from tessera.data.images import Images
+from tessera.data.sources import HELD_OUT_TOYS
 from tessera.data.toys.images import (
     BACKGROUNDS,
     COLOURS,

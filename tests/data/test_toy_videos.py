@@ -9,9 +9,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from tessera.data.sources import HELD_OUT_TOYS
 from tessera.data.toys.images import BACKGROUNDS, COLOURS, KINDS, Scene, coverage, draw
 from tessera.data.toys.videos import SAME_WHEN_TURNED, ToyVideos, film, imagine
-from tessera.data.videos import HELD_OUT_TOYS, Videos
+from tessera.data.videos import Videos
 
 PLAYS = [imagine(0, number) for number in range(300)]
 MOMENTS = np.linspace(0, 1, 9).tolist()

@@ -317,6 +317,18 @@ def test_meshes_that_are_written_have_no_face_twice_and_no_corner_twice_in_a_fac
                 assert len(Mesh.load(tmp_path / f"{number}.{ending}").faces) == len(faces)
 
 
+def test_a_face_whose_corners_lie_on_a_line_is_not_written():
+    on_a_line = [0, 0, 0, 1, 1, 1, 3, 3, 3]
+    mesh = mesh_of(np.array([[0, 0, 0, 5, 0, 0, 0, 5, 0], on_a_line]), BINS)
+    assert len(mesh.faces) == 1 and len(mesh.vertices) == 3
+    assert mesh_of(np.array([on_a_line]), BINS).faces.shape == (0, 3)
+
+
+@pytest.mark.parametrize("corners", [3, 4])
+def test_no_faces_at_all_are_a_mesh_of_none(corners: int):
+    assert mesh_of(np.zeros((0, 3 * corners), np.int64), BINS).faces.shape == (0, corners)
+
+
 def test_a_sample_of_no_face_at_all_can_be_saved_and_shown(tmp_path: Path):
     task = writer()
     task.model.impossible_SV[0, : task.model.end] = True

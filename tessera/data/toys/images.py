@@ -17,6 +17,7 @@ import PIL.Image
 from PIL import ImageDraw, ImageFilter
 
 from tessera.data.image_examples import ImageBatch, ImageExample, collate
+from tessera.data.toys.source import Toys
 from tessera.media.image import Image
 
 Kind = Literal["circle", "square", "triangle", "diamond", "star", "ring", "cross", "heart", "moon"]
@@ -98,31 +99,16 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class ToyImages:
-    """The source: toys number `first` to `first + count - 1`."""
-
-    count: int
+class ToyImages(Toys):
     size: int
-    seed: int = 0
-    first: int = 0
     most_shapes: int = 3
     """1 to 3; with 3 a toy is what it has always been"""
     plain: bool = False
     """flat colours just as they are called, nothing turned; a shape that stands alone is medium or large and has one of
     nine places, so that all of a picture can be said in a caption"""
 
-    def __len__(self) -> int:
-        return self.count
-
-    def name(self, index: int) -> str:
-        return f"toy-{self.first + index:06d}"
-
-    @property
-    def captioned(self) -> int:
-        return self.count
-
     def scene(self, index: int) -> Scene:
-        return imagine(self.seed, self.first + index, self.most_shapes, self.plain)
+        return imagine(self.seed, self.number(index), self.most_shapes, self.plain)
 
     def caption(self, index: int) -> str:
         """What is said about a toy, without drawing it."""

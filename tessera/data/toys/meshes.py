@@ -17,6 +17,7 @@ import numpy as np
 
 from tessera.data.mesh_examples import MeshBatch, MeshExample, collate
 from tessera.data.toys.images import pick
+from tessera.data.toys.source import Toys
 from tessera.media.mesh import Mesh
 
 Rng = np.random.Generator
@@ -37,21 +38,10 @@ class Toy:
 
 
 @dataclass(frozen=True)
-class ToyMeshes:
-    """The source: toys number `first` to `first + count - 1`."""
-
-    count: int
+class ToyMeshes(Toys):
     bins: int
     polygons: Literal["triangles", "quads"] = "triangles"
     most_faces: int = 800
-    seed: int = 0
-    first: int = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def name(self, index: int) -> str:
-        return f"toy-{self.first + index:06d}"
 
     def caption(self, index: int) -> str:
         return self.toy(index).caption
@@ -60,13 +50,9 @@ class ToyMeshes:
         """All that a toy depends on beside its number."""
         return f"{self.seed} {self.bins} {self.polygons} {self.most_faces}"
 
-    @property
-    def captioned(self) -> int:
-        return self.count
-
     def toy(self, index: int) -> Toy:
         quads = self.most_faces if self.polygons == "quads" else self.most_faces // 2
-        return imagine(self.seed, self.first + index, quads)
+        return imagine(self.seed, self.number(index), quads)
 
     def item(self, index: int, rng: Rng) -> MeshExample:
         toy = self.toy(index)

@@ -32,6 +32,7 @@ from tessera.data.toys.images import (
     reach,
     seen_on,
 )
+from tessera.data.toys.source import Toys
 from tessera.data.video_examples import VideoBatch, VideoExample, collate
 from tessera.media.video import Video
 
@@ -82,20 +83,9 @@ class Play:
 
 
 @dataclass(frozen=True)
-class ToyVideos:
-    """The source: toys number `first` to `first + count - 1`."""
-
-    count: int
+class ToyVideos(Toys):
     size: int
     frames: int
-    seed: int = 0
-    first: int = 0
-
-    def __len__(self) -> int:
-        return self.count
-
-    def name(self, index: int) -> str:
-        return f"toy-{self.first + index:06d}"
 
     def caption(self, index: int) -> str:
         return self.play(index).caption
@@ -104,12 +94,8 @@ class ToyVideos:
         """All that a toy depends on beside its number."""
         return f"{self.seed} {self.size} {self.frames}"
 
-    @property
-    def captioned(self) -> int:
-        return self.count
-
     def play(self, index: int) -> Play:
-        return imagine(self.seed, self.first + index)
+        return imagine(self.seed, self.number(index))
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         play = self.play(index)

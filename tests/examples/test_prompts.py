@@ -1,0 +1,118 @@
+"""The prompts' archives come from strangers: nothing in them decides where a file is written."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path, PurePosixPath
+
+import av
+import numpy as np
+import pytest
+
+from tessera.data.sounds import Sounds
+from tessera.media.sound import Sound
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "prompts.py"
+VOICE = "usr/share/asterisk/sounds/en_US_f_Allison"
+TEXT = """; a comment: not a prompt
+hello: Hello,   world!
+digits/1: one
+beep: [a simple beep tone]
+silence/1: (1 second of silence)
+missing: Nobody recorded this.
+broken: Nobody can hear this.
+"""
+
+
+@pytest.fixture
+def prompts(monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
+    spec = importlib.util.spec_from_file_location("prompts_example", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def g722(hertz: float = 440.0, seconds: float = 0.2) -> bytes:
+    """A tone, as the telephone exchange has it: two samples in a byte, and no header."""
+    samples = (8000 * np.sin(2 * np.pi * hertz * np.arange(round(16_000 * seconds)) / 16_000)).astype(np.int16)
+    encoder = av.CodecContext.create("g722", "w")
+    encoder.sample_rate, encoder.layout, encoder.format = 16_000, "mono", "s16"
+    frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
+    frame.rate = 16_000
+    return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
+
+
+def files(**data: bytes) -> list[tuple[PurePosixPath, bytes]]:
+    return [(PurePosixPath(name), content) for name, content in data.items()]
+
+
+def transcripts(prompts, text: str = TEXT) -> dict[str, str]:
+    path = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
+    return prompts.read_transcripts(files(**{path: gzip.compress(text.encode()), "usr/share/doc/other.txt": b"a: b"}))
+
+
+def test_transcripts_are_what_is_spoken(prompts):
+    told = {"hello": "Hello, world!", "digits/1": "one", "missing": "Nobody recorded this.", "broken": "Nobody can hear this."}
+    assert transcripts(prompts) == told
+    latin = files(**{"core-sounds-fr.txt": "un: déjà".encode("latin-1")})
+    assert prompts.read_transcripts(latin) == {"un": "déjà"}
+
+
+def test_prompts_become_recordings_with_their_transcripts(tmp_path, prompts, capsys):
+    recordings = files(
+        **{
+            f"./{VOICE}/hello.g722": g722(),
+            f"./{VOICE}/digits/1.g722": g722(880),
+            f"./{VOICE}/beep.g722": g722(),
+            f"./{VOICE}/untold.g722": g722(),
+            f"./{VOICE}/broken.g722": b"",
+            "./usr/share/doc/readme": b"hello",
+        }
+    )
+    out = tmp_path / "out"
+    lines = prompts.lay_out(recordings, transcripts(prompts), "en", out)
+    prompts.finish(lines, ["en"], out)
+    written = sorted(path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_file())
+    assert written == ["CREDITS.md", "en/digits-1.flac", "en/hello.flac", "metadata.jsonl"]
+    assert [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()] == [
+        {"file_name": "en/digits-1.flac", "text": "one"},
+        {"file_name": "en/hello.flac", "text": "Hello, world!"},
+    ]
+    assert "CC-BY-SA-3.0" in (out / "CREDITS.md").read_text()
+    assert "left out en/broken.flac: " in capsys.readouterr().out
+    sound = Sound.load(out / "en" / "hello.flac")
+    assert (sound.rate_hz, sound.samples.shape) == (16_000, (1, 3200))
+    assert abs(np.fft.rfft(sound.samples[0])).argmax() == 440 * 3200 // 16_000
+
+
+def test_what_is_laid_out_can_be_learnt_from(tmp_path, prompts):
+    recordings = files(**{f"{VOICE}/hello.g722": g722(), f"{VOICE}/digits/1.g722": g722(880)})
+    prompts.finish(prompts.lay_out(recordings, transcripts(prompts), "en", tmp_path), ["en"], tmp_path)
+    source = Sounds(path=str(tmp_path), seconds=0.1).everything()
+    assert [source.item(i, np.random.default_rng(0)).caption for i in range(2)] == ["one", "Hello, world!"]
+
+
+def test_an_archive_cannot_write_outside_the_folder(tmp_path, prompts):
+    names = ["../../evil", "/evil", "..\\evil", "..", "a/../../../b"]
+    told = {prompts.prompt_name(PurePosixPath(f"{VOICE}/{name}.g722")): "evil" for name in names}
+    recordings = [(PurePosixPath(f"{VOICE}/{name}.g722"), g722()) for name in names] + files(**{"../../../x.g722": g722()})
+    prompts.lay_out(recordings, {**told, "../../../x": "evil"}, "en", tmp_path / "deep" / "out")
+    written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    assert written and all(Path(path).parent.as_posix() == "deep/out/en" for path in written)
+
+
+def test_without_apt_a_sentence_says_so(tmp_path):
+    tried = subprocess.run(
+        [sys.executable, str(EXAMPLE), str(tmp_path / "out")],
+        env={"PATH": str(tmp_path), "PYTHONPATH": str(EXAMPLE.parents[1])},
+        capture_output=True,
+        text=True,
+    )
+    assert tried.returncode == 1
+    assert "there is no apt-get" in tried.stderr and "Traceback" not in tried.stderr
+    assert not (tmp_path / "out").exists()
