@@ -27,6 +27,7 @@ help:
 
 setup: .venv/.stamp
 
+# openwakeword is taken for the weights that lie in it; what it wants besides, some hundred MB, is never imported.
 # The stamp is written last, so a set-up that was interrupted is taken up again.
 .venv/.stamp: pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "Tessera needs Python 3.11, 3.12 or 3.13, and none was found on the PATH." \
@@ -34,7 +35,9 @@ setup: .venv/.stamp
 	@echo "Setting up .venv with $$($(PYTHON) --version): a minute or two, once (.venv/install.log tells how far it is)."
 	@$(PYTHON) -m venv .venv
 	@$(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input \
-		-e '.[dev,perceptual,text,video,sound,mesh,tensorboard]' >.venv/install.log 2>&1 \
+		-e '.[dev,perceptual,text,video,sound,speech,voice,mesh,tensorboard]' >.venv/install.log 2>&1 \
+		&& $(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input --no-deps \
+		openwakeword==0.5.1 >>.venv/install.log 2>&1 \
 		|| { tail -n 20 .venv/install.log >&2; echo "The set-up failed; .venv/install.log has all of it." >&2; exit 1; }
 	@touch $@
 

@@ -186,7 +186,7 @@ def no_tokenizer() -> Any:
 
     class NoTokenizer:
         network = nn.Identity()
-        vocabulary, grid, levels, features = SYMBOLS, (GRID, GRID), 1, None
+        vocabulary, grid, levels, features, seconds = SYMBOLS, (GRID, GRID), 1, None, None
 
     return NoTokenizer()
 

@@ -38,8 +38,9 @@ DIFFERENT = """\
     which ours has not. Parameters and operations stand above.
   - Their transformer tokenizes its meshes at every step, ours once before the first: beside it stands ours tokenizing, too.
   - Their transformer has no moving average; ours has, and their autoencoder, both moved every tenth step.
-  - Theirs knows no order of faces and takes its meshes as they are, and so does ours where they are "ready"; from a folder ours
-    brings them into order at every visit, which stands beside it. Which faces touch, both derive at every visit.
+  - Theirs knows no order of faces and takes its meshes as they are, and derives at every visit which faces touch; so does ours
+    where they are "ready". From a folder ("as found") ours brings a mesh into order and finds what touches at its first visit,
+    which is not timed, and keeps it. Where a mesh is another one at every visit ("stretched"), ours does all of it every time.
   - A few of their 64 random faces are degenerate; all of ours are real.
   - Theirs learns at a tenth of the rate asked for, which takes as long; theirs logs at every step, ours every tenth."""
 
@@ -124,8 +125,9 @@ def their_versions() -> str:
 # ---- ours
 
 
-def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found"]) -> Side:
+def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretched"]) -> Side:
     from tessera.config import Run
+    from tessera.data.draws import Validation
     from tessera.data.meshes import Meshes
     from tessera.data.split import Split
     from tessera.folder import RunFolder
@@ -133,14 +135,19 @@ def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found"]) -> Side
     from tessera.tasks.meshes import TokenizeMeshes
 
     task = TokenizeMeshes(model=autoencoder_config(), optimizer=optimizer(1e-4))
-    run = Run(recipe="bench", task=task, data=Meshes(bins=BINS, most_faces=FACES), engine=life())
-    built, source = task_of(run), Ready() if meshes == "ready" else Random()
+    path = str(written(work / "meshes"))
+    data = Meshes(path=path, bins=BINS, most_faces=FACES, validation_share=0.0, scale=0.25 if meshes == "stretched" else 0.0)
+    run = Run(recipe="bench", task=task, data=data, engine=life())
+    built, source = task_of(run), Ready()
     about = About(
         parameters={"model": parameters(built.model)},
         mflop={"model": mflop(lambda: built.model(source.batch()))},
         packages=versions("torch"),
     )
-    steps = engine_of(run, RunFolder(work / "ours"), task=built, split=Split(source, source)).steps()
+    split = Split(source, source) if meshes == "ready" else data.build()
+    for _ in Validation(split.train, seed=0, batch_size=BATCH).batches(rank=0, processes=1):
+        pass  # whatever is kept is there
+    steps = engine_of(run, RunFolder(work / "ours"), task=built, split=split).steps()
     return Side(about, lambda: several(steps))
 
 
@@ -196,7 +203,7 @@ def our_task(most_faces: int) -> Any:
 
 
 def about_our_transformer(task: Any) -> About:
-    tokenizer, codes, meshes = task.codecs["tokenizer"], random_codes()[:BATCH], Random().batch()
+    tokenizer, codes, meshes = task.codecs["tokenizer"], random_codes()[:BATCH], Ready().batch()
     return About(
         parameters={"model": parameters(task.model), "tokenizer": parameters(tokenizer.network)},
         mflop={
@@ -249,11 +256,22 @@ class Untrained:
         return self.network.tokenize(examples)
 
 
-class Random:
-    """The source: as many random faces as theirs, none of them degenerate, brought into canonical order at every visit."""
+def written(folder: Path) -> Path:
+    """The random meshes as somebody would have them."""
+    folder.mkdir()
+    for number, mesh in enumerate(random_meshes()):
+        folder.joinpath(f"{number:03d}.obj").write_text(mesh.to_y_up().as_obj())
+    return folder
+
+
+class Ready:
+    """The source: as many random faces as theirs, none of them degenerate, and in canonical order from the beginning: theirs
+    takes its meshes as they are. Which faces touch is found at every visit, as there."""
 
     def __init__(self) -> None:
-        self.meshes = random_meshes()
+        from tessera.data.mesh_examples import MeshExample
+
+        self.examples = [MeshExample.of(mesh, BINS, "") for mesh in random_meshes()]
 
     def __len__(self) -> int:
         return MESHES
@@ -262,9 +280,10 @@ class Random:
         return str(index)
 
     def item(self, index: int, rng: Any) -> Any:
-        from tessera.data.mesh_examples import MeshExample
+        from tessera.data.adjacency import face_pairs
 
-        return MeshExample.of(self.meshes[index], BINS, "")
+        ready = self.examples[index]
+        return replace(ready, edges=face_pairs(ready.faces))
 
     def collate(self, examples: list[Any]) -> Any:
         from tessera.data.mesh_examples import collate
@@ -273,20 +292,6 @@ class Random:
 
     def batch(self) -> Any:
         return self.collate([self.item(index, None) for index in range(BATCH)])
-
-
-class Ready(Random):
-    """The same in canonical order from the beginning: theirs knows no order, and takes its meshes as they are."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.examples = [super(Ready, self).item(index, None) for index in range(MESHES)]
-
-    def item(self, index: int, rng: Any) -> Any:
-        from tessera.data.adjacency import face_pairs
-
-        ready = self.examples[index]
-        return replace(ready, edges=face_pairs(ready.faces))
 
 
 @cache

@@ -9,13 +9,16 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch import Tensor
+
 from tessera.data.draws import Validation
+from tessera.data.judges import Judge, Shown
 from tessera.engine.evaluation import make_samples
 from tessera.engine.modes import seed as seed_all
 from tessera.engine.task import Batch
 from tessera.finished import Finished, finished
 from tessera.folder import Refused
-from tessera.generator import Generator, Start, classes_of, settings
+from tessera.generator import Generator, Settings, Start, classes_of, refuse_without_codec, settings
 from tessera.tasks.autoregressive import AutoregressiveTask
 from tessera.tasks.generator import GeneratorTask
 
@@ -30,6 +33,11 @@ class Order:
     negative: str | None = None
     data: str | None = None
     mask: str | None = None
+    like: str | None = None
+    """A recording that says what is to be said,"""
+    prompt_audio: str | None = None
+    """and one in whose voice."""
+    seconds: float | None = None
     count: int
     seed: int = 0
     sampling: dict[str, Any] = field(default_factory=dict)
@@ -42,6 +50,10 @@ class Order:
             raise Refused(f"At least 1 sample can be made, but --count is {self.count}.")
         if self.mask is not None and self.data is None:
             raise Refused("A mask is for a picture: say which with --data PICTURE.")
+        if self.like is None and (self.prompt_audio is not None or self.seconds is not None):
+            raise Refused("A voice and a length are for a recording that is followed: say which with --like RECORDING.")
+        if self.like is not None and (self.prompts or self.data is not None):
+            raise Refused("A recording is followed (--like) without prompts and without --data: leave these out.")
 
 
 @dataclass
@@ -50,6 +62,8 @@ class Answer:
     settings: dict[str, Any]
     notices: list[str]
     """What a person should hear about how it came about."""
+    codes: list[Tensor] = field(default_factory=list)
+    """The symbols that each was read from, if it was generated."""
 
 
 def given(**settings: Any) -> dict[str, Any]:
@@ -63,7 +77,7 @@ def answered(made: Finished, order: Order) -> Answer:
 
 def rebuilt(made: Finished, order: Order) -> Answer:
     """What the task makes of examples."""
-    if order.prompts or order.negative or order.mask or order.superres:
+    if order.prompts or order.negative or order.mask or order.superres or order.like:
         raise Refused(
             f"A run of {made.run.recipe} rebuilds what it is shown (--data) and takes no prompt, mask or second run: "
             "those are for a generator, such as images-maskgit."
@@ -87,18 +101,45 @@ def generated(made: Finished, order: Order) -> Answer:
         f"The text encoder does not read the end of so long a prompt: {text[:60]}..."
         for text in generator.cut([text for text in (*order.prompts, order.negative) if text])
     ]
-    how = {"seed": order.seed, "negative": order.negative, "sampling": sampling, "guidance": guidance}
+    chosen, how = Settings(sampling, guidance), {"seed": order.seed, "negative": order.negative}
     told = {"superres": order.superres, "negative": order.negative, "mask": order.mask}
     told |= {"sampling": dataclasses.asdict(sampling), "guidance": dataclasses.asdict(guidance)}
-    if "smaller" in generator.task.codecs and not order.prompts:
-        return Answer(generator.enlarge(source_of(made, order.data), order.count, **how), told, notices)
+    if order.like is not None:
+        told |= {"like": order.like, "prompt_audio": order.prompt_audio, "seconds": order.seconds}
+        followed = generator.follow(
+            order.like, chosen, voice=order.prompt_audio, seconds=order.seconds, count=order.count, seed=order.seed
+        )
+        return Answer(followed.media, told, notices, followed.codes)
+    if generator.task.coarser is not None and not order.prompts:
+        again = generator.draw_again(source_of(made, order.data), order.count, chosen, **how)
+        if not again.media:
+            raise Refused("Not one example could be read, so there is nothing to draw again. `tessera check` tells why.")
+        return Answer(again.media, told, notices, again.codes)
     start = start_of(generator, order)
     texts = texts_of(made, order, started=start is not None)
-    media = generator.generate(texts, start=start, superres_rounds=order.superres_rounds, **how)
+    drawn = generator.draw(texts, chosen, start=start, superres_rounds=order.superres_rounds, **how)
     if generator.larger is not None:
-        larger = settings(generator.larger, order.superres_rounds)
-        told["superres_settings"] = {k: dataclasses.asdict(v) for k, v in vars(larger).items()}
-    return Answer(media, told | {"prompts": texts}, notices)
+        above = settings(generator.larger, order.superres_rounds)
+        told["superres_settings"] = {k: dataclasses.asdict(v) for k, v in vars(above).items()}
+    return Answer(drawn.media, told | {"prompts": texts}, notices, drawn.codes)
+
+
+@dataclass(frozen=True)
+class Judged:
+    numbers: dict[str, float]
+    protocol: dict[str, Any]
+
+
+def judged(made: Finished, order: Order) -> Judged | None:
+    """What the medium's judge says of samples for held-out captions; None where there is none, or it has nothing to go by."""
+    judge: Judge | None = made.run.data.judge() if isinstance(made.task, GeneratorTask) else None
+    if judge is None or (judge.by_prompt and not takes_prompts(made)):
+        return None
+    answer = answered(made, order)
+    count = len(answer.media)
+    prompts = captions_of(made, None, count) if takes_prompts(made) else [""] * count
+    found = judge(Shown(answer.media, prompts, answer.codes))
+    return Judged(found.numbers, {"samples": found.of, "seed": order.seed, **answer.settings})
 
 
 def with_settings(config: Any, asked: dict[str, Any]) -> Any:
@@ -107,6 +148,8 @@ def with_settings(config: Any, asked: dict[str, Any]) -> Any:
     for name in asked:
         if name not in known:
             raise Refused(f"This generator knows no --{name.replace('_', '-')}: it has {', '.join(sorted(known))}.")
+    if "rounds" in asked and getattr(config, "level_rounds", ()):
+        raise Refused("This run lays its symbols level by level: say how often it is asked in each, --level-rounds 16 1, say.")
     try:
         return dataclasses.replace(config, **asked)
     except ValueError as error:
@@ -148,6 +191,7 @@ def data_of(made: Finished, path: str | None) -> Any:
 
 def source_of(made: Finished, path: str | None) -> Any:
     """All of a given path, or the run's own held-out examples."""
+    refuse_without_codec(made.task)
     return made.run.data.build().validation if path is None else data_of(made, path).everything()
 
 

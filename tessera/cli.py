@@ -26,6 +26,8 @@ tessera train RECIPE [--data PATH] [--out RUN]    starts, or goes on where RUN s
 tessera sample RUN [--data PATH] [--out DIR]      what the model makes, as ordinary files
 tessera tokenize RUN --data PATH --out DIR        a folder of files as codes
 tessera evaluate RUN [--data PATH]                the medium's own numbers, with their protocol
+tessera index RUN --data PATH --out INDEX         a folder of music as points, to be searched
+tessera search INDEX "slow piano, minor key"      what is nearest to some words, or to a recording
 tessera check PATH                                what is in a folder, what is unusable and why
 tessera demo                                      from nothing to samples, on built-in data
 
@@ -79,11 +81,15 @@ def sample(
     negative: str | None = None,
     data: str | None = None,
     mask: str | None = None,
+    like: str | None = None,
+    prompt_audio: str | None = None,
+    seconds: float | None = None,
     count: int = 16,
     seed: int = 0,
     out: str | None = None,
     weights: Literal["average", "live"] = "average",
     rounds: int | None = None,
+    level_rounds: tuple[int, ...] = (),
     guidance: float | None = None,
     guidance_from: float | None = None,
     guidance_to: float | None = None,
@@ -107,12 +113,16 @@ def sample(
         negative: What to lead away from.
         data: A folder or one file: for a tokenizer, what to rebuild; for a generator, where captions come from, or with
             a mask the picture to change. Left out: the run's held-out examples.
+        like: A recording that says what is to be said, for sounds-soundstorm.
+        prompt_audio: A recording of the voice in which it is to be said; left out, any.
+        seconds: How much of it; left out, all.
         mask: A picture of the same size, white where it is to be drawn anew (in-painting, out-painting, editing).
         count: How many, for each prompt.
         seed: Another seed is another draw, where there is something to draw.
         out: Where the files go; left out, a new folder under the run's samples.
         weights: The average of the model, or the model as the optimizer left it.
         rounds: How often the model is asked; more make more careful pictures.
+        level_rounds: The same for each level of a sound's symbols; the last number holds for all further levels.
         guidance: How far a prompt leads away from no prompt; 1 is off.
         guidance_from: The share of the rounds after which guidance begins.
         guidance_to: The share of the rounds after which guidance ends.
@@ -139,10 +149,20 @@ def sample(
         negative=negative,
         data=data,
         mask=mask,
+        like=like,
+        prompt_audio=prompt_audio,
+        seconds=seconds,
         count=count,
         seed=seed,
         sampling=given(
-            rounds=rounds, order=order, schedule=schedule, temperature=temperature, noise=noise, top_k=top_k, top_p=top_p
+            rounds=rounds,
+            level_rounds=level_rounds or None,
+            order=order,
+            schedule=schedule,
+            temperature=temperature,
+            noise=noise,
+            top_k=top_k,
+            top_p=top_p,
         ),
         guidance=given(scale=guidance, start=guidance_from, end=guidance_to, ramp=guidance_ramp),
         superres_rounds=superres_rounds,
@@ -171,8 +191,8 @@ def tokenize(
     """A folder of files as codes, with their names and the tokenizer's fingerprint.
 
     Args:
-        run: The run's folder.
-        out: Where the codes go.
+        run: The folder of a tokenizer's run; or of a generator's, for the codes of all tokenizers that it stands on.
+        out: Where the codes go; those of a generator's tokenizers in one folder each.
         data: A folder or one file; left out, the data that the run was trained on.
         weights: The average of the model, or the model as the optimizer left it.
         batch_size: Examples encoded together.
@@ -180,22 +200,22 @@ def tokenize(
     """
     from tessera.answers import data_of
     from tessera.data.codes import About, write_codes
-    from tessera.finished import finished
-    from tessera.tokenizer import Tokenizer
+    from tessera.finished import codecs_of, finished
 
     made = finished(run, weights)
     _tell(made.notices)
-    tokenizer = Tokenizer(made)
     source = data_of(made, data).everything()
-    about = About(tokenizer.fingerprint, tokenizer.vocabulary, made.run.recipe, made.steps, tokenizer.transform)
     marks = {source.name(i): source.mark(i) for i in range(len(source))}
-    batches = tokenizer.codes_of(source, batch_size, workers)
-    with _told_if_not_writable(Path(out)):
-        rows = ((batch.names, [marks[name] for name in batch.names], codes) for batch, codes in batches)
-        examples = write_codes(out, rows, about)
-    if not examples:
-        raise Refused("Not one example could be read, so there are no codes to write. `tessera check` tells why.")
-    print(f"{examples} of {len(source)} examples as codes of {tokenizer.vocabulary} symbols in {out}")
+    for part, codec in codecs_of(made).items():
+        place = Path(out) / part
+        about = About(codec.fingerprint, codec.vocabulary, codec.run.recipe, codec.steps, codec.transform)
+        with _told_if_not_writable(place):
+            batches = codec.codes_of(source, batch_size, workers)
+            rows = ((batch.names, [marks[name] for name in batch.names], codes) for batch, codes in batches)
+            examples = write_codes(place, rows, about)
+        if not examples:
+            raise Refused("Not one example could be read, so there are no codes to write. `tessera check` tells why.")
+        print(f"{examples} of {len(source)} examples as codes of {codec.vocabulary} symbols in {place}")
     return 0
 
 
@@ -218,11 +238,12 @@ def evaluate(
         out: A JSON file for numbers and protocol; left out, evaluation.json in the run's folder.
         batch_size: Examples measured together.
         workers: Processes that read and prepare data.
-        samples: For a generator trained on the toys: how many held-out prompts a judge holds its pictures against; 0: none.
-        seed: Of those pictures.
+        samples: Of a generator: for how many held-out prompts samples are shown to a judge, where there is one: toy pictures
+            are held against their prompts; meshes should end, be whole, and be new. 0: none.
+        seed: Of those samples.
     """
     from tessera import __version__
-    from tessera.answers import LeftOut, Order, answered, captions_of, stream_of, takes_prompts
+    from tessera.answers import LeftOut, Order, judged, stream_of
     from tessera.engine.evaluation import measure
     from tessera.finished import finished
 
@@ -244,12 +265,10 @@ def evaluate(
         "transform": made.run.data.transform(),
         "tessera": __version__,
     }
-    judge = made.run.data.judge() if data is None and samples and takes_prompts(made) else None
-    if judge is not None:
-        pictures = answered(averaged, Order(run=run, count=samples, seed=seed))
-        verdict = judge(pictures.media, captions_of(made, None, len(pictures.media)))
-        numbers["average"] |= {"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}
-        protocol["judged"] = {"pictures": verdict.of, "seed": seed, **pictures.settings}
+    verdict = judged(averaged, Order(run=run, count=samples, seed=seed)) if data is None and samples else None
+    if verdict is not None:
+        numbers["average"] |= verdict.numbers
+        protocol["judged"] = verdict.protocol
     path = Path(out) if out else RunFolder(run).path / "evaluation.json"
     with _told_if_not_writable(path):
         write_atomically(path, json_module.dumps({"numbers": numbers, "protocol": protocol}, indent=1) + "\n")
@@ -281,14 +300,64 @@ def check(path: str, /, *, medium: Literal["auto", "image", "video", "sound", "m
     return 0 if report.usable else 1
 
 
-def demo(*, medium: Literal["image", "video", "mesh", "all"] = "image", out: str = "runs/demo") -> int:
+def index(
+    run: str,
+    /,
+    *,
+    out: str,
+    data: str | None = None,
+    weights: Literal["average", "live"] = "average",
+    batch_size: int = 16,
+    workers: int = 0,
+) -> int:
+    """A folder of music as points that can be searched by words or by music.
+
+    Args:
+        run: The folder of a run of music-mulan.
+        out: Where the index goes.
+        data: A folder or one file; left out, the data that the run was trained on.
+        weights: The average of the model, or the model as the optimizer left it.
+        batch_size: Examples looked at together.
+        workers: Processes that read and prepare data.
+    """
+    from tessera.search import make_index
+
+    with _told_if_not_writable(Path(out)):
+        _tell(make_index(run, data, out, weights, batch_size, workers))
+    return 0
+
+
+def search(index: str, query: str, /, *, top: int = 10, how: Literal["exact", "faiss"] = "exact", json: bool = False) -> int:
+    """What is nearest in an index: to words, or to the music in a file.
+
+    Args:
+        index: What `tessera index` wrote.
+        query: Words; or the path of a recording.
+        top: How many to tell.
+        how: exact compares with all; faiss does it with the library of that name.
+        json: Print JSON instead of a table.
+    """
+    from tessera.search import searched
+
+    print(searched(index, query, top, how, as_json_text=json))
+    return 0
+
+
+def demo(*, medium: Literal["image", "video", "sound", "music", "mesh", "all"] = "image", out: str = "runs/demo") -> int:
     """From nothing to samples, on built-in examples. Ctrl-C stops it; the same command goes on.
 
     Args:
-        medium: image (a tokenizer, then text to image), video or mesh (a tokenizer), or all of them, one after the other.
+        medium: image (a tokenizer, then text to image), video or mesh (a tokenizer), sound (a codec), music (an embedding of
+            music and text), or all of them, one after the other.
         out: Where the runs go.
     """
-    demos = {"image": _demo_of_images, "video": _demo_of_videos, "mesh": _demo_of_meshes}
+    demos = {
+        "image": _demo_of_images,
+        "video": _demo_of_videos,
+        "sound": _demo_of_sounds,
+        "music": _demo_of_music,
+        "mesh": _demo_of_meshes,
+    }
     for name in demos if medium == "all" else (medium,):
         demos[name](out)
     return 0
@@ -308,12 +377,22 @@ def _demo_of_videos(out: str) -> None:
     train("videos-magvit2", "--steps", "600", "--out", f"{out}/videos-magvit2")
 
 
+def _demo_of_sounds(out: str) -> None:
+    print("A codec learns from 2,000 built-in voices and instruments to write sound as symbols, and to play it back.")
+    train("sounds-codec", "--steps", "400", "--out", f"{out}/sounds-codec")
+
+
+def _demo_of_music(out: str) -> None:
+    print("Two networks learn from 2,048 built-in tunes which words belong to which music: it can then be searched.")
+    train("music-mulan", "--out", f"{out}/music-mulan")
+
+
 def _demo_of_meshes(out: str) -> None:
     print("A mesh tokenizer learns from 2,000 built-in pieces of furniture to write triangles as symbols, and to read them.")
     train("meshes-autoencoder", "--steps", "1000", "--out", f"{out}/meshes-autoencoder")
 
 
-VERBS = {verb.__name__: verb for verb in (recipes, train, sample, tokenize, evaluate, check, demo)}
+VERBS = {verb.__name__: verb for verb in (recipes, train, sample, tokenize, evaluate, index, search, check, demo)}
 
 
 # ---- what they share

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tessera.data.coded import CodedSource
 from tessera.data.codes import About, read_codes, write_codes
-from tessera.data.split import Some, Split
+from tessera.data.split import Some, Split, sayings
 from tessera.engine.processes import Processes
 from tessera.finished import Codec
 from tessera.folder import Refused
@@ -45,13 +45,13 @@ def handed_out(make: Callable[[], CodedSource], meeting: Processes) -> CodedSour
         return make()
     made: list[CodedSource] = []
 
-    def describe() -> tuple[list[str], list[str]]:
+    def describe() -> tuple[list[str], list[str], dict[int, list[str]]]:
         made.append(make())
-        return made[0].names, made[0].captions
+        return made[0].names, made[0].captions, made[0].sayings_by_index
 
-    names, captions = meeting.main_does(describe)
+    names, captions, several = meeting.main_does(describe)
     codes = meeting.handed_out({"codes": made[0].codes} if made else None)["codes"]
-    return CodedSource(names, {name: tensor.cpu() for name, tensor in codes.items()}, captions)
+    return CodedSource(names, {name: tensor.cpu() for name, tensor in codes.items()}, captions, several)
 
 
 @dataclass
@@ -69,12 +69,14 @@ class Coder:
         if not names:
             raise Refused("Not one example could be read, so there is nothing to learn from. `tessera check` tells why.")
         codes = {part: torch.stack([rows[name] for name in names]) for part, rows in made.items()}
-        return CodedSource(names, codes, [source.caption(i) for i in usable])
+        captions = [source.caption(i) for i in usable]
+        several = {place: said for place, i in enumerate(usable) if len(said := sayings(source, i)) > 1}
+        return CodedSource(names, codes, captions, several)
 
     def rows(self, source: Any, codec: Codec, name: str) -> dict[str, Tensor]:
         """The codes of each example that can be read: those given, and for the rest those of the cache."""
         fingerprint = codec.fingerprint
-        have = self.given_rows(source, fingerprint) if name == "tokenizer" and self.given is not None else {}
+        have = self.given_rows(source, codec, fingerprint) if name == "tokenizer" and self.given is not None else {}
         missing = Some(source, [i for i in range(len(source)) if source.name(i) not in have])
         if len(missing) == 0:
             return have
@@ -82,13 +84,19 @@ class Coder:
         key = hashlib.sha256(json.dumps([fingerprint, names, marks]).encode()).hexdigest()[:16]
         return have | self.cached_rows(missing, codec, fingerprint, self.cache / f"{name}-{key}")
 
-    def given_rows(self, source: Any, fingerprint: str) -> dict[str, Tensor]:
+    def given_rows(self, source: Any, codec: Codec, fingerprint: str) -> dict[str, Tensor]:
         """What `tessera tokenize` wrote of these examples, if they have not changed since."""
         assert self.given is not None
         given = read_codes(self.given, fingerprint)
         marks = {source.name(i): source.mark(i) for i in range(len(source))}
         rows = zip(given.names, given.marks, given.codes, strict=True)
         have = {name: row for name, mark, row in rows if marks.get(name) == mark}
+        if any(row.shape[: len(codec.grid)] != codec.grid for row in have.values()):
+            met = tuple(next(iter(have.values())).shape)
+            raise Refused(
+                f"The codes in {self.given} are {met} for each example, but this run's examples become {codec.grid}: tokenize "
+                "examples of the same length, or let this run do it (--task.codes cache)."
+            )
         if len(have) < len(source):
             self.say(f"{self.given} has {len(have):,} of {len(source):,} examples as they are now; the rest is tokenized here.")
         return have

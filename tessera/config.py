@@ -38,6 +38,16 @@ class Run:
 
     def __post_init__(self) -> None:
         self.task.suits(self.data)
+        if self.engine.batch_size < self.least_batch:
+            raise ValueError(
+                f"What is learnt here is learnt by comparing examples, and in a batch of {self.engine.batch_size} there is "
+                f"nothing to compare: use a --batch-size of {self.least_batch} or, better, of 64 and more."
+            )
+
+    @property
+    def least_batch(self) -> int:
+        """How many examples the task needs in a step."""
+        return getattr(self.task, "least_batch", 1)
 
     def build_task(self, parts: Mapping[str, Any]) -> Any:
         """The task, with weights as the global generators give them, on the finished runs that it stands on.
@@ -72,7 +82,7 @@ MAY_DIFFER = frozenset(
         "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes "
         "track start_from"
     ).split()
-) | {"task.tokenizer", "task.smaller", "task.codes"}
+) | {"task.tokenizer", "task.smaller", "task.semantic", "task.codes"}
 """What may change when a run goes on: how long, how often it reports, on what it is carried out, and where the runs lie
 that it stands on (the folder has copies of them, which must be the same: `parts.py`)."""
 

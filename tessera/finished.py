@@ -58,18 +58,35 @@ def finished(path: str | Path, weights: Weights = "average") -> Finished:
 
 def parts_in(folder: RunFolder, run: Run) -> dict[str, Codec]:
     """The tokenizers that a run stands on, from its own folder."""
-    return {name: Codec(finished(folder.parts / name)) for name in run.task.parts()}
+    return {name: codec_of(finished(folder.parts / name), name, run) for name in run.task.parts()}
+
+
+def codec_of(made: Finished, name: str, run: Run) -> Codec:
+    """A part as the run uses it: on its own examples. Only smaller pictures are what they were."""
+    return Codec(made, None if name == "smaller" else run.data)
+
+
+def codecs_of(made: Finished) -> dict[str, Codec]:
+    """By the folder their codes go to: a tokenizer itself, or all that a generator stands on."""
+    parts = getattr(made.task, "codecs", None)
+    return {".": Codec(made)} if parts is None else dict(parts)
 
 
 class Codec:
     """A finished tokenizer, as others use it: what an example's codes are, and what codes look like."""
 
-    def __init__(self, made: Finished):
+    def __init__(self, made: Finished, data: Any = None):
+        self.made, self.data = made, made.run.data if data is None else data
+        """What it is used on: examples prepared as those it learnt from, but perhaps longer or shorter."""
         self.network: Any = made.task
         self.model: Any = made.task.model
         if not (hasattr(self.model, "encode") and hasattr(self.model, "decode")):
             raise Refused(f"The run is of recipe {made.run.recipe!r}, which makes no tokenizer: it cannot encode or decode.")
         self.run, self.steps, self.weights = made.run, made.steps, made.weights
+
+    def on(self, data: Any) -> Codec:
+        """The same tokenizer, for these data."""
+        return Codec(self.made, data)
 
     @property
     def vocabulary(self) -> int:
@@ -79,7 +96,7 @@ class Codec:
     @property
     def grid(self) -> tuple[int, ...]:
         """The sides of the grid of symbols that an example becomes."""
-        return self.run.task.model.grid(self.run.data)
+        return self.run.task.model.grid(self.data)
 
     @property
     def levels(self) -> int:
@@ -87,13 +104,20 @@ class Codec:
         return self.model.quantizer.levels
 
     @property
+    def hop(self) -> int | None:
+        """How many samples one cell of the grid stands for, in media that are a row of samples."""
+        return getattr(self.model, "hop", None)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long one cell of the grid lasts, in such media."""
+        return self.hop / self.run.data.rate_hz if self.hop is not None else None
+
+    @property
     def features(self) -> Tensor | None:
         """What each symbol stands for, (V, F); of a cascade of several levels nothing is said."""
-        quantizer = self.model.quantizer
-        if self.levels > 1:
-            return None
-        every = torch.arange(self.vocabulary, device=next(self.model.parameters()).device)
-        return features(quantizer.values(every, torch.float32).detach())
+        table_VW = self.model.quantizer.table()
+        return None if table_VW is None else features(table_VW.float())
 
     @property
     def transform(self) -> dict[str, Any]:
@@ -114,7 +138,8 @@ class Codec:
         """The symbols of a batch of examples, (B, *grid), and -1 where an example does not fill the grid."""
         fidelity = self.network.fidelity
         dtype = next(self.model.parameters()).dtype
-        codes = self.model.encode(fidelity.fitted(fidelity.target(examples), self.run.data, dtype))
+        target = fidelity.fitted(fidelity.target(examples), self.data, dtype)
+        codes = self.model.encode(target, **fidelity.alongside(examples))
         whole = codes.new_full((len(codes), *self.grid, *codes.shape[1 + len(self.grid) :]), -1)
         whole[tuple(slice(0, side) for side in codes.shape)] = codes
         return whole

@@ -1,4 +1,4 @@
-"""A finished generator in Python: of pictures, or of meshes.
+"""A finished generator in Python: of pictures, sounds or meshes.
 
     generator = Generator.load("runs/images-maskgit")
     pictures = generator.generate(["a red circle left of a blue square"] * 4, seed=1)
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,12 @@ from torch import Tensor
 from tessera.config import did_you_mean
 from tessera.data.draws import Source, Validation
 from tessera.engine.modes import mixed
+from tessera.engine.task import Batch
 from tessera.finished import Finished, Weights, finished
 from tessera.folder import Refused, RunFolder
 from tessera.sampling.guidance import Guidance
 from tessera.tasks.generator import GeneratorTask, Wanted
+from tessera.tasks.given import NoCodec
 
 TOGETHER = 16
 """Examples that are drawn together."""
@@ -74,48 +77,89 @@ class Generator:
         `Guidance`; what is left out is as the run's config says. `start` is a picture of which a part is drawn anew.
         """
         texts = [texts] if isinstance(texts, str) else list(texts)
+        chosen = settings(self.task, rounds, guidance, sampling)
+        return self.draw(texts, chosen, seed=seed, negative=negative, superres_rounds=superres_rounds, start=start).media
+
+    def draw(
+        self,
+        texts: Sequence[str],
+        chosen: Settings,
+        *,
+        seed: int = 0,
+        negative: str | None = None,
+        superres_rounds: int | None = None,
+        start: Start | None = None,
+    ) -> Drawn:
+        """As `generate`, with the symbols."""
         self.refuse(texts, negative)
-        if "smaller" in self.task.codecs:
+        if self.task.coarser == "smaller":
             raise Refused(
                 "This is a super-resolution run: it makes larger pictures from smaller ones. Give it after the run that makes "
                 "those (tessera sample BASE SUPERRES --prompt ...), or pictures to start from (--data)."
             )
-        chosen = settings(self.task, rounds, guidance, sampling)
-        media: list[Any] = []
+        if self.task.coarser is not None:
+            raise Refused(
+                "This run sounds out what is said in a recording: give it one to follow (--like RECORDING), or recordings from "
+                "which it starts (--data)."
+            )
+        made = Drawn()
         for first in range(0, len(texts), TOGETHER):
             wanted = wanted_of(texts[first : first + TOGETHER], seed, first, negative)
             if start is not None:
                 wanted.codes, wanted.hidden = start.times(len(wanted.texts))
             codes = drawn_by(self.task, wanted, chosen)
             if self.larger is None:
-                media += self.task.codecs["tokenizer"].media(codes)
+                made.add(self.task, codes)
             else:
-                above = Wanted(wanted.texts, wanted.seeds, wanted.negative, smaller=codes)
-                larger = drawn_by(self.larger, above, settings(self.larger, superres_rounds))
-                media += self.larger.codecs["tokenizer"].media(larger)
-        return media
+                above = Wanted(wanted.texts, wanted.seeds, wanted.negative, coarser=codes)
+                made.add(self.larger, drawn_by(self.larger, above, settings(self.larger, superres_rounds)))
+        return made
 
-    def enlarge(
-        self,
-        source: Source,
-        count: int,
-        *,
-        seed: int = 0,
-        negative: str | None = None,
-        guidance: Guidance | None = None,
-        sampling: Any = None,
-    ) -> list[Any]:
-        """By a super-resolution run: the first examples of a source, made smaller and then large again."""
-        chosen = settings(self.task, None, guidance, sampling)
+    def draw_again(self, source: Source, count: int, chosen: Settings, *, seed: int = 0, negative: str | None = None) -> Drawn:
+        """By a run that starts from coarser symbols: the first examples of a source, reduced to those and then drawn again."""
         stream = Validation(source, seed=seed, batch_size=TOGETHER)
-        media: list[Any] = []
+        made = Drawn()
         for batch in stream.batches(rank=0, processes=1, limit=count):
             if len(batch):
                 examples = batch.to(self.made.meeting.device).examples
-                wanted = wanted_of(examples.captions, seed, len(media), negative)
-                wanted.smaller = self.task.codes(examples, "smaller")
-                media += self.task.codecs["tokenizer"].media(drawn_by(self.task, wanted, chosen))
-        return media
+                wanted = wanted_of(examples.captions, seed, len(made.media), negative)
+                wanted.coarser, wanted.lengths = self.task.started_from(examples)
+                made.add(self.task, drawn_by(self.task, wanted, chosen))
+        return made
+
+    def follow(
+        self,
+        like: str | Path,
+        chosen: Settings,
+        *,
+        voice: str | Path | None = None,
+        seconds: float | None = None,
+        count: int = 1,
+        seed: int = 0,
+    ) -> Drawn:
+        """What is said in one recording, or its first seconds, in the voice of another."""
+        if self.task.coarser is None or not hasattr(self.made.run.data, "whole"):
+            raise Refused("This run follows no recording: only one that was trained on semantic symbols of sound does.")
+        refuse_without_codec(self.task)
+        said = self.heard(like, seconds)
+        before = self.heard(voice) if voice is not None else said.nothing()
+        prompt = before.codes.shape[1]
+        codes = torch.cat([before.codes, torch.zeros_like(said.codes)], dim=1)
+        start = Start(codes, (torch.arange(codes.shape[1], device=codes.device) >= prompt)[None, :, None].expand_as(codes))
+        made = Drawn()
+        for first in range(0, count, TOGETHER):
+            wanted = wanted_of([""] * min(TOGETHER, count - first), seed, first, None)
+            wanted.codes, wanted.hidden = start.times(len(wanted.texts))
+            wanted.coarser = torch.cat([before.coarser, said.coarser], dim=1).expand(len(wanted.texts), -1)
+            made.add(self.task, drawn_by(self.task, wanted, chosen)[:, prompt:])
+        return made
+
+    def heard(self, path: str | Path, seconds: float | None = None) -> Heard:
+        """The symbols of a recording, as far as it fills whole frames of both kinds."""
+        codecs = [self.task.codecs["tokenizer"], self.task.codecs[str(self.task.coarser)]]
+        data = self.made.run.data.whole(path, seconds, math.lcm(*(codec.hop for codec in codecs)))
+        examples = self.one_of(data).examples
+        return Heard(*(codec.on(data).codes(examples) for codec in codecs))
 
     def start(self, picture: str | Path, mask: str | Path) -> Start:
         """A picture's symbols, and those of them that a mask's white covers, if only in part."""
@@ -132,13 +176,18 @@ class Generator:
 
     def codes_of(self, path: str | Path) -> Tensor:
         """The symbols of one file, (1, *grid)."""
-        source = dataclasses.replace(self.made.run.data, path=str(path)).everything()
+        data = dataclasses.replace(self.made.run.data, path=str(path))
+        return self.task.codecs["tokenizer"].codes(self.one_of(data).examples)
+
+    def one_of(self, data: Any) -> Batch:
+        """The only example of these data."""
+        source = data.everything()
         if len(source) != 1:
-            raise Refused(f"One example is to start from, but {path} holds {len(source)}.")
+            raise Refused(f"One example is to start from, but {data.path} holds {len(source)}.")
         batch = next(Validation(source, seed=0, batch_size=1).batches(rank=0, processes=1))
         if not len(batch):
             raise Refused(f"The example cannot be read: {batch.rejected[0][1]}")
-        return self.task.codecs["tokenizer"].codes(batch.to(self.made.meeting.device).examples)
+        return batch.to(self.made.meeting.device)
 
     def refuse(self, texts: Sequence[str], negative: str | None) -> None:
         """Prompts that this run cannot answer."""
@@ -156,6 +205,29 @@ class Generator:
         """The texts that are longer than the text encoder reads."""
         text = self.task.network.text
         return text.cut(texts) if text is not None else []
+
+
+@dataclasses.dataclass
+class Drawn:
+    media: list[Any] = dataclasses.field(default_factory=list)
+    codes: list[Tensor] = dataclasses.field(default_factory=list)
+    """The symbols that each was read from, (*grid)"""
+
+    def add(self, task: GeneratorTask, codes: Tensor) -> None:
+        self.media += task.codecs["tokenizer"].media(codes)
+        self.codes += codes.unbind(0)
+
+
+@dataclasses.dataclass
+class Heard:
+    """A recording as symbols: those that are to be drawn, (1, T, L), and those that say what is said, (1, t)."""
+
+    codes: Tensor
+    coarser: Tensor
+
+    def nothing(self) -> Heard:
+        """One that lasts no time."""
+        return Heard(self.codes[:, :0], self.coarser[:, :0])
 
 
 @dataclasses.dataclass
@@ -214,6 +286,16 @@ def generating(made: Finished) -> GeneratorTask:
     if not isinstance(made.task, GeneratorTask):
         raise Refused(f"The run is of recipe {made.run.recipe!r}, which makes nothing from a prompt.")
     return made.task
+
+
+def refuse_without_codec(task: Any) -> None:
+    """A run that learnt from symbols which were given to it."""
+    if isinstance(task, GeneratorTask) and isinstance(task.codecs["tokenizer"], NoCodec):
+        raise Refused(
+            "This run learnt from symbols that were given to it and knows no codec: it can neither read nor play recordings. "
+            "SoundStormTrainer.generate takes symbols and gives symbols, for the codec that wrote yours; or train over a codec "
+            "(tokenizer=RUN, semantic=RUN)."
+        )
 
 
 CLASSES = "classes.json"

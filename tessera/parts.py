@@ -13,19 +13,19 @@ from pathlib import Path
 from tessera.config import Run, encode
 from tessera.engine.checkpoint import Snapshot, name_of, staged, write_at
 from tessera.engine.processes import Processes
-from tessera.finished import Codec, finished
+from tessera.finished import Codec, Finished, codec_of, finished
 from tessera.folder import Refused, RunFolder
 from tessera.recipes import beneath
 
 
 def find_parts(run: Run, folder: RunFolder) -> dict[str, Codec]:
     """The tokenizers this run stands on: those in its folder, or while it has none those it is told of. Nothing is written."""
-    parts = {}
+    made = {}
     for name, path in run.task.parts().items():
         refuse_missing(folder.parts / name, path, name, run.recipe)
-        parts[name] = Codec(finished(folder.parts / name if (folder.parts / name).exists() else path))
-    refuse_misfits(run, parts)
-    return parts
+        made[name] = finished(folder.parts / name if (folder.parts / name).exists() else path)
+    refuse_misfits(run, {name: Codec(one) for name, one in made.items()})
+    return {name: codec_of(one, name, run) for name, one in made.items()}
 
 
 def keep_parts(run: Run, folder: RunFolder, meeting: Processes) -> None:
@@ -50,9 +50,14 @@ def refuse_missing(place: Path, path: str, name: str, recipe: str) -> None:
 
 
 def copy_part(place: Path, path: str) -> None:
-    """As a run that can be used but not gone on with."""
     made = finished(path)
-    run = dataclasses.replace(made.run, task=Codec(made).run.task.published())
+    Codec(made)  # or a letter: what is no tokenizer cannot be stood on
+    publish(made, place)
+
+
+def publish(made: Finished, place: Path) -> None:
+    """A finished run as one that can be used but not gone on with."""
+    run = dataclasses.replace(made.run, task=made.run.task.published())
     writing = place.with_name(f".{place.name}.writing")
     shutil.rmtree(writing, ignore_errors=True)
     writing.mkdir(parents=True)
@@ -70,7 +75,7 @@ def refuse_misfits(run: Run, parts: dict[str, Codec]) -> None:
     """The run prepares its examples as its tokenizer learnt to see them."""
     for name, codec in parts.items():
         asked, known = run.data.transform(), codec.transform
-        if name == "tokenizer" and asked != known:
+        if name != "smaller" and asked != known:
             raise Refused(
                 f"The tokenizer in {run.task.parts()[name]} was trained on examples prepared as {known}, but this run prepares "
                 f"them as {asked}. Use the same ({', '.join(f'--data.{key} {value}' for key, value in known.items())}), or "

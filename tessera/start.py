@@ -20,7 +20,7 @@ from tessera import __version__
 from tessera.coding import coded
 from tessera.config import Run, differences, encode, flat
 from tessera.data.draws import Training, Validation
-from tessera.data.split import Some, Split
+from tessera.data.split import Some, Split, sayings
 from tessera.engine.checkpoint import name_of, newest, restore_network, steps_in, tensors_in
 from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
@@ -58,6 +58,8 @@ def engine_of(
         begin_with(task, run.engine.start_from)
     stream_of(split, run)  # what can be refused is refused before anything is written
     introduced(task, split.train, folder.cache)
+    if meeting.main and (silent := getattr(split.train, "without_caption", 0)):
+        say(f"{silent:,} example(s) have no caption and are left out; `tessera check` names where captions are looked for.")
     meeting.main_does(lambda: take(folder, run))
     keep_parts(run, folder, meeting)
     split = ready(run, split, parts, folder, meeting)
@@ -112,7 +114,7 @@ def captions_of(source: Any) -> list[str]:
     captions = []
     for i in range(len(source)):
         with contextlib.suppress(Unreadable):
-            captions.append(source.caption(i))
+            captions += sayings(source, i) or [""]
     return captions
 
 
@@ -224,13 +226,14 @@ def rehearse(run: Run) -> None:
     With one example per micro-batch and a handful held out: it is about whether everything fits together, on any machine.
     """
     share = run.engine.accumulate * processes()
+    batch_size = share * -(-run.least_batch // share)
     short = dataclasses.replace(
-        run.engine, steps=2, batch_size=share, log_every=1, validate_every=2, sample_every=2, sample_count=2,
+        run.engine, steps=2, batch_size=batch_size, log_every=1, validate_every=2, sample_every=2, sample_count=2,
         checkpoint_every=2, track=(), workers=min(run.engine.workers, os.cpu_count() or 1),
     )  # fmt: skip
     rehearsal = dataclasses.replace(run, engine=short)
     split = run.data.build()
-    split = Split(Some(split.train, range(max(2, share))), Some(split.validation, range(2)))
+    split = Split(Some(split.train, range(max(2, short.batch_size))), Some(split.validation, range(2)))
     with tempfile.TemporaryDirectory() as place:
         engine = engine_of(rehearsal, RunFolder(place), split=split)
         if is_main():

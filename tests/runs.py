@@ -23,9 +23,11 @@ from safetensors.torch import load_file
 from tessera.config import Run
 from tessera.engine.engine import Engine
 from tessera.folder import RunFolder
-from tessera.recipes import RECIPES, name_of
+from tessera.recipes import RECIPES, beneath, name_of, named
 from tessera.recipes.images import images_maskgit, images_vqgan
 from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
+from tessera.recipes.music import music_mulan
+from tessera.recipes.sounds import sounds_codec, sounds_soundstorm
 from tessera.recipes.videos import videos_magvit2
 from tessera.start import engine_of, task_of
 
@@ -43,7 +45,7 @@ def tokenizer(size: int = 16) -> str:
 
 
 def mesh_tokenizer() -> str:
-    return trained_once("mesh-tokenizer", meshes_autoencoder("tiny"))
+    return trained_once("meshes-autoencoder", meshes_autoencoder("tiny"))
 
 
 def trained_once(name: str, run: Run) -> str:
@@ -60,10 +62,12 @@ def on_tiny_parts(recipe: Callable[..., Run], **choices: Any) -> Run:
     parameters = inspect.signature(recipe).parameters
     if "smaller" in parameters:
         return recipe("tiny", tokenizer=tokenizer(32), smaller=tokenizer(16), **choices)
-    if "tokenizer" in parameters:
-        beneath = mesh_tokenizer() if recipe is meshes_transformer else tokenizer()
-        return recipe("tiny", tokenizer=beneath, **choices)
-    return recipe("tiny", **choices)
+    below = {part: beneath(name_of(recipe), part) for part in ("tokenizer", "semantic") if part in parameters}
+    return recipe("tiny", **{part: tiny_part(one) for part, one in below.items()}, **choices)
+
+
+def tiny_part(recipe: str) -> str:
+    return tokenizer() if recipe == "images-vqgan" else trained_once(recipe, named(recipe)("tiny"))
 
 
 def live(run: Run) -> Run:
@@ -78,6 +82,11 @@ def remembering(run: Run) -> Run:
     return dataclasses.replace(run, task=dataclasses.replace(run.task, model=model, masking=masking))
 
 
+def at_two_depths(run: Run) -> Run:
+    model = dataclasses.replace(run.task.model, text=dataclasses.replace(run.task.model.text, depth=2))
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, model=model, layers=1))
+
+
 CASES: dict[str, Callable[[], Run]] = {name_of(recipe): partial(on_tiny_parts, recipe) for recipe in RECIPES} | {
     "images-vqgan judged": lambda: images_vqgan("tiny", adversary="on"),
     "images-vqgan judged vq": lambda: images_vqgan("tiny", quantizer="vq", adversary="on"),
@@ -86,6 +95,10 @@ CASES: dict[str, Callable[[], Run]] = {name_of(recipe): partial(on_tiny_parts, r
     "images-maskgit with a critic's head, live": lambda: live(on_tiny_parts(images_maskgit, critic="head")),
     "videos-magvit2 judged": lambda: videos_magvit2("tiny", adversary="on"),
     "videos-magvit2 lfq": lambda: videos_magvit2("tiny", quantizer="lfq"),
+    "music-mulan by sigmoid, at two depths": lambda: at_two_depths(music_mulan("tiny", loss="sigmoid")),
+    "sounds-codec judged": lambda: sounds_codec("tiny", adversary="on"),
+    "sounds-codec lfq": lambda: sounds_codec("tiny", quantizer="lfq"),
+    "sounds-soundstorm with a critic": lambda: on_tiny_parts(sounds_soundstorm, critic="own"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
     "meshes-transformer without text": lambda: on_tiny_parts(meshes_transformer, text="none"),
     "images-maskgit without text": lambda: on_tiny_parts(images_maskgit, text="none"),

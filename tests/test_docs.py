@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import re
 import shlex
 import textwrap
@@ -24,10 +25,12 @@ from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from math import log2
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 import tyro
@@ -37,17 +40,28 @@ from tessera.cli import VERBS
 from tessera.config import MAY_DIFFER
 from tessera.data.toys.images import ToyImages, draw
 from tessera.data.toys.meshes import imagine as imagine_mesh
+from tessera.data.toys.sounds import ToySounds
 from tessera.data.toys.videos import ToyVideos, film
+from tessera.media.sound import Sound
 from tessera.models.masked_transformer import MaskedTransformerConfig
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.nn.quantize.features import features
 from tessera.recipes import RECIPES, name_of, named
 from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
+from tessera.recipes.music import music_mulan
 from tessera.recipes.presets import Preset
+from tessera.recipes.sounds import sounds_codec, sounds_semantic, sounds_soundstorm
 from tessera.recipes.videos import videos_magvit2
 from tessera.tasks.videos import VideoJudges
-from tessera.trainers import MaskGitTrainer, Trainer, VideoTokenizerTrainer, VQGanVAETrainer
+from tessera.trainers import (
+    MaskGitTrainer,
+    MuLaNTrainer,
+    SoundStormTrainer,
+    Trainer,
+    VideoTokenizerTrainer,
+    VQGanVAETrainer,
+)
 from tests.command import tessera
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,6 +70,8 @@ RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
 IMAGES, MASKGIT, SUPERRES = (ROOT / f"docs/images-{name}.md" for name in ("vqgan", "maskgit", "maskgit-superres"))
 VIDEOS, MESHES = ROOT / "docs/videos-magvit2.md", ROOT / "docs/meshes-autoencoder.md"
+MUSIC = ROOT / "docs/music-mulan.md"
+CODEC, SEMANTIC, SOUNDSTORM = (ROOT / f"docs/sounds-{name}.md" for name in ("codec", "semantic", "soundstorm"))
 LANGUAGES = {"sh", "python", "console", "py", "text"}
 
 
@@ -137,7 +153,7 @@ def listed(found: list[str]) -> str:
 
 @pytest.fixture
 def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder such as a reader has: nothing in it but `pictures`, some with a caption, `clips` and `meshes`."""
+    """A folder such as a reader has: nothing in it but `pictures`, some with a caption, `clips`, `meshes` and `recordings`."""
     pictures = tmp_path / "pictures"
     toys = ToyImages(count=40, size=64, seed=7)
     for number in range(len(toys)):
@@ -153,6 +169,11 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         toy.mesh.save(tmp_path / f"meshes/{number:02d}")
         (tmp_path / f"meshes/{number:02d}.obj").unlink()
         (tmp_path / f"meshes/{number:02d}.txt").write_text(toy.caption, encoding="utf-8")
+    spoken = ToySounds(8, samples=9600, rate_hz=16_000, seed=7)
+    (tmp_path / "recordings").mkdir()
+    for number in range(8):
+        Sound(spoken.item(number, np.random.default_rng(0)).samples, 16_000).write(tmp_path / f"recordings/{number:02d}.wav")
+        (tmp_path / f"recordings/{number:02d}.txt").write_text(spoken.caption(number), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -374,6 +395,10 @@ CHOICES = [
     *((videos_magvit2, f"--quantizer {quantizer} --adversary on --perceptual on") for quantizer in ("fsq", "lfq")),
     *((meshes_autoencoder, f"--quantizer {quantizer}") for quantizer in ("lfq", "vq", "fsq")),
     (meshes_transformer, ""),
+    (music_mulan, ""),
+    *((sounds_codec, f"--quantizer {quantizer} --adversary on") for quantizer in ("vq", "fsq", "lfq")),
+    *((sounds_semantic, f"--features {features}") for features in ("mel", "a-folder")),
+    *((sounds_soundstorm, f"--critic {critic}") for critic in ("own", "head")),
     (images_maskgit, "--text an-encoder"),
 ]
 """Every recipe with every choice that brings flags of its own."""
@@ -478,6 +503,85 @@ def test_the_table_of_mesh_transformers_is_what_the_recipe_makes(preset: Preset)
     assert rows[f"`{preset}`"] == made, f"in docs/meshes-transformer.md the row is to be:\n| {' | '.join(made)} |"
 
 
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_music_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(MUSIC, "preset")}
+    run = music_mulan(preset)
+    audio = run.task.model.audio
+    with torch.device("meta"):
+        model = run.task.model.build()
+    times = math.ceil(math.ceil(run.data.length / audio.hop) / audio.patch[1])
+    made = [
+        f"`{preset}`", f"{run.data.seconds:g} s at {run.data.rate_hz / 1000:g} kHz", f"{audio.bands}",
+        f"{audio.bands // audio.patch[0]} x {times}", f"{audio.width}", f"{audio.depth}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/music-mulan.md the row is to be:\n| {' | '.join(made)} |"
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_codecs_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(CODEC, "preset")}
+    run = sounds_codec(preset)
+    with torch.device("meta"):
+        model = run.task.model.build()
+    frames_hz = run.data.rate_hz / model.hop
+    made = [
+        f"`{preset}`", clip_of(run), f"{frames_hz:g}", f"{model.levels} of {model.vocabulary:,}",
+        f"{model.levels * log2(model.vocabulary) * frames_hz / 1000:g}",
+        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/sounds-codec.md the row is to be:\n| {' | '.join(made)} |"
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_semantic_symbols_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(SEMANTIC, "preset")}
+    run = sounds_semantic(preset)
+    model = run.task.model
+    symbols_hz = model.rate_hz / model.hop
+    made = [
+        f"`{preset}`", clip_of(run), f"{symbols_hz:g}", f"{model.vocabulary:,}", f"{symbols_hz * log2(model.vocabulary):g}",
+        f"{run.engine.steps:,}", f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/sounds-semantic.md the row is to be:\n| {' | '.join(made)} |"
+
+
+@pytest.mark.parametrize("preset", get_args(Preset))
+def test_the_table_of_soundstorms_is_what_the_recipe_makes(preset: Preset) -> None:
+    rows = {row[0]: row for row in table(SOUNDSTORM, "preset")}
+    run = sounds_soundstorm(preset)
+    acoustic, said = (symbols_of_sounds(recipe(preset), run.data) for recipe in (sounds_codec, sounds_semantic))
+    with torch.device("meta"):
+        task = run.task.build(acoustic, semantic=said)
+    first, finer = run.task.sampling.level_rounds
+    made = [
+        f"`{preset}`", clip_of(run), f"{acoustic.grid[0]} x {acoustic.levels}", f"{said.grid[0]} of {said.vocabulary:,}",
+        f"{run.task.model.width}", f"{run.task.model.depth}",
+        f"{sum(parameter.numel() for parameter in task.model.parameters()):,}", f"{run.engine.steps:,}",
+        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}",
+        f"{first} + {finer * (acoustic.levels - 1)}",
+    ]  # fmt: skip
+    assert rows[f"`{preset}`"] == made, f"in docs/sounds-soundstorm.md the row is to be:\n| {' | '.join(made)} |"
+
+
+def clip_of(run: Any) -> str:
+    return f"{run.data.seconds:g} s at {run.data.rate_hz / 1000:g} kHz"
+
+
+def symbols_of_sounds(run: Any, data: Any) -> Any:
+    """All that SoundStorm's size depends on of a tokenizer; what is known of a cascade's symbols is nothing."""
+    model = run.task.model.build()
+    every = torch.arange(model.vocabulary)
+    known = features(model.quantizer.values(every, torch.float32).detach()) if model.levels == 1 else None
+    return SimpleNamespace(
+        network=torch.nn.Identity(), vocabulary=model.vocabulary, grid=run.task.model.grid(data), levels=model.levels,
+        features=known, seconds=model.hop / run.data.rate_hz,
+    )  # fmt: skip
+
+
 def symbols_of(preset: Preset) -> Any:
     """All that a generator's size depends on of a tokenizer: its quantizer and its grid."""
     run = images_vqgan(preset)
@@ -485,7 +589,12 @@ def symbols_of(preset: Preset) -> Any:
     quantizer = model.quantizer.build(model.widths[-1])
     known = features(quantizer.values(torch.arange(quantizer.vocabulary), torch.float32).detach())
     return SimpleNamespace(
-        network=torch.nn.Identity(), vocabulary=quantizer.vocabulary, grid=model.grid(run.data), levels=1, features=known
+        network=torch.nn.Identity(),
+        vocabulary=quantizer.vocabulary,
+        grid=model.grid(run.data),
+        levels=1,
+        features=known,
+        seconds=None,
     )
 
 
@@ -500,7 +609,10 @@ def test_every_recipe_has_its_page() -> None:
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} == {name_of(recipe) for recipe in RECIPES} | {"design"}
 
 
-DOORS = [(IMAGES, VQGanVAETrainer), (MASKGIT, MaskGitTrainer), (VIDEOS, VideoTokenizerTrainer)]
+DOORS = [
+    (IMAGES, VQGanVAETrainer), (MASKGIT, MaskGitTrainer), (VIDEOS, VideoTokenizerTrainer), (MUSIC, MuLaNTrainer),
+    (SOUNDSTORM, SoundStormTrainer),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("page", "door"), DOORS, ids=lambda door: getattr(door, "stem", ""))

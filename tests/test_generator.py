@@ -160,8 +160,8 @@ def test_the_larger_picture_depends_on_the_smaller(chained):
     larger = chained.larger
     seeds = [mixed(0, 0)]
     codes = chained.task.generate(Wanted([PROMPT], seeds))
-    one = larger.generate(Wanted([PROMPT], seeds, smaller=codes))
-    other = larger.generate(Wanted([PROMPT], seeds, smaller=(codes + 7) % 64))
+    one = larger.generate(Wanted([PROMPT], seeds, coarser=codes))
+    other = larger.generate(Wanted([PROMPT], seeds, coarser=(codes + 7) % 64))
     assert not torch.equal(one, other)
     assert bytes_of(larger.codecs["tokenizer"].media(one)) == bytes_of(chained.generate([PROMPT]))
 
@@ -266,6 +266,7 @@ def test_prompts_become_files_with_every_setting_beside_them(base, tmp_path):
     assert found["guidance"] == {"scale": 2.5, "start": 0.1, "end": 0.9, "ramp": "linear"}
     assert found["sampling"] == {
         "rounds": 3, "schedule": "linear", "order": "halton", "temperature": 0.8, "noise": 1.5, "top_k": 20, "top_p": 0.9,
+        "level_rounds": [],
     }  # fmt: skip
     assert (found["run"], found["steps"], found["weights"], found["seed"]) == (str(base), 20, "average", 7)
 
@@ -344,7 +345,7 @@ def test_a_generator_is_evaluated_with_a_judge_on_toys(base):
     said = tessera("evaluate", base, "--samples", "4")
     assert said.code == 0 and "as_asked" in said.out and "condition_gain" in said.out
     found = json.loads((base / "evaluation.json").read_text())
-    assert found["protocol"]["judged"]["pictures"] == 4 and "sampling" in found["protocol"]["judged"]
+    assert found["protocol"]["judged"]["samples"] == 4 and "sampling" in found["protocol"]["judged"]
     assert {"cross_entropy", "accuracy", "condition_gain"} <= found["numbers"]["live"].keys()
 
 

@@ -2,22 +2,24 @@
 
 1. `name.txt` beside `name.png`: its whole text is the caption.
 2. `metadata.jsonl` or `metadata.csv` in the folder or any subfolder, in the "imagefolder" layout of Hugging Face's
-   datasets: `file_name`, relative to the metadata's own folder, and `text` (or `caption`).
+   datasets: `file_name`, relative to the metadata's own folder, and `text` (or `caption`); or, where there is no text, `tags`.
 3. Only where neither exists at all: the name of the folder that a file lies in, when the files lie in two or more
    differently named folders ("golden_retriever/0001.jpg" is a golden retriever). Names that sort files instead of
    describing them are no captions: names without a letter ("0001"), and train, val, test and the like.
 
-A file about which nothing is said has the caption "".
+A file about which nothing is said has the caption "". One may have several: a list of texts in the metadata (in CSV a list as
+JSON writes it), the phrases that tags are turned into, or, for whoever asks, the lines of its text file. `of` gives the first.
 """
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +35,27 @@ class Captions:
     root: Path
     texts: frozenset[str]
     """the files with a .txt beside them; read when asked for, since 100,000 small files are slow to open"""
-    metadata: dict[str, str]
+    metadata: dict[str, tuple[str, ...]]
     by_folder: bool
     strangers: tuple[str, ...] = ()
     """what the metadata names and the folder does not hold"""
+    tags: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """of the files for which the metadata has some"""
 
     def of(self, name: str) -> str:
         """The caption of a file, or "". Raises Unreadable if it stands in a text file that cannot be read."""
+        return next(iter(self.all_of(name)), "")
+
+    def all_of(self, name: str, *, lines: bool = False) -> list[str]:
+        """All captions of a file, the first one first. With `lines`, each line of its text file is one."""
         if name in self.texts:
-            return read_text(self.root / beside(name))
-        if name in self.metadata:
-            return self.metadata[name]
-        return folder_caption(name) if self.by_folder else ""
+            text = read_text(self.root / beside(name))
+            said = text.split("\n") if lines else [text]
+        elif name in self.metadata:
+            said = list(self.metadata[name]) or phrases(self.tags.get(name, ()))
+        else:
+            said = [folder_caption(name)] if self.by_folder else []
+        return [caption for one in said if (caption := one_line(one))]
 
     def counts(self, names: Sequence[str]) -> dict[str, int]:
         """How many of these files have a caption, by where it stands."""
@@ -59,7 +70,7 @@ class Captions:
     def where(self, name: str) -> str:
         if name in self.texts:
             return "text files"
-        if self.metadata.get(name):
+        if self.metadata.get(name) or self.tags.get(name):
             return "metadata"
         return "folder names" if self.by_folder and folder_caption(name) else "nowhere"
 
@@ -78,9 +89,10 @@ def read_captions(root: Path, names: Sequence[str], others: Sequence[str]) -> Ca
     return Captions(
         root=root,
         texts=texts,
-        metadata={name: text for name, text in told.items() if name in known},
+        metadata={name: said.texts for name, said in told.items() if name in known},
         by_folder=not texts and not files and len({folder_caption(name) for name in names} - {""}) >= 2,
         strangers=tuple(name for name in told if name not in known),
+        tags={name: said.tags for name, said in told.items() if name in known and said.tags},
     )
 
 
@@ -99,9 +111,17 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
+def phrases(tags: Sequence[str]) -> list[str]:
+    """Tags in words: "piano, slow, minor", "with piano, slow and minor", "with minor, slow and piano"."""
+    if len(tags) < 2:
+        return list(tags)
+    rows = (tags, tags[::-1])
+    return [", ".join(tags), *(f"with {', '.join(row[:-1])} and {row[-1]}" for row in rows)]
+
+
 def read_text(file: Path) -> str:
     try:
-        return one_line(file.read_text(encoding="utf-8-sig"))
+        return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeError) as error:
         raise Unreadable(f"{file}: the caption cannot be read ({error}): save it as UTF-8 text") from error
 
@@ -112,9 +132,15 @@ class Row:
     fields: dict[str, Any]
 
 
-def read_metadata(root: Path, files: Sequence[str]) -> dict[str, str]:
-    """Every file that the metadata names, with its caption ("" where the line has none)."""
-    told: dict[str, str] = {}
+@dataclass(frozen=True)
+class Said:
+    texts: tuple[str, ...]
+    tags: tuple[str, ...]
+
+
+def read_metadata(root: Path, files: Sequence[str]) -> dict[str, Said]:
+    """Every file that the metadata names, with what its line says."""
+    told: dict[str, Said] = {}
     said_at: dict[str, str] = {}
     for file in files:
         rows = rows_of_json(root / file) if file.endswith(".jsonl") else rows_of_csv(root / file)
@@ -123,7 +149,9 @@ def read_metadata(root: Path, files: Sequence[str]) -> dict[str, str]:
             name = posixpath.normpath(posixpath.join(posixpath.dirname(file), file_name(row, at)))
             if name in told:
                 raise Refused(f"{at}: {name!r} was named before, in {said_at[name]}: keep one line for each file")
-            told[name], said_at[name] = caption(row, at), at
+            texts = texts_of(row.fields.get("text", row.fields.get("caption")), at)
+            tags = tags_of(row.fields.get("tags"), at)
+            told[name], said_at[name] = Said(texts, tags), at
     return told
 
 
@@ -139,13 +167,33 @@ def file_name(row: Row, at: str) -> str:
     return name
 
 
-def caption(row: Row, at: str) -> str:
-    text = row.fields.get("text", row.fields.get("caption"))
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise Refused(f"{at}: the caption must be a text, but is {json.dumps(text)[:60]}")
-    return one_line(text)
+def texts_of(value: Any, at: str) -> tuple[str, ...]:
+    """A caption, or a list of them; those of nothing are left out."""
+    found = listed(value)
+    if found is None:
+        raise Refused(f"{at}: the caption must be a text, or a list of texts, but is {json.dumps(value)[:60]}")
+    return tuple(caption for one in found if (caption := one_line(one)))
+
+
+def tags_of(value: Any, at: str) -> tuple[str, ...]:
+    """A list of words; or one text, in which commas stand between them."""
+    found = listed(value)
+    if found is None:
+        raise Refused(f"{at}: tags must be a list of words, but are {json.dumps(value)[:60]}")
+    if isinstance(value, str) and len(found) == 1:
+        found = found[0].split(",")
+    return tuple(dict.fromkeys(tag for one in found if (tag := one_line(one))))
+
+
+def listed(value: Any) -> list[str] | None:
+    """As a list of texts, or None if it is none. In CSV, where all is text, a list is written as JSON writes it."""
+    if isinstance(value, str) and value.lstrip().startswith('["'):
+        with contextlib.suppress(ValueError, RecursionError):
+            value = json.loads(value)
+    if value is None:
+        return []
+    values = value if isinstance(value, list) else [value]
+    return values if all(isinstance(one, str) for one in values) else None
 
 
 def rows_of_json(file: Path) -> Iterator[Row]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
+
 from tessera.data.captions import Captions, read_captions
 from tessera.data.folders import Found
 from tessera.media.state import state_of
@@ -41,6 +43,15 @@ class Files:
     def caption(self, index: int) -> str:
         """What is said about a file, without opening it; "" where nothing is."""
         return self.captions.of(self.names[index])
+
+    def sayings(self, index: int) -> list[str]:
+        """All that is said about a file."""
+        return self.captions.all_of(self.names[index])
+
+    def said(self, index: int, rng: np.random.Generator) -> str:
+        """One of its captions; drawn, where there are several, and else nothing is drawn."""
+        sayings = self.sayings(index)
+        return sayings[int(rng.integers(len(sayings)))] if len(sayings) > 1 else "".join(sayings)
 
     @property
     def captioned(self) -> int:

@@ -7,7 +7,6 @@ Which files are held out depends on their names alone (`data/split.py`), and tho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -19,7 +18,7 @@ from tessera.data.folders import find
 from tessera.data.image_examples import ImageBatch, ImageExample, collate
 from tessera.data.sources import FilesOrToys
 from tessera.data.toys.images import ToyImages
-from tessera.data.toys.judge import Verdict, judged
+from tessera.data.toys.judge import ToyJudge
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
 from tessera.media.image import ENDINGS, Image, read
@@ -73,9 +72,9 @@ class Images(FilesOrToys):
         """How a picture is prepared before it is tokenized or measured."""
         return {"size": self.size}
 
-    def judge(self) -> Callable[[Sequence[Image], Sequence[str]], Verdict] | None:
+    def judge(self) -> ToyJudge | None:
         """What holds made pictures against their prompts; None for a folder, whose captions can say anything."""
-        return judged if self.path is None else None
+        return ToyJudge() if self.path is None else None
 
     def mask(self, path: str) -> np.ndarray:
         """Which pixels of the picture in `self.path` a mask's white covers, cut as that picture is: (S, S), True for white."""
@@ -113,7 +112,7 @@ class ImageFolder(Files):
             size = f"{picture.width} x {picture.height}"
             raise Unreadable(f"{path}: it is {size}, smaller than the {self.config.size} asked for")
         square = cut(picture, self.config, rng)
-        return ImageExample(Image(np.asarray(square)).floats(), self.caption(index))
+        return ImageExample(Image(np.asarray(square)).floats(), self.said(index, rng))
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)

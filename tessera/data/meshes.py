@@ -20,6 +20,7 @@ import numpy as np
 from tessera.data.files import Files
 from tessera.data.folders import find
 from tessera.data.mesh_examples import MeshBatch, MeshExample, collate
+from tessera.data.mesh_judge import MeshJudge
 from tessera.data.sources import FilesOrToys
 from tessera.data.toys.meshes import FEWEST_FACES, ToyMeshes
 from tessera.media.errors import Unreadable, named
@@ -31,7 +32,8 @@ from tessera.media.trimesh_library import library, simplification
 HEADROOM = 4
 """How many times too large a file may claim to be before it is left out unread: faces that stand there twice do not count."""
 KEPT_IN_MEMORY = 1 << 12
-"""Meshes that a process keeps as they were read and simplified: at 800 faces 30 kB each."""
+"""Meshes that a process keeps: as they were read and simplified, at 800 faces 30 kB each; or, where they are not changed,
+as the examples that are made of them, 70 kB each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,9 +83,7 @@ class Meshes(FilesOrToys):
             raise ValueError(f"jitter is a share of the cube's side, 0 to 1, but it is {self.jitter}.")
 
     def toy_source(self) -> ToyMeshes:
-        return ToyMeshes(
-            self.toys, bins=self.bins, polygons=self.polygons, most_faces=self.most_faces, seed=self.toy_seed
-        )
+        return ToyMeshes(self.toys, bins=self.bins, polygons=self.polygons, most_faces=self.most_faces, seed=self.toy_seed)
 
     def folder_source(self) -> MeshFolder:
         return MeshFolder.of(find(str(self.path), ENDINGS, "meshes"), self)
@@ -104,8 +104,8 @@ class Meshes(FilesOrToys):
     def plain(self) -> Meshes:
         return replace(self, scale=0.0, turn=0.0, jitter=0.0)
 
-    def judge(self) -> None:
-        """Nothing here can tell whether a mesh is what its prompt says."""
+    def judge(self) -> MeshJudge:
+        return MeshJudge(self.plain().build().train, self.bins)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,10 @@ class MeshFolder(Files):
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
         """Always seven draws: three for the axes, one for the turn, three for the place."""
         stretch, (turn,), place = np.split(rng.uniform(-1, 1, 7), [3, 4])
-        mesh, caption = self.mesh(index), self.caption(index)
+        caption = self.said(index, rng)
+        if self.config == self.config.plain():
+            return replace(self.unchanged(index), caption=caption)
+        mesh = self.mesh(index)
         moved = Mesh(augmented(mesh.vertices, stretch * self.config.scale, turn * self.config.turn), mesh.faces)
         with named(self.path(index)):
             return MeshExample.of(moved, self.config.bins, caption, place * self.config.jitter)
@@ -129,12 +132,25 @@ class MeshFolder(Files):
         """As it stands in the file, or simplified; of the size and in the place that it has there."""
         with named(self.path(index)):
             state, config = state_of(self.path(index)), self.config
-            return fitting(state, config.polygons, config.up, config.most_faces, config.large)
+            return fitting_kept(state, config.polygons, config.up, config.most_faces, config.large)
+
+    def unchanged(self, index: int) -> MeshExample:
+        """As it is learnt from without augmentation, and without its caption, which may change while the file does not."""
+        with named(self.path(index)):
+            state, config = state_of(self.path(index)), self.config
+            return prepared(state, config.polygons, config.up, config.most_faces, config.large, config.bins)
 
 
 @lru_cache(maxsize=KEPT_IN_MEMORY)
+def prepared(
+    state: State, polygons: Shape, up: Up | None, most: int, large: Literal["skip", "decimate"], bins: int
+) -> MeshExample:
+    """The mesh in a file in canonical form, and which of its faces touch. Remembered as long as the file is the same."""
+    return MeshExample.of(fitting(state, polygons, up, most, large), bins, caption="")
+
+
 def fitting(state: State, polygons: Shape, up: Up | None, most: int, large: Literal["skip", "decimate"]) -> Mesh:
-    """The mesh in a file, of at most so many faces. Remembered as long as the file is the same."""
+    """The mesh in a file, of at most so many faces."""
     if large == "decimate":
         return read(state.path, polygons, up).simplified(most)
     mesh = read(state.path, polygons, up, most=min(MOST_READ, HEADROOM * most))
@@ -144,6 +160,10 @@ def fitting(state: State, polygons: Shape, up: Up | None, most: int, large: Lite
             "leave it out, raise most_faces, or let it be simplified (large=decimate)"
         )
     return mesh
+
+
+fitting_kept = lru_cache(maxsize=KEPT_IN_MEMORY)(fitting)
+"""The same, remembered as long as the file is the same."""
 
 
 def augmented(vertices: np.ndarray, stretch: np.ndarray, degrees: float) -> np.ndarray:

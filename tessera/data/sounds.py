@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
@@ -19,6 +20,7 @@ from tessera.data.folders import find
 from tessera.data.sound_examples import SoundBatch, SoundExample, at_loudness, collate, padded
 from tessera.data.sources import FilesOrToys
 from tessera.data.toys.sounds import LOWEST_RATE_HZ, SHORTEST_TOY_SECONDS, ToySounds
+from tessera.folder import Refused
 from tessera.media.blocks import Facts
 from tessera.media.errors import Unreadable
 from tessera.media.sound import Sound, read_part
@@ -36,8 +38,8 @@ class Sounds(FilesOrToys):
     """How long a clip is."""
     samples: int | None = None
     """How long a clip is, where that must be exact; None: as the seconds say."""
-    crop: Literal["random", "centre"] = "random"
-    """Where a training clip is cut from a longer recording; centre is the middle."""
+    crop: Literal["random", "centre", "start"] = "random"
+    """Where a training clip is cut from a longer recording: anywhere, from its middle, or from its beginning."""
     loudness_db: float | None = None
     """Bring every clip to this loudness: the root of the mean square, in decibels of full scale (-24, say); None leaves it."""
     short: Literal["pad", "skip"] = "pad"
@@ -85,11 +87,27 @@ class Sounds(FilesOrToys):
         return (library, resampler)
 
     def transform(self) -> dict[str, Any]:
-        """How a sound is prepared before it is tokenized or measured."""
-        return {"rate_hz": self.rate_hz, "samples": self.length, "loudness_db": self.loudness_db}
+        """How a sound is prepared before it is tokenized or measured. How long it is does not matter to a codec."""
+        return {"rate_hz": self.rate_hz, "loudness_db": self.loudness_db}
 
     def plain(self) -> Sounds:
-        return replace(self, crop="centre")
+        return replace(self, crop="centre") if self.crop == "random" else self
+
+    def whole(self, path: str | Path, seconds: float | None, step: int) -> Sounds:
+        """One recording from its beginning, as long as it is or as is asked for, in whole steps of so many samples."""
+        try:
+            lasts = examine(str(path)).count / probe(str(path)).rate_hz
+        except Unreadable as error:
+            raise Refused(str(error)) from None
+        if seconds is not None and not 0 < seconds < math.inf:
+            raise Refused(f"A sound lasts some seconds, but --seconds is {seconds:g}: ask for more than 0, or leave it out.")
+        if seconds is not None and seconds > lasts:
+            raise Refused(f"{path} lasts {lasts:.2f} s, but {seconds:g} s are asked for: ask for less, or leave --seconds out.")
+        asked = lasts if seconds is None else seconds
+        samples = math.floor(asked * self.rate_hz) // step * step
+        if samples < step:
+            raise Refused(f"Of {path} {asked:.3f} s are asked for, which is no whole frame of {step / self.rate_hz:.3f} s.")
+        return replace(self, path=str(path), samples=samples, crop="start", short="pad")
 
     def judge(self) -> None:
         """Nothing here can tell whether a sound is what its prompt says."""
@@ -104,9 +122,9 @@ class SoundFolder(Files):
     def item(self, index: int, rng: np.random.Generator) -> SoundExample:
         """Always one draw, for the beginning."""
         drawn = rng.random()
-        sound = self.clip(self.path(index), drawn if self.config.crop == "random" else 0.5)
+        sound = self.clip(self.path(index), {"random": drawn, "centre": 0.5, "start": 0.0}[self.config.crop])
         samples = at_loudness(sound.samples, self.config.loudness_db)
-        return SoundExample(padded(samples, self.config.length), samples.shape[1], self.config.rate_hz, self.caption(index))
+        return SoundExample(padded(samples, self.config.length), samples.shape[1], self.config.rate_hz, self.said(index, rng))
 
     def collate(self, examples: list[SoundExample]) -> SoundBatch:
         return collate(examples)

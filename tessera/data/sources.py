@@ -60,7 +60,9 @@ class FilesOrToys:
         return self.toy_source() if self.path is None else self.plain().folder_source()
 
     def folder_split(self) -> Split:
-        folder = self.folder_source()
+        return self.split_of(self.folder_source())
+
+    def split_of(self, folder: Files) -> Split:
         train, validation = divide(folder.names, self.validation_share, self.split_seed)
         return Split(train=folder.only(train), validation=replace(folder.only(validation), config=self.plain()))
 

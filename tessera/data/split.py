@@ -39,6 +39,9 @@ class Some:
     def caption(self, index: int) -> str:
         return self.source.caption(self.indices[index])
 
+    def sayings(self, index: int) -> list[str]:
+        return sayings(self.source, self.indices[index])
+
     def mark(self, index: int) -> str:
         return self.source.mark(self.indices[index])
 
@@ -47,6 +50,12 @@ class Some:
 
     def collate(self, examples: list[Any]) -> Any:
         return self.source.collate(examples)
+
+
+def sayings(source: Any, index: int) -> list[str]:
+    """All that a source says about an example; of most there is one caption, or none."""
+    said = source.sayings(index) if hasattr(source, "sayings") else [source.caption(index)]
+    return [caption for caption in said if caption]
 
 
 def divide(names: Sequence[str], share: float, seed: int = 0) -> tuple[list[int], list[int]]:

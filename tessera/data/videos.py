@@ -126,7 +126,7 @@ class VideoFolder(Files):
         squares = cut_alike(video, self.config.squares(), rng)
         length = len(squares.frames)
         padded = squares.floats()[:, np.minimum(np.arange(self.config.frames), length - 1)]
-        return VideoExample(padded, length, video.rate_hz, self.caption(index))
+        return VideoExample(padded, length, video.rate_hz, self.said(index, rng))
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)

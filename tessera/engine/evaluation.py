@@ -1,7 +1,7 @@
 """Measuring a task on held-out examples and making samples, shared by runs in training and by verbs on finished ones.
 
 The batches are the same whatever the number of processes, each process takes every n-th of them, and observations are
-summed in double precision: so the numbers are those of one process.
+summed in double precision, or collected in the order of the batches: so the numbers are those of one process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tessera.engine.modes import evaluating
 from tessera.engine.processes import Processes
-from tessera.engine.task import Batch, Task
+from tessera.engine.task import Batch, Rows, Task
 from tessera.folder import Refused
 
 
@@ -31,13 +31,19 @@ def measure(
 ) -> dict[str, float]:
     """The task's numbers over the whole stream. `on_batch` is called equally often on every process."""
     totals: dict[str, Tensor] = {}
+    rows: list[tuple[int, dict[str, Tensor]]] = []
     with evaluating(task):
-        for batch in in_rounds(stream, len(stream), meeting):
+        for i, batch in enumerate(in_rounds(stream, len(stream), meeting)):
             on_batch(batch)
-            if batch is not None and len(batch):
-                for name, value in task.observe(batch.to(meeting.device)).items():
+            if batch is None or not len(batch):
+                continue
+            seen = task.observe(batch.to(meeting.device))
+            for name, value in seen.items():
+                if isinstance(value, Tensor):
                     totals[name] = totals[name] + value.double() if name in totals else value.double()
-        return task.conclude(_summed(totals, meeting))
+            collected = {name: value.values.cpu() for name, value in seen.items() if isinstance(value, Rows)}
+            rows.append((i * meeting.processes + meeting.rank, collected))
+        return task.conclude(_together(totals, rows, meeting))
 
 
 def make_samples(
@@ -71,11 +77,28 @@ def save_media(media: list[Any], folder: Path) -> Path | None:
     return type(media[0]).sheet(media).save(folder / "sheet") if media else None
 
 
+def _together(
+    totals: dict[str, Tensor], rows: list[tuple[int, dict[str, Tensor]]], meeting: Processes
+) -> dict[str, Tensor]:
+    """What all processes have seen: the sums of the whole set, and its rows."""
+    found = _summed(totals, meeting) | _collected(rows, meeting)
+    if not found:
+        raise Refused("The held-out set has no readable example, so nothing can be measured. `tessera check` tells why.")
+    return found
+
+
 def _summed(totals: dict[str, Tensor], meeting: Processes) -> dict[str, Tensor]:
     """A process whose share was empty joins the sum with zeros of the right shapes."""
     known = meeting.lists([{name: tuple(value.shape) for name, value in totals.items()}])
     shapes = {name: shape for one in known for name, shape in one.items()}
-    if not shapes:
-        raise Refused("The held-out set has no readable example, so nothing can be measured. `tessera check` tells why.")
     zero = torch.zeros((), dtype=torch.float64, device=meeting.device)
     return {name: meeting.sum(totals.get(name, zero.expand(shapes[name]))) for name in sorted(shapes)}
+
+
+def _collected(rows: list[tuple[int, dict[str, Tensor]]], meeting: Processes) -> dict[str, Tensor]:
+    """The rows of all batches in the order of the batches, on the CPU."""
+    found: dict[str, list[Tensor]] = {}
+    for _, seen in sorted(meeting.lists(rows), key=lambda one: one[0]):
+        for name, values in seen.items():
+            found.setdefault(name, []).append(values)
+    return {name: torch.cat(parts) for name, parts in found.items()}

@@ -7,7 +7,7 @@ written and tested without the engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
@@ -121,9 +121,19 @@ class Media(Protocol):
     def sheet(cls, items: Sequence[Any]) -> Media: ...
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Observations that are laid one below the other instead of being added: for what only the whole held-out set can tell,
+    such as ranks. They come in the order of the set, whatever the number of processes."""
+
+    values: Tensor
+    """(rows, ...): any number of them"""
+
+
 class Meeting(Protocol):
     """How the processes of a run come together. With one process everything is as it was."""
 
+    rank: int
     processes: int
 
     def sum(self, tensor: Tensor) -> Tensor: ...
@@ -165,12 +175,12 @@ class Task(nn.Module):
     def meet(self, captions: Sequence[str], place: Path) -> None:
         """Before the first step: what is said about all training examples, and a folder for what is worth keeping of it."""
 
-    def observe(self, batch: Batch) -> dict[str, Tensor]:
-        """Additive observations of some held-out examples: sums, counts, moments; never means."""
+    def observe(self, batch: Batch) -> Mapping[str, Tensor | Rows]:
+        """Observations of some held-out examples, to be added (sums, counts, moments; never means), or rows to be collected."""
         raise NotImplementedError
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """The numbers that the summed observations of the whole held-out set amount to."""
+        """The numbers that the observations of the whole held-out set amount to: sums, and rows in the set's order."""
         raise NotImplementedError
 
     def sample(self, batch: Batch) -> list[Any]:

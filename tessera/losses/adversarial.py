@@ -6,16 +6,18 @@ logits, so that the mean over micro-batches of equal size is the loss of the who
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from tessera.losses import full
+from tessera.losses.balance import gradient_at, known, refuse_without_gradients
+
+NOTHING = 1e-5
+"""What a layer sees of an original counts as so much at least, where it is less."""
 
 
 def hinge_discriminator(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
@@ -61,6 +63,25 @@ def gradient_penalty(judge: Callable[[Tensor], Tensor], images: Tensor, centre: 
         return ((squared_B + torch.finfo(squared_B.dtype).tiny).sqrt() - centre).square().mean()
 
 
+def feature_matching_B(real: Sequence[Tensor], fake: Sequence[Tensor]) -> Tensor:
+    """(B,): how differently a judge's layers see two things, relative to what they see of the real one, over layers.
+
+    EnCodec (Defossez 2022, arXiv 2210.13438, section 3.4). Nothing is descended through `real`.
+    """
+    shapes_real, shapes_fake = ([tuple(feature.shape) for feature in side] for side in (real, fake))
+    if shapes_real != shapes_fake or not shapes_real:
+        raise ValueError(
+            f"Features of shapes {shapes_real} and {shapes_fake} cannot be matched: take both from one judge, for things of "
+            "one size, of one layer or more."
+        )
+    return torch.stack([_matched_B(full(a.detach()), full(b)) for a, b in zip(real, fake)]).mean(0)
+
+
+def _matched_B(real_BC: Tensor, fake_BC: Tensor) -> Tensor:
+    seen_B = real_BC.abs().flatten(1).mean(1)
+    return (real_BC - fake_BC).abs().flatten(1).mean(1) / seen_B.clamp(min=NOTHING)
+
+
 @dataclass
 class BalancedTerms:
     reconstruction: dict[str, Tensor]
@@ -87,52 +108,27 @@ def balanced_adversarial(
 
     The weight is a ratio and not a mean over examples: it belongs to the micro-batch it was taken from.
     """
-    if not (torch.is_grad_enabled() and output.requires_grad):
-        raise ValueError(
-            "The adversarial term is balanced by gradients, and there are none here: the output has no graph, or "
-            "gradients are off. In validation, report the terms as they are, without balancing them."
-        )
+    refuse_without_gradients(output)
     pulls = {name: _pull(term, output, name) for name, term in reconstruction.items()}
     pull_adversarial = _pull(adversarial, output, "the adversarial term")
     pull_reconstruction = torch.stack(list(pulls.values())).sum(0)
     weight = _ratio_at(last_weight, output, pull_reconstruction, pull_adversarial).clamp(max=ceiling)
     return BalancedTerms(
-        reconstruction={name: _known(term, pulls[name], output) for name, term in reconstruction.items()},
-        adversarial=_known(weight * adversarial, weight * pull_adversarial, output),
+        reconstruction={name: known(term, pulls[name], output) for name, term in reconstruction.items()},
+        adversarial=known(weight * adversarial, weight * pull_adversarial, output),
         weight=weight,
     )
 
 
 def _pull(term: Tensor, output: Tensor, name: str) -> Tensor:
-    """The gradient of a term at the output. The graph is kept, because terms may share a part of it."""
-    if term.requires_grad:
-        [gradient] = torch.autograd.grad(term, output, retain_graph=True, allow_unused=True)
-        if gradient is not None:
-            return gradient
-    raise ValueError(f"{name} does not depend on the output, so it has no part in the balance. Add it to the loss.")
+    """The gradient of a term at the output."""
+    gradient = gradient_at(output, term)
+    if gradient is None:
+        raise ValueError(f"{name} does not depend on the output, so it has no part in the balance. Add it to the loss.")
+    return gradient
 
 
 def _ratio_at(weight: Tensor, output: Tensor, pull_a: Tensor, pull_b: Tensor) -> Tensor:
     [at_weight_a] = torch.autograd.grad(output, weight, pull_a, retain_graph=True)
     [at_weight_b] = torch.autograd.grad(output, weight, pull_b, retain_graph=True)
     return full(at_weight_a).norm() / (full(at_weight_b).norm() + 1e-6)
-
-
-def _known(term: Tensor, gradient: Tensor, output: Tensor) -> Tensor:
-    """The term again, with nothing behind it but `output`. Undetached, its old graph would be kept and walked again."""
-    return _Known.apply(output, term.detach(), gradient)
-
-
-class _Known(torch.autograd.Function):
-    """A number whose gradient with respect to `output` has been found already."""
-
-    @staticmethod
-    def forward(ctx: Any, output: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
-        return value.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor, None, None]:
-        [gradient] = ctx.saved_tensors
-        return arriving * gradient, None, None

@@ -24,8 +24,7 @@ def smoothed_cross_entropy(logits_BFCV: Tensor, bins_BFC: Tensor, sigma: float) 
         )
     logits, real_BFC = full(logits_BFCV), bins_BFC >= 0
     share_VV = smoothing(logits.shape[-1], sigma, logits)
-    hit_BFC = (logits * share_VV[bins_BFC.clamp_min(0)]).sum(-1)  # shares sum to 1: -sum(q log p) = logsumexp - sum(q x)
-    lost_BFC = (logits.logsumexp(-1) - hit_BFC).masked_fill(~real_BFC, 0)
+    lost_BFC = -(logits.log_softmax(-1) * share_VV[bins_BFC.clamp_min(0)]).sum(-1).masked_fill(~real_BFC, 0)
     return (lost_BFC.flatten(1).sum(1) / real_BFC.flatten(1).sum(1).clamp_min(1)).mean()
 
 

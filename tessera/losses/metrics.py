@@ -59,8 +59,8 @@ def code_usage(counts: Tensor) -> Tensor:
 
 
 def code_bits(counts: Tensor) -> Tensor:
-    """What the counted symbols take on disk, in bits, each written by itself. `counts` is (V,)."""
-    return counts.sum() * math.log2(len(counts))
+    """What the counted symbols take on disk, in bits, each written by itself. `counts` is (..., V)."""
+    return counts.sum() * math.log2(counts.shape[-1])
 
 
 def code_perplexity(counts: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How far apart two sounds are: to the ear, which hears spectra, to a judge's layers, and sample by sample.
+"""How far apart two sounds are: to the ear, which hears spectra, and sample by sample.
 
 Whatever ends in _B is given per example, so that a loss is its mean, and a held-out set may be cut into any batches. With
 `lengths` only the first so many samples of each sound count, whatever follows, and a sound counts the same alone and
@@ -62,25 +62,6 @@ def _stft_at_B(pair: _Sounds, window: int) -> Tensor:
     apart_B, size_a_B, size_b_B = (pair.size_B(magnitudes, hop) for magnitudes in (a - b, a, b))
     relative_B = apart_B / torch.hypot(size_a_B, size_b_B).clamp(min=QUIET)
     return relative_B + pair.mean_over_frames_B((a.log() - b.log()).abs().mean(1), hop)
-
-
-def feature_matching_B(real: Sequence[Tensor], fake: Sequence[Tensor]) -> Tensor:
-    """(B,): how differently a judge's layers see two sounds, relative to what they see of the real one, over layers.
-
-    EnCodec (Defossez 2022, arXiv 2210.13438, section 3.4). Nothing is descended through `real`.
-    """
-    shapes_real, shapes_fake = ([tuple(feature.shape) for feature in side] for side in (real, fake))
-    if shapes_real != shapes_fake or not shapes_real:
-        raise ValueError(
-            f"Features of shapes {shapes_real} and {shapes_fake} cannot be matched: take both from one judge, for sounds of "
-            "one length, of one layer or more."
-        )
-    return torch.stack([_matched_B(full(a.detach()), full(b)) for a, b in zip(real, fake)]).mean(0)
-
-
-def _matched_B(real_BC: Tensor, fake_BC: Tensor) -> Tensor:
-    seen_B = real_BC.abs().flatten(1).mean(1)
-    return (real_BC - fake_BC).abs().flatten(1).mean(1) / seen_B.clamp(min=QUIET)
 
 
 def si_sdr_B(output: Tensor, original: Tensor, *, lengths_B: Tensor | None = None) -> Tensor:

@@ -23,6 +23,9 @@ REACH = 512
 """Samples, at the lower of two rates, beyond which soxr's filter does not reach: a part that is read with so many more on
 both sides is resampled as the whole would be."""
 
+PAUSE_SECONDS = 0.4
+"""Between an original and its reconstruction."""
+
 
 @dataclass(eq=False)
 class Sound:
@@ -68,9 +71,10 @@ class Sound:
         return Image.sheet([item.picture() for item in items], columns)
 
     @classmethod
-    def beside(cls, left: Sound, right: Sound) -> Image:
-        """Two sounds with a thin gap between them: an original and its reconstruction."""
-        return Image.beside(left.picture(), right.picture())
+    def beside(cls, left: Sound, right: Sound) -> Sound:
+        """Two sounds of one rate, an original and its reconstruction: heard one after the other, seen side by side."""
+        pause = np.zeros((len(left.samples), round(PAUSE_SECONDS * left.rate_hz)), np.float32)
+        return Pair(np.concatenate([left.samples, pause, right.samples], axis=1), left.rate_hz, left, right)
 
     def picture(self) -> Image:
         """The waveform, and below it the loudness of each mel band."""
@@ -85,6 +89,17 @@ class Sound:
             return self
         samples = resampler().resample(self.samples.T, self.rate_hz, rate_hz).T
         return Sound(np.ascontiguousarray(samples.clip(-1, 1)), rate_hz)
+
+
+@dataclass(eq=False)
+class Pair(Sound):
+    """Two sounds and the pause between them."""
+
+    left: Sound
+    right: Sound
+
+    def picture(self) -> Image:
+        return Image.beside(self.left.picture(), self.right.picture())
 
 
 def read_part(path: str | Path, start_seconds: float, count: int, rate_hz: int) -> Sound:

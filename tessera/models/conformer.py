@@ -89,5 +89,8 @@ class Convolution(nn.Module):
         inner_BNW = F.glu(self.to_inner(self.norm(x_BNW)), dim=-1)
         if mask is not None:  # as nothing, which is what lies beyond either end
             inner_BNW = inner_BNW * mask[:, 0, 0, :, None]
-        around_BNW = self.neighbours(inner_BNW.mT.unsqueeze(2)).squeeze(2).mT
-        return self.out(F.silu(self.inner_norm(around_BNW)))
+        # By way of (W, kernel), so that the gradient has the strides of the weight, also along sides of 1: DDP asks for that.
+        weight = self.neighbours.weight.flatten(1)[:, None, None]
+        inner_BW1N = inner_BNW.mT.unsqueeze(2)
+        around_BW1N = F.conv2d(inner_BW1N, weight, padding=(0, weight.shape[3] // 2), groups=len(weight))
+        return self.out(F.silu(self.inner_norm(around_BW1N.squeeze(2).mT)))

@@ -1,20 +1,24 @@
 """The masked transformer of MaskGIT and Muse (Chang 2022, arXiv 2202.04200; Chang 2023, 2301.00704): which symbols are hidden?
 
 It sees a mosaic with some symbols hidden and gives, for the hidden ones that are asked for, how likely each symbol is there.
-It may look at a text, at the symbols of a smaller picture (super-resolution) and at its own previous states. Its critic
-(Lezama 2022, 2209.04439) sees a whole mosaic and says of each symbol how far it believes it.
+It may look at a text, at coarser symbols of the same example (those of a smaller picture for super-resolution; what is said,
+for a sound) and at its own previous states. Its critic (Lezama 2022, 2209.04439) sees a whole mosaic and says of each symbol
+how far it believes it. With convolutions (`conformer`) and several levels to a place it is SoundStorm's network (Borsos
+2023, 2305.09636, section 3.1).
 
 B batch, N places, S symbols in a place, W width, M asked symbols, V vocabulary; V itself stands for a hidden symbol.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
+from tessera.models.conformer import ConformerConfig
 from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
 from tessera.nn.layout import Layout
 from tessera.nn.transformer import Looked, States, Transformer, Turn, linear, places_of, starting_as_nothing, turn
@@ -28,6 +32,8 @@ class Symbols:
     layout: Layout
     features: Tensor | None = None
     """(V, F), see `nn/quantize/features.py`"""
+    seconds: float | None = None
+    """How long one cell of the grid lasts, where that is known: two streams are then brought together by their rates"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +45,11 @@ class MaskedTransformerConfig:
     """What reads the captions; none makes a model without prompts."""
     self_condition: bool = False
     """The network also sees its states of the round before."""
+    conformer: ConformerConfig | None = None
+    """Blocks that also look at their neighbours by convolution; none: plain transformer blocks."""
+    placed: bool = True
+    """Each place knows where in the grid it is. Without it a place only knows how far others are: then a model can be asked
+    for more places than it learnt from, which pictures do not need and sounds do."""
 
     def build(self, symbols: Symbols, smaller: Symbols | None = None) -> MaskedTransformer:
         return MaskedTransformer(self, symbols, smaller)
@@ -70,7 +81,7 @@ class Condition:
 
     looked: list[Looked] | None
     ground: Tensor
-    """(N, W) or (B, N, W): where each place is, and what the smaller picture has there"""
+    """(N, W) or (B, N, W): where each place is, and what the coarser symbols have there"""
 
 
 class Reader(nn.Module):
@@ -81,17 +92,19 @@ class Reader(nn.Module):
         self.config, self.symbols = config, symbols
         layout = symbols.layout
         self.text = config.text.build() if config.text is not None else None
-        self.transformer = Transformer(
+        body = Transformer if config.conformer is None else config.conformer.build
+        self.transformer = body(
             config.width, config.depth, config.heads, context=self.text.width if self.text is not None else None
         )
         self.embedding = Embedding(symbols.vocabulary + 1, layout.slots, config.width, symbols.features)
-        self.smaller = Smaller(smaller, layout, config.width) if smaller is not None else None
+        self.smaller = Smaller(smaller, symbols, config.width) if smaller is not None else None
         self.remembered = starting_as_nothing(linear(config.width, config.width)) if config.self_condition else None
         self.register_buffer("places", places_of(layout.places), persistent=False)
         turned = turn(self.places, self.transformer.head_width)
         self.register_buffer("cosine", turned.cosine, persistent=False)
         self.register_buffer("sine", turned.sine, persistent=False)
-        self.axes = nn.ParameterList([torch.randn(side, config.width) * 0.5 for side in layout.places])
+        sides = layout.places if config.placed else ()
+        self.axes = nn.ParameterList([torch.randn(side, config.width) * 0.5 for side in sides])
 
     @property
     def hidden(self) -> int:
@@ -99,27 +112,46 @@ class Reader(nn.Module):
         return self.symbols.vocabulary
 
     def condition(self, texts: Sequence[str], dropped: Sequence[bool], smaller_codes: Tensor | None = None) -> Condition:
-        """What the texts say, nothing where they are dropped or empty; and what the smaller pictures show."""
+        """What the texts say, nothing where they are dropped or empty; and what the coarser symbols say."""
         looked = None
         if self.text is not None:
             states = self.text(texts)
             kept = torch.tensor([bool(text) and not one for text, one in zip(texts, dropped)], device=states.mask.device)
             looked = self.transformer.look(States(states.values, states.mask & kept[:, None]))
         if (self.smaller is None) != (smaller_codes is None):
-            raise ValueError("Only a super-resolution model takes the symbols of smaller pictures, and it needs them.")
+            raise ValueError("Only a model that learnt from two kinds of symbols takes the coarser ones, and it needs them.")
         ground = self.position()
         return Condition(looked, ground if self.smaller is None else ground + self.smaller(smaller_codes))
 
-    def states(self, symbols_BNS: Tensor, condition: Condition, previous_BNW: Tensor | None = None) -> Tensor:
-        """A condition may have twice as many rows as there are mosaics: each is then read under two texts."""
-        x_BNW = self.embedding(symbols_BNS) + condition.ground
+    def states(
+        self,
+        symbols_BNS: Tensor,
+        condition: Condition,
+        previous_BNW: Tensor | None = None,
+        real_BN: Tensor | None = None,
+    ) -> Tensor:
+        """A condition may have twice as many rows as there are mosaics: each is then read under two texts. What is not `real`
+        is seen by nobody."""
+        ground = condition.ground if self.smaller is None else condition.ground[..., : symbols_BNS.shape[1], :]
+        x_BNW = self.embedding(symbols_BNS) + ground
         if self.remembered is not None and previous_BNW is not None:
             x_BNW = x_BNW.repeat(len(previous_BNW) // len(x_BNW), 1, 1) + self.remembered(previous_BNW)
-        return self.transformer(x_BNW, Turn(self.cosine, self.sine), context=condition.looked)
+        return self.transformer(x_BNW, self.turned(x_BNW.shape[1]), real_BN, context=condition.looked)
+
+    def turned(self, count: int) -> Turn:
+        """The rotations of so many places: those of the grid, or of a row of another length."""
+        if count == len(self.places):
+            return Turn(self.cosine, self.sine)
+        if self.config.placed or self.places.shape[1] > 1:
+            raise ValueError(f"This model knows {len(self.places)} places, but was shown {count}.")
+        places_N1 = torch.arange(count, device=self.places.device, dtype=self.cosine.dtype)[:, None]
+        return turn(places_N1, self.transformer.head_width)
 
     def position(self) -> Tensor:
         """(N, W): where each place is. Rotations tell how far apart two places are; but while all symbols are hidden every
         place sees the same, and nothing else would tell a corner from the middle."""
+        if not self.config.placed:
+            return self.embedding.table.weight.new_zeros(self.config.width)
         rows = [axis[self.places[:, number].long()] for number, axis in enumerate(self.axes)]
         return torch.stack(rows).sum(0)
 
@@ -127,15 +159,21 @@ class Reader(nn.Module):
 class MaskedTransformer(Reader):
     def __init__(self, config: MaskedTransformerConfig, symbols: Symbols, smaller: Symbols | None = None):
         super().__init__(config, symbols, smaller)
-        slots = symbols.layout.slots
-        self.to_slots = nn.Parameter(torch.randn(slots, config.width, config.width) * config.width**-0.5) if slots > 1 else None
-        self.head = Head(config.width, symbols)
+        levels = symbols.layout.levels
+        cells = symbols.layout.slots // levels
+        self.to_cells = nn.Parameter(torch.randn(cells, config.width, config.width) * config.width**-0.5) if cells > 1 else None
+        self.heads = nn.ModuleList([Head(config.width, symbols) for _ in range(levels)])
 
     def logits(self, states_BNW: Tensor, asked_BNS: Tensor) -> Tensor:
-        """(M, V): only for the symbols that are asked for, in their order. Most of a small model's cost is this table."""
+        """(M, V): only for the symbols that are asked for, in their order. Most of a small model's cost is this table.
+
+        Each cell of a place has a matrix of its own, and each level, whose symbols mean other things, a head.
+        """
         example, place, slot = asked_BNS.nonzero(as_tuple=True)
         rows_MW = states_BNW[example, place]
-        return self.head(rows_MW if self.to_slots is None else by_slot(rows_MW, slot, self.to_slots))
+        if self.to_cells is not None:
+            rows_MW = apart(rows_MW, slot // len(self.heads), [by_matrix(matrix) for matrix in self.to_cells])
+        return apart(rows_MW, slot % len(self.heads), list(self.heads)) if len(self.heads) > 1 else self.heads[0](rows_MW)
 
 
 class TokenCritic(Reader):
@@ -155,6 +193,7 @@ class CriticHead(nn.Module):
 
     def __init__(self, width: int, inner: int, slots: int):
         super().__init__()
+        self.inner = inner
         self.layers = nn.Sequential(linear(width, inner), nn.SiLU(), linear(inner, slots))
 
     def beliefs(self, states_BNW: Tensor) -> Tensor:
@@ -200,37 +239,67 @@ class Head(nn.Module):
 
 
 class Smaller(nn.Module):
-    """The symbols of a smaller picture, each brought to the places it lies under."""
+    """Coarser symbols, each brought to the places it lies under: those of a smaller picture, or of what is said in a sound.
 
-    def __init__(self, smaller: Symbols, layout: Layout, width: int):
+    Two streams in time come together by their rates: a place has the symbol that is there in the middle of its time, whether or
+    not one rate is a multiple of the other. Where a sound has ended its symbols are -1, and say nothing.
+    """
+
+    def __init__(self, smaller: Symbols, symbols: Symbols, width: int):
         super().__init__()
-        self.factors = [side / below for side, below in zip(layout.places, smaller.layout.grid, strict=True)]
-        coarser = all(factor.is_integer() for factor in self.factors)
-        finer = all((1 / factor).is_integer() and factor == self.factors[0] for factor in self.factors)
-        if not coarser and not finer:
-            raise ValueError(
-                f"The smaller picture has {smaller.layout.grid} symbols and the larger one {layout.places} places: one must be "
-                "a whole multiple of the other."
-            )
-        patch = 1 if coarser else round(1 / self.factors[0])
-        self.layout = Layout(smaller.layout.grid, smaller.layout.levels, patch)
-        self.repeats = [max(1, round(factor)) for factor in self.factors]
+        self.smaller, self.symbols = smaller, symbols
+        self.timed = None not in (smaller.seconds, symbols.seconds)
+        self.layout = smaller.layout if self.timed else self.nested(smaller.layout, symbols.layout)
         self.embedding = Embedding(smaller.vocabulary, self.layout.slots, width, smaller.features)
 
+    def nested(self, below: Layout, above: Layout) -> Layout:
+        """With as many symbols to a place as lie under one place above, where there are more of them than places."""
+        factors = [side / under for side, under in zip(above.places, below.grid, strict=True)]
+        coarser = all(factor.is_integer() for factor in factors)
+        if not coarser and not all((1 / factor).is_integer() and factor == factors[0] for factor in factors):
+            raise ValueError(
+                f"The smaller picture has {below.grid} symbols and the larger one {above.places} places: one must be "
+                "a whole multiple of the other."
+            )
+        return Layout(below.grid, below.levels, 1 if coarser else round(1 / factors[0]))
+
     def forward(self, codes: Tensor) -> Tensor:
+        """(B, N, W)"""
+        if self.timed:
+            return self.in_step(codes)
         x = self.embedding(self.layout.folded(codes)).unflatten(1, self.layout.places)
-        for axis, repeat in enumerate(self.repeats, start=1):
-            x = x.repeat_interleave(repeat, dim=axis)
+        for axis, (side, under) in enumerate(zip(self.symbols.layout.places, self.layout.places, strict=True), start=1):
+            x = x.repeat_interleave(side // under, dim=axis)
         return x.flatten(1, -2)
 
+    @property
+    def pace(self) -> float:
+        """How many coarser symbols come in the time of one place."""
+        return self.symbols.seconds / self.smaller.seconds  # type: ignore[operator]
 
-def by_slot(rows_MW: Tensor, slot_M: Tensor, matrices_SWW: Tensor) -> Tensor:
-    """Each row times its slot's matrix: sorted by slot, so that each matrix is used once."""
-    order = slot_M.argsort(stable=True)
-    counts = torch.bincount(slot_M, minlength=len(matrices_SWW)).tolist()
-    sorted_rows = rows_MW[order].split(counts)
-    parts = [(steady(rows) @ matrix)[: len(rows)] for rows, matrix in zip(sorted_rows, matrices_SWW, strict=True)]
+    def places(self, count: int) -> int:
+        """How many places last as long as so many coarser symbols in a row."""
+        return round(count / self.pace) if (count,) != self.layout.grid else self.symbols.layout.count
+
+    def in_step(self, codes: Tensor) -> Tensor:
+        """Of as many places as last as long as the codes do, the last of which may not be filled."""
+        seen = codes.unflatten(1, (codes.shape[1], 1)) if self.layout.levels == 1 else codes
+        x_BTW = self.embedding(seen.clamp_min(0)) * (seen[..., :1] >= 0)
+        middles = torch.arange(math.ceil(codes.shape[1] / self.pace), device=codes.device) + 0.5
+        return x_BTW[:, (middles * self.pace).long().clamp_max(codes.shape[1] - 1)]
+
+
+def apart(rows_MW: Tensor, kind_M: Tensor, through: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+    """Each row through what is for its kind: sorted by kind, so that each is used once."""
+    order = kind_M.argsort(stable=True)
+    counts = torch.bincount(kind_M, minlength=len(through)).tolist()
+    # Also those for which there is no row: a parameter that takes no part would leave the processes of a run waiting.
+    parts = [one(rows) for rows, one in zip(rows_MW[order].split(counts), through, strict=True)]
     return torch.cat(parts)[order.argsort()]
+
+
+def by_matrix(matrix_WW: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda rows_MW: (steady(rows_MW) @ matrix_WW)[: len(rows_MW)]
 
 
 def steady(rows_MW: Tensor) -> Tensor:

@@ -141,11 +141,11 @@ class MeshAutoencoder(nn.Module):
     def last_layer(self) -> nn.Parameter:
         return self.decoder.to_coordinates.weight
 
-    def forward(self, meshes: Meshes) -> Reconstruction:
+    def forward(self, meshes: Meshes, *, keep_B: Tensor | None = None) -> Reconstruction:
         """`output` are logits (B, F, C, bins); see `encode` for `codes`."""
         graph = self.graph(meshes)
         latent = self.encoder(graph)
-        quantized = self.quantizer(latent.values, latent.mask)
+        quantized = self.quantizer(latent.values, latent.mask, keep_B=keep_B)
         output = self.decoder(graph.at_corners(quantized.latent, padding=0), graph.real_BF)
         return Reconstruction(output, graph.at_corners(quantized.codes, padding=-1), quantized.penalties)
 
@@ -188,10 +188,10 @@ class MeshAutoencoder(nn.Module):
         """What is said of each vertex before quantization, (B, V, W), and which vertices are corners of a face."""
         return self.encoder(self.graph(meshes))
 
-    def observe(self, meshes: Meshes) -> Tensor:
+    def observe(self, meshes: Meshes, *, keep_B: Tensor | None = None) -> Tensor:
         """These meshes' share of what the quantizer expects; see `Quantizer.observe`."""
         latent = self.latent(meshes)
-        return self.quantizer.observe(latent.values, latent.mask)
+        return self.quantizer.observe(latent.values, latent.mask, keep_B=keep_B)
 
     def graph(self, meshes: Meshes) -> Graph:
         if meshes.faces.shape[-1] != self.config.corners:

@@ -179,33 +179,37 @@ class Writing:
 
     def __init__(self, model: MeshTransformer, condition: list[Looked] | None, faces_BFS: Tensor):
         self.model, self.count = model, len(faces_BFS)
-        self.rows = torch.arange(max(FEWEST_ROWS, self.count), device=faces_BFS.device).clamp_max(self.count - 1)
-        self.condition = [pick(looked, self.rows) for looked in condition] if condition is not None else None
+        self.more = torch.arange(FEWEST_ROWS, device=faces_BFS.device).clamp_max(self.count - 1)
+        """What stands in the rows, where meshes are fewer than rows must be"""
+        self.condition = [self.rows_of(looked) for looked in condition] if condition is not None else None
         self.coarse, self.fine = Cache(), Cache()
+        self.offsets, self.slots, self.impossible = model.offsets.tolist(), model.slot.unbind(0), model.impossible_SV.unbind(0)
         self.begun: list[Tensor] = []
         """Of the face that is begun, the vectors of its symbols so far, (B, E) each"""
-        self.state_BW = model.states(model.read(faces_BFS[self.rows]), self.condition, self.coarse)[:, -1]
+        self.state_BW = model.states(model.read(self.enough(faces_BFS)), self.condition, self.coarse)[:, -1]
 
     @torch.no_grad()
     def __call__(self, symbols_B: Tensor | None) -> Tensor:
         """(B, V + 1); None before the first."""
         if symbols_B is not None:
-            self.lay(symbols_B[self.rows])
+            self.lay(self.enough(symbols_B))
         slot = len(self.begun)
         x_BE = self.begun[-1] if slot else self.model.to_symbols(self.state_BW)
-        states_B1E = self.model.within((x_BE + self.model.slot[slot])[:, None], cache=self.fine)
-        return wide(self.model.judged(states_B1E, first=slot)[: self.count, 0])
+        states_BE = self.model.within.one_more(x_BE + self.slots[slot], None, self.fine)
+        return wide(self.model.head(states_BE).masked_fill_(self.impossible[slot], -math.inf)[: self.count])
 
     def lay(self, symbols_B: Tensor) -> None:
-        self.begun.append(self.model.symbols(symbols_B + self.model.offsets[len(self.begun)]))
+        self.begun.append(self.model.symbols(symbols_B + self.offsets[len(self.begun)]))
         if len(self.begun) == self.model.slots:
-            face_B1W = self.model.to_face(torch.cat(self.begun, dim=1))[:, None]
-            self.state_BW = self.model.faces(face_B1W, self.condition, self.coarse)[:, -1]
+            face_BW = self.model.to_face(torch.cat(self.begun, dim=1))
+            self.state_BW = self.model.faces.one_more(face_BW, self.condition, self.coarse)
             self.begun, self.fine.length = [], 0
 
+    def enough(self, rows: Tensor) -> Tensor:
+        return rows if self.count >= FEWEST_ROWS else rows[self.more]
 
-def pick(looked: Looked, rows: Tensor) -> Looked:
-    return Looked(looked.keys[rows], looked.values[rows], looked.mask[rows])
+    def rows_of(self, looked: Looked) -> Looked:
+        return Looked(self.enough(looked.keys), self.enough(looked.values), self.enough(looked.mask))
 
 
 def impossible(slots: int, vocabulary: int) -> Tensor:

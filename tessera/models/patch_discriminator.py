@@ -7,6 +7,7 @@ B examples, C channels, h and w patches. Images are (B, C, H, W) in [-1, 1].
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -96,6 +97,14 @@ class BlurPool(nn.Module):
         return F.conv2d(image, self.kernel, stride=2, padding=1, groups=len(self.kernel))
 
 
+@dataclass
+class Judged:
+    logits: Tensor
+    """High where it looks (or sounds) real."""
+    features: list[Tensor]
+    """(B, C, ...) of every layer, in an order that is always the same: for feature matching."""
+
+
 class PatchDiscriminator(nn.Module):
     """From (B, C, H, W) to logits (B, 1, h, w), high where a patch looks real: H and W halved `layers` times.
 
@@ -115,6 +124,9 @@ class PatchDiscriminator(nn.Module):
         start(self.logit, gain=1.0)
 
     def forward(self, images: Tensor) -> Tensor:
+        return self.judged(images).logits
+
+    def judged(self, images: Tensor) -> Judged:
         smallest = 2**self.config.layers
         if images.ndim != 4 or images.shape[1] != self.config.channels or min(images.shape[2:]) < smallest:
             raise ValueError(
@@ -122,4 +134,13 @@ class PatchDiscriminator(nn.Module):
                 f"(B, {self.config.channels}, H, W) and halves it {self.config.layers} times, so H and W must be "
                 f"{smallest} or more. Use larger images or fewer layers."
             )
-        return self.logit(self.layers(images))
+        return through(self.layers, self.logit, images)
+
+
+def through(layers: Iterable[nn.Module], logit: nn.Module, seen: Tensor) -> Judged:
+    """One layer after the other, and then the logits."""
+    features = []
+    for layer in layers:
+        seen = layer(seen)
+        features.append(seen)
+    return Judged(logit(seen), features)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from tessera.models.vqgan import Reconstruction
 from tessera.nn.causal import Chain, Passage
 from tessera.nn.precision import wide
-from tessera.nn.quantize import ResidualConfig, ResidualQuantizer, VQConfig
+from tessera.nn.quantize import GroupedConfig, GroupedQuantizer, ResidualConfig, ResidualQuantizer, VQConfig
 from tessera.nn.start import start
 from tessera.nn.transformer import linear, starting_as_nothing
 
@@ -50,7 +50,7 @@ class SoundCodecConfig:
     widest 128, strides 4 4 4 5, a second of sound at 16 kHz)."""
     activation: Literal["snake", "elu"] = "snake"
     """Snake has a period of its own in every channel, as sounds have; ELU is cheaper."""
-    quantizer: ResidualConfig = field(default_factory=levels_of_sound)
+    quantizer: ResidualConfig | GroupedConfig = field(default_factory=levels_of_sound)
 
     def __post_init__(self) -> None:
         for name in ("dim", "widest"):
@@ -78,16 +78,16 @@ class SoundCodecConfig:
 
     def suits(self, data: Any) -> None:
         """Refuses data whose sounds this network cannot take."""
-        self.refuse_samples(data.samples)
-        if data.samples < self.hop:
+        self.refuse_samples(data.length)
+        if data.length < self.hop:
             raise ValueError(
-                f"Sounds of {data.samples} samples do not fill one frame: this codec makes one of every {self.hop} samples "
+                f"Sounds of {data.length} samples do not fill one frame: this codec makes one of every {self.hop} samples "
                 f"(the product of its strides). Use longer sounds or smaller strides."
             )
 
     def grid(self, data: Any) -> tuple[int, ...]:
         """How many frames such sounds become."""
-        return (self.frames(data.samples),)
+        return (self.frames(data.length),)
 
     def frames(self, samples: int) -> int:
         """Of so many samples; the last may be filled in part."""
@@ -107,7 +107,9 @@ class SoundCodec(nn.Module):
         super().__init__()
         self.config = config
         self.encoder = encoder(config)
-        self.quantizer: ResidualQuantizer = config.quantizer.build(config.widths[-1])
+        self.quantizer: ResidualQuantizer | GroupedQuantizer = config.quantizer.build(config.widths[-1])
+        # Sounds differ in length, so a mean over their frames is only exact once all micro-batches have been counted.
+        self.quantizer.whole_batch = True
         self.decoder = decoder(config)
         self.to(memory_format=torch.channels_last)
 
@@ -140,16 +142,29 @@ class SoundCodec(nn.Module):
         mask_BT = None if lengths_B is None else self.real(lengths_B, latent_BTD)
         quantized = self.quantizer(latent_BTD, mask_BT, keep_B=keep_B)
         rebuilt = self.sound(quantized.latent)[..., : samples.shape[-1]]
-        return Reconstruction(rebuilt, quantized.codes, quantized.penalties)
+        return Reconstruction(rebuilt, ended(quantized.codes, mask_BT), quantized.penalties)
 
-    def encode(self, samples: Tensor) -> Tensor:
-        """Sounds (B, 1, N) to symbols (B, T, L)."""
-        return self.quantizer(self.latent(samples)).codes
+    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Sounds (B, 1, N) to symbols (B, T, L), and -1 after the end of a sound that is shorter than the batch."""
+        latent_BTD = self.latent(samples)
+        mask_BT = None if lengths_B is None else self.real(lengths_B, latent_BTD)
+        return ended(self.quantizer(latent_BTD, mask_BT).codes, mask_BT)
 
     def decode(self, codes: Tensor, *, keep_B: Tensor | None = None) -> Tensor:
-        """Symbols (B, T, L), or only the first few levels of them, to sounds (B, 1, T hop); of sound b, `keep_B[b]` levels."""
+        """Symbols (B, T, L), or only the first few levels of them, to sounds (B, 1, T hop); of sound b, `keep_B[b]` levels.
+
+        Where symbols have ended (-1) there is nothing at all: zeros.
+        """
         self.refuse_codes(codes)
-        return self.sound(self.quantizer.decode(codes, keep_B=keep_B))
+        real_BT = codes[..., 0] >= 0
+        sound_B1N = self.sound(self.quantizer.decode(codes.clamp_min(0), keep_B=keep_B) * real_BT[..., None])
+        return sound_B1N * real_BT.repeat_interleave(self.hop, dim=1)[:, None]
+
+    def observe(self, samples: Tensor, lengths_B: Tensor | None = None, *, keep_B: Tensor | None = None) -> Tensor:
+        """These sounds' share of what the quantizer expects; see `Quantizer.observe`."""
+        latent_BTD = self.latent(samples)
+        mask_BT = None if lengths_B is None else self.real(lengths_B, latent_BTD)
+        return self.quantizer.observe(latent_BTD, mask_BT, keep_B=keep_B)
 
     # ---- sounds of any length
 
@@ -217,6 +232,11 @@ class SoundCodec(nn.Module):
                 f"Codes of shape {tuple(codes.shape)} came to a codec of {self.levels} levels: give (batch, frames, levels), "
                 f"with 1 to {self.levels} levels. Codes of more levels are another codec's."
             )
+
+
+def ended(codes_BTL: Tensor, mask_BT: Tensor | None) -> Tensor:
+    """-1 where a sound has ended."""
+    return codes_BTL if mask_BT is None else codes_BTL.masked_fill(~mask_BT[..., None], -1)
 
 
 def refuse_mixture(batch: int, like: int | None) -> None:

@@ -21,17 +21,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.models.patch_discriminator import SLOPE
+from tessera.models.patch_discriminator import SLOPE, Judged
 from tessera.nn.precision import full_precision, wide
 from tessera.nn.start import start
-
-
-@dataclass
-class Judged:
-    logits: Tensor
-    """(B, M), high where it sounds real."""
-    features: list[Tensor]
-    """(B, C, ...) of every layer of every network, in an order that is always the same."""
 
 
 class SoundJudge(nn.Module):

@@ -14,8 +14,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -28,6 +27,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from tessera.models.hugging_face import library, read_weights, told
 from tessera.nn.alphabet import PADDING, Alphabet, refuse_too_few
 from tessera.nn.precision import full_precision
 from tessera.nn.transformer import States, Transformer
@@ -37,9 +37,17 @@ class TextEncoder(nn.Module):
     """The contract of all text encoders."""
 
     width: int
+    depth: int = 1
+    """Layers that can be asked for states: 1, if there are only those of the last."""
 
     def forward(self, texts: Sequence[str]) -> States:
         raise NotImplementedError
+
+    def layers(self, texts: Sequence[str], at: Sequence[int] = ()) -> list[States]:
+        """The states after each of `at` layers, and last the result."""
+        if at:
+            raise ValueError(f"This text encoder has no states of layers {', '.join(map(str, at))}: only those of its last.")
+        return [self(texts)]
 
     def meet(self, texts: Iterable[str], place: Path | None = None) -> None:
         """Sees all captions of a run before the first step; `place` is a folder for what is worth keeping."""
@@ -101,17 +109,20 @@ class LearnedTextConfig:
 class LearnedText(TextEncoder):
     def __init__(self, config: LearnedTextConfig):
         super().__init__()
-        self.width, self.longest = config.width, config.longest
+        self.width, self.depth, self.longest = config.width, config.depth, config.longest
         self.alphabet = Alphabet(config.symbols, casefold=config.casefold)
         self.embedding = nn.Embedding(config.symbols, config.width)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.transformer = Transformer(config.width, config.depth, config.heads)
 
     def forward(self, texts: Sequence[str]) -> States:
+        return self.layers(texts)[-1]
+
+    def layers(self, texts: Sequence[str], at: Sequence[int] = ()) -> list[States]:
         symbols_BL = self.symbols(texts)
         mask_BL = symbols_BL != PADDING
-        values_BLW = self.transformer(self.embedding(symbols_BL), mask_BN=mask_BL)
-        return States(values_BLW * mask_BL[..., None], mask_BL)
+        passed = self.transformer.layers(self.embedding(symbols_BL), mask_BN=mask_BL, at=at)
+        return [States(values_BLW * mask_BL[..., None], mask_BL) for values_BLW in passed]
 
     def symbols(self, texts: Sequence[str]) -> Tensor:
         """(B, L), padded at the end and cut at `longest`."""
@@ -263,32 +274,22 @@ class Found:
 
 def find_encoder(config: PretrainedTextConfig) -> Found:
     """Reads an encoder whole, or says what is missing. Only safetensors are read, and no code that comes with a model runs."""
-    transformers = _library()
+    transformers = library("A pretrained text encoder", "take the text encoder that learns")
+    what = f"The text encoder {config.name!r}"
     place, how = place_of(config), {"local_files_only": not config.download, "trust_remote_code": False}
-    with _quiet(transformers), _told(config):
+    with told(transformers, what, PARTS):
         facts, _ = transformers.PreTrainedConfig.get_config_dict(place, **how)
         settings = transformers.AutoConfig.from_pretrained(place, **how)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
-        whole = {"output_loading_info": True, "ignore_mismatched_sizes": True}  # told to us, who refuse what does not fit
-        network, report = _class_for(settings, transformers).from_pretrained(
-            place, use_safetensors=True, dtype=torch.float32, **whole, **how
-        )
-    refuse_half_a_network(config, report)
+        weights = read_weights(_class_for(settings, transformers), place, **how)
+    network = weights.refuse_half(what, unused=("pooler",))  # which is not used here, and many files have none
     network = network.get_encoder() if settings.is_encoder_decoder else getattr(network, "text_model", network)
     refuse_length(config, network.config, tokenizer)
     saying = {name: value for name, value in facts.items() if name != "transformers_version" and not name.startswith("_")}
     return Found(network, tokenizer, saying)
 
 
-def _library() -> Any:
-    try:
-        import transformers
-    except ModuleNotFoundError as problem:
-        raise ModuleNotFoundError(
-            f"A pretrained text encoder needs the package {problem.name}, which is not installed: "
-            'pip install "tessera[text]", or take the text encoder that learns.'
-        ) from problem
-    return transformers
+PARTS = 'config.json, the files of its tokenizer (some of them need packages that pip install "tessera[text]" brings)'
 
 
 def place_of(config: PretrainedTextConfig) -> str:
@@ -319,47 +320,6 @@ def _class_for(settings: Any, transformers: Any) -> Any:
     """The encoder alone where it has a class of its own (T5 and its kin), else the whole model."""
     has_one = type(settings) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING
     return transformers.AutoModelForTextEncoding if has_one else transformers.AutoModel
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Its progress bars and reports go to a terminal where a run shows its own; what they tell is asked for and refused."""
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-@contextmanager
-def _told(config: PretrainedTextConfig) -> Iterator[None]:
-    """The library has many kinds of errors, and few of them say what to do."""
-    try:
-        yield
-    except Exception as problem:
-        raise ValueError(
-            f"The text encoder {config.name!r} cannot be read. One is config.json, the files of its tokenizer, and its weights "
-            "as .safetensors: other weights are not read, because they may hold code that runs, and nor is a model that brings "
-            'code of its own. Some tokenizers need packages that pip install "tessera[text]" brings. '
-            f"The reader said: {problem}"
-        ) from problem
-
-
-def refuse_half_a_network(config: PretrainedTextConfig, report: dict[str, Any]) -> None:
-    """The library would fill in chance and go on. A pooler is not used here, and many files have none."""
-    missing = sorted(name for name in report["missing_keys"] if "pooler" not in name)
-    other = sorted(name for name, *_ in report["mismatched_keys"])
-    if missing or other:
-        named = ", ".join((missing + other)[:5])
-        raise ValueError(
-            f"The weights of the text encoder {config.name!r} are not those of its config.json: {len(missing)} are missing and "
-            f"{len(other)} have another shape ({named}). Fetch it again, whole."
-        )
 
 
 def refuse_length(config: PretrainedTextConfig, settings: Any, tokenizer: Any) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.models.patch_discriminator import SLOPE
+from tessera.models.patch_discriminator import SLOPE, Judged, through
 from tessera.nn.start import start
 
 
@@ -94,6 +94,9 @@ class TemporalDiscriminator(nn.Module):
         start(self.logit, gain=1.0)
 
     def forward(self, clips: Tensor) -> Tensor:
+        return self.judged(clips).logits
+
+    def judged(self, clips: Tensor) -> Judged:
         smallest = 2**self.config.layers
         if clips.ndim != 5 or clips.shape[1] != self.config.channels or min(clips.shape[3:]) < smallest:
             raise ValueError(
@@ -101,7 +104,7 @@ class TemporalDiscriminator(nn.Module):
                 f"(B, {self.config.channels}, T, H, W) and halves it {self.config.layers} times, so H and W must be "
                 f"{smallest} or more. Use larger frames or fewer layers."
             )
-        return self.logit(self.layers(clips.contiguous(memory_format=torch.channels_last_3d)))
+        return through(self.layers, self.logit, clips.contiguous(memory_format=torch.channels_last_3d))
 
 
 def slowed(clips: Tensor, factor: int) -> Tensor:

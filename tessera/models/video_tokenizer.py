@@ -256,8 +256,8 @@ class VideoTokenizer(nn.Module):
         """Where the strengths of two losses are compared (Esser 2021, arXiv 2012.09841, eq. 7)."""
         return self.decoder[-1].weight  # type: ignore[return-value]
 
-    def forward(self, clip: Tensor, condition: Tensor | None = None) -> Reconstruction:
-        quantized = self.quantizer(self.latent(clip, condition))
+    def forward(self, clip: Tensor, condition: Tensor | None = None, *, keep_B: Tensor | None = None) -> Reconstruction:
+        quantized = self.quantizer(self.latent(clip, condition), keep_B=keep_B)
         return Reconstruction(self.clip(quantized.latent, condition), quantized.codes, quantized.penalties)
 
     def encode(self, clip: Tensor, condition: Tensor | None = None) -> Tensor:
@@ -320,9 +320,9 @@ class VideoTokenizer(nn.Module):
         self.config.refuse_frames(frames_BTHWC.shape[1])
         return self.encoder(frames_BTHWC, Passage(self.checked(condition)))
 
-    def observe(self, clip: Tensor) -> Tensor:
+    def observe(self, clip: Tensor, *, keep_B: Tensor | None = None) -> Tensor:
         """Their share of what the quantizer expects; see `Quantizer.observe`."""
-        return self.quantizer.observe(self.latent(clip))
+        return self.quantizer.observe(self.latent(clip), keep_B=keep_B)
 
     def clip(self, latent: Tensor, condition: Tensor | None = None) -> Tensor:
         """(B, t, h, w, D) -> (B, C, T, H, W)."""

@@ -125,8 +125,8 @@ class VQGAN(nn.Module):
         """Where the strengths of two losses are compared (Esser 2021, eq. 7)."""
         return self.decoder[-1].weight  # type: ignore[return-value]
 
-    def forward(self, pixels: Tensor) -> Reconstruction:
-        quantized = self.quantizer(self.latent(pixels))
+    def forward(self, pixels: Tensor, *, keep_B: Tensor | None = None) -> Reconstruction:
+        quantized = self.quantizer(self.latent(pixels), keep_B=keep_B)
         return Reconstruction(self.picture(quantized.latent), quantized.codes, quantized.penalties)
 
     def encode(self, pixels: Tensor) -> Tensor:
@@ -143,9 +143,9 @@ class VQGAN(nn.Module):
         self.config.refuse_size(pixels.shape[-2])
         return self.encoder(pixels.contiguous(memory_format=torch.channels_last)).movedim(1, -1)
 
-    def observe(self, pixels: Tensor) -> Tensor:
+    def observe(self, pixels: Tensor, *, keep_B: Tensor | None = None) -> Tensor:
         """Their share of what the quantizer expects; see `Quantizer.observe`."""
-        return self.quantizer.observe(self.latent(pixels))
+        return self.quantizer.observe(self.latent(pixels), keep_B=keep_B)
 
     def picture(self, latent: Tensor) -> Tensor:
         """(B, h, w, D) -> (B, C, H, W)."""

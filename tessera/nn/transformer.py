@@ -9,6 +9,7 @@ B batch, N places, L places of the context, W width, H heads, D width of a head,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -89,6 +90,18 @@ class Transformer(nn.Module):
 
         What `mask` leaves out is seen by nobody.
         """
+        return self.layers(x_BNW, places_NA, mask_BN, context)[-1]
+
+    def layers(
+        self,
+        x_BNW: Tensor,
+        places_NA: Tensor | Turn | None = None,
+        mask_BN: Tensor | None = None,
+        context: States | list[Looked] | None = None,
+        at: Sequence[int] = (),
+    ) -> list[Tensor]:
+        """The states after each of `at` blocks, as they are, and last the result: after all blocks, and normed."""
+        passed = []
         if places_NA is None:
             places_NA = torch.arange(x_BNW.shape[1], device=x_BNW.device, dtype=torch.float32)[:, None]
         turned = places_NA if isinstance(places_NA, Turn) else turn(places_NA.to(x_BNW.dtype), self.head_width)
@@ -98,7 +111,9 @@ class Transformer(nn.Module):
             if mask is not None and len(mask) < len(x_BNW):  # each example now stands there once for every context
                 mask = mask.repeat(len(x_BNW) // len(mask), 1, 1, 1)
             x_BNW = block(x_BNW, turned, mask, seen[i] if seen is not None else None)
-        return self.norm(x_BNW)
+            if i + 1 in at:
+                passed.append(x_BNW)
+        return [*passed, self.norm(x_BNW)]
 
     def look(self, context: States) -> list[Looked]:
         """What each block makes of a context, for whoever will need it more than once: it does not depend on x."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera.folder import Refused, RunFolder
-from tessera.recipes import images, meshes, videos
+from tessera.recipes import images, meshes, music, sounds, videos
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -21,6 +21,10 @@ RECIPES: tuple[Callable[..., Run], ...] = (
     images.images_maskgit,
     images.images_maskgit_superres,
     videos.videos_magvit2,
+    sounds.sounds_codec,
+    sounds.sounds_semantic,
+    sounds.sounds_soundstorm,
+    music.music_mulan,
     meshes.meshes_autoencoder,
     meshes.meshes_transformer,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Kind, Preset, life, perceptual_of, quantizer_of, text_of
+from tessera.recipes.presets import Critic, Kind, Preset, critic_of, life, perceptual_of, quantizer_of, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -97,7 +97,7 @@ def images_maskgit(
     preset: Preset = "small",
     tokenizer: str = "runs/images-vqgan",
     text: str = "learned",
-    critic: Literal["off", "head", "own"] = "off",
+    critic: Critic = "off",
 ) -> Run:
     """Text to image (MaskGIT, Muse): pictures for prompts, from a tokenizer's symbols.
 
@@ -115,7 +115,7 @@ def images_maskgit_superres(
     tokenizer: str = "runs/images-vqgan",
     smaller: str = "runs/images-vqgan-smaller",
     text: str = "learned",
-    critic: Literal["off", "head", "own"] = "off",
+    critic: Critic = "off",
 ) -> Run:
     """Super-resolution (Muse): the symbols of a larger picture from those of a smaller one, and the prompt.
 
@@ -129,11 +129,11 @@ def images_maskgit_superres(
     return _masked("images-maskgit-superres", preset, tokenizer, smaller, text, critic)
 
 
-def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: str) -> Run:
+def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: Critic) -> Run:
     from tessera.config import Run
     from tessera.data.images import Images
     from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
+    from tessera.models.masked_transformer import MaskedTransformerConfig
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.masked import MaskedSampling
     from tessera.tasks.masked import MaskedConfig
@@ -158,8 +158,6 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
         rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
         schedule="cosine", warmup=warmup, floor=0.05,
     )  # fmt: skip
-    own = CriticConfig(width=width, depth=depth // 2, heads=heads)
-    judged = {"off": None, "head": CriticHeadConfig(width=width), "own": own}
     return Run(
         recipe=recipe,
         task=MaskedConfig(
@@ -167,7 +165,7 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
             smaller=smaller,
             places={"tiny": None, "small": 64, "base": 256, "paper": 256}[preset],
             model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=text_of(preset, text)),
-            critic=judged[critic],
+            critic=critic_of(critic, width, depth, heads),
             critic_optimizer=replace(optimizer, kind="adamw"),
             sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12, noise=1.0 if preset == "small" else 4.5),
             guidance=Guidance(scale=1.5 if preset == "small" else 3.0),  # a small model that is led too far falls apart

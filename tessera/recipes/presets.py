@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from tessera.engine.engine import EngineConfig
+    from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig
     from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
     from tessera.tasks.pixels import PerceptualConfig
@@ -15,6 +16,10 @@ Preset = Literal["tiny", "small", "base", "paper"]
 
 Kind = Literal["fsq", "lfq", "bsq", "vq"]
 """fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook."""
+
+
+Critic = Literal["off", "head", "own"]
+"""What tells drawn symbols from real ones: nothing, a small network on the model's states, or a network of its own."""
 
 
 def life(
@@ -66,6 +71,14 @@ def perceptual_of(preset: Preset, choice: str) -> PerceptualConfig | None:
     if choice == "auto":
         choice = "on" if installed() and preset in ("base", "paper") else "off"
     return None if choice == "off" else PerceptualConfig(vgg=None if choice == "on" else choice)
+
+
+def critic_of(choice: Critic, width: int, depth: int, heads: int) -> CriticConfig | CriticHeadConfig | None:
+    """Beside a model of this size."""
+    from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig
+
+    own = CriticConfig(width=width, depth=depth // 2, heads=heads)
+    return {"off": None, "head": CriticHeadConfig(width=width), "own": own}[choice]
 
 
 def text_of(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:

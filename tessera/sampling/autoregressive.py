@@ -51,6 +51,7 @@ class Written:
     """Whether an example came to its end, and was not stopped at the most places"""
 
 
+@torch.inference_mode()
 def write(
     begin: Begin,
     prompt_BNS: Tensor,
@@ -65,15 +66,20 @@ def write(
     if given > most:
         raise ValueError(f"A prompt of {given} places came where {most} are the most: shorten it, or allow more.")
     common = int((prompt_BNS >= 0).all(2).sum(1).min())
-    writer = Writer(begin(prompt_BNS[:, :common]), config, generators, end, prompt_BNS.new_zeros(batch, dtype=torch.bool))
+    ended_B = prompt_BNS.new_zeros(batch, dtype=torch.bool)
+    writer = Writer(begin(prompt_BNS[:, :common]), config, chances(generators, (most, slots), prompt_BNS.device), end, ended_B)
     places = list(prompt_BNS[:, :common].unbind(1))
-    nothing_BS = prompt_BNS.new_full((batch, slots), -1)
     for number in range(common, most):
-        place_BS = writer.place(prompt_BNS[:, number] if number < given else nothing_BS)
+        place_BS = writer.place(number, prompt_BNS[:, number] if number < given else None)
         if place_BS is None:
             break
         places.append(place_BS)
     return Written(torch.stack(places, dim=1) if places else prompt_BNS[:, :0], writer.ended_B)
+
+
+def chances(generators: Sequence[torch.Generator], shape: tuple[int, int], device: torch.device) -> Tensor:
+    """(N, S, B): a uniform number for each symbol there may be, from its example's generator."""
+    return torch.stack([torch.rand(shape, generator=generator) for generator in generators], dim=2).to(device)
 
 
 @dataclass
@@ -82,31 +88,26 @@ class Writer:
 
     following: Following
     config: AutoregressiveSampling
-    generators: Sequence[torch.Generator]
+    chance_NSB: Tensor
     end: int
     ended_B: Tensor
     previous_B: Tensor | None = None
 
-    def place(self, known_BS: Tensor) -> Tensor | None:
+    def place(self, number: int, known_BS: Tensor | None) -> Tensor | None:
         """The next place (B, S): known ones as they are, and -1 for examples that have ended; None if all have."""
-        chance_BS = self.chance(known_BS)
         symbols = []
-        for slot, known_B in enumerate(known_BS.unbind(1)):
-            drawn_B = torch.where(known_B >= 0, known_B, self.draw(chance_BS[:, slot], may_end=slot == 0))
-            self.ended_B = self.ended_B | (drawn_B == self.end)
-            if slot == 0 and self.ended_B.all():
-                return None
-            self.previous_B = drawn_B.masked_fill(self.ended_B, 0)  # nobody will look at these, but a symbol it must be
-            symbols.append(self.previous_B)
+        for slot, chance_B in enumerate(self.chance_NSB[number].unbind(0)):
+            drawn_B = self.draw(chance_B, may_end=slot == 0)
+            if known_BS is not None:
+                drawn_B = torch.where(known_BS[:, slot] >= 0, known_BS[:, slot], drawn_B)
+            if slot == 0:
+                self.ended_B = self.ended_B | (drawn_B == self.end)
+                if self.ended_B.all():
+                    return None
+                drawn_B = drawn_B.masked_fill(self.ended_B, 0)  # nobody will look at these, but a symbol it must be
+            self.previous_B = drawn_B
+            symbols.append(drawn_B)
         return torch.stack(symbols, dim=1).masked_fill(self.ended_B[:, None], -1)
-
-    def chance(self, known_BS: Tensor) -> Tensor:
-        """A uniform number for each symbol, from its example's generator; who has ended or is told draws none."""
-        idle = (self.ended_B | (known_BS[:, 0] >= 0)).tolist()
-        slots = known_BS.shape[1]
-        pairs = zip(self.generators, idle, strict=True)
-        rows = [torch.zeros(slots) if still else torch.rand(slots, generator=generator) for generator, still in pairs]
-        return torch.stack(rows).to(known_BS.device)
 
     def draw(self, chance_B: Tensor, *, may_end: bool) -> Tensor:
         logits_BV = self.following(self.previous_B)

@@ -22,6 +22,7 @@ class Codec(Protocol):
     grid: tuple[int, ...]
     levels: int
     features: Tensor | None
+    seconds: float | None
 
     def codes(self, examples: Any) -> Tensor: ...
     def media(self, codes: Tensor) -> list[Any]: ...
@@ -39,12 +40,17 @@ class Wanted:
     """(B, *grid): symbols that are there already,"""
     hidden: Tensor | None = None
     """(B, *grid), True where they are to be drawn anew."""
-    smaller: Tensor | None = None
-    """The symbols of the smaller pictures, for super-resolution."""
+    coarser: Tensor | None = None
+    """The symbols that are a condition: of the smaller pictures, for super-resolution; of what is said, for sound."""
+    lengths: Sequence[int] | None = None
+    """How many places of each are real, where they differ."""
 
 
 class GeneratorTask(Task):
     """A subclass gives `network`, which may read texts, and `generate(wanted, sampling, guidance)`."""
+
+    coarser: str | None = None
+    """The name of the part whose symbols are a condition, if there is one."""
 
     def __init__(self, codecs: Mapping[str, Codec]):
         super().__init__()

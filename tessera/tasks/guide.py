@@ -17,16 +17,23 @@ from tessera.tasks.generator import Wanted
 class Guide:
     """The model's guess under guidance: with the prompt and without in one pass, and without guidance half of that."""
 
-    def __init__(self, network: MaskedTransformer, wanted: Wanted, guidance: Guidance, device: torch.device):
-        self.network = network
+    def __init__(
+        self,
+        network: MaskedTransformer,
+        wanted: Wanted,
+        guidance: Guidance,
+        device: torch.device,
+        real_BN: Tensor | None = None,
+    ):
+        self.network, self.real_BN = network, real_BN
         self.guidance = guidance if self.network.text is not None else dataclasses.replace(guidance, scale=1.0)
         self.count = len(wanted.texts)
         texts, dropped = list(wanted.texts), [False] * self.count
-        smaller = wanted.smaller.to(device) if wanted.smaller is not None else None
+        coarser = wanted.coarser.to(device) if wanted.coarser is not None else None
         if self.guidance.scale != 1:
             texts += list(wanted.negative) if wanted.negative is not None else list(wanted.texts)
             dropped += [wanted.negative is None] * self.count
-        self.both = self.network.condition(texts, dropped, smaller)
+        self.both = self.network.condition(texts, dropped, coarser)
         self.alone = first_of(self.both, self.count)
         self.previous: Tensor | None = None
 
@@ -42,7 +49,7 @@ class Guide:
         previous = self.previous
         if previous is not None and len(previous) != len(asked):
             previous = torch.cat([previous[: self.count]] * (len(asked) // self.count))
-        states = self.network.states(symbols, condition, previous)
+        states = self.network.states(symbols, condition, previous, self.real_BN)
         self.previous = states if self.network.remembered is not None else None
         return wide(self.network.logits(states, asked))
 

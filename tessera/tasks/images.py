@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.engine.task import Batch, Frozen
 from tessera.losses.metrics import SSIM_WINDOW, frechet, moments, psnr_B, ssim_B
@@ -18,7 +18,7 @@ from tessera.models.efficientnet_lite import EfficientNetLite
 from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.vqgan import VQGANConfig
 from tessera.tasks.pixels import ALARMS, PSNR, PerceptualConfig, perceptual_difference_B, watched
-from tessera.tasks.tokenizer import AdversaryConfig, Judge, TokenizerConfig
+from tessera.tasks.tokenizer import AdversaryConfig, Fidelity, Judge, TokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class ImageFidelityConfig:
         return ImageFidelity(self)
 
 
-class ImageFidelity(nn.Module):
+class ImageFidelity(Fidelity):
     """Pictures are (B, 3, H, W) in [-1, 1]."""
 
     headline, alarms = PSNR, ALARMS

@@ -1,18 +1,20 @@
 """The masked task: which symbols are hidden? (Chang 2022, arXiv 2202.04200; Chang 2023, 2301.00704.)
 
-Some symbols of a mosaic are hidden, the model guesses them from the rest and from the caption. A critic, if there is one, is a
-second update: it learns to tell the symbols that were drawn from those that were there. The medium is the tokenizer's: it
-says what an example's codes are and what codes look like; nothing here knows pictures from sounds.
+Some symbols of a mosaic are hidden, the model guesses them from the rest, from the caption and from coarser symbols of the same
+example, if there are any. A critic, if there is one, is a second update: it learns to tell the symbols that were drawn from
+those that were there. The medium is the tokenizer's: it says what an example's codes are and what codes look like; nothing
+here knows pictures from sounds. Examples may differ in length: where one has ended its codes are -1, and nobody sees them.
 
-B batch, N places, S symbols in a place, M hidden symbols, V vocabulary.
+B batch, N places, S symbols in a place, L levels, M hidden symbols, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
@@ -34,10 +36,10 @@ from tessera.nn.precision import wide
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.halton import halton_order
 from tessera.sampling.masked import MaskedSampling, drawn, fill
-from tessera.sampling.schedules import mean_share
 from tessera.tasks.generator import PROMPT_IGNORED, Codec, GeneratorTask, Wanted, refuse_augmentation
+from tessera.tasks.given import Streams
 from tessera.tasks.guide import Guide
-from tessera.tasks.masking import Chances, Masked, MaskingConfig
+from tessera.tasks.masking import Chances, LevelMaskingConfig, Masked, MaskingConfig, Mosaic
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,10 @@ class MaskedConfig:
     """The run whose symbols are learnt; it is copied into this run's folder."""
     smaller: str | None = None
     """For super-resolution: the run of the tokenizer of the smaller pictures that larger ones are made from."""
+    semantic: str | None = None
+    """For sound: the run of the tokenizer whose symbols say what is said, and how the rest is to be sounded out."""
+    streams: Streams | None = None
+    """Instead of these runs, for symbols that a caller brings himself (SoundStormTrainer): what is known of them."""
     codes: str = "cache"
     """cache: examples are tokenized once, before the first step. live: at every step, which augmentation needs. Or a folder
     that `tessera tokenize` wrote."""
@@ -58,7 +64,9 @@ class MaskedConfig:
     critic: CriticConfig | CriticHeadConfig | None = None
     """Learns to tell drawn symbols from real ones; sampling may then keep what it believes."""
     critic_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    masking: MaskingConfig = field(default_factory=MaskingConfig)
+    learns: Literal["all", "generator", "critic"] = "all"
+    """Which of the two networks moves, where there is a critic."""
+    masking: MaskingConfig | LevelMaskingConfig = field(default_factory=MaskingConfig)
     drop_condition: float = 0.1
     """The share of examples whose caption is left out, so that guidance has something to lead away from."""
     label_smoothing: float = 0.0
@@ -72,6 +80,8 @@ class MaskedConfig:
                 raise ValueError(f"{name} is a share, at least 0 and below 1, but it is {getattr(self, name)}.")
         if self.places is not None and self.places < 1:
             raise ValueError(f"A transformer needs at least 1 place, but places is {self.places}.")
+        if self.learns == "critic" and self.critic is None:
+            raise ValueError("The critic alone is to learn, but there is none: --critic own or head.")
         if self.sampling.order == "critic" and self.critic is None:
             raise ValueError("Sampling in the critic's order needs a critic (--critic head or own), and this model has none.")
 
@@ -80,33 +90,47 @@ class MaskedConfig:
 
     def parts(self) -> dict[str, str]:
         """The runs that this one stands on."""
-        return {"tokenizer": self.tokenizer} | ({"smaller": self.smaller} if self.smaller is not None else {})
+        if self.streams is not None:
+            return {}
+        coarser = {"smaller": self.smaller, "semantic": self.semantic}
+        return {"tokenizer": self.tokenizer} | {name: path for name, path in coarser.items() if path is not None}
 
     def remark(self) -> str:
         return f"It stands on the tokenizer in {self.tokenizer}."
 
-    def build(self, tokenizer: Codec, smaller: Codec | None = None) -> MaskedTask:
-        return MaskedTask(self, tokenizer, smaller)
+    def build(self, tokenizer: Codec | None = None, **coarser: Codec) -> MaskedTask:
+        if self.streams is not None:
+            return MaskedTask(self, self.streams.acoustic.build(), {"semantic": self.streams.semantic.build()})
+        assert tokenizer is not None, "parts() names it"
+        return MaskedTask(self, tokenizer, coarser)
 
 
 class MaskedTask(GeneratorTask):
     headline = Headline(metric="cross_entropy", higher_is_better=False)
 
-    def __init__(self, config: MaskedConfig, tokenizer: Codec, smaller: Codec | None):
-        super().__init__({"tokenizer": tokenizer} | ({"smaller": smaller} if smaller is not None else {}))
+    def __init__(self, config: MaskedConfig, tokenizer: Codec, coarser: Mapping[str, Codec]):
+        super().__init__({"tokenizer": tokenizer, **coarser})
         self.config = config
-        self.layout = Layout(tokenizer.grid, tokenizer.levels).gathered(config.places)
-        symbols = Symbols(tokenizer.vocabulary, self.layout, tokenizer.features)
-        below = None
-        if smaller is not None:
-            below = Symbols(smaller.vocabulary, Layout(smaller.grid, smaller.levels), smaller.features)
+        if len(coarser) > 1:
+            raise ValueError("A model stands on smaller pictures or on semantic symbols, and not on both: leave one out.")
+        self.coarser = next(iter(coarser), None)
+        if isinstance(config.masking, LevelMaskingConfig):
+            config.masking.suits(tokenizer.levels)
+        symbols = symbols_of(tokenizer, config.places)
+        self.layout = symbols.layout
+        below = symbols_of(coarser[self.coarser]) if self.coarser is not None else None
         critic = config.critic.build(config.model, symbols, below) if config.critic is not None else None
         self.model = MaskedModel(config.model.build(symbols, below), critic)
-        self.updates = (Update(name="model", trains=self.model.network, loss=self.guess, optimizer=config.optimizer),)
+        starts = NEVER if config.learns == "critic" else 0
+        update = Update(name="model", trains=self.model.network, loss=self.guess, optimizer=config.optimizer, starts=starts)
+        self.updates = (update,)
         if critic is not None:
-            self.updates += (Update(name="critic", trains=critic, loss=self.tell_drawn, optimizer=config.critic_optimizer),)
-        # A smaller picture shows most of what its caption says, so there a small gain is nothing unusual.
-        self.alarms = (PROMPT_IGNORED,) if config.model.text is not None and smaller is None else ()
+            starts = NEVER if config.learns == "generator" else 0
+            self.updates += (
+                Update(name="critic", trains=critic, loss=self.tell_drawn, optimizer=config.critic_optimizer, starts=starts),
+            )
+        # Coarser symbols show most of what a caption says, so there a small gain is nothing unusual.
+        self.alarms = (PROMPT_IGNORED,) if config.model.text is not None and self.coarser is None else ()
 
     @property
     def network(self) -> MaskedTransformer:
@@ -118,15 +142,15 @@ class MaskedTask(GeneratorTask):
     # ---- losses
 
     def guess(self, batch: Batch, step: int) -> Loss:
-        symbols_BNS = self.symbols(batch.examples)
+        mosaic = self.mosaic(batch.examples)
         chances = Chances.of(batch)
-        masked = self.masked(symbols_BNS, chances)
+        masked = self.masked(mosaic, chances)
         dropped = [chance < self.config.drop_condition for chance in chances.drop]
         condition = self.condition(self.model.network, batch.examples, dropped)
         previous = self.previous(masked, condition, chances)
-        states = self.model.network.states(masked.shown, condition, previous)
+        states = self.model.network.states(masked.shown, condition, previous, masked.real_BN)
         logits_MV = self.model.network.logits(states, masked.asked)
-        wanted_M = symbols_BNS[masked.asked]
+        wanted_M = mosaic.symbols_BNS[masked.asked]
         summed = F.cross_entropy(wide(logits_MV), wanted_M, label_smoothing=self.config.label_smoothing, reduction="sum")
         if self.model.critic is not None:
             self.keep_for_critic(batch, masked, logits_MV.detach(), chances)
@@ -134,15 +158,16 @@ class MaskedTask(GeneratorTask):
         return Loss({"cross_entropy": summed / self.usual_count(len(batch))}, {"accuracy": right})
 
     def usual_count(self, examples: int) -> float:
-        """Hidden symbols on average, instead of those of this batch: so that micro-batches add up to the batch exactly."""
-        return examples * self.layout.count * self.layout.slots * mean_share(self.config.masking.schedule)
+        """Asked symbols on average, instead of those of this batch: so that micro-batches add up to the batch exactly."""
+        slots = 1 if isinstance(self.config.masking, LevelMaskingConfig) else self.layout.slots
+        return examples * self.layout.count * slots * self.config.masking.usual_share
 
     def previous(self, masked: Masked, condition: Condition, chances: Chances) -> Tensor | None:
         """For self-conditioning (Chen 2022, arXiv 2208.04202): the states of a first look, shown to half of the examples."""
         if not self.config.model.self_condition:
             return None
         with torch.no_grad():
-            states = self.model.network.states(masked.shown, condition)
+            states = self.model.network.states(masked.shown, condition, real_BN=masked.real_BN)
         shown = torch.tensor([chance < 0.5 for chance in chances.remember], device=states.device)
         return states * shown[:, None, None]
 
@@ -153,55 +178,74 @@ class MaskedTask(GeneratorTask):
         batch.kept["drawn"] = masked.asked
 
     def tell_drawn(self, batch: Batch, step: int) -> Loss:
-        """The critic's loss: each symbol of a mosaic that the model has just completed, real or drawn (Lezama 2022, eq. 5)."""
-        beliefs = self.beliefs(batch.kept["filled"], batch.examples)
+        """The critic's loss: each symbol of a mosaic that the model has just completed, real or drawn (Lezama 2022, eq. 5).
+
+        Symbols that are still hidden, of finer levels, and places that are not real are no question.
+        """
+        if "filled" not in batch.kept:  # the model itself does not move
+            with torch.no_grad():
+                self.guess(batch, step)
+        mosaic, filled = self.mosaic(batch.examples), batch.kept["filled"]
+        beliefs = self.beliefs(filled, batch.examples)
         real = (~batch.kept["drawn"]).to(wide(beliefs).dtype)
-        right = ((beliefs > 0) == (real > 0)).float().mean()
-        return Loss({"apart": F.binary_cross_entropy_with_logits(wide(beliefs), real)}, {"accuracy": right})
+        question = (filled != self.model.network.hidden) & mosaic.real_BN1
+        questions_B = question.flatten(1).sum(1)
+        right_B = (((beliefs > 0) == (real > 0)) & question).flatten(1).sum(1) / questions_B
+        apart = F.binary_cross_entropy_with_logits(wide(beliefs), real, weight=question.to(real.dtype), reduction="none")
+        return Loss({"apart": (apart.flatten(1).sum(1) / questions_B).mean()}, {"accuracy": right_B.mean()})
 
     def beliefs(self, symbols_BNS: Tensor, examples: Any) -> Tensor:
         critic = self.model.critic
         assert critic is not None
+        mosaic = self.mosaic(examples)
         condition = self.condition(self.model.reader, examples, [False] * len(symbols_BNS))
-        return critic.beliefs(self.model.reader.states(symbols_BNS, condition))
+        return critic.beliefs(self.model.reader.states(symbols_BNS, condition, real_BN=mosaic.real_BN))
 
     # ---- parts of them
 
-    def symbols(self, examples: Any) -> Tensor:
-        return self.layout.folded(self.codes(examples, "tokenizer"))
+    def mosaic(self, examples: Any) -> Mosaic:
+        return Mosaic.of(self.layout.folded(self.codes(examples, "tokenizer")))
 
-    def smaller_codes(self, examples: Any) -> Tensor | None:
-        """For super-resolution: the symbols of the smaller pictures."""
-        return self.codes(examples, "smaller") if "smaller" in self.codecs else None
+    def coarser_codes(self, examples: Any) -> Tensor | None:
+        """The symbols that are a condition: of the smaller pictures, say."""
+        return self.codes(examples, self.coarser) if self.coarser is not None else None
 
-    def masked(self, symbols_BNS: Tensor, chances: Chances) -> Masked:
-        """What is hidden of each example comes from that example's generator."""
+    def started_from(self, examples: Any) -> tuple[Tensor | None, list[int]]:
+        """All that a sample keeps of examples beside their captions: coarser symbols, and how long each is."""
+        return self.coarser_codes(examples), self.mosaic(examples).lengths
+
+    def masked(self, mosaic: Mosaic, chances: Chances) -> Masked:
+        """What is hidden of each example comes from that example's generator. Beyond its end everything is hidden, and nothing
+        is asked."""
         vocabulary = self.codecs["tokenizer"].vocabulary
-        drawn = [
-            self.config.masking.draw(one, vocabulary, generator)
-            for one, generator in zip(symbols_BNS.cpu(), chances.generators, strict=True)
-        ]
-        device = symbols_BNS.device
-        shown, asked = (torch.stack(parts).to(device) for parts in zip(*((one.shown, one.asked) for one in drawn)))
-        return Masked(shown, asked)
+        shown = torch.full_like(mosaic.symbols_BNS, vocabulary, device="cpu")
+        asked = torch.zeros_like(shown, dtype=torch.bool)
+        rows = zip(mosaic.symbols_BNS.cpu(), mosaic.lengths, chances.generators, strict=True)
+        for row, (symbols_NS, length, generator) in enumerate(rows):
+            one = self.config.masking.draw(symbols_NS[:length], vocabulary, generator)
+            shown[row, :length], asked[row, :length] = one.shown, one.asked
+        return Masked(shown.to(mosaic.symbols_BNS.device), asked.to(mosaic.symbols_BNS.device), mosaic.real_BN)
 
     def condition(
         self, network: Any, examples: Any, dropped: Sequence[bool], captions: Sequence[str] | None = None
     ) -> Condition:
         said = examples.captions if captions is None else captions
-        return network.condition(said, dropped, self.smaller_codes(examples))
+        return network.condition(said, dropped, self.coarser_codes(examples))
 
     # ---- validation and samples
 
     def observe(self, batch: Batch) -> dict[str, Tensor]:
-        symbols = self.symbols(batch.examples)
-        masked = self.masked(symbols, Chances.of(batch))
+        mosaic = self.mosaic(batch.examples)
+        masked = self.masked(mosaic, Chances.of(batch))
         logits_MV = self.logits_of(masked, batch, batch.examples.captions)
-        wanted_M = symbols[masked.asked]
+        wanted_M = mosaic.symbols_BNS[masked.asked]
+        level_M = masked.asked.nonzero(as_tuple=True)[2] % self.layout.levels
+        right_M = logits_MV.argmax(-1) == wanted_M
         seen = {
             "symbols": masked.asked.sum(),
+            "symbols_L": torch.bincount(level_M, minlength=self.layout.levels),
             "cross_entropy": F.cross_entropy(wide(logits_MV), wanted_M, reduction="sum"),
-            "right": (logits_MV.argmax(-1) == wanted_M).sum(),
+            "right_L": torch.bincount(level_M[right_M], minlength=self.layout.levels),
         }
         if self.model.network.text is not None and len(batch) > 1:
             shuffled = [*batch.examples.captions[1:], batch.examples.captions[0]]
@@ -213,55 +257,91 @@ class MaskedTask(GeneratorTask):
     def logits_of(self, masked: Masked, batch: Batch, captions: Sequence[str]) -> Tensor:
         network = self.model.network
         condition = self.condition(network, batch.examples, [False] * len(batch), captions)
-        previous = network.states(masked.shown, condition) if self.config.model.self_condition else None
-        return network.logits(network.states(masked.shown, condition, previous), masked.asked)
+        look = partial(network.states, masked.shown, condition, real_BN=masked.real_BN)
+        return network.logits(look(previous_BNW=look()) if self.config.model.self_condition else look(), masked.asked)
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
         numbers = {
             "cross_entropy": float(totals["cross_entropy"] / totals["symbols"]),
-            "accuracy": float(totals["right"] / totals["symbols"]),
+            "accuracy": float(totals["right_L"].sum() / totals["symbols"]),
         }
+        if self.layout.levels > 1:
+            shares = (totals["right_L"] / totals["symbols_L"].clamp_min(1)).tolist()
+            numbers |= {f"accuracy_{level}": share for level, share in enumerate(shares, start=1)}
         if "gain" in totals:
             numbers["condition_gain"] = float(totals["gain"] / totals["gain_symbols"])
         return numbers
 
     def sample(self, batch: Batch) -> list[Any]:
-        wanted = Wanted(batch.examples.captions, batch.seeds, smaller=self.smaller_codes(batch.examples))
-        codes = self.generate(wanted)
-        return self.codecs["tokenizer"].media(codes)
+        coarser, lengths = self.started_from(batch.examples)
+        wanted = Wanted(batch.examples.captions, batch.seeds, coarser=coarser, lengths=lengths)
+        return self.codecs["tokenizer"].media(self.generate(wanted))
 
     @torch.inference_mode()
     def generate(
         self, wanted: Wanted, sampling: MaskedSampling | None = None, guidance: Guidance | None = None
     ) -> Tensor:
-        """Codes for what is wanted, (B, *grid); the medium is one `decode` away."""
+        """Codes for what is wanted, (B, *grid), -1 after the end; the medium is one `decode` away."""
         sampling, guidance = sampling or self.config.sampling, guidance or self.config.guidance
         network = self.model.network
         device = next(network.parameters()).device
-        shape = (len(wanted.texts), self.layout.count, self.layout.slots)
-        if wanted.codes is None or wanted.hidden is None:
-            symbols = torch.zeros(shape, dtype=torch.long, device=device)
-            hidden = torch.ones(shape, dtype=torch.bool, device=device)
-        else:
-            symbols, hidden = self.layout.folded(wanted.codes.to(device)), self.layout.folded(wanted.hidden.to(device))
+        start, layout = self.beginning(wanted, device), self.layout_of(wanted)
         filled = fill(
-            symbols,
-            hidden,
-            Guide(network, wanted, guidance, device),
+            start.mosaic.symbols_BNS,
+            start.hidden_BNS,
+            Guide(network, wanted, guidance, device, start.mosaic.real_BN),
             sampling,
             [torch.Generator().manual_seed(seed) for seed in wanted.seeds],
             mask=network.hidden,
-            first_NS=halton_order(self.layout.cells()) if sampling.order == "halton" else None,
-            score=self.score(wanted, device) if self.model.critic is not None else None,
+            first_NS=halton_order(layout.cells()) if sampling.order == "halton" else None,
+            score=self.score(wanted, device, start.mosaic) if self.model.critic is not None else None,
+            stages=sampling.stages(layout.count, layout.levels, device),
         )
-        return self.layout.unfolded(filled)
+        return layout.unfolded(filled.masked_fill(~start.mosaic.real_BN1, -1))
 
-    def score(self, wanted: Wanted, device: torch.device) -> Any:
+    def beginning(self, wanted: Wanted, device: torch.device) -> Beginning:
+        """What is there before the first round: all hidden, or what is given."""
+        if wanted.codes is None or wanted.hidden is None:
+            symbols = torch.zeros(len(wanted.texts), self.layout.count, self.layout.slots, dtype=torch.long, device=device)
+            hidden = torch.ones_like(symbols, dtype=torch.bool)
+        else:
+            layout = self.layout_of(wanted)
+            symbols, hidden = layout.folded(wanted.codes.to(device)), layout.folded(wanted.hidden.to(device))
+        lengths = wanted.lengths if wanted.lengths is not None else [symbols.shape[1]] * len(symbols)
+        real_BN = torch.arange(symbols.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
+        mosaic = Mosaic(symbols.masked_fill(~real_BN[..., None], 0), list(lengths))
+        return Beginning(mosaic, hidden & mosaic.real_BN1)
+
+    def layout_of(self, wanted: Wanted) -> Layout:
+        """Of what is given, which may be longer or shorter than what was learnt from."""
+        if wanted.codes is None:
+            return self.layout
+        return dataclasses.replace(self.layout, grid=tuple(wanted.codes.shape[1 : 1 + len(self.layout.grid)]))
+
+    def score(self, wanted: Wanted, device: torch.device, mosaic: Mosaic) -> Any:
         """The critic's belief in each symbol, as the sampler asks for it."""
         critic, reader = self.model.critic, self.model.reader
-        smaller = wanted.smaller.to(device) if wanted.smaller is not None else None
-        condition = reader.condition(wanted.texts, [False] * len(wanted.texts), smaller)
-        return lambda symbols, progress: critic.beliefs(reader.states(symbols, condition)).float()  # type: ignore[union-attr]
+        coarser = wanted.coarser.to(device) if wanted.coarser is not None else None
+        condition = reader.condition(wanted.texts, [False] * len(wanted.texts), coarser)
+        look = partial(reader.states, condition=condition, real_BN=mosaic.real_BN)
+        return lambda symbols, progress: critic.beliefs(look(symbols)).float()  # type: ignore[union-attr]
+
+
+@dataclass
+class Beginning:
+    """What sampling starts from: a mosaic, and which of its symbols are to be drawn."""
+
+    mosaic: Mosaic
+    hidden_BNS: Tensor
+
+
+NEVER = 1 << 62
+"""The first step of an update that is not to move."""
+
+
+def symbols_of(codec: Codec, places: int | None = None) -> Symbols:
+    layout = Layout(codec.grid, codec.levels).gathered(places)
+    return Symbols(codec.vocabulary, layout, codec.features, codec.seconds)
 
 
 def share_right(logits_MV: Tensor, wanted_M: Tensor, asked_BNS: Tensor) -> Tensor:

@@ -7,20 +7,19 @@ coordinates of K corners. Meshes differ in how many faces they have; every mesh 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from tessera.engine.task import Alarm, Batch, Headline
+from tessera.engine.task import Batch, Headline
 from tessera.losses.meshes import smoothed_cross_entropy
 from tessera.media.mesh import Mesh, tidy
 from tessera.media.polygons import has_area
 from tessera.models.mesh_autoencoder import MeshAutoencoderConfig, true_bins
-from tessera.tasks.tokenizer import TokenizerConfig
+from tessera.tasks.tokenizer import Fidelity, TokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,9 +44,8 @@ class MeshFidelityConfig:
         return MeshFidelity(self)
 
 
-class MeshFidelity(nn.Module):
+class MeshFidelity(Fidelity):
     headline = Headline(metric="triangle_accuracy")
-    alarms: tuple[Alarm, ...] = ()
 
     def __init__(self, config: MeshFidelityConfig):
         super().__init__()
@@ -66,9 +64,6 @@ class MeshFidelity(nn.Module):
 
     def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         return {"coordinates": smoothed_cross_entropy(output, true_bins(batch.examples), self.config.smoothing)}
-
-    def watched(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
-        return {}
 
     def observe(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Coordinates and whole faces that are right, and how far corners are from where they should be."""

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.engine.task import Batch, Frozen
 from tessera.losses import full
@@ -24,7 +24,7 @@ from tessera.models.patch_discriminator import PatchDiscriminatorConfig
 from tessera.models.video_discriminator import TemporalDiscriminatorConfig, slowed
 from tessera.models.video_tokenizer import VideoTokenizerConfig
 from tessera.tasks.pixels import ALARMS, PSNR, PerceptualConfig, perceptual_difference_B, watched
-from tessera.tasks.tokenizer import AdversaryConfig, Judge, TokenizerConfig
+from tessera.tasks.tokenizer import AdversaryConfig, Fidelity, Judge, TokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +52,7 @@ class VideoFidelityConfig:
         return VideoFidelity(self)
 
 
-class VideoFidelity(nn.Module):
+class VideoFidelity(Fidelity):
     headline, alarms = PSNR, ALARMS
 
     def __init__(self, config: VideoFidelityConfig):

@@ -64,6 +64,15 @@ def understood(accelerate_kwargs: Mapping[str, Any], parameter: str) -> dict[str
     return meant
 
 
+def refuse_clearing(asked: bool | None) -> None:
+    """None and False, which keep what is there, are what always happens."""
+    if asked:
+        raise Refused(
+            "force_clear_prev_results would delete earlier results, and nothing here deletes what somebody trained: give "
+            "another results_folder, or leave it out to go on."
+        )
+
+
 def translated(given: Mapping[str, Any] | None, parameter: str, words: Mapping[str, str]) -> dict[str, Any]:
     """Settings under their names, under ours; what there is no word for is refused, not dropped."""
     for name, value in (given or {}).items():

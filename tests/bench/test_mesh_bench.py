@@ -32,7 +32,7 @@ def adjacency(meshes):
 # ---- sides
 
 
-@pytest.mark.parametrize("name", ["meshes ready", "meshes as found", "cached codes", "live codes"])
+@pytest.mark.parametrize("name", ["meshes ready", "meshes as found", "meshes stretched", "cached codes", "live codes"])
 def test_our_sides_learn(meshes, tmp_path, name, monkeypatch):
     moved = []
     step = importlib.import_module("tessera.engine.engine").Engine.step
@@ -54,11 +54,20 @@ def test_our_networks_are_about_as_large_as_theirs(meshes):
 
 
 def test_the_random_meshes_have_as_many_faces_as_theirs_and_keep_them(meshes):
-    source, ready = meshes.mesh_networks.Random(), meshes.mesh_networks.Ready()
-    batch = source.batch()
-    assert torch.equal(batch.faces, ready.batch().faces) and torch.equal(batch.edges, ready.batch().edges)
+    ready = meshes.mesh_networks.Ready()
+    batch = ready.batch()
     assert batch.faces.shape == (4, 64, 3) and batch.face_counts.tolist() == [64] * 4
-    assert len(source) == 128 and len({source.meshes[number].vertices.tobytes() for number in range(128)}) == 128
+    assert len(ready) == 128 and len({example.vertices.tobytes() for example in ready.examples}) == 128
+
+
+def test_meshes_as_found_are_the_same_meshes(meshes, tmp_path):
+    data = importlib.import_module("tessera.data.meshes")
+    folder = meshes.mesh_networks.written(tmp_path / "meshes")
+    found, ready = data.Meshes(path=str(folder), bins=64, most_faces=64).everything(), meshes.mesh_networks.Ready()
+    assert len(found) == len(ready) == 128
+    one, other = found.collate([found.item(i, np.random.default_rng(0)) for i in range(4)]), ready.batch()
+    assert torch.equal(one.vertices, other.vertices) and torch.equal(one.faces, other.faces)
+    assert torch.equal(one.edges, other.edges)
 
 
 @pytest.mark.parametrize("name", ["our sampler", "our 8 at once"])

@@ -119,7 +119,7 @@ def test_metadata_cannot_point_out_of_its_folder(tmp_path, name):
         ("[" * 100_000 + "\n", "line 1: is not JSON"),
         ('{"file": "a.png", "text": "x"}\n', 'line 1: needs a "file_name".* has file, text'),
         ('{"file_name": 3}\n', 'line 1: needs a "file_name"'),
-        ('{"file_name": "a.png", "text": ["x", "y"]}\n', "line 1: the caption must be a text"),
+        ('{"file_name": "a.png", "text": ["x", 3]}\n', "line 1: the caption must be a text"),
         ('{"file_name": "a.png"}\n{"file_name": "./a.png"}\n', "line 2: 'a.png' was named before, in .*line 1"),
     ],
 )
@@ -166,3 +166,14 @@ def test_some_lines_without_their_file_are_listed_and_no_reason_to_stop(tmp_path
 def test_captions_can_be_sent_to_a_worker(tmp_path):
     put(tmp_path, a_png="", a_txt="red")
     assert pickle.loads(pickle.dumps(captions_of(tmp_path))).of("a.png") == "red"
+
+
+def test_a_file_may_have_several_captions_and_the_first_is_its_caption(tmp_path):
+    lines = '{"file_name": "a.png", "text": ["red", " ", "round  thing"]}\n'
+    lines += '{"file_name": "b.png", "tags": ["blue", "flat", "old"]}\n'
+    put(tmp_path, a_png="", b_png="", c_png="", c_txt="one\ntwo", metadata_jsonl=lines)
+    captions = captions_of(tmp_path)
+    assert captions.all_of("a.png") == ["red", "round thing"] and captions.of("a.png") == "red"
+    assert captions.all_of("b.png") == ["blue, flat, old", "with blue, flat and old", "with old, flat and blue"]
+    assert captions.all_of("c.png") == ["one two"] and captions.all_of("c.png", lines=True) == ["one", "two"]
+    assert captions.counts(["a.png", "b.png", "c.png"]) == {"text files": 1, "metadata": 2}

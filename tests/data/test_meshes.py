@@ -12,7 +12,7 @@ import trimesh
 
 from tessera.data.adjacency import face_pairs
 from tessera.data.draws import Training
-from tessera.data.mesh_examples import collate
+from tessera.data.mesh_examples import MeshExample, collate
 from tessera.data.meshes import Meshes
 from tessera.data.toys.meshes import imagine
 from tessera.folder import Refused
@@ -30,6 +30,10 @@ def write(path, mesh: Mesh):
 
 def toy(number: int) -> Mesh:
     return imagine(0, number).mesh
+
+
+def triangles(mesh: Mesh) -> Mesh:
+    return Mesh(mesh.vertices, mesh.triangles())
 
 
 def ball(rings: int = 20) -> Mesh:
@@ -191,6 +195,29 @@ def test_a_mesh_that_was_changed_on_disk_is_read_again(tmp_path):
     assert len(item(source).faces) == 2 * len(toy(1).faces) != len(before.faces) and source.mark(0) != mark
 
 
+@pytest.mark.parametrize("path", [True, False], ids=["files", "toys"])
+def test_what_is_kept_of_an_example_is_what_would_be_derived_again(folder, path):
+    """Its canonical form, and which of its faces touch; and nobody who is handed it changes what is kept."""
+    source = Meshes(path=str(folder) if path else None, bins=64, toys=4).everything()
+    first = [item(source, i) for i in range(4)]
+    collate(first)
+    for i, example in enumerate(first):
+        again = item(source, i)
+        assert again.faces is example.faces and again.edges is example.edges
+        derived = MeshExample.of(source.mesh(i) if path else triangles(source.toy(i).mesh), 64, source.caption(i))
+        for field in ("vertices", "faces", "edges"):
+            assert np.array_equal(getattr(again, field), getattr(derived, field))
+        assert np.array_equal(again.edges, face_pairs(again.faces)) and again.caption == derived.caption
+
+
+def test_a_caption_that_changes_is_heard_although_the_mesh_is_kept(folder):
+    (folder / "0.txt").write_text("a ladder")
+    source = Meshes(path=str(folder)).everything()
+    assert item(source).caption == "a ladder"
+    (folder / "0.txt").write_text("steps")
+    assert item(source).caption == "steps"
+
+
 def test_a_run_replaces_a_broken_file_and_lists_it(folder):
     (folder / "1.obj").write_text("dear reader")
     (folder / "2.obj").write_text("v 0 0 0\nv 1 0 0\nv 2 0 0\nf 1 2 3\n")
@@ -275,4 +302,4 @@ def test_the_transform_says_how_a_mesh_is_prepared():
     config = Meshes(bins=64, most_faces=100, scale=0.2, turn=10.0, jitter=0.1)
     expected = {"bins": 64, "most_faces": 100, "large": "skip", "polygons": "triangles", "up": None}
     assert config.transform() == config.plain().transform() == expected
-    assert config.judge() is None and config.plain() == Meshes(bins=64, most_faces=100)
+    assert config.plain() == Meshes(bins=64, most_faces=100)

@@ -11,6 +11,7 @@ import pytest
 from PIL import ImageFilter
 
 from tessera.data.images import Images
+from tessera.data.judges import Findings, Shown
 from tessera.data.toys.images import BACKGROUNDS, COLOURS, KINDS, Background, Scene, Shape, draw, imagine, seen_on
 from tessera.data.toys.judge import Look, Verdict, asked, fits, judged, matches, seen
 from tessera.media.image import Image
@@ -200,5 +201,8 @@ def test_pictures_without_as_many_prompts_are_refused():
 
 
 def test_toys_come_with_a_judge_and_folders_do_not(tmp_path):
-    assert Images().judge() is judged
+    judge, verdict = Images().judge(), judged(PICTURES[:5], CAPTIONS[:5])
+    assert judge is not None and judge.by_prompt
+    found = judge(Shown(PICTURES[:5], CAPTIONS[:5], []))
+    assert found == Findings({"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}, 5)
     assert Images(path=str(tmp_path)).judge() is None

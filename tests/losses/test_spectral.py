@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.losses.spectral import feature_matching_B, mel_distance_B, si_sdr_B, stft_distance_B
+from tessera.losses.adversarial import feature_matching_B
+from tessera.losses.spectral import mel_distance_B, si_sdr_B, stft_distance_B
 
 RATE = 16000
 SHORT = (64, 256)

@@ -14,7 +14,7 @@ import soundfile
 
 from tessera.media.errors import Unreadable
 from tessera.media.image import Image
-from tessera.media.sound import Sound, read_part
+from tessera.media.sound import PAUSE_SECONDS, Sound, read_part
 from tessera.media.sound_files import examine, probe, read_samples
 from tessera.media.video import Video
 
@@ -225,7 +225,9 @@ def test_a_waveform_is_as_high_as_it_is_loud():
 def test_sounds_lie_on_a_sheet_and_beside_each_other():
     one, other = Sound(np.zeros((1, 100), np.float32), 16_000), Sound(np.zeros((2, 300), np.float32), 8_000)
     assert isinstance(Sound.sheet([one, other, one]), Image)
-    assert Sound.beside(one, other).pixels.shape[1] > 2 * 384
+    pair = Sound.beside(one, other)
+    assert pair.picture().pixels.shape[1] > 2 * 384
+    assert pair.seconds == pytest.approx(one.seconds + PAUSE_SECONDS + other.seconds, abs=0.001)
     with pytest.raises(ValueError, match="at least one"):
         Sound.sheet([])
 

@@ -19,7 +19,8 @@ from tessera.models.masked_transformer import (
     Reader,
     Smaller,
     Symbols,
-    by_slot,
+    apart,
+    by_matrix,
 )
 from tessera.models.text_encoder import LearnedTextConfig
 from tessera.nn.layout import Layout
@@ -75,12 +76,12 @@ def test_slots_are_what_a_slow_loop_makes_of_them():
     states = network.states(shown, told(network))
     rows = []
     for example, place, slot in asked.nonzero().tolist():
-        rows.append(network.head(states[example, place] @ network.to_slots[slot]))
+        rows.append(network.heads[0]((states[example, place] @ network.to_cells[slot])[None])[0])
     assert torch.allclose(network.logits(states, asked), torch.stack(rows))
 
 
 def test_the_head_judges_a_symbol_by_its_own_row_and_by_its_features():
-    head, rows = model().head, torch.randn(6, 24, dtype=torch.float64)
+    head, rows = model().heads[0], torch.randn(6, 24, dtype=torch.float64)
     slow = [head.own.weight @ row + FEATURES.double() @ (head.to_features.weight @ row) for row in rows]
     assert torch.allclose(head(rows), torch.stack(slow))
 
@@ -101,7 +102,8 @@ def test_each_slot_reads_its_symbols_from_tables_of_its_own(known):
 
 def test_rows_by_slot_keep_their_order_also_where_a_slot_has_none():
     rows, matrices, slots = torch.randn(7, 5), torch.randn(4, 5, 5), torch.tensor([3, 0, 3, 0, 1, 1, 3])
-    assert torch.allclose(by_slot(rows, slots, matrices), torch.stack([r @ matrices[s] for r, s in zip(rows, slots)]))
+    through = [by_matrix(matrix) for matrix in matrices]
+    assert torch.allclose(apart(rows, slots, through), torch.stack([r @ matrices[s] for r, s in zip(rows, slots)]))
 
 
 @pytest.mark.parametrize("patch", [1, 2])
@@ -217,7 +219,7 @@ def test_states_of_the_round_before_matter_only_if_it_remembers():
 )
 def test_a_smaller_symbol_lies_under_its_own_places(grid, patch, below):
     layout = Layout(grid, patch=patch)
-    smaller = Smaller(Symbols(7, Layout(below), torch.randn(7, 3)), layout, 6).double()
+    smaller = Smaller(Symbols(7, Layout(below), torch.randn(7, 3)), Symbols(VOCABULARY, layout), 6).double()
     codes = torch.randint(7, (2, *below))
     x = smaller(codes).view(2, *layout.places, 6)
     for down in range(below[0]):
@@ -244,9 +246,9 @@ def test_the_symbols_of_the_smaller_picture_change_the_guess():
 
 def test_smaller_pictures_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="whole multiple"):
-        Smaller(Symbols(7, Layout((3, 3))), Layout((4, 4)), 6)
+        Smaller(Symbols(7, Layout((3, 3))), Symbols(VOCABULARY, Layout((4, 4))), 6)
     with pytest.raises(ValueError, match="whole multiple"):
-        Smaller(Symbols(7, Layout((2, 8))), Layout((4, 4)), 6)
+        Smaller(Symbols(7, Layout((2, 8))), Symbols(VOCABULARY, Layout((4, 4))), 6)
 
 
 def test_a_smaller_picture_is_asked_for_and_otherwise_refused():
@@ -254,8 +256,87 @@ def test_a_smaller_picture_is_asked_for_and_otherwise_refused():
         (model(), torch.zeros(3, 2, 2, dtype=torch.long)),
         (model(smaller=Symbols(7, Layout((2, 2)))), None),
     ):
-        with pytest.raises(ValueError, match="super-resolution"):
+        with pytest.raises(ValueError, match="two kinds of symbols"):
             told(network, smaller=codes)
+
+
+# ------------------------------------------------------------------------------------------------- two streams in time
+
+
+def in_time(places: int, place_ms: float, frames: int, frame_ms: float, levels: int = 2) -> tuple[Symbols, Symbols]:
+    return (
+        Symbols(VOCABULARY, Layout((places,), levels), None, place_ms / 1000),
+        Symbols(7, Layout((frames,)), torch.randn(7, 3), frame_ms / 1000),
+    )
+
+
+def heard_at(smaller: Smaller, codes: Tensor, places: int) -> list[list[int]]:
+    """For each coarser symbol, the places that it moves."""
+    x, found = smaller(codes)[:, :places], []
+    for frame in range(codes.shape[1]):
+        other = codes.clone()
+        other[:, frame] = (other[:, frame] + 1) % 7
+        found.append(((smaller(other)[:, :places] - x).abs().amax((0, 2)) > 0).nonzero().flatten().tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("place_ms", "frame_ms", "expected"),
+    [
+        (20, 20, [[0], [1], [2], [3], [4], [5]]),
+        (20, 40, [[0, 1], [2, 3], [4, 5]]),
+        (20, 5, [[], [], [0], [], [], [], [1], [], [], [], [2], [], [], [], [3], [], [], [], [4], [], [], [], [5], []]),
+        (20, 30, [[0], [1, 2], [3], [4, 5]]),
+    ],
+    ids=["the same rate", "half of it", "four times", "three for two"],
+)
+def test_a_place_has_the_symbol_that_sounds_in_the_middle_of_its_time(place_ms, frame_ms, expected):
+    """Where the middle falls between two, the later one."""
+    symbols, below = in_time(6, place_ms, len(expected), frame_ms)
+    smaller = Smaller(below, symbols, 6).double()
+    assert heard_at(smaller, torch.randint(7, (2, len(expected))), 6) == expected
+
+
+def test_two_rates_come_together_at_any_length_also_where_the_last_frames_are_not_filled():
+    """Of 130 ms there are 7 places of 20 and 5 frames of 30; of 5 frames that are filled, 8 places."""
+    network = awake(MaskedTransformerConfig(width=24, depth=2, heads=2, text=None, placed=False).build(*in_time(7, 20, 5, 30)))
+    for places, frames in ((7, 5), (8, 5), (3, 2), (30, 20)):
+        symbols = torch.randint(VOCABULARY, (1, places, 2))
+        said = torch.randint(7, (1, frames))
+        one, other = (network.states(symbols, network.condition([""], [False], codes)) for codes in (said, (said + 1) % 7))
+        assert one.shape == (1, places, 24) and ((one - other).abs().amax(-1) > 0).all()
+
+
+def test_where_what_is_said_has_ended_it_says_nothing():
+    symbols, below = in_time(6, 20, 4, 30)
+    smaller = Smaller(below, symbols, 6).double()
+    codes = torch.tensor([[1, 2, -1, -1]])
+    x = smaller(codes)
+    assert not x[:, 3:].any() and x[:, :3].any(-1).all()
+    assert torch.equal(x[:, :3], smaller(torch.tensor([[1, 2, 3, 4]]))[:, :3])
+
+
+def test_a_model_that_knows_its_places_is_asked_for_no_others():
+    symbols, _ = in_time(6, 20, 4, 30)
+    config = MaskedTransformerConfig(width=24, depth=2, heads=2, text=None)
+    network = awake(config.build(symbols))
+    with pytest.raises((ValueError, RuntimeError), match="knows 6 places|must match"):
+        network.states(torch.zeros(1, 7, 2, dtype=torch.long), network.condition([""], [False]))
+
+
+def test_each_level_has_a_head_of_its_own_and_only_the_asked_rows_pass_through_it():
+    symbols, _ = in_time(6, 20, 4, 30, levels=3)
+    network = awake(MaskedTransformerConfig(width=24, depth=2, heads=2, text=None, placed=False).build(symbols))
+    assert len(network.heads) == 3
+    rows: dict[int, int] = {}
+    for level, head in enumerate(network.heads):
+        head.register_forward_hook(lambda _, given, __, level=level: rows.update({level: len(given[0])}))
+    asked = torch.zeros(2, 6, 3, dtype=torch.bool)
+    asked[0, 2:, 1], asked[1, 5, 2] = True, True
+    states = torch.randn(2, 6, 24, dtype=torch.float64)
+    logits = network.logits(states, asked)
+    assert rows == {0: 0, 1: 4, 2: 1}
+    torch.testing.assert_close(logits, torch.cat([network.heads[1](states[0, 2:]), network.heads[2](states[1, 5:])]))
 
 
 # -------------------------------------------------------------------------------------------------------------- critics

@@ -83,7 +83,7 @@ def test_an_unfinished_frame_is_filled_with_silence_and_cut_off_again(samples, f
 
 @dataclass
 class Sounds:
-    samples: int
+    length: int
 
 
 def test_it_says_what_becomes_of_sounds():
@@ -212,7 +212,7 @@ def test_a_padded_batch_is_its_sounds_one_by_one():
         for row, (sound, length) in enumerate(zip(alone, lengths)):
             single, frames = model(sound), -(-length // 10)
             assert torch.equal(together.codes[row, :frames], single.codes[0])
-            assert (together.codes[row, frames:] == 0).all()
+            assert (together.codes[row, frames:] == -1).all()
             torch.testing.assert_close(together.output[row, :, :length], single.output[0])
             assert torch.equal(model.encode(batch)[row, :frames], single.codes[0])
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from tessera.config import decode, encode
-from tessera.losses.adversarial import gradient_penalty, hinge_discriminator, non_saturating_discriminator
-from tessera.losses.spectral import feature_matching_B
+from tessera.losses.adversarial import feature_matching_B, gradient_penalty, hinge_discriminator, non_saturating_discriminator
 from tessera.models.sound_discriminators import (
     BandDiscriminatorConfig,
     PeriodDiscriminatorConfig,

@@ -9,11 +9,17 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tessera.nn.precision import full_precision, wide
-from tessera.nn.quantize import FSQConfig, LFQConfig, Quantizer, QuantizerConfig, ResidualConfig, VQConfig
+from tessera.nn.quantize import FSQConfig, GroupedConfig, LFQConfig, Quantizer, QuantizerConfig, ResidualConfig, VQConfig
 
 FSQ = FSQConfig(levels=(5, 4, 2, 3))
 LFQ = LFQConfig(codebook_size=16, group_bits=3)
 VQ = VQConfig(codebook_size=24, code_dim=4)
+
+
+def in_pairs(quantizer: FSQConfig | LFQConfig | VQConfig) -> GroupedConfig:
+    """Two groups of width 2."""
+    return GroupedConfig(residual=ResidualConfig(quantizer=quantizer, levels=3), groups=2)
+
 
 NATIVE: dict[str, QuantizerConfig] = {
     "fsq": FSQ,
@@ -24,6 +30,9 @@ NATIVE: dict[str, QuantizerConfig] = {
     "residual fsq": ResidualConfig(quantizer=FSQ, levels=3),
     "residual lfq": ResidualConfig(quantizer=LFQ, levels=3),
     "residual vq": ResidualConfig(quantizer=VQ, levels=3),
+    "grouped residual fsq": in_pairs(FSQConfig(levels=(5, 4))),
+    "grouped residual lfq": in_pairs(LFQConfig(codebook_size=4)),
+    "grouped residual vq": in_pairs(VQConfig(codebook_size=24, code_dim=2)),
 }
 """All of width 4."""
 
@@ -97,6 +106,7 @@ def test_whatever_stands_at_masked_places_changes_nothing(kind: str, seed: int, 
     (quantized.latent.square().sum() + sum(quantized.penalties.values())).backward()
     assert padded.grad[mask].isfinite().all() and padded.grad[mask].any()
     assert not padded.grad[~mask].any()
+    assert all(parameter.grad.isfinite().all() for parameter in quantizer.parameters())
 
 
 @every_kind
@@ -131,9 +141,11 @@ def test_gradients_pass_straight_through_to_what_entered(kind: str):
     bounds = {
         "fsq": lambda z: torch.tanh(0.851 * z),
         "sphere": lambda z: z / z.norm(dim=-1, keepdim=True),
+        "circles": lambda z: (z.unflatten(-1, (2, 2)) / z.unflatten(-1, (2, 2)).norm(dim=-1, keepdim=True)).flatten(-2),
         "free": lambda z: z,
     }
     bound = "fsq" if "fsq" in kind else "sphere" if kind in ("lfq on the sphere", "vq", "residual vq") else "free"
+    bound = "circles" if kind == "grouped residual vq" else bound
     bounds[bound](entered).mul(direction).sum().backward()
     torch.testing.assert_close(seen.grad, entered.grad, rtol=1e-12, atol=1e-12)
 
@@ -216,7 +228,9 @@ def test_every_parameter_learns(kind: str):
     assert all(parameter.grad is not None and parameter.grad.any() for parameter in quantizer.parameters())
 
 
-@pytest.mark.parametrize("kind", ["lfq", "vq", "residual lfq", "residual vq", "lfq on the sphere, projected"])
+@pytest.mark.parametrize(
+    "kind", ["lfq", "vq", "residual lfq", "residual vq", "lfq on the sphere, projected", "grouped residual lfq, projected"]
+)
 def test_uneven_padding_in_micro_batches_is_one_batch_once_the_whole_is_known(kind: str):
     quantizer = build(kind).double()
     latent = latents(quantizer, 8, 5, dtype=torch.float64)
@@ -241,7 +255,12 @@ def gradient_of_penalties(quantizer: Quantizer, latent: Tensor, mask: Tensor, *,
 
 def test_only_entropy_asks_for_the_whole_batch():
     asks = {name: config.build(4).whole_batch for name, config in NATIVE.items()}
-    assert {name for name, whole in asks.items() if whole} == {"lfq", "lfq on the sphere", "residual lfq"}
+    assert {name for name, whole in asks.items() if whole} == {
+        "lfq",
+        "lfq on the sphere",
+        "residual lfq",
+        "grouped residual lfq",
+    }
     assert not LFQConfig(codebook_size=16, entropy_weight=0.0).build(4).whole_batch
 
 

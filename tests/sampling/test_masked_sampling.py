@@ -378,13 +378,54 @@ def test_in_stages_too_a_draw_does_not_depend_on_how_much_others_have_to_fill():
     assert torch.equal(together[:1], alone)
 
 
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("rounds", [(4, 1), (5, 3, 2), (1,), (2, 2, 2, 9)], ids=str)
+def test_each_level_is_laid_in_its_rounds_with_as_many_hidden_as_the_schedule_says(rounds, schedule):
+    guess, config = table(slots=3), MaskedSampling(level_rounds=rounds, schedule=schedule)
+    codes = filled(guess, config, (1, 2), stages=config.stages(8, 3, torch.device("cpu")))
+    expected = []
+    for level in range(3):
+        count, left = rounds[min(level, len(rounds) - 1)], 8
+        for number in range(count):
+            if left:
+                expected.append((level, left))
+            left = min(hidden_after(schedule, number, count, 8), max(0, left - 1))
+    assert guess.counts == [[left, left] for _, left in expected]
+    for (level, _), seen, asked in zip(expected, guess.seen, guess.asked, strict=True):
+        assert not asked[..., :level].any() and not asked[..., level + 1 :].any()
+        assert torch.equal(seen[..., :level], codes[..., :level]), "coarser levels are laid"
+        assert (seen[..., level + 1 :] == MASK).all(), "finer ones are hidden until their turn"
+
+
+def test_a_finer_level_of_one_round_takes_the_likeliest_and_others_are_drawn():
+    cold = [stage.temperature for stage in MaskedSampling(level_rounds=(16, 1)).stages(8, 3, torch.device("cpu"))]
+    assert cold == [1.0, 0.0, 0.0]
+    drawn_too = MaskedSampling(level_rounds=(1, 2, 1), temperature=0.7).stages(8, 3, torch.device("cpu"))
+    assert [stage.temperature for stage in drawn_too] == [0.7, 0.7, 0.0]
+    assert MaskedSampling().stages(8, 3, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_of_a_level_that_is_given_in_part_only_the_rest_is_counted(order):
+    """Of 8 places 3 are given in both levels; what came in is left as it was."""
+    guess, config = table(), MaskedSampling(level_rounds=(4, 2), order=order)
+    symbols, hidden = torch.randint(VOCABULARY, (1, 8, 2)), torch.ones(1, 8, 2, dtype=torch.bool)
+    hidden[:, :3] = False
+    before, stages = (symbols.clone(), hidden.clone()), config.stages(8, 2, torch.device("cpu"))
+    codes = fill(symbols, hidden, guess, config, generators(1), mask=MASK, stages=stages, **ORDERS[order])
+    first = [5] + [hidden_after("cosine", number, 4, 5) for number in range(3)]
+    assert [one for (one,) in guess.counts] == first + [5, hidden_after("cosine", 0, 2, 5)]
+    assert all(torch.equal(seen[:, :3], symbols[:, :3]) for seen in guess.seen) and torch.equal(codes[:, :3], symbols[:, :3])
+    assert torch.equal(symbols, before[0]) and torch.equal(hidden, before[1])
+
+
 # --------------------------------------------------------------------------------------------------------- bad settings
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"rounds": 0}, {"temperature": -1.0}, {"noise": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5},
-     {"temperature": float("nan")}, {"noise": float("nan")}, {"top_p": float("nan")}],
+     {"temperature": float("nan")}, {"noise": float("nan")}, {"top_p": float("nan")}, {"level_rounds": (16, 0)}],
     ids=str,
 )  # fmt: skip
 def test_settings_that_make_no_sense_are_refused(wrong):

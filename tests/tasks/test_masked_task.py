@@ -27,7 +27,7 @@ from tessera.sampling.schedules import Schedule, mean_share
 from tessera.tasks.generator import Wanted
 from tessera.tasks.guide import Guide
 from tessera.tasks.masked import MaskedConfig, MaskedTask
-from tessera.tasks.masking import Chances, MaskingConfig
+from tessera.tasks.masking import Chances, MaskingConfig, Mosaic
 
 VOCABULARY = 10
 TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
@@ -41,6 +41,7 @@ class NoTokenizer:
         self.network = nn.Identity()
         self.vocabulary, self.grid, self.levels = vocabulary, (side, side), 1
         self.features = torch.randn(vocabulary, 3, generator=torch.Generator().manual_seed(vocabulary))
+        self.seconds = None
 
     def codes(self, examples: Any) -> Tensor:
         raise AssertionError("these examples are codes already")
@@ -62,7 +63,7 @@ def awake(task: MaskedTask) -> MaskedTask:
 def task_of(smaller: bool = False, **choices: Any) -> MaskedTask:
     model = MaskedTransformerConfig(width=24, depth=2, heads=2, text=TEXT)
     config = MaskedConfig(**{"model": model, "places": 4, **choices})
-    return awake(config.build(NoTokenizer(), NoTokenizer(2, 7) if smaller else None))
+    return awake(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if smaller else {})))
 
 
 def remembering() -> MaskedTransformerConfig:
@@ -111,7 +112,7 @@ def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
 
     task.model.network.logits = noted
     losses = [task.guess(batch, 0).total()]
-    asked = task.masked(task.symbols(batch.examples), Chances.of(batch)).asked
+    asked = task.masked(task.mosaic(batch.examples), Chances.of(batch)).asked
     codes = batch.examples.codes["tokenizer"]
     hidden = task.layout.unfolded(asked)
     batch.examples.codes["tokenizer"] = torch.where(hidden, (codes + 3) % VOCABULARY, codes)
@@ -121,8 +122,8 @@ def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
 
 def test_no_gradient_flows_to_the_row_of_a_symbol_that_is_hidden_everywhere():
     task, batch = task_of(model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=None), places=None), batch_of(2)
-    symbols = task.symbols(batch.examples)
-    asked = task.masked(symbols, Chances.of(batch)).asked
+    symbols = task.mosaic(batch.examples).symbols_BNS
+    asked = task.masked(Mosaic.of(symbols), Chances.of(batch)).asked
     codes = torch.where(task.layout.unfolded(asked), 9, batch.examples.codes["tokenizer"] % 9)
     batch.examples.codes["tokenizer"] = codes
     task.guess(batch, 0).total().backward()
@@ -177,8 +178,8 @@ def test_shares_that_are_none_are_refused(wrong):
 
 def test_the_loss_is_the_cross_entropy_of_the_hidden_symbols():
     task, batch = task_of(drop_condition=0.0).double(), batch_of()
-    symbols = task.symbols(batch.examples)
-    masked = task.masked(symbols, Chances.of(batch))
+    symbols = task.mosaic(batch.examples).symbols_BNS
+    masked = task.masked(Mosaic.of(symbols), Chances.of(batch))
     logits = task.logits_of(masked, batch, batch.examples.captions)
     expected = F.cross_entropy(logits, symbols[masked.asked], reduction="sum") / (4 * 16 * mean_share("cosine"))
     loss = task.guess(batch, 0)
@@ -254,9 +255,9 @@ def test_right_captions_are_held_against_those_of_neighbours():
     task, batch = task_of().double(), batch_of()
     with evaluating(task):
         seen = task.observe(batch)
-        masked = task.masked(task.symbols(batch.examples), Chances.of(batch))
+        masked = task.masked(task.mosaic(batch.examples), Chances.of(batch))
         shuffled = task.logits_of(masked, batch, TEXTS[1:] + TEXTS[:1])
-    wrong = F.cross_entropy(shuffled, task.symbols(batch.examples)[masked.asked], reduction="sum")
+    wrong = F.cross_entropy(shuffled, task.mosaic(batch.examples).symbols_BNS[masked.asked], reduction="sum")
     assert torch.allclose(seen["gain"], wrong - seen["cross_entropy"])
     batch.examples.captions = ["x"] * 4
     with evaluating(task):
@@ -274,7 +275,7 @@ def test_the_critic_is_shown_real_and_drawn_symbols_and_told_which(critic):
     assert [update.name for update in task.updates] == ["model", "critic"]
     task.guess(batch, 0)
     filled, drawn = batch.kept["filled"], batch.kept["drawn"]
-    symbols = task.symbols(batch.examples)
+    symbols = task.mosaic(batch.examples).symbols_BNS
     assert (filled < VOCABULARY).all() and torch.equal(filled[~drawn], symbols[~drawn])
     assert not torch.equal(filled[drawn], symbols[drawn])
     beliefs = task.beliefs(filled, batch.examples)
@@ -288,7 +289,7 @@ def test_the_critic_is_shown_real_and_drawn_symbols_and_told_which(critic):
 def test_with_symbols_kept_in_sight_what_the_critic_sees_as_drawn_is_drawn():
     task, batch = task_of(critic=CriticHeadConfig(width=8), masking=MaskingConfig(keep=0.5, replace=0.5)), batch_of()
     task.guess(batch, 0)
-    assert not torch.equal(batch.kept["filled"], task.symbols(batch.examples)) and batch.kept["drawn"].any()
+    assert not torch.equal(batch.kept["filled"], task.mosaic(batch.examples).symbols_BNS) and batch.kept["drawn"].any()
 
 
 @pytest.mark.parametrize("critic", [CriticConfig(width=16, depth=1, heads=2), CriticHeadConfig(width=8)])
@@ -496,7 +497,7 @@ def test_the_smaller_picture_has_its_say_in_loss_and_samples():
     smaller = batch.examples.codes["smaller"]
     batch.examples.codes["smaller"] = (smaller + 1) % 7
     assert not torch.allclose(task.guess(batch, 0).total(), loss)
-    one, other = (task.generate(Wanted(TEXTS, [1, 2, 3, 4], smaller=codes)) for codes in (smaller, (smaller + 1) % 7))
+    one, other = (task.generate(Wanted(TEXTS, [1, 2, 3, 4], coarser=codes)) for codes in (smaller, (smaller + 1) % 7))
     assert not torch.equal(one, other)
 
 

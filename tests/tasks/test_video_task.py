@@ -226,8 +226,9 @@ def test_a_judge_that_has_not_started_is_not_asked() -> None:
     """Theirs computed the adversarial terms and weighed them with 0."""
     task, batch = task_of(replace(ALL, starts=3)), batch_of(9)
     asked: list[str] = []
-    for name in task.judges:
-        task.get_submodule(name).register_forward_hook(lambda *_, name=name: asked.append(name))
+    for name, judge in task.judges.items():
+        judged = judge.network.judged
+        judge.network.judged = lambda clips, name=name, judged=judged: asked.append(name) or judged(clips)
     assert "adversarial" not in task.rebuild(batch, 2).terms and asked == []
     assert "adversarial" in task.rebuild(batch, 3).terms and asked == list(task.judges)
 

@@ -28,6 +28,7 @@ import numpy as np
 import PIL.Image
 import PIL.ImageFilter
 
+from tessera.data.judges import Findings, Shown
 from tessera.data.toys.images import COLOURS, KINDS, RGB, Kind, Shape, coverage, mix
 from tessera.media.image import Image
 
@@ -67,6 +68,16 @@ class Verdict:
 
 
 # ---- the judgement
+
+
+class ToyJudge:
+    """What `tessera evaluate` asks."""
+
+    by_prompt = True
+
+    def __call__(self, shown: Shown) -> Findings:
+        verdict = judged(shown.media, shown.prompts)
+        return Findings({"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}, verdict.of)
 
 
 def judged(pictures: Sequence[Picture], prompts: Sequence[str]) -> Verdict:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -23,6 +24,8 @@ from tessera.media.mesh import Mesh
 Rng = np.random.Generator
 Range = tuple[float, float]
 
+KEPT_IN_MEMORY = 1 << 12
+"""Toys that a process keeps: of 200 faces each they take 70 MB."""
 FEWEST_FACES = 64
 """What a toy may be held to: with this many triangles there are still tables, benches, shelves, stairs and more."""
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
@@ -55,12 +58,18 @@ class ToyMeshes(Toys):
         return imagine(self.seed, self.number(index), quads)
 
     def item(self, index: int, rng: Rng) -> MeshExample:
-        toy = self.toy(index)
-        mesh = toy.mesh if self.polygons == "quads" else Mesh(toy.mesh.vertices, toy.mesh.triangles())
-        return MeshExample.of(mesh, self.bins, toy.caption)
+        return prepared(self, index)
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
+
+
+@lru_cache(maxsize=KEPT_IN_MEMORY)
+def prepared(toys: ToyMeshes, index: int) -> MeshExample:
+    """Toys are never changed, so each is made once: that takes 1 ms, most of it to write it down in canonical form."""
+    toy = toys.toy(index)
+    mesh = toy.mesh if toys.polygons == "quads" else Mesh(toy.mesh.vertices, toy.mesh.triangles())
+    return MeshExample.of(mesh, toys.bins, toy.caption)
 
 
 def imagine(seed: int, number: int, most_quads: int = 400) -> Toy:

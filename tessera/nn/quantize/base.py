@@ -44,6 +44,8 @@ class Quantizer(nn.Module):
 
     levels: int = 1
     whole_batch: bool = False
+    drops_levels: bool = False
+    """Whether a training example may be written in its first few levels only: its caller then draws how many."""
 
     def __init__(self, *, dim: int, width: int, vocabulary: int) -> None:
         super().__init__()
@@ -54,10 +56,11 @@ class Quantizer(nn.Module):
         self.register_buffer("like", torch.empty(0), persistent=False)  # tells decode() its device and precision
         self.like: Tensor
 
-    def forward(self, latent: Tensor, mask: Tensor | None = None) -> Quantized:
+    def forward(self, latent: Tensor, mask: Tensor | None = None, *, keep_B: Tensor | None = None) -> Quantized:
         """Latents (B, ..., D) as symbols; mask (B, ...) is True where a place is real and not padding.
 
-        Masked places take no part in anything: their latent and their code come back as zero, whatever stood there.
+        Masked places take no part in anything: their latent and their code come back as zero, whatever stood there. `keep_B`
+        is for several levels (`residual.py`); of one level nothing can be left out.
         """
         places = self.places(latent, mask)
         with full_precision(latent.device.type):
@@ -76,7 +79,7 @@ class Quantizer(nn.Module):
             return self.project_out(self.values(codes, wide(self.like).dtype)).to(self.like.dtype)
 
     @torch.no_grad()
-    def observe(self, latent: Tensor, mask: Tensor | None = None) -> Tensor:
+    def observe(self, latent: Tensor, mask: Tensor | None = None, *, keep_B: Tensor | None = None) -> Tensor:
         """This micro-batch's share (S,) of what `expect` wants; shares are to be added. Changes nothing."""
         places = self.places(latent, mask)
         with full_precision(latent.device.type):
@@ -88,6 +91,11 @@ class Quantizer(nn.Module):
         Only train mode listens, so that a validation between two steps never meets a total that is not its own.
         """
         self.expected_S = total_S
+
+    def table(self) -> Tensor | None:
+        """What each symbol stands for, (V, W); None where a symbol says nothing by itself, as in a cascade."""
+        every = torch.arange(self.vocabulary, device=self.like.device)
+        return self.values(every, wide(self.like).dtype).detach()
 
     # What a kind of quantizer says of itself, on rows (P, W) of real places.
 
@@ -182,9 +190,7 @@ class Places:
         self.real = None if mask is None else mask.reshape(-1)
         self.count = prod(shape) if mask is None else int(mask.sum())
         each = prod(shape[1:])
-        self.per_example_B = (
-            torch.full(shape[:1], each, device=device) if mask is None else mask.reshape(shape[0], each).sum(1)
-        )
+        self.per_example_B = torch.full(shape[:1], each, device=device) if mask is None else mask.reshape(shape[0], each).sum(1)
 
     def pick(self, latent: Tensor) -> Tensor:
         rows = latent.reshape(-1, latent.shape[-1])

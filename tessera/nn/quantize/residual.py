@@ -60,6 +60,7 @@ class ResidualQuantizer(Quantizer):
         self.levels = config.levels
         self.cascade = nn.ModuleList(cascade)
         self.whole_batch = any(level.whole_batch for level in cascade)
+        self.drops_levels = config.dropout > 0
 
     def forward(self, latent: Tensor, mask: Tensor | None = None, *, keep_B: Tensor | None = None) -> Quantized:
         """As Quantizer.forward, with codes (B, ..., L); example b is written in its first `keep_B[b]` levels only."""
@@ -110,6 +111,9 @@ class ResidualQuantizer(Quantizer):
             return torch.full_like(chance_B, self.levels, dtype=torch.long)
         some_B = 1 + (chance_B / self.config.dropout * self.levels).long()
         return some_B.clamp_max(self.levels)
+
+    def table(self) -> Tensor | None:
+        return self.level(0).table() if self.levels == 1 else None
 
     def enter(self, rows_PW: Tensor) -> Tensor:
         return self.level(0).enter(rows_PW)

@@ -1,0 +1,123 @@
+"""The front door of music and texts: trains a MuLaN on pairs that are in memory, or on a folder.
+
+trainer = MuLaNTrainer(MuLaNConfig().build(), dataset, batch_size=64, num_train_steps=1000)
+trainer.train()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tessera.config import Run
+from tessera.data.music import Music
+from tessera.data.split import Some, Split, divide
+from tessera.engine.average import AverageConfig
+from tessera.engine.optimizer import OptimizerConfig
+from tessera.folder import Refused
+from tessera.models.mulan import MuLaN
+from tessera.models.numbered_text import NumberedTextConfig
+from tessera.start import task_of
+from tessera.tasks.contrastive import Kind
+from tessera.tasks.music import ContrastMusic
+from tessera.trainers.base import Trainer
+from tessera.trainers.given_music import GivenMusic, longest
+from tessera.trainers.words import GIVEN, life_of, refuse_clearing
+
+SECONDS = 10.0
+"""Of a folder's clips, where data_max_length does not say otherwise."""
+
+
+class MuLaNTrainer(Trainer):
+    """Trains a MuLaN on `dataset`, anything with a length whose items are a wave and a text (`trainers/given_music.py` says
+    how they may look), or on a `folder` of recordings with captions.
+
+    `batch_size * grad_accum_every` examples make a step, and each of them is told apart from all the others: accumulation
+    really enlarges what a text is compared with. Without `num_train_steps` each example is met once. `results_folder` is the
+    run's folder; a second construction goes on where the first stopped, and nothing is asked or deleted.
+    """
+
+    def __init__(
+        self,
+        mulan: MuLaN,
+        dataset: Sequence[Any] | None = None,
+        *,
+        num_train_steps: int | None = None,
+        batch_size: int,
+        data_max_length: int | None = None,
+        folder: str | Path | None = None,
+        lr: float = 3e-4,
+        grad_accum_every: int = 1,
+        betas: tuple[float, float] = (0.9, 0.99),
+        max_grad_norm: float | None = 0.5,
+        valid_frac: float = 0.05,
+        random_split_seed: int = 42,
+        save_model_every: int = 1000,
+        results_folder: str | Path = "./results",
+        accelerate_kwargs: Mapping[str, Any] | None = None,
+        use_lion: bool = False,
+        force_clear_prev_results: bool | None = None,
+        loss: Kind | None = None,
+    ) -> None:
+        refuse_clearing(force_clear_prev_results)
+        refuse_unclear(dataset, folder, batch_size, grad_accum_every)
+        audio = mulan.config.audio
+        clip = data_max_length or (longest(dataset) if dataset is not None else round(SECONDS * audio.rate_hz))
+        data = Music(
+            path=str(folder) if folder is not None else GIVEN, rate_hz=audio.rate_hz, samples=clip, validation_share=valid_frac,
+            split_seed=random_split_seed,
+        )  # fmt: skip
+        split = given_split(dataset, data, mulan) if dataset is not None else data.build()
+        steps = num_train_steps or max(1, len(split.train) // (batch_size * grad_accum_every))
+        run = Run(
+            recipe="music-mulan",
+            task=ContrastMusic(
+                model=mulan.config,
+                loss=loss_of(mulan, loss),
+                layers=len(mulan.log_scale) - 1,
+                optimizer=OptimizerConfig(kind="lion" if use_lion else "adam", rate=lr, betas=betas, clip=max_grad_norm),
+            ),
+            data=data,
+            engine=life_of(
+                steps,
+                batch_size,
+                grad_accum_every,
+                save_model_every,
+                save_model_every,
+                AverageConfig(decay=0.0),
+                accelerate_kwargs,
+            ),
+        )
+        task = task_of(run)
+        task.model.load_state_dict(mulan.state_dict())
+        super().__init__(run, results_folder, task, split)
+
+
+def given_split(dataset: Sequence[Any], data: Music, mulan: MuLaN) -> Split:
+    numbers = isinstance(mulan.config.text, NumberedTextConfig)
+    source = GivenMusic(dataset, data.length, data.rate_hz, numbers)
+    train, validation = divide([source.name(i) for i in range(len(source))], data.validation_share, data.split_seed)
+    return Split(Some(source, train), Some(replace(source, crop="centre"), validation))
+
+
+def loss_of(mulan: MuLaN, asked: Kind | None) -> Kind:
+    """As asked; else by what the network was built for."""
+    fits = "sigmoid" if mulan.bias is not None else asked or "decoupled"
+    if asked is not None and (asked == "sigmoid") != (mulan.bias is not None):
+        built = "for the sigmoid loss" if mulan.bias is not None else "without a bias, which the sigmoid loss needs"
+        raise Refused(
+            f"The loss asked for is {asked!r}, but the network was built {built}: build it with biased={asked == 'sigmoid'}."
+        )
+    return fits
+
+
+def refuse_unclear(dataset: Any, folder: Any, batch_size: int, accumulate: int) -> None:
+    if (dataset is None) == (folder is None):
+        met = "neither a dataset nor a folder" if dataset is None else "both a dataset and a folder"
+        raise Refused(f"A trainer learns from one place, but was given {met}: give one of them.")
+    if dataset is not None and len(dataset) < 2:
+        raise Refused(f"What belongs to what can be learnt from 2 pairs or more, but the dataset has {len(dataset)}.")
+    if batch_size * accumulate < 2:
+        raise Refused("A batch of one pair has nothing to be told apart from: give a batch_size of 2 or more, better 64.")
