@@ -129,8 +129,10 @@ def test_a_folder_without_clips_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("medium", "recipes"), [
     ("image", ["images-vqgan", "images-maskgit"]),
     ("video", ["videos-magvit2"]),
+    ("sound", ["sounds-codec"]),
+    ("music", ["music-mulan"]),
     ("mesh", ["meshes-autoencoder"]),
-    ("all", ["images-vqgan", "images-maskgit", "videos-magvit2", "meshes-autoencoder"]),
+    ("all", ["images-vqgan", "images-maskgit", "videos-magvit2", "sounds-codec", "music-mulan", "meshes-autoencoder"]),
 ])  # fmt: skip
 def test_the_demo_of_a_medium_trains_its_recipes(medium: str, recipes: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[tuple[str, ...]] = []

@@ -72,8 +72,9 @@ class Sound:
 
     @classmethod
     def beside(cls, left: Sound, right: Sound) -> Sound:
-        """Two sounds of one rate, an original and its reconstruction: heard one after the other, seen side by side."""
-        pause = np.zeros((len(left.samples), round(PAUSE_SECONDS * left.rate_hz)), np.float32)
+        """An original and its reconstruction: heard one after the other, seen side by side."""
+        left, right = left.mono(), right.mono().resampled(left.rate_hz)
+        pause = np.zeros((1, round(PAUSE_SECONDS * left.rate_hz)), np.float32)
         return Pair(np.concatenate([left.samples, pause, right.samples], axis=1), left.rate_hz, left, right)
 
     def picture(self) -> Image:

@@ -175,7 +175,7 @@ def clips(preset: Preset, rate_hz: int) -> Sounds:
     from tessera.data.sounds import Sounds
 
     if preset == "tiny":
-        return Sounds(rate_hz=rate_hz, seconds=0.5, crop="centre", toys=24, validation_share=0.25)
+        return Sounds(rate_hz=rate_hz, seconds=0.5, crop="centre", toys=32, validation_share=0.25)
     return Sounds(rate_hz=rate_hz, seconds=2.0 if preset == "small" else 10.0, crop="centre")
 
 

@@ -206,7 +206,7 @@ def test_a_wrong_setting_is_refused(wrong, says):
 
 def test_how_sound_is_prepared_is_told():
     config = Sounds(seconds=0.5, loudness_db=-20)
-    assert config.transform() == {"rate_hz": 16_000, "samples": 8000, "loudness_db": -20}
+    assert config.transform() == {"rate_hz": 16_000, "loudness_db": -20}
     assert config.plain().crop == "centre" and config.judge() is None
 
 
