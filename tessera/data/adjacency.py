@@ -2,8 +2,8 @@
 
 F counts faces, K the corners of a face, E pairs. 20,000 triangles take 10 ms, about a tenth of what reading them from an OBJ
 file takes; and which faces are left depends on how a mesh was stretched and turned. So pairs are found whenever an example
-is made. One that is not changed is made once and kept in memory, pairs and all (`data/meshes.py`). They are not kept on disk:
-what that could save is 0.3 ms for each mesh of 800 faces, once in the life of a process.
+is made. One that is not changed is made once and kept, pairs and all: in memory (`data/meshes.py`), and on disk where somebody
+asks for it (`data/kept_meshes.py`).
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import numpy as np
 
 from tessera.data.files import Files
 from tessera.data.folders import find
+from tessera.data.kept_meshes import kept
 from tessera.data.mesh_examples import MeshBatch, MeshExample, collate
 from tessera.data.mesh_judge import MeshJudge
 from tessera.data.sources import FilesOrToys
@@ -50,6 +51,9 @@ class Meshes(FilesOrToys):
     """What faces are: everything cut into triangles, or quads; meshes that hold anything else are then left out."""
     up: Literal["y", "z"] | None = None
     """The upward axis of the files; None takes the usual one of each format: y for OBJ, GLB and glTF, z for the others."""
+    keep: str | None = None
+    """A folder where meshes are kept as they are learnt from, simplified, in order and with which faces touch, for later runs;
+    None: in memory only."""
     scale: float = 0.0
     """Training meshes are stretched along each axis by up to this share: 0.25 gives 0.75 to 1.25 times the length."""
     turn: float = 0.0
@@ -138,15 +142,25 @@ class MeshFolder(Files):
         """As it is learnt from without augmentation, and without its caption, which may change while the file does not."""
         with named(self.path(index)):
             state, config = state_of(self.path(index)), self.config
-            return prepared(state, config.polygons, config.up, config.most_faces, config.large, config.bins)
+            return prepared(state, config.polygons, config.up, config.most_faces, config.large, config.bins, config.keep)
 
 
 @lru_cache(maxsize=KEPT_IN_MEMORY)
 def prepared(
-    state: State, polygons: Shape, up: Up | None, most: int, large: Literal["skip", "decimate"], bins: int
+    state: State,
+    polygons: Shape,
+    up: Up | None,
+    most: int,
+    large: Literal["skip", "decimate"],
+    bins: int,
+    keep: str | None,
 ) -> MeshExample:
     """The mesh in a file in canonical form, and which of its faces touch. Remembered as long as the file is the same."""
-    return MeshExample.of(fitting(state, polygons, up, most, large), bins, caption="")
+
+    def make() -> MeshExample:
+        return MeshExample.of(fitting(state, polygons, up, most, large), bins, caption="")
+
+    return make() if keep is None else kept(keep, [vars(state), polygons, up, most, large, bins], make)
 
 
 def fitting(state: State, polygons: Shape, up: Up | None, most: int, large: Literal["skip", "decimate"]) -> Mesh:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ import trimesh
 from tessera.data.adjacency import face_pairs
 from tessera.data.draws import Training
 from tessera.data.mesh_examples import MeshExample, collate
-from tessera.data.meshes import Meshes
+from tessera.data.meshes import Meshes, prepared
 from tessera.data.toys.meshes import imagine
 from tessera.folder import Refused
 from tessera.media.errors import Unreadable
@@ -208,6 +210,27 @@ def test_what_is_kept_of_an_example_is_what_would_be_derived_again(folder, path)
         for field in ("vertices", "faces", "edges"):
             assert np.array_equal(getattr(again, field), getattr(derived, field))
         assert np.array_equal(again.edges, face_pairs(again.faces)) and again.caption == derived.caption
+
+
+def test_what_is_kept_on_disk_is_what_would_be_derived_and_a_damaged_or_changed_file_is_made_again(folder, tmp_path):
+    keep, rng = tmp_path / "kept", np.random.default_rng(0)
+    config = Meshes(path=str(folder), validation_share=0.0)
+    plain, keeping = config.build().train, replace(config, keep=str(keep)).build().train
+    for index in range(len(plain)):
+        derived, first = plain.item(index, rng), keeping.item(index, rng)
+        prepared.cache_clear()  # as in another process
+        again = keeping.item(index, rng)
+        for name in ("vertices", "faces", "edges"):
+            assert np.array_equal(getattr(derived, name), getattr(first, name))
+            assert np.array_equal(getattr(derived, name), getattr(again, name))
+    files = sorted(keep.iterdir())
+    assert len(files) == len(plain) and {file.suffix for file in files} == {".safetensors"}
+    files[0].write_bytes(b"no tensors")
+    prepared.cache_clear()
+    assert all(len(keeping.item(index, rng).faces) for index in range(len(plain))) and len(files[0].read_bytes()) > 100
+    os.utime(keeping.path(0), ns=(1, 1))
+    prepared.cache_clear()
+    assert len(keeping.item(0, rng).faces) and len(list(keep.iterdir())) == len(files) + 1
 
 
 def test_a_caption_that_changes_is_heard_although_the_mesh_is_kept(folder):
