@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from torch import Tensor
 
 from tessera.config import Run
 from tessera.data.draws import Validation
 from tessera.data.mesh_judge import Crowd
 from tessera.engine.average import AverageConfig
-from tessera.finished import Codec
 from tessera.folder import RunFolder
 from tessera.generator import Generator
 from tessera.recipes import RECIPES, name_of
@@ -159,29 +157,22 @@ def test_every_recipe_overfits_a_handful(recipe: Callable[..., Run], tmp_path: P
 
 
 def what_is_said_is_followed(run: Path) -> None:
-    """In sounds that are drawn from what is said, about the same is heard as in the codec's own reconstructions.
+    """What is drawn from what a toy says are that toy's symbols, and from what another says the other's.
 
-    Seen, with other seeds: 0.78 of the semantic symbols are the same, and 0.25 where they are drawn from what another toy says;
-    of the codec's own symbols in the first level 0.91 and 0.26.
+    The codec's symbols of the first level are compared: of what twenty steps of a codec play, nobody could tell what is said.
     """
     generator = Generator.load(run)
     source, codecs = generator.made.run.data.build().train, generator.task.codecs
     toys = next(Validation(source, seed=0, batch_size=8).batches(rank=0, processes=1)).examples
-    rebuilt, said = codecs["tokenizer"].codes(toys), codecs["semantic"].codes(toys)
+    heard, said = codecs["tokenizer"].codes(toys), codecs["semantic"].codes(toys)
 
     def alike(coarser: Tensor) -> float:
         drawn = generator.task.generate(Wanted([""] * 8, range(8), coarser=coarser))
-        one, other = (heard_in(codes, codecs) for codes in (drawn, rebuilt))
-        return (one == other).float().mean().item()
+        return (drawn == heard)[..., 0].float().mean().item()
 
     right, shuffled = alike(said), alike(said.roll(1, 0))
-    assert right > 0.6 and shuffled < 0.4, (right, shuffled)
+    assert right > 0.6 and shuffled < 0.45, (right, shuffled)  # seen: 0.76 and 0.29
 
-
-@torch.no_grad()
-def heard_in(codes: Tensor, codecs: Mapping[str, Codec]) -> Tensor:
-    """The semantic symbols of what the codec's symbols sound like."""
-    return codecs["semantic"].model.encode(codecs["tokenizer"].model.decode(codes))
 
 
 def test_meshes_learnt_by_heart_are_given_back_for_their_captions(tmp_path: Path) -> None:
