@@ -379,7 +379,7 @@ def _demo_of_videos(out: str) -> None:
 
 def _demo_of_sounds(out: str) -> None:
     print("A codec learns from 2,000 built-in voices and instruments to write sound as symbols, and to play it back.")
-    train("sounds-codec", "--steps", "400", "--out", f"{out}/sounds-codec")
+    train("sounds-codec", "--out", f"{out}/sounds-codec")
 
 
 def _demo_of_music(out: str) -> None:
