@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.models.hugging_face import LOCAL, library, quiet, read_weights, refuse_no_folder, told
+from tessera.models.sound_tokenizer import SoundTokenizer, refuse_no_sounds, refuse_nothing
 from tessera.models.speech_features import alike
 from tessera.models.vqgan import Reconstruction
 
@@ -77,8 +78,7 @@ class PretrainedCodecConfig:
                 f"Sounds of {data.rate_hz} samples a second came to a finished codec that knows {self.rate_hz}: set "
                 f"rate_hz of the data to {self.rate_hz}."
             )
-        if data.length < 1:
-            raise ValueError(f"A sound of {data.length} samples came to a codec: there is nothing to write. Leave it out.")
+        refuse_nothing(data.length)
 
     def grid(self, data: Any) -> tuple[int, ...]:
         """How many frames such sounds become."""
@@ -124,7 +124,7 @@ class Cascade:
         """Symbols of one level say nothing by themselves."""
 
 
-class PretrainedCodec(nn.Module):
+class PretrainedCodec(SoundTokenizer):
     """What the two have in common: an encoder and a decoder, with channels first, around a cascade of tables."""
 
     def __init__(self, config: PretrainedCodecConfig):
@@ -139,16 +139,6 @@ class PretrainedCodec(nn.Module):
         return self.config.known["codebook_size"]
 
     @property
-    def levels(self) -> int:
-        """Symbols for each frame."""
-        return self.quantizer.levels
-
-    @property
-    def hop(self) -> int:
-        """Samples that one frame stands for."""
-        return self.config.hop
-
-    @property
     def rate_hz(self) -> int:
         return self.config.rate_hz
 
@@ -160,11 +150,8 @@ class PretrainedCodec(nn.Module):
     @torch.no_grad()
     def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """Sounds (B, 1, N) to symbols (B, T, L), and -1 after the end of a sound that is shorter than the batch."""
-        if samples.ndim != 3 or samples.shape[1] != 1 or not samples.shape[2] or not samples.is_floating_point():
-            raise ValueError(
-                f"A tensor of shape {tuple(samples.shape)} and type {samples.dtype} is no batch of sounds: give floats in "
-                "[-1, 1] of shape (batch, 1, samples); several channels become one by their mean."
-            )
+        refuse_no_sounds(samples)
+        refuse_nothing(samples.shape[2])
         count, _, whole = samples.shape
         lengths = [whole] * count if lengths_B is None else lengths_B.tolist()
         codes_BTL = torch.full((count, -(-whole // self.hop), self.levels), -1, device=samples.device)
@@ -197,11 +184,7 @@ class PretrainedCodec(nn.Module):
         return F.pad(played, (0, samples - played.shape[-1]))
 
     def refuse_codes(self, codes: Tensor) -> None:
-        if codes.ndim != 3 or not all(codes.shape) or codes.shape[2] > self.levels:
-            raise ValueError(
-                f"Codes of shape {tuple(codes.shape)} came to a codec of {self.levels} levels: give (batch, frames, levels), "
-                f"with 1 to {self.levels} levels. Codes of more levels are another codec's."
-            )
+        super().refuse_codes(codes)
         if int(codes.max()) >= self.vocabulary:
             raise ValueError(
                 f"A code of {int(codes.max())} came to a codec whose levels have {self.vocabulary} symbols each: it is another "

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tessera.models.sound_tokenizer import SoundTokenizer, refuse_no_sounds, refuse_nothing
 from tessera.models.speech_features import Features, MelFeatures, SpeechFeatures, VoiceFeatures, frames
 from tessera.models.vqgan import Reconstruction
 from tessera.nn.precision import full_precision, wide
@@ -95,7 +96,7 @@ class Told(Reconstruction):
     single symbol it would be about 1."""
 
 
-class SemanticTokenizer(nn.Module):
+class SemanticTokenizer(SoundTokenizer):
     def __init__(self, config: SemanticConfig):
         super().__init__()
         self.config = config
@@ -106,20 +107,6 @@ class SemanticTokenizer(nn.Module):
         self.neighbours = nn.Conv1d(width, width, config.context, padding=config.context // 2)
         nn.init.dirac_(self.neighbours.weight)
         nn.init.zeros_(self.neighbours.bias)
-
-    @property
-    def vocabulary(self) -> int:
-        return self.quantizer.vocabulary
-
-    @property
-    def levels(self) -> int:
-        """Symbols for each frame."""
-        return self.quantizer.levels
-
-    @property
-    def hop(self) -> int:
-        """Samples that one symbol stands for."""
-        return self.config.hop
 
     @property
     def rate_hz(self) -> int:
@@ -161,15 +148,11 @@ class SemanticTokenizer(nn.Module):
 
     def heard(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
         """Features (B, T, D), and which frames hold a real sample."""
-        if samples.ndim != 3 or samples.shape[1] != 1 or not samples.shape[2] or not samples.is_floating_point():
-            raise ValueError(
-                f"A tensor of shape {tuple(samples.shape)} and type {samples.dtype} is no batch of sounds: give floats in "
-                "[-1, 1] of shape (batch, 1, samples); several channels become one by their mean."
-            )
+        refuse_no_sounds(samples)
+        refuse_nothing(samples.shape[2])
         features_BTD = self.features(samples, lengths_B)
         lengths_B = torch.full(samples.shape[:1], samples.shape[2]) if lengths_B is None else lengths_B
-        frames_B = -(-lengths_B.to(samples.device) // self.hop)
-        return features_BTD, torch.arange(features_BTD.shape[1], device=samples.device) < frames_B[:, None]
+        return features_BTD, self.real(lengths_B.to(samples.device), features_BTD.shape[1])
 
     def told(self, latent_BTD: Tensor) -> Tensor:
         """What symbols and their neighbours say together, in the scale of the table."""

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera.models.sound_tokenizer import SoundTokenizer, refuse_no_sounds, refuse_nothing
 from tessera.models.vqgan import Reconstruction
 from tessera.nn.causal import Chain, Passage
 from tessera.nn.precision import wide
@@ -78,7 +79,7 @@ class SoundCodecConfig:
 
     def suits(self, data: Any) -> None:
         """Refuses data whose sounds this network cannot take."""
-        self.refuse_samples(data.length)
+        refuse_nothing(data.length)
         if data.length < self.hop:
             raise ValueError(
                 f"Sounds of {data.length} samples do not fill one frame: this codec makes one of every {self.hop} samples "
@@ -93,16 +94,11 @@ class SoundCodecConfig:
         """Of so many samples; the last may be filled in part."""
         return -(-samples // self.hop)
 
-    def refuse_samples(self, samples: int) -> None:
-        """A letter if there is nothing to hear."""
-        if samples < 1:
-            raise ValueError(f"A sound of {samples} samples came to a codec: there is nothing to write. Leave it out.")
-
     def build(self) -> SoundCodec:
         return SoundCodec(self)
 
 
-class SoundCodec(nn.Module):
+class SoundCodec(SoundTokenizer):
     def __init__(self, config: SoundCodecConfig):
         super().__init__()
         self.config = config
@@ -112,21 +108,6 @@ class SoundCodec(nn.Module):
         self.quantizer.whole_batch = True
         self.decoder = decoder(config)
         self.to(memory_format=torch.channels_last)
-
-    @property
-    def vocabulary(self) -> int:
-        """Symbols of each level."""
-        return self.quantizer.vocabulary
-
-    @property
-    def levels(self) -> int:
-        """Symbols for each frame."""
-        return self.quantizer.levels
-
-    @property
-    def hop(self) -> int:
-        """Samples that one frame stands for."""
-        return self.config.hop
 
     @property
     def last_layer(self) -> nn.Parameter:
@@ -139,7 +120,7 @@ class SoundCodec(nn.Module):
         Example b is written in its first `keep_B[b]` levels only (quantizer dropout): see `quantizer.levels_to_keep`.
         """
         latent_BTD = self.latent(samples)
-        mask_BT = None if lengths_B is None else self.real(lengths_B, latent_BTD)
+        mask_BT = None if lengths_B is None else self.real(lengths_B.to(latent_BTD.device), latent_BTD.shape[1])
         quantized = self.quantizer(latent_BTD, mask_BT, keep_B=keep_B)
         rebuilt = self.sound(quantized.latent)[..., : samples.shape[-1]]
         return Reconstruction(rebuilt, ended(quantized.codes, mask_BT), quantized.penalties)
@@ -147,7 +128,7 @@ class SoundCodec(nn.Module):
     def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
         """Sounds (B, 1, N) to symbols (B, T, L), and -1 after the end of a sound that is shorter than the batch."""
         latent_BTD = self.latent(samples)
-        mask_BT = None if lengths_B is None else self.real(lengths_B, latent_BTD)
+        mask_BT = None if lengths_B is None else self.real(lengths_B.to(latent_BTD.device), latent_BTD.shape[1])
         return ended(self.quantizer(latent_BTD, mask_BT).codes, mask_BT)
 
     def decode(self, codes: Tensor, *, keep_B: Tensor | None = None) -> Tensor:
@@ -163,7 +144,7 @@ class SoundCodec(nn.Module):
     def observe(self, samples: Tensor, lengths_B: Tensor | None = None, *, keep_B: Tensor | None = None) -> Tensor:
         """These sounds' share of what the quantizer expects; see `Quantizer.observe`."""
         latent_BTD = self.latent(samples)
-        mask_BT = None if lengths_B is None else self.real(lengths_B, latent_BTD)
+        mask_BT = None if lengths_B is None else self.real(lengths_B.to(latent_BTD.device), latent_BTD.shape[1])
         return self.quantizer.observe(latent_BTD, mask_BT, keep_B=keep_B)
 
     # ---- sounds of any length
@@ -180,7 +161,7 @@ class SoundCodec(nn.Module):
             refuse_mixture(len(piece), like)
             like, samples = len(piece), samples + new_BT1.shape[1]
             yield from self.written(new_BT1, passage)
-        self.config.refuse_samples(samples)
+        refuse_nothing(samples)
         if missing := -samples % self.hop:
             yield from self.written(new_BT1.new_zeros(len(new_BT1), missing, 1), passage)
 
@@ -205,7 +186,7 @@ class SoundCodec(nn.Module):
     def latent(self, samples: Tensor) -> Tensor:
         """(B, 1, N) -> (B, T, D), before quantization."""
         heard_BT1 = self.heard(samples)
-        self.config.refuse_samples(heard_BT1.shape[1])
+        refuse_nothing(heard_BT1.shape[1])
         return self.encoder(F.pad(heard_BT1, (0, 0, 0, -heard_BT1.shape[1] % self.hop)), Passage())
 
     def sound(self, latent_BTD: Tensor) -> Tensor:
@@ -214,24 +195,8 @@ class SoundCodec(nn.Module):
 
     def heard(self, samples: Tensor) -> Tensor:
         """Laid out as the layers take them: (B, N, 1)."""
-        if samples.ndim != 3 or samples.shape[1] != 1 or not samples.is_floating_point():
-            raise ValueError(
-                f"A tensor of shape {tuple(samples.shape)} and type {samples.dtype} is no batch of sounds: give floats in "
-                "[-1, 1] of shape (batch, 1, samples); several channels become one by their mean."
-            )
+        refuse_no_sounds(samples)
         return samples.mT
-
-    def real(self, lengths_B: Tensor, latent_BTD: Tensor) -> Tensor:
-        """(B, T): which frames hold a real sample."""
-        frames_B = -(-lengths_B.to(latent_BTD.device) // self.hop)
-        return torch.arange(latent_BTD.shape[1], device=latent_BTD.device) < frames_B[:, None]
-
-    def refuse_codes(self, codes: Tensor) -> None:
-        if codes.ndim != 3 or not all(codes.shape) or codes.shape[2] > self.levels:
-            raise ValueError(
-                f"Codes of shape {tuple(codes.shape)} came to a codec of {self.levels} levels: give (batch, frames, levels), "
-                f"with 1 to {self.levels} levels. Codes of more levels are another codec's."
-            )
 
 
 def ended(codes_BTL: Tensor, mask_BT: Tensor | None) -> Tensor:

@@ -222,6 +222,8 @@ def test_codes_of_another_codec_are_refused(codes, words, folders):
 
 def test_what_is_no_sound_is_refused(folders):
     codec = PretrainedCodecConfig(path=folders["dac"]).build()
-    for tensor in (torch.zeros(2, 2, 100), torch.zeros(2, 100), torch.zeros(2, 1, 0), torch.zeros(2, 1, 9, dtype=torch.long)):
+    for tensor in (torch.zeros(2, 2, 100), torch.zeros(2, 100), torch.zeros(2, 1, 9, dtype=torch.long)):
         with pytest.raises(ValueError, match="no batch of sounds"):
             codec.encode(tensor)
+    with pytest.raises(ValueError, match="sound of 0 samples.*nothing to write"):
+        codec.encode(torch.zeros(2, 1, 0))

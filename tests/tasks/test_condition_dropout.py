@@ -1,4 +1,4 @@
-"""A generator that was looked at in the middle of its training goes on as before: in train mode, its captions left out as often."""
+"""A generator that was looked at amid its training goes on as before: in train mode, captions left out as often."""
 
 from __future__ import annotations
 
