@@ -133,10 +133,11 @@ def test_four_micro_batches_are_one_batch_and_two_processes_are_one(step: int):
         torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
 
     table, results = Table(), {}
+    replicas = [beginning(), beginning()]  # here, and not in the threads, which would share one generator
 
     def process(rank: int) -> None:
         """Micro-batches are dealt to processes like cards."""
-        results[rank] = stepped(beginning(), [[rank, rank + 2], [rank + 4, rank + 6]], table.seat(rank))
+        results[rank] = stepped(replicas[rank], [[rank, rank + 2], [rank + 4, rank + 6]], table.seat(rank))
 
     run_both(process)
     for name in state:
