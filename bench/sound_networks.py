@@ -123,7 +123,8 @@ def our_sample(work: Path, *, length: Length) -> Side:
 
     task = our_task(length.frames).eval()
     about = about_us(our_task(FRAMES))
-    passes, semantic, seeds = counted(task.model.network, "states"), random_semantic(length.frames)[:1], itertools.count()
+    passes, seeds = counted(task.model.network, "looking_around"), itertools.count()
+    semantic = random_semantic(length.frames)[:1]
     sampling = MaskedSampling(level_rounds=(length.rounds, 1), top_k=math.ceil(KEPT_SHARE * SYMBOLS))
     guidance = Guidance(scale=1.0)
 

@@ -347,7 +347,7 @@ def test_seconds_are_the_first_of_what_is_said(learnt: SoundStormTrainer) -> Non
 
 def test_as_many_passes_as_rounds(learnt: SoundStormTrainer) -> None:
     passes: list[int] = []
-    hook = learnt.model.network.transformer.register_forward_hook(lambda *_: passes.append(1))
+    hook = learnt.model.network.transformer.norm.register_forward_hook(lambda *_: passes.append(1))
     learnt.generate(SAID_10[None])
     assert len(passes) == 16 + LEVELS - 1
     passes.clear()

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.nn import transformer
 from tessera.nn.start import start
-from tessera.nn.transformer import FeedForward, Looked, Norm, Transformer, Turn, linear, starting_as_nothing
+from tessera.nn.transformer import Begun, FeedForward, Looked, Norm, Transformer, Turn, linear, starting_as_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,21 +53,25 @@ class Block(transformer.Block):
         self.feed_before = FeedForward(width)
         self.convolution = Convolution(config.kernel, width)
 
-    def forward(self, x_BNW: Tensor, turned: Turn, mask: Tensor | None, looked: Looked | None) -> Tensor:
-        x_BNW = x_BNW + self.feed_before(x_BNW) / 2
-        x_BNW = x_BNW + self.attention(x_BNW, turned, for_every_row(mask, x_BNW))
+    def before(self, x: Tensor) -> Begun:
+        return super().before(torch.add(x, self.feed_before(x), alpha=0.5))
+
+    def among_others(self, begun: Begun, turned: Turn, mask: Tensor | None, looked: Looked | None) -> Tensor:
+        x_BNW = begun.x + self.attention(begun.parts, turned, for_every_row(mask, begun.x))
         if self.cross is not None:
             if looked is None:
                 raise ValueError("This conformer looks at a context, but was given none.")
-            x_BNW = x_BNW.repeat(len(looked.keys) // len(x_BNW), 1, 1)  # once more for each further context
+            x_BNW = torch.cat([x_BNW] * (looked.count // len(x_BNW)))  # once more for each further context
             x_BNW = x_BNW + self.cross(x_BNW, looked)
-        x_BNW = x_BNW + self.convolution(x_BNW, for_every_row(mask, x_BNW))
-        return x_BNW + self.feed(x_BNW) / 2
+        return x_BNW + self.convolution(x_BNW, for_every_row(mask, x_BNW))
+
+    def after(self, x: Tensor) -> Tensor:
+        return torch.add(x, self.feed(x), alpha=0.5)
 
 
 def for_every_row(mask: Tensor | None, x_BNW: Tensor) -> Tensor | None:
     """(B, 1, 1, N): examples that are read under several contexts have the same places in each."""
-    return None if mask is None else mask.repeat(len(x_BNW) // len(mask), 1, 1, 1)
+    return None if mask is None else torch.cat([mask] * (len(x_BNW) // len(mask)))
 
 
 class Convolution(nn.Module):

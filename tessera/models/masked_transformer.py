@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from tessera.models.conformer import ConformerConfig
 from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
 from tessera.nn.layout import Layout
-from tessera.nn.transformer import Looked, States, Transformer, Turn, linear, places_of, starting_as_nothing, turn
+from tessera.nn.transformer import Begun, Looked, States, Transformer, Turn, linear, places_of, starting_as_nothing, turn
 
 
 @dataclass(frozen=True)
@@ -116,8 +116,10 @@ class Reader(nn.Module):
         looked = None
         if self.text is not None:
             states = self.text(texts)
-            kept = torch.tensor([bool(text) and not one for text, one in zip(texts, dropped)], device=states.mask.device)
-            looked = self.transformer.look(States(states.values, states.mask & kept[:, None]))
+            kept = [bool(text) and not one for text, one in zip(texts, dropped)]
+            mask = states.mask & torch.tensor(kept, device=states.mask.device)[:, None]
+            told = [number for number, one in enumerate(kept) if one]
+            looked = self.transformer.look(States(states.values, mask, told))
         if (self.smaller is None) != (smaller_codes is None):
             raise ValueError("Only a model that learnt from two kinds of symbols takes the coarser ones, and it needs them.")
         ground = self.position()
@@ -132,11 +134,20 @@ class Reader(nn.Module):
     ) -> Tensor:
         """A condition may have twice as many rows as there are mosaics: each is then read under two texts. What is not `real`
         is seen by nobody."""
-        ground = condition.ground if self.smaller is None else condition.ground[..., : symbols_BNS.shape[1], :]
-        x_BNW = self.embedding(symbols_BNS) + ground
+        x_BNW = self.embedding(symbols_BNS) + self.ground(condition, symbols_BNS)
         if self.remembered is not None and previous_BNW is not None:
             x_BNW = x_BNW.repeat(len(previous_BNW) // len(x_BNW), 1, 1) + self.remembered(previous_BNW)
-        return self.transformer(x_BNW, self.turned(x_BNW.shape[1]), real_BN, context=condition.looked)
+        return self.looking_around(self.transformer.begin(x_BNW), condition, real_BN)
+
+    def ground(self, condition: Condition, symbols_BNS: Tensor) -> Tensor:
+        return condition.ground if self.smaller is None else condition.ground[..., : symbols_BNS.shape[1], :]
+
+    def looking_around(
+        self, begun: Begun, condition: Condition, real_BN: Tensor | None, asked_P: Tensor | None = None
+    ) -> Tensor:
+        """The states of all places, or of those only that are asked for, numbered through the whole batch: (P, W)."""
+        turned = self.turned(begun.x.shape[1])
+        return self.transformer.go_on(begun, turned, real_BN, condition.looked, asked_P=asked_P)[-1]
 
     def turned(self, count: int) -> Turn:
         """The rotations of so many places: those of the grid, or of a row of another length."""
@@ -164,16 +175,69 @@ class MaskedTransformer(Reader):
         self.to_cells = nn.Parameter(torch.randn(cells, config.width, config.width) * config.width**-0.5) if cells > 1 else None
         self.heads = nn.ModuleList([Head(config.width, symbols) for _ in range(levels)])
 
+    def guess(
+        self,
+        symbols_BNS: Tensor,
+        asked_BNS: Tensor,
+        condition: Condition,
+        real_BN: Tensor | None = None,
+        last: LastRound | None = None,
+    ) -> Tensor:
+        """(M, V): how likely each symbol is, only for those that are asked for, in their order, and by the shortest way.
+        Whoever asks round after round, with other symbols under the same condition, gives the same `last` each time."""
+        begun = (last or LastRound()).begin(self, symbols_BNS, self.ground(condition, symbols_BNS))
+        asked_P = asked_places(asked_BNS)
+        rows_PW = self.looking_around(begun, condition, real_BN, asked_P)
+        return self.read(rows_PW, asked_BNS.flatten(0, 1).index_select(0, asked_P))
+
     def logits(self, states_BNW: Tensor, asked_BNS: Tensor) -> Tensor:
-        """(M, V): only for the symbols that are asked for, in their order. Most of a small model's cost is this table.
+        """(M, V): the same for whoever has the states of all places."""
+        asked_P = asked_places(asked_BNS)
+        rows_PW, asked_PS = (each.flatten(0, 1).index_select(0, asked_P) for each in (states_BNW, asked_BNS))
+        return self.read(rows_PW, asked_PS)
+
+    def read(self, rows_PW: Tensor, asked_PS: Tensor) -> Tensor:
+        """From places of which something is asked. Most of a small model's cost is this table.
 
         Each cell of a place has a matrix of its own, and each level, whose symbols mean other things, a head.
         """
-        example, place, slot = asked_BNS.nonzero(as_tuple=True)
-        rows_MW = states_BNW[example, place]
+        if asked_PS.shape[1] == 1:
+            return self.heads[0](rows_PW)
+        row_M, slot_M = asked_PS.nonzero(as_tuple=True)
+        rows_MW = rows_PW if len(row_M) == len(rows_PW) else rows_PW.index_select(0, row_M)
         if self.to_cells is not None:
-            rows_MW = apart(rows_MW, slot // len(self.heads), [by_matrix(matrix) for matrix in self.to_cells])
-        return apart(rows_MW, slot % len(self.heads), list(self.heads)) if len(self.heads) > 1 else self.heads[0](rows_MW)
+            rows_MW = apart(rows_MW, slot_M // len(self.heads), [by_matrix(matrix) for matrix in self.to_cells])
+        return apart(rows_MW, slot_M % len(self.heads), list(self.heads)) if len(self.heads) > 1 else self.heads[0](rows_MW)
+
+
+class LastRound:
+    """What each place became by itself, before any looked at another: from one round to the next few symbols change, and only
+    these places are begun anew."""
+
+    def __init__(self) -> None:
+        self.symbols_BNS: Tensor | None = None
+        self.begun: Begun | None = None
+
+    def begin(self, network: MaskedTransformer, symbols_BNS: Tensor, ground: Tensor) -> Begun:
+        if self.symbols_BNS is None or self.begun is None:
+            begun = network.transformer.begin(network.embedding(symbols_BNS) + ground)
+        else:
+            changed_P = (symbols_BNS != self.symbols_BNS).any(2).flatten().nonzero()[:, 0]
+            symbols_PS = symbols_BNS.flatten(0, 1).index_select(0, changed_P)
+            ground_PW = ground.expand_as(self.begun.x).flatten(0, 1).index_select(0, changed_P)
+            anew = network.transformer.begin(steady(network.embedding(symbols_PS[None])[0] + ground_PW))
+            begun = Begun(put(self.begun.x, changed_P, anew.x), put(self.begun.parts, changed_P, anew.parts))
+        self.symbols_BNS, self.begun = symbols_BNS, begun
+        return begun
+
+
+def put(all_BNW: Tensor, places_P: Tensor, new_PW: Tensor) -> Tensor:
+    return all_BNW.flatten(0, 1).index_copy(0, places_P, new_PW[: len(places_P)]).view_as(all_BNW)
+
+
+def asked_places(asked_BNS: Tensor) -> Tensor:
+    """The numbers of the places of which something is asked, counted through the whole batch."""
+    return asked_BNS.any(2).flatten().nonzero()[:, 0]
 
 
 class TokenCritic(Reader):
@@ -214,7 +278,8 @@ class Embedding(nn.Module):
             self.register_buffer("features", padded, persistent=False)
 
     def forward(self, symbols_BNS: Tensor) -> Tensor:
-        own = self.table(symbols_BNS + self.offsets).sum(2)
+        rows = self.table(symbols_BNS + self.offsets)
+        own = rows.sum(2) if rows.shape[2] > 1 else rows.squeeze(2)
         return own if self.from_features is None else own + self.from_features(self.features[symbols_BNS].flatten(2))
 
 
@@ -291,8 +356,10 @@ class Smaller(nn.Module):
 
 def apart(rows_MW: Tensor, kind_M: Tensor, through: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
     """Each row through what is for its kind: sorted by kind, so that each is used once."""
-    order = kind_M.argsort(stable=True)
     counts = torch.bincount(kind_M, minlength=len(through)).tolist()
+    if not torch.is_grad_enabled() and max(counts) == len(kind_M):  # all of a kind, as where a level is laid after the other
+        return through[counts.index(len(kind_M))](rows_MW)
+    order = kind_M.argsort(stable=True)
     # Also those for which there is no row: a parameter that takes no part would leave the processes of a run waiting.
     parts = [one(rows) for rows, one in zip(rows_MW[order].split(counts), through, strict=True)]
     return torch.cat(parts)[order.argsort()]

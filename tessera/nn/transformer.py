@@ -9,8 +9,9 @@ B batch, N places, L places of the context, W width, H heads, D width of a head,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -28,19 +29,22 @@ class States:
     """(B, L, W)"""
     mask: Tensor
     """(B, L), True where there is something"""
+    told: list[int] | None = None
+    """The numbers of those examples that have anything; None: all may have."""
 
 
 @dataclass
 class Turn:
-    """The rotation of each place, as cosine and sine of each pair's angle, (N, D) each."""
+    """The rotation of each place, as cosine and sine of each pair's angle, (N, D) each. A pair lies half a head apart; the
+    sines of its first halves are negative."""
 
     cosine: Tensor
     sine: Tensor
 
     def __call__(self, heads: Tensor) -> Tensor:
         """(..., N, D)"""
-        one, other = heads.chunk(2, dim=-1)
-        return heads * self.cosine + torch.cat([-other, one], dim=-1) * self.sine
+        others = heads.roll(heads.shape[-1] // 2, dims=-1)
+        return torch.addcmul(heads * self.cosine, others, self.sine)
 
 
 def turn(places_NA: Tensor, head_width: int) -> Turn:
@@ -51,8 +55,8 @@ def turn(places_NA: Tensor, head_width: int) -> Turn:
         places_NA[:, axis, None] * SLOWEST ** -(torch.arange(share, device=places_NA.device) / max(1, share))
         for axis, share in enumerate(shares)
     ]
-    angles_ND = torch.cat(angles, dim=1).repeat(1, 2)
-    return Turn(angles_ND.cos(), angles_ND.sin())
+    angles_NP = torch.cat(angles, dim=1)
+    return Turn(torch.cat([angles_NP, angles_NP], dim=1).cos(), torch.cat([-angles_NP, angles_NP], dim=1).sin())
 
 
 def places_of(grid: tuple[int, ...]) -> Tensor:
@@ -101,40 +105,78 @@ class Transformer(nn.Module):
         at: Sequence[int] = (),
     ) -> list[Tensor]:
         """The states after each of `at` blocks, as they are, and last the result: after all blocks, and normed."""
-        passed = []
         if places_NA is None:
             places_NA = torch.arange(x_BNW.shape[1], device=x_BNW.device, dtype=torch.float32)[:, None]
         turned = places_NA if isinstance(places_NA, Turn) else turn(places_NA.to(x_BNW.dtype), self.head_width)
         seen = self.look(context) if isinstance(context, States) else context
-        mask = mask_BN[:, None, None, :] if mask_BN is not None else None
-        for i, block in enumerate(self.blocks):
-            if mask is not None and len(mask) < len(x_BNW):  # each example now stands there once for every context
-                mask = mask.repeat(len(x_BNW) // len(mask), 1, 1, 1)
-            x_BNW = block(x_BNW, turned, mask, seen[i] if seen is not None else None)
-            if i + 1 in at:
-                passed.append(x_BNW)
-        return [*passed, self.norm(x_BNW)]
+        return self.go_on(self.begin(x_BNW), turned, mask_BN, seen, at)
+
+    def begin(self, x: Tensor) -> Begun:
+        """What each place becomes by itself, before any has looked at another."""
+        return self.blocks[0].before(x)
+
+    def go_on(
+        self,
+        begun: Begun,
+        turned: Turn,
+        mask_BN: Tensor | None = None,
+        seen: list[Looked] | None = None,
+        at: Sequence[int] = (),
+        asked_P: Tensor | None = None,
+    ) -> list[Tensor]:
+        """All that comes after `begin`, as `layers` gives it. With `asked`, numbers of places, counted through the whole batch,
+        the result is theirs only, (P, W): the last part of the last block, which looks at no other place, is left out for the
+        rest. (That only they look around in it was tried too: choosing their rows took longer than it saved.)"""
+        passed, mask = [], mask_BN[:, None, None, :] if mask_BN is not None else None
+        x = begun.x
+        for number, block in enumerate(self.blocks, start=1):
+            begun = begun if number == 1 else block.before(x)
+            if mask is not None and len(mask) < len(begun.x):  # each example now stands there once for every context
+                mask = torch.cat([mask] * (len(begun.x) // len(mask)))
+            x = block.among_others(begun, turned, mask, seen[number - 1] if seen is not None else None)
+            if asked_P is not None and number == len(self.blocks):
+                x = x.flatten(0, 1).index_select(0, asked_P)
+            x = block.after(x)
+            if number in at:
+                passed.append(x)
+        return [*passed, self.norm(x)]
 
     def look(self, context: States) -> list[Looked]:
         """What each block makes of a context, for whoever will need it more than once: it does not depend on x."""
         return [block.cross.look(context) for block in self.blocks]
 
 
+@dataclass
+class Begun:
+    """Places before they look around: what they are, (..., W), and their queries, keys and values, (..., 3 W)."""
+
+    x: Tensor
+    parts: Tensor
+
+
 class Block(nn.Module):
+    """A place may think by itself, then it looks at others, then it thinks by itself again."""
+
     def __init__(self, width: int, heads: int, context: int | None):
         super().__init__()
         self.attention = SelfAttention(width, heads)
         self.cross = CrossAttention(width, heads, context) if context is not None else None
         self.feed = FeedForward(width)
 
-    def forward(self, x: Tensor, turned: Turn, mask: Tensor | None, looked: Looked | None) -> Tensor:
-        x = x + self.attention(x, turned, mask)
+    def before(self, x: Tensor) -> Begun:
+        return Begun(x, self.attention.parts(x))
+
+    def among_others(self, begun: Begun, turned: Turn, mask: Tensor | None, looked: Looked | None) -> Tensor:
+        x = begun.x + self.attention(begun.parts, turned, mask)
         if self.cross is not None:
             if looked is None:
                 raise ValueError("This transformer looks at a context, but was given none.")
-            if len(looked.keys) > len(x):  # several contexts for each: until here they had everything in common
-                x = x.repeat(len(looked.keys) // len(x), 1, 1)
+            if looked.count > len(x):  # several contexts for each: until here they had everything in common
+                x = torch.cat([x] * (looked.count // len(x)))
             x = x + self.cross(x, looked)
+        return x
+
+    def after(self, x: Tensor) -> Tensor:
         return x + self.feed(x)
 
 
@@ -147,19 +189,42 @@ class SelfAttention(nn.Module):
         self.head_norm = Norm(width // heads)  # of queries and keys alike: what counts is the product of their scales
         self.out = starting_as_nothing(linear(width, width))
 
-    def forward(self, x_BNW: Tensor, turned: Turn, mask: Tensor | None) -> Tensor:
-        parts = split_heads(self.to_query_key_value(self.norm(x_BNW)), 3, self.heads)
+    def parts(self, x: Tensor) -> Tensor:
+        """Queries, keys and values, which each place has by itself."""
+        return self.to_query_key_value(self.norm(x))
+
+    def forward(self, parts_BN3W: Tensor, turned: Turn, mask: Tensor | None) -> Tensor:
+        parts = split_heads(parts_BN3W, 3, self.heads)
         q, k = turned(self.head_norm(parts[:2]))
         return self.out(joined(F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask)))
 
 
 @dataclass
 class Looked:
-    """Keys and values of a context, (B, H, L, D), and which of them are real, (B, 1, 1, L)."""
+    """Keys and values of a context, (B, H, L, D), and what is added to how well they match, (B, 1, 1, L): -inf where there is
+    nothing. As numbers, since they are asked for again and again, and made once."""
 
     keys: Tensor
     values: Tensor
     mask: Tensor
+    told: Tensor | None = None
+    """The numbers of the examples that these are of, where others have nothing to look at but the learnt place; None: all"""
+    of: int = 0
+    """How many examples there are, where that is more"""
+    nothing: Tensor | None = None
+    """(W,): what the others see"""
+
+    @property
+    def count(self) -> int:
+        return len(self.keys) if self.told is None else self.of
+
+    def first(self, count: int) -> Looked:
+        """Of so many examples."""
+        if self.told is None:
+            return Looked(self.keys[:count], self.values[:count], self.mask[:count])
+        told = self.told[self.told < count]
+        some = Looked(self.keys[: len(told)], self.values[: len(told)], self.mask[: len(told)])
+        return some if len(told) == count else replace(some, told=told, of=count, nothing=self.nothing)
 
 
 class CrossAttention(nn.Module):
@@ -177,14 +242,29 @@ class CrossAttention(nn.Module):
         self.out = starting_as_nothing(linear(width, width))
 
     def look(self, context: States) -> Looked:
+        if context.told is None or len(context.told) == len(context.mask):
+            return self.looked(context)
+        told = torch.tensor(context.told, dtype=torch.long, device=context.mask.device)
+        some = self.looked(States(context.values.index_select(0, told), context.mask.index_select(0, told)))
+        return replace(some, told=told, of=len(context.mask), nothing=self.out(self.nothing[1].flatten()))
+
+    def looked(self, context: States) -> Looked:
         keys, values = split_heads(self.to_key_value(self.context_norm(context.values)), 2, self.heads)
-        batch = keys.shape[0]
-        key, value = self.nothing.to(keys.dtype).unsqueeze(1).expand(2, batch, -1, -1, -1)
+        key, value = self.nothing.to(keys.dtype).unsqueeze(1).expand(2, keys.shape[0], -1, -1, -1)
         keys = torch.cat([key, keys], dim=2)
-        mask = F.pad(context.mask, (1, 0), value=True)
+        real = F.pad(context.mask, (1, 0), value=True)
+        mask = torch.zeros(real.shape, dtype=keys.dtype, device=real.device).masked_fill(~real, -math.inf)
         return Looked(self.key_norm(keys), torch.cat([value, values], dim=2), mask[:, None, None, :])
 
     def forward(self, x_BNW: Tensor, looked: Looked) -> Tensor:
+        """Whoever has only the learnt place to look at sees that, whatever he looks for: under guidance, half of all."""
+        if looked.told is None or looked.nothing is None:
+            return self.seen(x_BNW, looked)
+        # Also if nobody has more: a parameter that takes no part would leave the processes of a run waiting.
+        seen = self.seen(x_BNW.index_select(0, looked.told), looked)
+        return looked.nothing.expand_as(x_BNW).index_copy(0, looked.told, seen)
+
+    def seen(self, x_BNW: Tensor, looked: Looked) -> Tensor:
         [q] = split_heads(self.to_query(self.norm(x_BNW)), 1, self.heads)
         seen = F.scaled_dot_product_attention(self.query_norm(q), looked.keys, looked.values, attn_mask=looked.mask)
         return self.out(joined(seen))
@@ -210,6 +290,9 @@ class Norm(nn.LayerNorm):
 
     def __init__(self, width: int):
         super().__init__(width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.layer_norm(x, self.normalized_shape, self.weight, eps=self.eps)
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:

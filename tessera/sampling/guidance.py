@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 
@@ -42,4 +43,4 @@ class Guidance:
 
 
 def guided(with_prompt: Tensor, without: Tensor, scale: float) -> Tensor:
-    return without + scale * (with_prompt - without)
+    return torch.lerp(without, with_prompt, scale)

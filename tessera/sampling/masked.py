@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from tessera.sampling.draws import Choice, drawn, likeliest
 from tessera.sampling.schedules import Schedule, hidden_after
 
 Guess = Callable[[Tensor, Tensor, float], Tensor]
@@ -125,19 +126,22 @@ class Layer:
             if not any(left):
                 break
             progress = number / stage.rounds
+            places_M = hidden.flatten().nonzero()[:, 0]
             for_symbols, for_order = self.chance(symbols, left)
             logits_MV = self.guess(symbols, hidden, progress)
             greedy = stage.temperature == 0  # whatever is left out, the likeliest stays
             choice = Choice(logits_MV, None) if greedy else likeliest(logits_MV, self.config.top_k, self.config.top_p)
-            drawn_M = choice.symbols(drawn(choice.logits_MK, for_symbols[hidden], stage.temperature))
-            symbols = symbols.masked_scatter(hidden, drawn_M)
+            chance_M = for_symbols.flatten().index_select(0, places_M)
+            drawn_M = choice.symbols(drawn(choice.logits_MK, chance_M, stage.temperature))
+            symbols = symbols.flatten().index_copy(0, places_M, drawn_M).view_as(symbols)
             left = [
                 min(hidden_after(self.config.schedule, number, stage.rounds, total), max(0, before - 1))
                 for total, before in zip(totals, left, strict=True)
             ]
             if any(left):
-                noise = self.config.noise * (1 - (number + 1) / stage.rounds) * gumbel(for_order)
-                hidden = least(self.worth(symbols, to_lay, hidden, logits_MV, drawn_M, noise, progress), left)
+                noise = Noise(for_order, self.config.noise * (1 - (number + 1) / stage.rounds))
+                guessed = Guessed(hidden, places_M, logits_MV, drawn_M)
+                hidden = least(self.worth(symbols, to_lay, guessed, noise, progress), left)
                 symbols = symbols.masked_fill(hidden, self.mask)
         return symbols
 
@@ -151,25 +155,44 @@ class Layer:
                 chance[:, row, :end] = torch.rand(2, end, slots, generator=generator)
         return chance.to(symbols.device)
 
-    def worth(
-        self,
-        symbols: Tensor,
-        to_lay: Tensor,
-        hidden: Tensor,
-        logits_MV: Tensor,
-        drawn_M: Tensor,
-        noise: Tensor,
-        progress: float,
-    ) -> Tensor:
+    def worth(self, symbols: Tensor, to_lay: Tensor, guessed: Guessed, noise: Noise, progress: float) -> Tensor:
         """(B, N, S): the least worthy are hidden again; what may not be is worth everything."""
         if self.config.order == "halton" and self.first_NS is not None:
-            return (-self.first_NS.to(symbols.device).float()).expand(symbols.shape).masked_fill(~hidden, math.inf)
+            return (-self.first_NS.to(symbols.device).float()).expand(symbols.shape).masked_fill(~guessed.hidden, math.inf)
         if self.config.order == "critic" and self.score is not None:
-            believed = self.score(symbols, progress) + noise
+            believed = self.score(symbols, progress) + noise.everywhere()
             return believed.masked_fill(~to_lay, math.inf)  # whatever was laid in this stage may be taken up again
-        sure_M = logits_MV.log_softmax(-1).gather(-1, drawn_M[:, None])[:, 0].float()
-        nothing = torch.full(symbols.shape, math.inf, device=symbols.device)
-        return nothing.masked_scatter(hidden, sure_M + noise[hidden])
+        sure_M = guessed.logits_MV.log_softmax(-1).gather(-1, guessed.drawn_M[:, None])[:, 0].float()
+        everything = torch.full(symbols.shape, math.inf, device=symbols.device)
+        worth_M = sure_M + noise.at(guessed.places_M)
+        return everything.flatten().index_copy(0, guessed.places_M, worth_M).view_as(everything)
+
+
+@dataclass
+class Guessed:
+    """What a round has made of the hidden symbols."""
+
+    hidden: Tensor
+    """(B, N, S)"""
+    places_M: Tensor
+    """Where they are, counted through the whole batch"""
+    logits_MV: Tensor
+    drawn_M: Tensor
+
+
+@dataclass
+class Noise:
+    """Chance in the order in which symbols are kept."""
+
+    chance: Tensor
+    """(B, N, S), uniform"""
+    strength: float
+
+    def everywhere(self) -> Tensor:
+        return self.strength * gumbel(self.chance)
+
+    def at(self, places_M: Tensor) -> Tensor:
+        return self.strength * gumbel(self.chance.flatten().index_select(0, places_M))
 
 
 def ends_of(hidden_BNS: Tensor) -> list[int]:
@@ -187,37 +210,3 @@ def least(worth_BNS: Tensor, counts: Sequence[int]) -> Tensor:
     order = worth_BNS.flatten(1).argsort(dim=1, stable=True)
     among = torch.arange(order.shape[1], device=order.device) < torch.tensor(counts, device=order.device)[:, None]
     return torch.zeros_like(among).scatter(1, order, among).view(worth_BNS.shape)
-
-
-@dataclass
-class Choice:
-    """What may be drawn for each row: K symbols, and how likely each is."""
-
-    logits_MK: Tensor
-    symbols_MK: Tensor | None
-    """None: they are 0 to K - 1"""
-
-    def symbols(self, column_M: Tensor) -> Tensor:
-        return column_M if self.symbols_MK is None else self.symbols_MK.gather(1, column_M[:, None])[:, 0]
-
-
-def likeliest(logits_MV: Tensor, top_k: int, top_p: float) -> Choice:
-    """All symbols; or those only that `top_k` and `top_p` leave."""
-    vocabulary = logits_MV.shape[-1]
-    count = top_k if 0 < top_k < vocabulary else vocabulary
-    if count == vocabulary and top_p == 1:
-        return Choice(logits_MV, None)
-    ordered_MK, symbols_MK = logits_MV.topk(count, dim=-1, sorted=top_p < 1)  # in any order it takes half the time
-    if top_p < 1:
-        shares = ordered_MK.softmax(-1)
-        ordered_MK = ordered_MK.masked_fill(shares.cumsum(-1) - shares >= top_p, -math.inf)
-    return Choice(ordered_MK, symbols_MK)
-
-
-def drawn(logits_MK: Tensor, chance_M: Tensor, temperature: float) -> Tensor:
-    """One column for each row, by one uniform number each: where the summed probabilities pass it."""
-    if temperature == 0:
-        return logits_MK.argmax(-1)
-    summed = (logits_MK.double() / temperature).softmax(-1).cumsum(-1)
-    passed = torch.searchsorted(summed, (chance_M.double() * summed[:, -1])[:, None], right=True)
-    return passed[:, 0].clamp_max(summed.shape[-1] - 1)

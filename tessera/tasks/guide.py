@@ -7,9 +7,8 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from tessera.models.masked_transformer import Condition, MaskedTransformer
+from tessera.models.masked_transformer import Condition, LastRound, MaskedTransformer
 from tessera.nn.precision import wide
-from tessera.nn.transformer import Looked
 from tessera.sampling.guidance import Guidance, guided
 from tessera.tasks.generator import Wanted
 
@@ -36,6 +35,7 @@ class Guide:
         self.both = self.network.condition(texts, dropped, coarser)
         self.alone = first_of(self.both, self.count)
         self.previous: Tensor | None = None
+        self.last = LastRound()
 
     def __call__(self, symbols_BNS: Tensor, asked_BNS: Tensor, progress: float) -> Tensor:
         scale = self.guidance.at(progress)
@@ -46,16 +46,15 @@ class Guide:
         return guided(with_prompt, without, scale)
 
     def logits(self, symbols: Tensor, asked: Tensor, condition: Condition) -> Tensor:
+        if self.network.remembered is None:
+            return wide(self.network.guess(symbols, asked, condition, self.real_BN, self.last))
         previous = self.previous
         if previous is not None and len(previous) != len(asked):
             previous = torch.cat([previous[: self.count]] * (len(asked) // self.count))
-        states = self.network.states(symbols, condition, previous, self.real_BN)
-        self.previous = states if self.network.remembered is not None else None
-        return wide(self.network.logits(states, asked))
+        self.previous = self.network.states(symbols, condition, previous, self.real_BN)
+        return wide(self.network.logits(self.previous, asked))
 
 
 def first_of(condition: Condition, count: int) -> Condition:
     looked = condition.looked
-    if looked is not None:
-        looked = [Looked(one.keys[:count], one.values[:count], one.mask[:count]) for one in looked]
-    return Condition(looked, condition.ground)
+    return Condition([one.first(count) for one in looked] if looked is not None else None, condition.ground)

@@ -33,9 +33,10 @@ from tessera.models.masked_transformer import (
 )
 from tessera.nn.layout import Layout
 from tessera.nn.precision import wide
+from tessera.sampling.draws import drawn
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.halton import halton_order
-from tessera.sampling.masked import MaskedSampling, drawn, fill
+from tessera.sampling.masked import MaskedSampling, fill
 from tessera.tasks.generator import PROMPT_IGNORED, Codec, GeneratorTask, Wanted, refuse_augmentation
 from tessera.tasks.given import Streams
 from tessera.tasks.guide import Guide
@@ -147,9 +148,7 @@ class MaskedTask(GeneratorTask):
         masked = self.masked(mosaic, chances)
         dropped = [chance < self.config.drop_condition for chance in chances.drop]
         condition = self.condition(self.model.network, batch.examples, dropped)
-        previous = self.previous(masked, condition, chances)
-        states = self.model.network.states(masked.shown, condition, previous, masked.real_BN)
-        logits_MV = self.model.network.logits(states, masked.asked)
+        logits_MV = self.guesses(masked, condition, chances)
         wanted_M = mosaic.symbols_BNS[masked.asked]
         summed = F.cross_entropy(wide(logits_MV), wanted_M, label_smoothing=self.config.label_smoothing, reduction="sum")
         if self.model.critic is not None:
@@ -162,14 +161,16 @@ class MaskedTask(GeneratorTask):
         slots = 1 if isinstance(self.config.masking, LevelMaskingConfig) else self.layout.slots
         return examples * self.layout.count * slots * self.config.masking.usual_share
 
-    def previous(self, masked: Masked, condition: Condition, chances: Chances) -> Tensor | None:
-        """For self-conditioning (Chen 2022, arXiv 2208.04202): the states of a first look, shown to half of the examples."""
+    def guesses(self, masked: Masked, condition: Condition, chances: Chances) -> Tensor:
+        """(M, V). For self-conditioning (Chen 2022, arXiv 2208.04202) half of the examples see their states of a first look."""
+        network = self.model.network
         if not self.config.model.self_condition:
-            return None
+            return network.guess(masked.shown, masked.asked, condition, masked.real_BN)
         with torch.no_grad():
-            states = self.model.network.states(masked.shown, condition, real_BN=masked.real_BN)
-        shown = torch.tensor([chance < 0.5 for chance in chances.remember], device=states.device)
-        return states * shown[:, None, None]
+            before = network.states(masked.shown, condition, real_BN=masked.real_BN)
+        shown = torch.tensor([chance < 0.5 for chance in chances.remember], device=before.device)
+        states = network.states(masked.shown, condition, before * shown[:, None, None], masked.real_BN)
+        return network.logits(states, masked.asked)
 
     def keep_for_critic(self, batch: Batch, masked: Masked, logits_MV: Tensor, chances: Chances) -> None:
         uniform = torch.stack([torch.rand(masked.asked.shape[1:], generator=g) for g in chances.generators])
@@ -257,8 +258,10 @@ class MaskedTask(GeneratorTask):
     def logits_of(self, masked: Masked, batch: Batch, captions: Sequence[str]) -> Tensor:
         network = self.model.network
         condition = self.condition(network, batch.examples, [False] * len(batch), captions)
+        if not self.config.model.self_condition:
+            return network.guess(masked.shown, masked.asked, condition, masked.real_BN)
         look = partial(network.states, masked.shown, condition, real_BN=masked.real_BN)
-        return network.logits(look(previous_BNW=look()) if self.config.model.self_condition else look(), masked.asked)
+        return network.logits(look(previous_BNW=look()), masked.asked)
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
         numbers = {

@@ -10,10 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tessera.models.conformer import ConformerConfig
 from tessera.models.masked_transformer import (
     Condition,
     CriticConfig,
     CriticHeadConfig,
+    LastRound,
     MaskedTransformer,
     MaskedTransformerConfig,
     Reader,
@@ -68,6 +70,45 @@ def test_logits_where_they_are_asked_for_are_the_rows_of_the_full_table(patch):
     full = network.logits(states, torch.ones_like(asked)).view(*asked.shape, VOCABULARY)
     assert torch.allclose(network.logits(states, asked), full[asked])
     assert network.logits(states, torch.zeros_like(asked)).shape == (0, VOCABULARY)
+
+
+BODIES = {"transformer": None, "conformer": ConformerConfig(kernel=3)}
+
+
+@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("patch", [1, 2])
+def test_a_guess_is_the_logits_of_all_states_by_a_shorter_way(patch, body):
+    network = model(patch, conformer=BODIES[body])
+    shown, asked = mosaic(network)
+    asked[1] = False  # of one example nothing is asked
+    condition = network.condition(TEXTS, [False, True, False])
+    full = network.logits(network.states(shown, condition), asked)
+    assert torch.allclose(network.guess(shown, asked, condition), full)
+    thinking = rows_through(network.transformer.blocks[-1].feed)
+    network.guess(shown, asked, condition)
+    assert thinking == [int(asked.any(2).sum())], "only the places of which something is asked think to the end"
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_from_round_to_round_only_places_whose_symbols_changed_are_begun_anew(body):
+    network, last = model(patch=2, conformer=BODIES[body]), LastRound()
+    condition, (shown, asked) = told(network), mosaic(network)
+    asking = rows_through(network.transformer.blocks[0].attention.to_query_key_value)
+    changes = [[], [(0, 1)], [(0, 1), (2, 0), (2, 3)], [(e, p) for e in range(3) for p in range(4)]]
+    for changed in changes:
+        shown = shown.clone()
+        for example, place in changed:
+            shown[example, place, 1] = (shown[example, place, 1] + 1) % VOCABULARY
+        made = network.guess(shown, asked, condition, last=last)
+        assert torch.allclose(made, network.guess(shown, asked, condition))
+    assert asking[::2] == [12, 4, 4, 12], "all at first; then the changed ones, at least the four that a steady product needs"
+
+
+def rows_through(layer: nn.Module) -> list[int]:
+    """How many rows come to a layer each time, noted from here on."""
+    rows: list[int] = []
+    layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0]))
+    return rows
 
 
 def test_slots_are_what_a_slow_loop_makes_of_them():

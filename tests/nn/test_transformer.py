@@ -121,7 +121,7 @@ def test_attention_is_what_its_formula_says():
     rooted = math.sqrt(12)
     weights = (turned(attention.head_norm(q)) @ turned(attention.head_norm(k)).transpose(-1, -2) / rooted).softmax(-1)
     expected = attention.out((weights @ v).transpose(1, 2).reshape(1, 5, 24))
-    assert torch.allclose(attention(x, turned, None), expected)
+    assert torch.allclose(attention(attention.parts(x), turned, None), expected)
 
 
 def test_every_place_sees_every_other():
@@ -184,6 +184,35 @@ def test_gradients_of_a_context_of_nothing_are_finite_and_reach_the_learnt_place
     cross(x, cross.look(states)).square().sum().backward()
     assert (states.values.grad == 0).all()
     assert cross.nothing.grad.isfinite().all() and (cross.nothing.grad[1] != 0).any()
+
+
+@pytest.mark.parametrize("told", [[0, 2], [1], []])
+def test_whoever_is_known_to_have_nothing_to_look_at_sees_what_he_would_see_anyway(told):
+    network, x = awake(Transformer(24, 2, 2, context=12)), doubles(3, 5, 24)
+    values, mask = doubles(3, 4, 12), torch.zeros(3, 4, dtype=torch.bool)
+    mask[told, :3] = True
+    looking = rows_through(network.blocks[0].cross.to_query)
+    short, long = (network(x, context=States(values, mask, known)) for known in (told, None))
+    assert torch.allclose(short, long) and looking == [5 * len(told), 15]
+    short.square().sum().backward()
+    assert all(parameter.grad is not None for parameter in network.parameters()), "or processes would wait for each other"
+
+
+def test_the_first_of_several_contexts_are_those_of_the_first_examples():
+    network = awake(Transformer(24, 1, 2, context=12))
+    values, mask, x = doubles(4, 3, 12), torch.ones(4, 3, dtype=torch.bool), doubles(2, 5, 24)
+    mask[[1, 2]] = False
+    seen = network.look(States(values, mask, [0, 3]))
+    for count in (1, 2):
+        expected = network(x[:count], context=States(values[:count], mask[:count]))
+        assert torch.allclose(network(x[:count], context=[one.first(count) for one in seen]), expected)
+
+
+def rows_through(layer: nn.Module) -> list[int]:
+    """How many rows come to a layer each time, noted from here on."""
+    rows: list[int] = []
+    layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0]))
+    return rows
 
 
 def test_a_context_prepared_once_is_the_context_prepared_each_time():

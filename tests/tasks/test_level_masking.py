@@ -224,8 +224,8 @@ def test_what_is_hidden_from_the_model_changes_no_logit():
     """Neither the symbols that it has to guess, nor any that is finer."""
     task, batch = task_of(), batch_of(*LENGTHS)
     seen: list[Tensor] = []
-    logits = task.model.network.logits
-    task.model.network.logits = lambda states, asked: seen.append(logits(states, asked)) or seen[-1]
+    read = task.model.network.read
+    task.model.network.read = lambda rows, asked: seen.append(read(rows, asked)) or seen[-1]
     losses = [task.guess(batch, 0).total()]
     masked, codes = masked_of(task, batch), batch.examples.codes["tokenizer"]
     hidden = (masked.shown == MASK) & (codes >= 0)
@@ -296,18 +296,14 @@ def test_to_learn_a_critic_that_is_not_there_is_refused():
 
 def noted(task: MaskedTask) -> list[tuple[Tensor, Tensor]]:
     """What the network is shown and asked in each pass."""
-    passes: list[Any] = []
-    states, logits = task.model.network.states, task.model.network.logits
+    passes: list[tuple[Tensor, Tensor]] = []
+    guess = task.model.network.guess
 
-    def look(symbols: Tensor, *more: Any, **named: Any) -> Tensor:
-        passes.append([symbols.clone()])
-        return states(symbols, *more, **named)
+    def noting(symbols: Tensor, asked: Tensor, *more: Any) -> Tensor:
+        passes.append((symbols.clone(), asked.clone()))
+        return guess(symbols, asked, *more)
 
-    def answer(made: Tensor, asked: Tensor) -> Tensor:
-        passes[-1].append(asked.clone())
-        return logits(made, asked)
-
-    task.model.network.states, task.model.network.logits = look, answer
+    task.model.network.guess = noting
     return passes
 
 

@@ -104,13 +104,13 @@ def test_the_true_symbol_under_a_mask_never_reaches_what_is_shown(replace):
 def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
     task, batch = task_of(**choices).double(), batch_of()
     seen: list[Tensor] = []
-    logits = task.model.network.logits
+    read = task.model.network.read
 
-    def noted(states: Tensor, asked: Tensor) -> Tensor:
-        seen.append(logits(states, asked))
+    def noted(rows: Tensor, asked: Tensor) -> Tensor:
+        seen.append(read(rows, asked))
         return seen[-1]
 
-    task.model.network.logits = noted
+    task.model.network.read = noted
     losses = [task.guess(batch, 0).total()]
     asked = task.masked(task.mosaic(batch.examples), Chances.of(batch)).asked
     codes = batch.examples.codes["tokenizer"]
@@ -312,14 +312,15 @@ def test_a_model_without_a_critic_says_so():
 def noting_rows(task: MaskedTask) -> list[int]:
     """How many rows each pass of the network ends with."""
     rows: list[int] = []
-    states = task.model.network.states
+    last = task.model.network.transformer.blocks[-1]
+    among_others = last.among_others
 
-    def noted(symbols: Tensor, *more: Any) -> Tensor:
-        made = states(symbols, *more)
+    def noted(*looking: Any) -> Tensor:
+        made = among_others(*looking)
         rows.append(len(made))
         return made
 
-    task.model.network.states = noted
+    last.among_others = noted
     return rows
 
 
