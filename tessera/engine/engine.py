@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from tessera.engine.average import Average, AverageConfig
 from tessera.engine.checkpoint import Snapshot, restore_network, staged
 from tessera.engine.evaluation import ValidationStream, make_samples, measure, save_media
 from tessera.engine.health import NonFiniteGuard
+from tessera.engine.memory import keep_freed_memory
 from tessera.engine.modes import only, seed
 from tessera.engine.optimizer import clip_gradients, gradient_norm, optimizer_tensors, restore_optimizer, set_rate
 from tessera.engine.processes import Processes
@@ -115,9 +117,10 @@ class Prepared:
 
 @dataclass
 class Moved:
-    """What one update did in one step, still as tensors: most steps are never logged."""
+    """What one update did in one step, still as tensors."""
 
-    losses: list[Loss]
+    told: list[dict[str, Tensor]]
+    """Loss, terms and metrics of each micro-batch, at steps that are logged; most are not."""
     norm: Tensor
     rate: float
 
@@ -134,6 +137,7 @@ class Engine:
         on_log: Callable[[dict[str, Any]], None] | None = None,
     ):
         refuse_strays(task)
+        keep_freed_memory()
         self.config, self.folder = config, folder
         self.training, self.validation = training, validation
         self.meeting = Processes.of_this_run()
@@ -204,7 +208,7 @@ class Engine:
     def move(self, prepared: Prepared, step: int, micros: list[Batch]) -> Moved:
         """One optimizer's share of a step: its losses on all micro-batches, then one movement, or none if it is not finite."""
         update, optimizer, scaler = prepared.update, prepared.optimizer, prepared.scaler
-        losses, total = [], torch.zeros((), device=self.device)
+        told, total, logged = [], torch.zeros((), device=self.device), self.due(self.config.log_every, step + 1)
         with prepared.only:
             if update.prepare is not None:
                 with self.autocast():
@@ -215,8 +219,9 @@ class Engine:
                         loss = prepared.objective(batch, step)
                     share = loss.total() / len(micros) if len(micros) > 1 else loss.total()
                     scaler.scale(share).backward()
-                losses.append(detached(loss))
                 total += share.detach()
+                if logged:
+                    told.append(heard(loss))
         scaler.unscale_(optimizer)
         norm = gradient_norm(prepared.parameters)
         rate = update.optimizer.rate_at(step, self.config.steps)
@@ -232,10 +237,12 @@ class Engine:
         if scaler.is_enabled():
             scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        return Moved(losses, norm, rate)
+        return Moved(told, norm, rate)
 
-    def due(self, every: int) -> bool:
-        return self.done % every == 0 or self.done == self.config.steps
+    def due(self, every: int, done: int | None = None) -> bool:
+        """Now, or when so many steps are done."""
+        done = self.done if done is None else done
+        return done % every == 0 or done == self.config.steps
 
     def finish_events(self) -> None:
         """Validation and samples that are due at this step and not yet in the folder.
@@ -278,11 +285,11 @@ class Engine:
     def is_finite(self, prepared: Prepared, total: Tensor, norm: Tensor, micros: list[Batch], step: int) -> bool:
         """Whether this update may move: on no process did it meet a number that is not finite."""
         name = prepared.update.name
-        ill = not bool(torch.isfinite(total + norm))
+        ill = not math.isfinite(total.item() + norm.item())
         if not self.meeting.any(ill):
             self.guard.fine(name)
             return True
-        if prepared.scaler.is_enabled() and not self.meeting.any(not bool(torch.isfinite(total))):
+        if prepared.scaler.is_enabled() and not self.meeting.any(not math.isfinite(total.item())):
             return False  # fp16's loss scale is still too high: the scaler's business, and no illness
         names = self.meeting.lists([example for batch in micros for example in batch.names] if ill else [])
         if self.meeting.main:
@@ -303,7 +310,7 @@ class Engine:
         """One line: terms and metrics averaged over micro-batches and processes, and how the run fares."""
         record: dict[str, Any] = {"step": self.done, "kind": "train", "examples": self.done * self.config.batch_size}
         for name, one in moved.items():
-            values = averaged(one.losses)
+            values = averaged(one.told)
             means = self.meeting.sum(torch.stack(list(values.values()))) / self.meeting.processes
             record |= {f"{name}/{key}": mean for key, mean in zip(values, means.tolist(), strict=True)}
             record |= {f"{name}/gradient_norm": float(one.norm), f"{name}/rate": one.rate}
@@ -457,18 +464,14 @@ def resolved(precision: Precision, device: torch.device) -> Precision:
     return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
 
 
-def detached(loss: Loss) -> Loss:
-    return Loss(
-        {name: term.detach().float() for name, term in loss.terms.items()},
-        {name: metric if callable(metric) else metric.detach().float() for name, metric in loss.metrics.items()},
-    )
+@torch.no_grad()
+def heard(loss: Loss) -> dict[str, Tensor]:
+    """The total (`loss`), each term and each metric; functions are asked now, while what they look at is still there."""
+    metrics = {name: metric() if callable(metric) else metric for name, metric in loss.metrics.items()}
+    told = {"loss": loss.total(), **loss.terms, **metrics}
+    return {name: value.detach().float() for name, value in told.items()}
 
 
-def averaged(losses: list[Loss]) -> dict[str, Tensor]:
-    """The mean over micro-batches of the total (`loss`), of each term and of each metric."""
-    rows = [{"loss": loss.total(), **loss.terms, **heard(loss.metrics)} for loss in losses]
-    return {name: torch.stack([row[name] for row in rows]).mean() for name in rows[0]}
-
-
-def heard(metrics: dict[str, Tensor | Callable[[], Tensor]]) -> dict[str, Tensor]:
-    return {name: metric().detach().float() if callable(metric) else metric for name, metric in metrics.items()}
+def averaged(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The mean over micro-batches."""
+    return {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}

@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -52,21 +53,26 @@ class only:
     """
 
     def __init__(self, task: nn.Module, network: nn.Module):
-        inside = {id(parameter) for parameter in network.parameters()}
-        members = set(network.modules())
-        self._parameters = [(parameter, id(parameter) in inside) for parameter in task.parameters()]
-        self._modules = [(module, module in members) for module in task.modules()]
+        parameters, modules = {id(parameter) for parameter in network.parameters()}, set(network.modules())
+        self._learning = [parameter for parameter in task.parameters() if id(parameter) in parameters]
+        self._frozen = [parameter for parameter in task.parameters() if id(parameter) not in parameters]
+        self._training = [module for module in task.modules() if module in modules]
+        self._resting = [module for module in task.modules() if module not in modules]
         self._restored: list[tuple[Any, str, bool]] = []
 
     def __enter__(self) -> None:
-        for parameter, trainable in self._parameters:
-            if parameter.requires_grad != trainable:
-                self._restored.append((parameter, "requires_grad", parameter.requires_grad))
-                parameter.requires_grad = trainable
-        for module, training in self._modules:
-            if module.training != training:
-                self._restored.append((module, "training", module.training))
-                object.__setattr__(module, "training", training)  # nn.Module's own first looks for parameters
+        self._make(self._learning, "requires_grad", True)
+        self._make(self._frozen, "requires_grad", False)
+        self._make(self._training, "training", True)
+        self._make(self._resting, "training", False)
+
+    def _make(self, things: list[Any], name: str, wanted: bool) -> None:
+        states = list(map(attrgetter(name), things))
+        if states.count(wanted) != len(states):
+            for thing, state in zip(things, states, strict=True):
+                if state != wanted:
+                    self._restored.append((thing, name, state))
+                    object.__setattr__(thing, name, wanted)  # nn.Module's own first looks for parameters
 
     def __exit__(self, *_: object) -> None:
         for thing, name, before in self._restored:
