@@ -12,11 +12,13 @@ from torch import Tensor, nn
 
 from tessera.engine.optimizer import (
     OptimizerConfig,
+    all_rounds,
     clip_gradients,
     gradient_norm,
     optimizer_tensors,
     orthogonal,
     restore_optimizer,
+    round_by_round,
     set_rate,
 )
 from tessera.nn.transformer import Transformer
@@ -265,6 +267,15 @@ def test_muon_makes_a_direction_of_every_shape_nearly_orthogonal() -> None:
         values = torch.linalg.svdvals(orthogonal(torch.randn(3, *shape), iterations=5))
         assert values.min() > 0.5
         assert values.max() < 1.3
+
+
+def test_all_rounds_at_once_are_one_round_after_the_other() -> None:
+    torch.manual_seed(0)
+    wide = torch.randn(3, 6, 40, dtype=torch.float64) @ torch.diag(torch.logspace(0, -3, 40, dtype=torch.float64))
+    x = wide / wide.flatten(1).norm(dim=1)[:, None, None]
+    torch.testing.assert_close(all_rounds(x, 5) @ x, round_by_round(x, 5))
+    torch.testing.assert_close(orthogonal(wide, 5), round_by_round(x, 5))
+    torch.testing.assert_close(orthogonal(wide.mT, 5), round_by_round(x, 5).mT)
 
 
 def test_muon_moves_marked_matrices_by_the_rate_and_the_rest_as_adamw_does() -> None:
