@@ -18,7 +18,7 @@ from tessera.engine.modes import seed as seed_all
 from tessera.engine.task import Batch
 from tessera.finished import Finished, finished
 from tessera.folder import Refused
-from tessera.generator import Generator, Settings, Start, classes_of, refuse_without_codec, settings
+from tessera.generator import Generator, Settings, Start, classes_of, refuse_without_codec, settings, with_settings
 from tessera.tasks.autoregressive import AutoregressiveTask
 from tessera.tasks.generator import GeneratorTask
 
@@ -140,20 +140,6 @@ def judged(made: Finished, order: Order) -> Judged | None:
     prompts = captions_of(made, None, count) if takes_prompts(made) else [""] * count
     found = judge(Shown(answer.media, prompts, answer.codes))
     return Judged(found.numbers, {"samples": found.of, "seed": order.seed, **answer.settings})
-
-
-def with_settings(config: Any, asked: dict[str, Any]) -> Any:
-    """A configuration with what somebody asked for instead."""
-    known = {field.name for field in dataclasses.fields(config)}
-    for name in asked:
-        if name not in known:
-            raise Refused(f"This generator knows no --{name.replace('_', '-')}: it has {', '.join(sorted(known))}.")
-    if "rounds" in asked and getattr(config, "level_rounds", ()):
-        raise Refused("This run lays its symbols level by level: say how often it is asked in each, --level-rounds 16 1, say.")
-    try:
-        return dataclasses.replace(config, **asked)
-    except ValueError as error:
-        raise Refused(str(error)) from None
 
 
 def start_of(generator: Generator, order: Order) -> Start | None:

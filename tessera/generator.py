@@ -245,11 +245,25 @@ def settings(
     """What a run says of sampling, with what is asked for instead."""
     sampling = sampling or task.config.sampling
     if rounds is not None:
-        sampling = dataclasses.replace(sampling, rounds=rounds)
+        sampling = with_settings(sampling, {"rounds": rounds})
     if not isinstance(guidance, Guidance):
         known = task.config.guidance
         guidance = known if guidance is None else dataclasses.replace(known, scale=float(guidance))
     return Settings(sampling, guidance)
+
+
+def with_settings(config: Any, asked: dict[str, Any]) -> Any:
+    """A configuration with what somebody asked for instead."""
+    known = {field.name for field in dataclasses.fields(config)}
+    for name in asked:
+        if name not in known:
+            raise Refused(f"This generator knows no --{name.replace('_', '-')}: it has {', '.join(sorted(known))}.")
+    if "rounds" in asked and getattr(config, "level_rounds", ()):
+        raise Refused("This run lays its symbols level by level: say how often it is asked in each, --level-rounds 16 1, say.")
+    try:
+        return dataclasses.replace(config, **asked)
+    except ValueError as error:
+        raise Refused(str(error)) from None
 
 
 def wanted_of(texts: Sequence[str], seed: int, first: int, negative: str | None) -> Wanted:

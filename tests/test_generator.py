@@ -123,8 +123,11 @@ def test_what_is_not_asked_for_is_as_the_run_says(generator):
     chosen = settings(generator.task, rounds=7, guidance=2)
     assert chosen.sampling == dataclasses.replace(generator.task.config.sampling, rounds=7)
     assert chosen.guidance == Guidance(scale=2.0)
-    with pytest.raises(ValueError, match="at least 1 round"):
+    with pytest.raises(Refused, match="at least 1 round"):
         settings(generator.task, rounds=0)
+    by_level = dataclasses.replace(generator.task.config.sampling, level_rounds=(16, 1))
+    with pytest.raises(Refused, match="level by level"):
+        settings(generator.task, rounds=7, sampling=by_level)
 
 
 def test_one_text_is_one_picture(generator):

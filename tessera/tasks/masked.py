@@ -115,8 +115,7 @@ class MaskedTask(GeneratorTask):
         if len(coarser) > 1:
             raise ValueError("A model stands on smaller pictures or on semantic symbols, and not on both: leave one out.")
         self.coarser = next(iter(coarser), None)
-        if isinstance(config.masking, LevelMaskingConfig):
-            config.masking.suits(tokenizer.levels)
+        config.masking.suits(tokenizer.levels)
         symbols = symbols_of(tokenizer, config.places)
         self.layout = symbols.layout
         below = symbols_of(coarser[self.coarser]) if self.coarser is not None else None
@@ -152,14 +151,13 @@ class MaskedTask(GeneratorTask):
         wanted_M = mosaic.symbols_BNS[masked.asked]
         summed = F.cross_entropy(wide(logits_MV), wanted_M, label_smoothing=self.config.label_smoothing, reduction="sum")
         if self.model.critic is not None:
-            self.keep_for_critic(batch, masked, logits_MV.detach(), chances)
+            self.keep_for_critic(batch, masked, logits_MV.detach(), chances, mosaic)
         right = partial(share_right, logits_MV.detach(), wanted_M, masked.asked)
         return Loss({"cross_entropy": summed / self.usual_count(len(batch))}, {"accuracy": right})
 
     def usual_count(self, examples: int) -> float:
         """Asked symbols on average, instead of those of this batch: so that micro-batches add up to the batch exactly."""
-        slots = 1 if isinstance(self.config.masking, LevelMaskingConfig) else self.layout.slots
-        return examples * self.layout.count * slots * self.config.masking.usual_share
+        return examples * self.config.masking.usual_count(self.layout)
 
     def guesses(self, masked: Masked, condition: Condition, chances: Chances) -> Tensor:
         """(M, V). For self-conditioning (Chen 2022, arXiv 2208.04202) half of the examples see their states of a first look."""
@@ -172,11 +170,14 @@ class MaskedTask(GeneratorTask):
         states = network.states(masked.shown, condition, before * shown[:, None, None], masked.real_BN)
         return network.logits(states, masked.asked)
 
-    def keep_for_critic(self, batch: Batch, masked: Masked, logits_MV: Tensor, chances: Chances) -> None:
+    def keep_for_critic(
+        self, batch: Batch, masked: Masked, logits_MV: Tensor, chances: Chances, mosaic: Mosaic
+    ) -> None:
         uniform = torch.stack([torch.rand(masked.asked.shape[1:], generator=g) for g in chances.generators])
         symbols = drawn(logits_MV, uniform.to(logits_MV.device)[masked.asked], temperature=1.0)
         batch.kept["filled"] = masked.shown.masked_scatter(masked.asked, symbols)
         batch.kept["drawn"] = masked.asked
+        batch.kept["mosaic"] = mosaic
 
     def tell_drawn(self, batch: Batch, step: int) -> Loss:
         """The critic's loss: each symbol of a mosaic that the model has just completed, real or drawn (Lezama 2022, eq. 5).
@@ -186,8 +187,8 @@ class MaskedTask(GeneratorTask):
         if "filled" not in batch.kept:  # the model itself does not move
             with torch.no_grad():
                 self.guess(batch, step)
-        mosaic, filled = self.mosaic(batch.examples), batch.kept["filled"]
-        beliefs = self.beliefs(filled, batch.examples)
+        mosaic, filled = batch.kept["mosaic"], batch.kept["filled"]
+        beliefs = self.beliefs(filled, batch.examples, mosaic)
         real = (~batch.kept["drawn"]).to(wide(beliefs).dtype)
         question = (filled != self.model.network.hidden) & mosaic.real_BN1
         questions_B = question.flatten(1).sum(1)
@@ -195,10 +196,9 @@ class MaskedTask(GeneratorTask):
         apart = F.binary_cross_entropy_with_logits(wide(beliefs), real, weight=question.to(real.dtype), reduction="none")
         return Loss({"apart": (apart.flatten(1).sum(1) / questions_B).mean()}, {"accuracy": right_B.mean()})
 
-    def beliefs(self, symbols_BNS: Tensor, examples: Any) -> Tensor:
+    def beliefs(self, symbols_BNS: Tensor, examples: Any, mosaic: Mosaic) -> Tensor:
         critic = self.model.critic
         assert critic is not None
-        mosaic = self.mosaic(examples)
         condition = self.condition(self.model.reader, examples, [False] * len(symbols_BNS))
         return critic.beliefs(self.model.reader.states(symbols_BNS, condition, real_BN=mosaic.real_BN))
 
@@ -311,9 +311,8 @@ class MaskedTask(GeneratorTask):
             layout = self.layout_of(wanted)
             symbols, hidden = layout.folded(wanted.codes.to(device)), layout.folded(wanted.hidden.to(device))
         lengths = wanted.lengths if wanted.lengths is not None else [symbols.shape[1]] * len(symbols)
-        real_BN = torch.arange(symbols.shape[1], device=device) < torch.tensor(lengths, device=device)[:, None]
-        mosaic = Mosaic(symbols.masked_fill(~real_BN[..., None], 0), list(lengths))
-        return Beginning(mosaic, hidden & mosaic.real_BN1)
+        real_BN1 = Mosaic(symbols, list(lengths)).real_BN1
+        return Beginning(Mosaic(symbols.masked_fill(~real_BN1, 0), list(lengths)), hidden & real_BN1)
 
     def layout_of(self, wanted: Wanted) -> Layout:
         """Of what is given, which may be longer or shorter than what was learnt from."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tessera.engine.task import Batch
+from tessera.nn.layout import Layout
 from tessera.sampling.schedules import Schedule, hidden_share, mean_share
 
 
@@ -27,10 +28,12 @@ class MaskingConfig:
         if not 0 <= self.keep + self.replace <= 1 or min(self.keep, self.replace) < 0:
             raise ValueError(f"keep ({self.keep}) and replace ({self.replace}) are shares that together are at most 1.")
 
-    @property
-    def usual_share(self) -> float:
-        """How many of all symbols are asked for, on average."""
-        return mean_share(self.schedule)
+    def suits(self, levels: int) -> None:
+        """Any number of them."""
+
+    def usual_count(self, layout: Layout) -> float:
+        """How many symbols of an example are asked for, on average."""
+        return layout.count * layout.slots * mean_share(self.schedule)
 
     def draw(self, symbols_NS: Tensor, vocabulary: int, generator: torch.Generator) -> Masked:
         """Always the same draws, so that what follows from the generator does not depend on the settings."""
@@ -63,10 +66,9 @@ class LevelMaskingConfig:
                 "several levels (--tokenizer RUN)."
             )
 
-    @property
-    def usual_share(self) -> float:
-        """How many of all symbols of one level are asked for, on average."""
-        return mean_share(self.schedule) * (0.5 if self.prompt else 1.0)
+    def usual_count(self, layout: Layout) -> float:
+        """How many symbols of an example are asked for, on average: of one level, and after the prompt."""
+        return layout.count * mean_share(self.schedule) * (0.5 if self.prompt else 1.0)
 
     def draw(self, symbols_NS: Tensor, vocabulary: int, generator: torch.Generator) -> Masked:
         """Always the same draws, so that what follows from the generator does not depend on the settings."""

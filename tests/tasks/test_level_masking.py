@@ -20,6 +20,7 @@ from tessera.engine.task import Batch, refuse_strays
 from tessera.media.coded import CodedBatch
 from tessera.models.conformer import ConformerConfig
 from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
+from tessera.nn.layout import Layout
 from tessera.sampling.masked import MaskedSampling
 from tessera.sampling.schedules import hidden_after
 from tessera.tasks.generator import Wanted
@@ -143,8 +144,8 @@ def test_every_level_is_drawn_equally_often_and_does_not_depend_on_the_settings(
 def test_as_many_are_asked_on_average_as_the_loss_counts_on(prompt):
     counts = [int(masked.asked.sum()) for _, masked in draws(1500, places=100, prompt=prompt)]
     assert min(counts) >= 1
-    share = LevelMaskingConfig(prompt=prompt).usual_share
-    assert sum(counts) / len(counts) / 100 == pytest.approx(share, abs=0.02)
+    usual = LevelMaskingConfig(prompt=prompt).usual_count(Layout((100,), LEVELS))
+    assert sum(counts) / len(counts) == pytest.approx(usual, abs=2)
 
 
 def test_neither_what_is_asked_nor_what_is_finer_reaches_what_is_shown():
@@ -191,7 +192,7 @@ def test_a_padded_batch_costs_what_its_sounds_cost_one_by_one(critic, self_condi
         loss, losses = update.loss(batch, 0), [update.loss(one, 0) for one in alone]
         for name, term in loss.terms.items():
             torch.testing.assert_close(term, torch.stack([one.terms[name] for one in losses]).mean(), msg=name)
-        metrics = [heard(one.metrics) for one in (loss, *losses)]
+        metrics = [heard(one) for one in (loss, *losses)]
         for name, value in metrics[0].items():
             torch.testing.assert_close(value, torch.stack([one[name] for one in metrics[1:]]).mean(), msg=name)
 
@@ -216,7 +217,7 @@ def test_the_loss_is_the_cross_entropy_of_what_is_asked_and_each_level_has_a_hea
     for example, place, level in masked.asked.nonzero().tolist():
         logits_V = network.heads[level](states[example, place][None])[0]
         summed = summed + F.cross_entropy(logits_V, mosaic.symbols_BNS[example, place, level])
-    usual = 4 * PLACES * LevelMaskingConfig().usual_share
+    usual = 4 * LevelMaskingConfig().usual_count(task.layout)
     torch.testing.assert_close(task.guess(batch, 0).terms["cross_entropy"], summed / usual)
 
 
@@ -263,7 +264,7 @@ def test_the_critic_is_asked_about_nothing_that_is_hidden_or_beyond_the_end(crit
     real = task.mosaic(batch.examples).real_BN1.expand_as(drawn)
     question = (filled != MASK) & real
     assert drawn[question].any() and not question.all() and not drawn[~question].any()
-    beliefs = task.beliefs(filled, batch.examples)
+    beliefs = task.beliefs(filled, batch.examples, task.mosaic(batch.examples))
     each = [
         F.binary_cross_entropy_with_logits(belief[asked], (~made)[asked].double())
         for belief, made, asked in zip(beliefs, drawn, question, strict=True)

@@ -203,7 +203,7 @@ def test_a_batch_of_four_is_two_of_two(choices):
         losses = [update.loss(batch, 0) for batch in (whole, *halves)]
         for name in losses[0].terms:
             assert torch.allclose(losses[0].terms[name], (losses[1].terms[name] + losses[2].terms[name]) / 2)
-        metrics = [heard(loss.metrics) for loss in losses]
+        metrics = [heard(loss) for loss in losses]
         for name in metrics[0]:
             assert torch.allclose(metrics[0][name], (metrics[1][name] + metrics[2][name]) / 2)
 
@@ -278,7 +278,7 @@ def test_the_critic_is_shown_real_and_drawn_symbols_and_told_which(critic):
     symbols = task.mosaic(batch.examples).symbols_BNS
     assert (filled < VOCABULARY).all() and torch.equal(filled[~drawn], symbols[~drawn])
     assert not torch.equal(filled[drawn], symbols[drawn])
-    beliefs = task.beliefs(filled, batch.examples)
+    beliefs = task.beliefs(filled, batch.examples, task.mosaic(batch.examples))
     expected = F.binary_cross_entropy_with_logits(beliefs, (~drawn).float())
     loss = task.tell_drawn(batch, 0)
     assert torch.allclose(loss.total(), expected)
