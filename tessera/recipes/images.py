@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Critic, Kind, Preset, critic_of, life, perceptual_of, quantizer_of, text_of
+from tessera.recipes.presets import Critic, Kind, Preset, critic_of, for_transformer, life, perceptual_of, quantizer_of, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -132,7 +132,6 @@ def images_maskgit_superres(
 def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: Critic) -> Run:
     from tessera.config import Run
     from tessera.data.images import Images
-    from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.masked_transformer import MaskedTransformerConfig
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.masked import MaskedSampling
@@ -152,12 +151,7 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
         size=size, crop="centre", toys=toys, validation_share=held_out, toy_shapes=1 if preset == "small" else 3,
         toy_plain=preset == "small",
     )
-    warmup = max(10, engine.steps // 20)
-    optimizer = OptimizerConfig(
-        kind="adamw" if preset == "paper" else "muon",
-        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
-        schedule="cosine", warmup=warmup, floor=0.05,
-    )  # fmt: skip
+    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
     return Run(
         recipe=recipe,
         task=MaskedConfig(

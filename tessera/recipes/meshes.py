@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, life, text_of
+from tessera.recipes.presets import Preset, for_transformer, life, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -78,7 +78,6 @@ def meshes_transformer(preset: Preset = "small", tokenizer: str = "runs/meshes-a
     """
     from tessera.config import Run
     from tessera.data.meshes import Meshes
-    from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.mesh_transformer import MeshTransformerConfig
     from tessera.tasks.autoregressive import AutoregressiveConfig
 
@@ -99,11 +98,7 @@ def meshes_transformer(preset: Preset = "small", tokenizer: str = "runs/meshes-a
         validation_share=held_out,
         large="decimate" if preset == "base" else "skip",
     )
-    optimizer = OptimizerConfig(
-        kind="adamw" if preset == "paper" else "muon",
-        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
-        schedule="cosine", warmup=max(10, engine.steps // 20), floor=0.05, clip=1.0,
-    )  # fmt: skip
+    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
     return Run(
         recipe="meshes-transformer",
         task=AutoregressiveConfig(

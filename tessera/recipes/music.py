@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, life, text_of
+from tessera.recipes.presets import Preset, for_transformer, life, text_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -27,7 +27,6 @@ def music_mulan(
     """
     from tessera.config import Run
     from tessera.data.music import Music
-    from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.mulan import MuLaNConfig
     from tessera.models.spectrogram_transformer import SpectrogramTransformerConfig
     from tessera.tasks.music import ContrastMusic
@@ -55,11 +54,7 @@ def music_mulan(
         "base": Music(rate_hz=rate_hz, seconds=10.0, toys=20_000, validation_share=0.02),
         "paper": Music(rate_hz=rate_hz, seconds=10.0, toys=20_000, validation_share=0.02),
     }[preset]
-    optimizer = OptimizerConfig(
-        kind="adamw" if preset == "paper" else "muon",
-        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
-        schedule="cosine", warmup=max(10, engine.steps // 10), floor=0.05,
-    )  # fmt: skip
+    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 10))
     return Run(
         recipe="music-mulan",
         task=ContrastMusic(model=MuLaNConfig(audio=audio, text=reader), loss=loss, optimizer=optimizer),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from tessera.engine.engine import EngineConfig
+    from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig
     from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
@@ -42,6 +43,17 @@ def life(
         checkpoint_every=often,
         average=AverageConfig(decay=usual if average is None else average),
     )
+
+
+def for_transformer(preset: Preset, *, warmup: int) -> OptimizerConfig:
+    """What transformers learn by: Muon, and in the published configurations AdamW."""
+    from tessera.engine.optimizer import OptimizerConfig
+
+    return OptimizerConfig(
+        kind="adamw" if preset == "paper" else "muon",
+        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
+        schedule="cosine", warmup=warmup, floor=0.05,
+    )  # fmt: skip
 
 
 def quantizer_of(kind: Kind, bits: int, diversity: float = 0.01) -> FSQConfig | LFQConfig | VQConfig:

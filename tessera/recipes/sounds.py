@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Critic, Preset, critic_of, life, quantizer_of
+from tessera.recipes.presets import Critic, Preset, critic_of, for_transformer, life, quantizer_of
 
 if TYPE_CHECKING:
     from tessera.config import Run
@@ -194,7 +194,6 @@ def sounds_soundstorm(
         critic: off, or what learns to tell drawn symbols from real ones: a head on the model, or a network of its own.
     """
     from tessera.config import Run
-    from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.conformer import ConformerConfig
     from tessera.models.masked_transformer import MaskedTransformerConfig
     from tessera.sampling.masked import MaskedSampling
@@ -209,11 +208,7 @@ def sounds_soundstorm(
         sample_count=8,
     )
     rate_hz = {"tiny": 8_000, "small": 16_000, "base": 24_000, "paper": 24_000}[preset]
-    optimizer = OptimizerConfig(
-        kind="adamw" if preset == "paper" else "muon",
-        rate={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), decay=0.03,
-        schedule="cosine", warmup=max(10, engine.steps // 20), floor=0.05, clip=1.0,
-    )  # fmt: skip
+    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
     return Run(
         recipe="sounds-soundstorm",
         task=MaskedConfig(
