@@ -49,7 +49,7 @@ class Trainer:
         moved = next(self._steps, None)
         if moved is None:
             return {}
-        return {f"{name}/{k}": float(v) for name, one in moved.items() for k, v in averaged(one.losses).items()}
+        return {f"{name}/{k}": float(v) for name, one in moved.items() for k, v in averaged(one.told).items()}
 
     def save(self, path: str | Path) -> None:
         """Everything needed to go on, as a folder of its own: complete, or not there."""
