@@ -42,6 +42,7 @@ class Average:
         self._holders = list(state.values())
         self._mean = [tensor.detach().clone() for tensor in state.values()]
         self._lerped = [i for i, holder in enumerate(self._holders) if isinstance(holder, nn.Parameter)]
+        self._parameters = [self._holders[i] for i in self._lerped]
         self._copied = [i for i, holder in enumerate(self._holders) if not isinstance(holder, nn.Parameter)]
 
     def decay_at(self, done: int) -> float:
@@ -54,8 +55,7 @@ class Average:
         if done > self.config.update_after and done % self.config.update_every:
             return
         mean = [self._mean[i] for i in self._lerped]
-        live = [self._holders[i] for i in self._lerped]
-        torch._foreach_lerp_(mean, live, 1 - self.decay_at(done))
+        torch._foreach_lerp_(mean, self._parameters, 1 - self.decay_at(done))
         for i in self._copied:
             self._mean[i].copy_(self._holders[i].data)
 

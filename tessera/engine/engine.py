@@ -208,7 +208,7 @@ class Engine:
     def move(self, prepared: Prepared, step: int, micros: list[Batch]) -> Moved:
         """One optimizer's share of a step: its losses on all micro-batches, then one movement, or none if it is not finite."""
         update, optimizer, scaler = prepared.update, prepared.optimizer, prepared.scaler
-        told, total, logged = [], torch.zeros((), device=self.device), self.due(self.config.log_every, step + 1)
+        told, shares, logged = [], [], self.due(self.config.log_every, step + 1)
         with prepared.only:
             if update.prepare is not None:
                 with self.autocast():
@@ -219,11 +219,11 @@ class Engine:
                         loss = prepared.objective(batch, step)
                     share = loss.total() / len(micros) if len(micros) > 1 else loss.total()
                     scaler.scale(share).backward()
-                total += share.detach()
+                shares.append(share.detach())
                 if logged:
                     told.append(heard(loss))
         scaler.unscale_(optimizer)
-        norm = gradient_norm(prepared.parameters)
+        total, norm = torch.stack(shares).sum() if len(shares) > 1 else shares[0], gradient_norm(prepared.parameters)
         rate = update.optimizer.rate_at(step, self.config.steps)
         if self.is_finite(prepared, total, norm, micros, step):
             clip_gradients(prepared.parameters, norm, update.optimizer.clip)
@@ -474,4 +474,6 @@ def heard(loss: Loss) -> dict[str, Tensor]:
 
 def averaged(told: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     """The mean over micro-batches."""
+    if len(told) == 1:
+        return told[0]
     return {name: torch.stack([one[name] for one in told]).mean() for name in told[0]}

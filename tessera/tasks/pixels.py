@@ -43,13 +43,8 @@ def watched(output: Tensor, target: Tensor) -> dict[str, Callable[[], Tensor]]:
 def contrast(output: Tensor, target: Tensor) -> Tensor:
     """A cheap sign of health: the spread of every 16th pixel of a reconstruction against that of its original, near 0 if it is
     flat."""
-    made_B, real_B = spread(torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]]).float().flatten(2))
+    made_B, real_B = torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]]).float().flatten(2).std(-1, correction=0)
     return (made_B / real_B.clamp_min(1e-3)).mean()
-
-
-def spread(rows: Tensor) -> Tensor:
-    """The standard deviation along the last axis, from two moments, since torch's own takes ten times as long on a CPU."""
-    return (rows.square().mean(-1) - rows.mean(-1).square()).clamp_min(0).sqrt()
 
 
 ALARMS = (
