@@ -126,7 +126,7 @@ def stepped(batch_size: int, accumulate: int) -> video_memory.Used:
     from tessera.start import engine_of
 
     run = music_mulan("small")
-    engine = dataclasses.replace(run.engine, steps=2, batch_size=batch_size, accumulate=accumulate, log_every=NEVER)
+    engine = dataclasses.replace(run.engine, steps=2, batch_size=batch_size, accumulate=accumulate, log_every=1)
     with tempfile.TemporaryDirectory() as place:
         at_work = engine_of(dataclasses.replace(run, engine=engine), RunFolder(place))
         smallest = dataclasses.replace(run, engine=dataclasses.replace(engine, batch_size=2, accumulate=1))
@@ -135,7 +135,7 @@ def stepped(batch_size: int, accumulate: int) -> video_memory.Used:
 
         def step() -> float:
             [moved] = at_work.step(0, micros).values()
-            return float(moved.losses[0].total())
+            return float(moved.told[0]["loss"])
 
         return video_memory.measured(step)
 

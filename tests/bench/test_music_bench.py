@@ -28,7 +28,7 @@ def test_our_side_learns_from_whole_batches(music, tmp_path, monkeypatch) -> Non
         "tessera.engine.engine.Engine.step", lambda self, *rest: moved.append((self, rest)) or step(self, *rest)
     )
     side = music.music_networks.ours(tmp_path)
-    assert float(side.step()["model"].losses[0].terms["contrast"]) < 10
+    assert 0 < float(side.step()["model"].norm) < 100
     [(engine, (_, [batch]))] = moved
     assert batch.examples.samples.shape == (8, 1, 4096) and len(batch.examples.captions[0].split()) == 32
     assert side.about.parameters["model"] == sum(parameter.numel() for parameter in engine.task.model.parameters())
