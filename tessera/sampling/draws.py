@@ -62,6 +62,5 @@ def drawn(logits_MK: Tensor, chance_M: Tensor, temperature: float) -> Tensor:
     if temperature != 1:
         logits_MK = (logits_MK - logits_MK.amax(-1, keepdim=True)) / temperature
     summed_MK = logits_MK.softmax(-1, dtype=torch.promote_types(logits_MK.dtype, torch.float32)).cumsum(-1)
-    # A little below the whole sum, to which a product might be rounded up: nothing lies beyond.
-    aim_M1 = chance_M[:, None] * (summed_MK[:, -1:] * (1 - 2**-22))
+    aim_M1 = chance_M[:, None] * summed_MK[:, -1:]  # below the whole sum, also when rounded, since chance is below 1
     return torch.searchsorted(summed_MK, aim_M1, right=True)[:, 0]

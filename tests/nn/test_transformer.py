@@ -200,10 +200,10 @@ def test_whoever_is_known_to_have_nothing_to_look_at_sees_what_he_would_see_anyw
 
 def test_the_first_of_several_contexts_are_those_of_the_first_examples():
     network = awake(Transformer(24, 1, 2, context=12))
-    values, mask, x = doubles(4, 3, 12), torch.ones(4, 3, dtype=torch.bool), doubles(2, 5, 24)
+    values, mask, x = doubles(4, 3, 12), torch.ones(4, 3, dtype=torch.bool), doubles(4, 5, 24)
     mask[[1, 2]] = False
     seen = network.look(States(values, mask, [0, 3]))
-    for count in (1, 2):
+    for count in (1, 2, 3, 4):
         expected = network(x[:count], context=States(values[:count], mask[:count]))
         assert torch.allclose(network(x[:count], context=[one.first(count) for one in seen]), expected)
 

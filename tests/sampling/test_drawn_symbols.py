@@ -44,6 +44,11 @@ def test_impossible_symbols_are_never_drawn_at_either_end(dtype):
     assert drawn(logits, torch.tensor([0.0, 1 - 2**-24]), 1.0).tolist() == [1, 2]
 
 
+def test_the_largest_uniform_number_draws_no_symbol_beyond_the_last_possible_one():
+    logits = torch.cat([torch.randn(5000, VOCABULARY) * 3, torch.full((5000, 1), -torch.inf)], dim=1)
+    assert (drawn(logits, torch.full((5000,), 1 - 2**-24), 1.0) < VOCABULARY).all()
+
+
 @pytest.mark.parametrize("top_k", [1, 2, 5])
 def test_top_k_draws_from_the_likeliest_so_many_as_often_as_they_deserve(top_k):
     logits = torch.randn(VOCABULARY)
@@ -73,10 +78,10 @@ def test_top_k_among_equals_still_keeps_so_many():
     assert narrowed(torch.zeros(1, 6), 2, 1.0).sum() == 2
 
 
-@pytest.mark.parametrize("count", [1, 3, VOCABULARY])
+@pytest.mark.parametrize("count", [1, 3, 150, 300])
 @pytest.mark.parametrize("equals", [False, True])
 def test_the_largest_are_as_large_as_those_that_torch_finds(count, equals):
-    logits = torch.randint(4, (40, VOCABULARY)).float() if equals else torch.randn(40, VOCABULARY)
+    logits = torch.randint(4, (40, 300)).float() if equals else torch.randn(40, 300)
     columns = largest(logits, count)
     assert all(len(set(row)) == count for row in columns.tolist()), "none twice"
     assert torch.equal(logits.gather(1, columns).sort(descending=True).values, logits.topk(count).values)
