@@ -10,6 +10,7 @@ B batch, N places, W width.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -37,12 +38,8 @@ class Conformer(Transformer):
     """`depth` blocks over N places, and a last norm. With `context`, each block also looks at states of that width."""
 
     def __init__(self, config: ConformerConfig, width: int, depth: int, heads: int, *, context: int | None = None):
-        super().__init__(width, 0, heads, context=context)
+        super().__init__(width, depth, heads, context=context, block=partial(Block, config))
         self.config = config
-        self.blocks.extend([Block(config, width, heads, context) for _ in range(depth)])
-        for module in self.blocks.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.between_states = True  # type: ignore[assignment]  # what engine/optimizer.py's Muon asks for
 
 
 class Block(transformer.Block):
@@ -57,21 +54,13 @@ class Block(transformer.Block):
         return super().before(torch.add(x, self.feed_before(x), alpha=0.5))
 
     def among_others(self, begun: Begun, turned: Turn, mask: Tensor | None, looked: Looked | None) -> Tensor:
-        x_BNW = begun.x + self.attention(begun.parts, turned, for_every_row(mask, begun.x))
-        if self.cross is not None:
-            if looked is None:
-                raise ValueError("This conformer looks at a context, but was given none.")
-            x_BNW = torch.cat([x_BNW] * (looked.count // len(x_BNW)))  # once more for each further context
-            x_BNW = x_BNW + self.cross(x_BNW, looked)
-        return x_BNW + self.convolution(x_BNW, for_every_row(mask, x_BNW))
+        x_BNW = super().among_others(begun, turned, mask, looked)
+        if mask is not None and len(mask) < len(x_BNW):  # each example now stands there once for every context
+            mask = torch.cat([mask] * (len(x_BNW) // len(mask)))
+        return x_BNW + self.convolution(x_BNW, mask)
 
     def after(self, x: Tensor) -> Tensor:
         return torch.add(x, self.feed(x), alpha=0.5)
-
-
-def for_every_row(mask: Tensor | None, x_BNW: Tensor) -> Tensor | None:
-    """(B, 1, 1, N): examples that are read under several contexts have the same places in each."""
-    return None if mask is None else torch.cat([mask] * (len(x_BNW) // len(mask)))
 
 
 class Convolution(nn.Module):

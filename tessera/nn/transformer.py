@@ -10,7 +10,7 @@ B batch, N places, L places of the context, W width, H heads, D width of a head,
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -67,7 +67,15 @@ def places_of(grid: tuple[int, ...]) -> Tensor:
 class Transformer(nn.Module):
     """`depth` blocks over N places, and a last norm. With `context`, each block also looks at states of that width."""
 
-    def __init__(self, width: int, depth: int, heads: int, *, context: int | None = None):
+    def __init__(
+        self,
+        width: int,
+        depth: int,
+        heads: int,
+        *,
+        context: int | None = None,
+        block: Callable[[int, int, int | None], Block] | None = None,
+    ):
         super().__init__()
         if width % heads or width // heads % 2:
             fitting = width // (2 * heads) * 2 * heads or 2 * heads
@@ -77,7 +85,7 @@ class Transformer(nn.Module):
             )
         self.width = width
         self.head_width = width // heads
-        self.blocks = nn.ModuleList([Block(width, heads, context) for _ in range(depth)])
+        self.blocks = nn.ModuleList([(block or Block)(width, heads, context) for _ in range(depth)])
         self.norm = Norm(width)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
@@ -207,24 +215,33 @@ class Looked:
     keys: Tensor
     values: Tensor
     mask: Tensor
-    told: Tensor | None = None
-    """The numbers of the examples that these are of, where others have nothing to look at but the learnt place; None: all"""
-    of: int = 0
-    """How many examples there are, where that is more"""
-    nothing: Tensor | None = None
-    """(W,): what the others see"""
+    untold: Untold | None = None
+    """None: these are all examples"""
 
     @property
     def count(self) -> int:
-        return len(self.keys) if self.told is None else self.of
+        """Of examples."""
+        return len(self.keys) if self.untold is None else self.untold.count
 
     def first(self, count: int) -> Looked:
         """Of so many examples."""
-        if self.told is None:
+        if self.untold is None:
             return Looked(self.keys[:count], self.values[:count], self.mask[:count])
-        told = self.told[self.told < count]
+        told = self.untold.told[self.untold.told < count]
         some = Looked(self.keys[: len(told)], self.values[: len(told)], self.mask[: len(told)])
-        return some if len(told) == count else replace(some, told=told, of=count, nothing=self.nothing)
+        return some if len(told) == count else replace(some, untold=replace(self.untold, told=told, count=count))
+
+
+@dataclass
+class Untold:
+    """Examples that have nothing to look at but the learnt place, beside others that have."""
+
+    told: Tensor
+    """The numbers of those others"""
+    count: int
+    """Of all"""
+    seen: Tensor
+    """(W,): what the untold see, whatever they look for"""
 
 
 class CrossAttention(nn.Module):
@@ -246,7 +263,7 @@ class CrossAttention(nn.Module):
             return self.looked(context)
         told = torch.tensor(context.told, dtype=torch.long, device=context.mask.device)
         some = self.looked(States(context.values.index_select(0, told), context.mask.index_select(0, told)))
-        return replace(some, told=told, of=len(context.mask), nothing=self.out(self.nothing[1].flatten()))
+        return replace(some, untold=Untold(told, len(context.mask), self.out(self.nothing[1].flatten())))
 
     def looked(self, context: States) -> Looked:
         keys, values = split_heads(self.to_key_value(self.context_norm(context.values)), 2, self.heads)
@@ -257,12 +274,12 @@ class CrossAttention(nn.Module):
         return Looked(self.key_norm(keys), torch.cat([value, values], dim=2), mask[:, None, None, :])
 
     def forward(self, x_BNW: Tensor, looked: Looked) -> Tensor:
-        """Whoever has only the learnt place to look at sees that, whatever he looks for: under guidance, half of all."""
-        if looked.told is None or looked.nothing is None:
+        """Under guidance half of all examples are untold, and cost nothing here."""
+        if looked.untold is None:
             return self.seen(x_BNW, looked)
-        # Also if nobody has more: a parameter that takes no part would leave the processes of a run waiting.
-        seen = self.seen(x_BNW.index_select(0, looked.told), looked)
-        return looked.nothing.expand_as(x_BNW).index_copy(0, looked.told, seen)
+        # Also if nobody is told: a parameter that takes no part would leave the processes of a run waiting.
+        seen = self.seen(x_BNW.index_select(0, looked.untold.told), looked)
+        return looked.untold.seen.expand_as(x_BNW).index_copy(0, looked.untold.told, seen)
 
     def seen(self, x_BNW: Tensor, looked: Looked) -> Tensor:
         [q] = split_heads(self.to_query(self.norm(x_BNW)), 1, self.heads)

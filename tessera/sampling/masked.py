@@ -56,7 +56,6 @@ class MaskedSampling:
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p is a probability above 0 and up to 1, but it is {self.top_p}.")
 
-
     def stages(self, places: int, levels: int, device: torch.device) -> list[Stage] | None:
         """One for each level, the coarsest first; None: all symbols together."""
         if not self.level_rounds:

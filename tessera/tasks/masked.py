@@ -147,7 +147,7 @@ class MaskedTask(GeneratorTask):
         masked = self.masked(mosaic, chances)
         dropped = [chance < self.config.drop_condition for chance in chances.drop]
         condition = self.condition(self.model.network, batch.examples, dropped)
-        logits_MV = self.guesses(masked, condition, chances)
+        logits_MV = self.guesses(masked, condition, [chance < 0.5 for chance in chances.remember])
         wanted_M = mosaic.symbols_BNS[masked.asked]
         summed = F.cross_entropy(wide(logits_MV), wanted_M, label_smoothing=self.config.label_smoothing, reduction="sum")
         if self.model.critic is not None:
@@ -159,16 +159,17 @@ class MaskedTask(GeneratorTask):
         """Asked symbols on average, instead of those of this batch: so that micro-batches add up to the batch exactly."""
         return examples * self.config.masking.usual_count(self.layout)
 
-    def guesses(self, masked: Masked, condition: Condition, chances: Chances) -> Tensor:
-        """(M, V). For self-conditioning (Chen 2022, arXiv 2208.04202) half of the examples see their states of a first look."""
+    def guesses(self, masked: Masked, condition: Condition, remembering: Sequence[bool] | None = None) -> Tensor:
+        """(M, V). For self-conditioning (Chen 2022, arXiv 2208.04202) examples see their states of a first look: all, or in
+        training some."""
         network = self.model.network
         if not self.config.model.self_condition:
             return network.guess(masked.shown, masked.asked, condition, masked.real_BN)
         with torch.no_grad():
             before = network.states(masked.shown, condition, real_BN=masked.real_BN)
-        shown = torch.tensor([chance < 0.5 for chance in chances.remember], device=before.device)
-        states = network.states(masked.shown, condition, before * shown[:, None, None], masked.real_BN)
-        return network.logits(states, masked.asked)
+        if remembering is not None:
+            before = before * torch.tensor(remembering, device=before.device)[:, None, None]
+        return network.logits(network.states(masked.shown, condition, before, masked.real_BN), masked.asked)
 
     def keep_for_critic(
         self, batch: Batch, masked: Masked, logits_MV: Tensor, chances: Chances, mosaic: Mosaic
@@ -256,12 +257,7 @@ class MaskedTask(GeneratorTask):
         return seen
 
     def logits_of(self, masked: Masked, batch: Batch, captions: Sequence[str]) -> Tensor:
-        network = self.model.network
-        condition = self.condition(network, batch.examples, [False] * len(batch), captions)
-        if not self.config.model.self_condition:
-            return network.guess(masked.shown, masked.asked, condition, masked.real_BN)
-        look = partial(network.states, masked.shown, condition, real_BN=masked.real_BN)
-        return network.logits(look(previous_BNW=look()), masked.asked)
+        return self.guesses(masked, self.condition(self.model.network, batch.examples, [False] * len(batch), captions))
 
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
         numbers = {

@@ -16,7 +16,8 @@ from tessera.engine.task import Batch, Headline
 from tessera.losses.metrics import code_bits
 from tessera.media.image import Image
 from tessera.models.semantic import SemanticConfig
-from tessera.tasks.tokenizer import Fidelity, TokenizerConfig
+from tessera.tasks.sounds import HeardFidelity
+from tessera.tasks.tokenizer import TokenizerConfig
 
 STEP, ROW = 4, 8
 """Pixels of one frame and of one feature in a picture."""
@@ -41,17 +42,8 @@ class SemanticFidelityConfig:
         return SemanticFidelity()
 
 
-class SemanticFidelity(Fidelity):
+class SemanticFidelity(HeardFidelity):
     headline = Headline(metric="explained")
-
-    def target(self, examples: Any) -> Tensor:
-        return examples.samples
-
-    def alongside(self, examples: Any) -> dict[str, Tensor]:
-        return {"lengths_B": examples.lengths}
-
-    def fitted(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
-        return target.to(dtype)
 
     def media(self, output: Tensor) -> list[Image]:
         """Features (B, T, D) as pictures: time from left to right, a row for each feature."""

@@ -72,7 +72,20 @@ class SoundFidelityConfig:
         return SoundFidelity(self)
 
 
-class SoundFidelity(Fidelity):
+class HeardFidelity(Fidelity):
+    """Of whatever is made from recordings: each has its own length."""
+
+    def target(self, examples: Any) -> Tensor:
+        return examples.samples
+
+    def alongside(self, examples: Any) -> dict[str, Tensor]:
+        return {"lengths_B": examples.lengths}
+
+    def fitted(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
+        return target.to(dtype)
+
+
+class SoundFidelity(HeardFidelity):
     headline = Headline(metric="si_sdr")
     alarms = (
         Alarm(
@@ -89,15 +102,6 @@ class SoundFidelity(Fidelity):
         super().__init__()
         self.config = config
         self.weights = {"samples": config.samples, "mel": config.mel, "stft": config.stft}
-
-    def target(self, examples: Any) -> Tensor:
-        return examples.samples
-
-    def alongside(self, examples: Any) -> dict[str, Tensor]:
-        return {"lengths_B": examples.lengths}
-
-    def fitted(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
-        return target.to(dtype)
 
     def media(self, output: Tensor) -> list[Sound]:
         """Zeros at the end are nothing at all: a codec writes them after the last symbol, and never by itself."""
