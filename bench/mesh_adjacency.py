@@ -4,7 +4,7 @@ The meshes are tori of triangles, in which every face has three neighbours, so t
 finds another number has done other work. Faces and vertices are shuffled, or sorting would be too easy.
 
 Ours tells every byte it takes to `tracemalloc`, so its peak is exact, also where it is far below what a process grows by.
-Theirs works in torch, which does not: there it is how far a fresh process has grown (`video_memory.py`).
+Theirs works in torch, which does not: there it is how far a fresh process has grown (`memory.py`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from math import log
 from statistics import fmean, median
 from typing import Any
 
-import video_memory
+import memory
 
 SIDES = {1_000: (20, 25), 5_000: (50, 50), 20_000: (100, 100)}
 """Faces -> how many quads, each cut in two, go around the torus one way and the other."""
@@ -58,7 +58,7 @@ def theirs(faces: int) -> Spent:
     def derive() -> Any:
         return derive_face_edges_from_faces(mesh, include_self=False)
 
-    used = video_memory.measured(lambda: len(derive()))
+    used = memory.measured(lambda: len(derive()))
     return Spent(median(timed(derive) for _ in range(3)), used.mb, int(used.outcome))
 
 

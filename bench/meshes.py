@@ -26,10 +26,10 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+import memory
 import mesh_adjacency
 import mesh_networks
 import pairs
-import video_memory
 from compared import Comparison, Finding, Script, as_sides, concluded
 from mesh_adjacency import Spent, exponent
 from mesh_networks import AT_ONCE, SAMPLED_FACES
@@ -101,7 +101,7 @@ def find_adjacency(asked: argparse.Namespace) -> Finding:
 
 
 def spent(name: str, faces: int, asked: argparse.Namespace) -> Spent:
-    found = Spent(**video_memory.told_by(name, [*SCRIPT.command(name, asked), "--faces", str(faces)]))
+    found = Spent(**memory.told_by(name, [*SCRIPT.command(name, asked), "--faces", str(faces)]))
     if found.pairs != 3 * faces:
         raise SystemExit(f"On a torus of {faces} faces there are {3 * faces} pairs, but {name} found {found.pairs}.")
     return found

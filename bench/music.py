@@ -17,27 +17,24 @@ a fresh process. One compute thread, fp32.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import partial
-from math import isclose
 from typing import Literal, get_args
 
+import memory
 import music_networks
 import pairs
-import video_memory
 from compared import Comparison, Finding, Script, as_sides, concluded
+from memory import Used
 from music_networks import AT_ONCE, CACHED, SMALL
-from video_memory import Used
 
 What = Literal["step", "memory"]
 
 OURS, THEIRS = "our MuLaN", "their MuLaN"
 COMPARISONS = (Comparison("step", "a training step of MuLaN", OURS, THEIRS, 1.3),)
 GIVEN_BACK = ("env", f"MALLOC_MMAP_THRESHOLD_={2**16}")
-"""Freed memory is given back from 64 KB on: most tensors here are below the 1 MB of `video_memory.py`, and glibc then keeps
+"""Freed memory is given back from 64 KB on: most tensors here are below the 1 MB of `memory.py`, and glibc then keeps
 holes of many shapes, twice what the work needs (82 MB and 54)."""
 BOUND = 1.5
 """How many times the memory of a batch of 32 one of 256 may take."""
@@ -52,20 +49,11 @@ def find_steps(asked: argparse.Namespace) -> Finding:
 
 def find_memory(asked: argparse.Namespace) -> Finding:
     found = {
-        name: Used(**video_memory.told_by(name, [*GIVEN_BACK, *SCRIPT.command(name, asked)])) for name in music_networks.WAYS
+        name: Used(**memory.told_by(name, [*GIVEN_BACK, *SCRIPT.command(name, asked)])) for name in music_networks.WAYS
     }
-    refuse_other_work(found)
+    memory.refuse_other_work(found, CACHED, AT_ONCE, "loss", rel_tol=1e-3)  # 256 are 256, in parts or at once
     print(told(found), flush=True)
     return Finding({name: asdict(one) for name, one in found.items()}, found[CACHED].mb <= BOUND * found[SMALL].mb)
-
-
-def refuse_other_work(found: dict[str, Used]) -> None:
-    """256 are 256, in parts or at once: the same loss of the same weights."""
-    if not isclose(found[CACHED].outcome, found[AT_ONCE].outcome, rel_tol=1e-3):
-        raise SystemExit(
-            f"The loss is {found[CACHED].outcome:.6f} of {CACHED}, and {found[AT_ONCE].outcome:.6f} of {AT_ONCE}: they are not "
-            "the same work, so their memory says nothing."
-        )
 
 
 def told(found: dict[str, Used]) -> str:
@@ -81,14 +69,9 @@ def told(found: dict[str, Used]) -> str:
 FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {"step": find_steps, "memory": find_memory}
 
 
-def measure(way: Callable[[], Used], asked: argparse.Namespace) -> None:
-    """In a process whose memory is told."""
-    print(json.dumps(asdict(way())))
-
-
 SCRIPT = Script(
     __file__,
-    ours=as_sides({OURS: music_networks.ours}) | {name: partial(measure, way) for name, way in music_networks.WAYS.items()},
+    ours=as_sides({OURS: music_networks.ours}) | memory.acts(music_networks.WAYS),
     theirs=as_sides({THEIRS: music_networks.theirs}),
 )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import video_memory
+import memory
 from sides import About, Side, mflop, parameters, versions
 
 WIDTH, DEPTH, HEADS, LATENT = 128, 2, 4, 128
@@ -116,7 +116,7 @@ def random_pairs() -> list[tuple[Any, Any]]:
 # ---- memory
 
 
-def stepped(batch_size: int, accumulate: int) -> video_memory.Used:
+def stepped(batch_size: int, accumulate: int) -> memory.Used:
     """One step, after one of the smallest batch there is, which wakes what torch loads when it is first used."""
     import dataclasses
     import tempfile
@@ -137,7 +137,7 @@ def stepped(batch_size: int, accumulate: int) -> video_memory.Used:
             [moved] = at_work.step(0, micros).values()
             return float(moved.told[0]["loss"])
 
-        return video_memory.measured(step)
+        return memory.measured(step)
 
 
 def micro_batches(run: Any) -> list[Any]:

@@ -18,21 +18,21 @@ a fresh process. One compute thread, fp32. The steps of a block are a multiple o
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from math import isclose
 from pathlib import Path
 from typing import Literal, get_args
 
+import memory
 import pairs
 import video_memory
 import video_tokenizer
-from compared import Act, Comparison, Finding, Script, as_sides, concluded
+from compared import Comparison, Finding, Script, as_sides, concluded
+from memory import Used
 from sides import Side
-from video_memory import EXACT, GROUPED, LONG, MANY, NAIVE, SHORT, SHORT_AT_ONCE, Used
+from video_memory import EXACT, GROUPED, LONG, MANY, NAIVE, SHORT, SHORT_AT_ONCE
 from video_tokenizer import PENALTY_EVERY
 
 What = Literal["step", "long", "lfq"]
@@ -67,7 +67,7 @@ def find_steps(asked: argparse.Namespace) -> Finding:
 
 
 def used(name: str, asked: argparse.Namespace) -> Used:
-    return Used(**video_memory.told_by(name, SCRIPT.command(name, asked)))
+    return Used(**memory.told_by(name, SCRIPT.command(name, asked)))
 
 
 def find_long(asked: argparse.Namespace) -> Finding:
@@ -92,18 +92,10 @@ def told_long(found: dict[str, Used]) -> str:
 
 def find_lfq(asked: argparse.Namespace) -> Finding:
     found = {name: used(name, asked) for name in (NAIVE, EXACT, GROUPED, MANY)}
-    refuse_other_work(found)
+    # In one group ours is exact, and so the same number; in two it is a bound, and another.
+    memory.refuse_other_work(found, EXACT, NAIVE, "penalty", rel_tol=1e-4)
     print(told_lfq(found), flush=True)
     return Finding({name: asdict(one) for name, one in found.items()}, well=True)
-
-
-def refuse_other_work(found: dict[str, Used]) -> None:
-    """In one group ours is exact, and so the same number; in two it is a bound, and another."""
-    if not isclose(found[EXACT].outcome, found[NAIVE].outcome, rel_tol=1e-4):
-        raise SystemExit(
-            f"The penalty is {found[EXACT].outcome:.6f} {EXACT}, and {found[NAIVE].outcome:.6f} {NAIVE}: they are not the same "
-            "work, so their memory says nothing."
-        )
 
 
 def told_lfq(found: dict[str, Used]) -> str:
@@ -117,13 +109,11 @@ def told_lfq(found: dict[str, Used]) -> str:
 FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {"step": find_steps, "long": find_long, "lfq": find_lfq}
 
 
-def take(way: Callable[[], Used], asked: argparse.Namespace) -> None:
-    """In a process that is a way."""
-    print(json.dumps(asdict(way())))
-
-
-WAYS: dict[str, Act] = {name: partial(take, way) for name, way in video_memory.WAYS.items()}
-SCRIPT = Script(__file__, ours=as_sides(OURS) | WAYS, theirs=as_sides({THEIRS: video_tokenizer.theirs}))
+SCRIPT = Script(
+    __file__,
+    ours=as_sides(OURS) | memory.acts(video_memory.WAYS),
+    theirs=as_sides({THEIRS: video_tokenizer.theirs}),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -139,8 +129,8 @@ def main(arguments: list[str] | None = None) -> int:
             "the package is one of the sides of a step: give --peer-env and --peer-adapters, or --what long lfq, which needs "
             "neither"
         )
-    if set(asked.what) != {"step"} and not video_memory.STATUS.exists():
-        parser.error(f"memory is read from {video_memory.STATUS}, which only Linux has: ask for --what step")
+    if set(asked.what) != {"step"} and not memory.STATUS.exists():
+        parser.error(f"memory is read from {memory.STATUS}, which only Linux has: ask for --what step")
     if asked.steps % PENALTY_EVERY:
         parser.error(
             f"every {PENALTY_EVERY}th step has a gradient penalty, so blocks of {asked.steps} would not be alike: use "

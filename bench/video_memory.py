@@ -13,62 +13,19 @@ B examples, T frames of a piece, H and W the sides, P rows, V symbols.
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from memory import Used, measured
 
 if TYPE_CHECKING:  # the parent only reads what the processes tell
     from torch import Tensor
 
     from tessera.models.video_tokenizer import VideoTokenizer
 
-STATUS = Path("/proc/self/status")
-"""Where Linux tells a process about itself."""
-GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""For the environment of a process that is measured. Left alone, glibc keeps much of what was freed, and not the same amount in
-each run (10 s in pieces: 380 MB and 473; so: 283 and 285), while what is asked here is how much the work needs."""
-
 SIDE, RATE_HZ, PIECE = 256, 24, 8
 BITS, ROWS, MANY_ROWS = 18, 384, 5120
-
-
-@dataclass(frozen=True)
-class Used:
-    """What something took."""
-
-    mb: float
-    """How much larger the process was at its largest than before (2^20 bytes)."""
-    outcome: float
-    """What came of it, for other ways of doing the same: frames, or the penalty."""
-
-
-def measured(act: Callable[[], float]) -> Used:
-    """`act` must be the largest thing that this process has done."""
-    before = memory_mb("VmRSS")
-    outcome = act()
-    return Used(memory_mb("VmHWM") - before, outcome)
-
-
-def memory_mb(what: str) -> float:
-    """VmRSS is what this process takes now, VmHWM the most it ever took. (The peak that getrusage tells is of no use here:
-    Linux hands it down through exec, so a child of a large parent was large from the beginning.)"""
-    with STATUS.open() as lines:
-        [kilobytes] = [line.split()[1] for line in lines if line.startswith(f"{what}:")]
-    return int(kilobytes) / 1024
-
-
-def told_by(name: str, command: list[str]) -> dict[str, Any]:
-    """What a process says in its last line. It is a fresh one: what one leaves in memory must not be there when the next
-    begins."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | GIVEN_BACK)
-    if done.returncode:
-        raise SystemExit(f"The process for '{name}' has ended with exit code {done.returncode}; its words are above.")
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 # ---- long clips

@@ -50,7 +50,7 @@ def used(music, cached: float = 100.0, small: float = 90.0, outcome: float = 4.5
 @pytest.mark.parametrize(("cached", "code"), [(100.0, 0), (134.0, 0), (136.0, 1)])
 def test_too_much_memory_ends_in_exit_code_1(music, monkeypatch, capsys, tmp_path, cached: float, code: int) -> None:
     told = used(music, cached)
-    monkeypatch.setattr(music.video_memory, "told_by", lambda name, command: dict(zip(("mb", "outcome"), told[name])))
+    monkeypatch.setattr(music.memory, "told_by", lambda name, command: dict(zip(("mb", "outcome"), told[name])))
     assert music.main(["--what", "memory", "--json", str(tmp_path / "numbers.json")]) == code
     assert f"takes {cached / 90:.2f} times the memory of 32 by itself; wanted: at most 1.5" in capsys.readouterr().out
     assert json.loads((tmp_path / "numbers.json").read_text())["memory"][music.CACHED]["mb"] == cached
@@ -58,7 +58,7 @@ def test_too_much_memory_ends_in_exit_code_1(music, monkeypatch, capsys, tmp_pat
 
 def test_other_work_is_refused(music, monkeypatch) -> None:
     told = used(music, outcome=4.6)
-    monkeypatch.setattr(music.video_memory, "told_by", lambda name, command: dict(zip(("mb", "outcome"), told[name])))
+    monkeypatch.setattr(music.memory, "told_by", lambda name, command: dict(zip(("mb", "outcome"), told[name])))
     with pytest.raises(SystemExit, match="they are not the same work"):
         music.main(["--what", "memory"])
 

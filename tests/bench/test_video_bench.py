@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from argparse import Namespace
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_the_costlier_judge_has_the_operations_of_theirs(video):
 
 def test_growth_is_measured_from_now_to_the_peak():
     script = (
-        "import json, video_memory as v; from dataclasses import asdict; kept = bytearray(b'a') * 2**26;"
+        "import json, memory as v; from dataclasses import asdict; kept = bytearray(b'a') * 2**26;"
         "print(json.dumps(asdict(v.measured(lambda: len(bytearray(b'b') * 2**27)))))"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=BENCH, capture_output=True, text=True, check=True)
@@ -83,11 +84,12 @@ def test_the_penalty_as_written_is_ours_in_one_group_and_bounded_by_ours_in_two(
     assert grouped < exact - 1e-3  # the use of symbols counts negatively, and in groups it is overestimated
 
 
-def test_two_penalties_that_differ_are_refused(video, memory):
-    found = {memory.EXACT: memory.Used(1.0, -0.5), memory.NAIVE: memory.Used(200.0, -0.5)}
-    video.refuse_other_work(found)
-    with pytest.raises(SystemExit, match="not the same work"):
-        video.refuse_other_work(found | {memory.EXACT: memory.Used(1.0, -0.51)})
+@pytest.mark.parametrize(("exact", "refused"), [(-0.5, False), (-0.51, True)])
+def test_two_penalties_that_differ_are_refused(video, memory, monkeypatch, exact: float, refused: bool):
+    penalties = {memory.EXACT: exact, memory.NAIVE: -0.5, memory.GROUPED: -0.6, memory.MANY: -0.6}
+    monkeypatch.setattr(video, "used", lambda name, asked: memory.Used(1.0, penalties[name]))
+    with pytest.raises(SystemExit, match="not the same work") if refused else nullcontext():
+        assert video.main(["--what", "lfq"]) == 0
 
 
 @pytest.mark.parametrize(("mb", "code"), [(105.0, 0), (150.0, 1)])
