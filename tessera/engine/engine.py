@@ -25,7 +25,14 @@ from tessera.engine.evaluation import ValidationStream, make_samples, measure, s
 from tessera.engine.health import NonFiniteGuard
 from tessera.engine.memory import keep_freed_memory
 from tessera.engine.modes import only, seed
-from tessera.engine.optimizer import clip_gradients, gradient_norm, optimizer_tensors, restore_optimizer, set_rate
+from tessera.engine.optimizer import (
+    clip_gradients,
+    forget_gradients,
+    gradient_norm,
+    optimizer_tensors,
+    restore_optimizer,
+    set_rate,
+)
 from tessera.engine.processes import Processes
 from tessera.engine.record import Pace, Record
 from tessera.engine.report import Report
@@ -236,7 +243,7 @@ class Engine:
                 part.discard()
         if scaler.is_enabled():
             scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        forget_gradients(prepared.parameters)
         return Moved(told, norm, rate)
 
     def due(self, every: int, done: int | None = None) -> bool:
