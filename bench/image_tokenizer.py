@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import endless
 from sides import About, Side, mflop, parameters, versions
 
 SIDE, BATCH, SYMBOLS = 64, 4, 256
-NEVER = 10**9
 
 
 def theirs(work: Path) -> Side:
@@ -34,7 +34,7 @@ def theirs(work: Path) -> Side:
         mflop={"model": picture_mflop(model), "judge": picture_mflop(model.discr)},
         packages=versions("muse-maskgit-pytorch", "vector-quantize-pytorch", "torch"),
     )
-    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
     return Side(about, lambda: adapter.run(trainer, 1))
 
 
@@ -58,7 +58,6 @@ def run_of(penalty_every: int, pictures: Path) -> Any:
     from tessera.config import Run
     from tessera.data.images import Images
     from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.patch_discriminator import PatchDiscriminatorConfig
     from tessera.models.vqgan import VQGANConfig
@@ -82,10 +81,7 @@ def run_of(penalty_every: int, pictures: Path) -> Any:
         adversary=adversary,
         optimizer=optimizer,
     )
-    engine = EngineConfig(
-        steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER,
-        average=AverageConfig(decay=0.995),
-    )  # fmt: skip
+    engine = endless.config(batch_size=BATCH, average=AverageConfig(decay=0.995))
     return Run(recipe="bench", task=task, data=Images(path=str(pictures), size=SIDE, flip=True), engine=engine)
 
 

@@ -8,9 +8,10 @@ looked up. Neither side has a picture: codes in, codes out.
   batches that lie ready. Ours is `Engine.steps()` with everything on, moving average included, and its stream of examples.
 - A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the symbols.
 
-With and without cache: the recipe `images-maskgit` at its small size, on toys of 64 x 64 with the small tokenizer, and
-on toys of 256 x 256 with a tokenizer of the same widths and four halvings. Both become 16 x 16 symbols, so the generator is
-the same, and only what the cache saves differs. The tokenizers are trained for one step: what symbols are worth takes no time.
+With and without cache: the recipe `images-maskgit` at its small size on a folder of pictures: at 64 x 64 with the small
+tokenizer, and at 256 x 256 with one of the same widths and four halvings. Both become 16 x 16 symbols, so the generator is the
+same, and only what the cache saves differs: to read a picture, to cut it and to tokenize it. The tokenizers are trained for
+one step: what symbols are worth takes no time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import endless
 from sides import About, Side, mflop, parameters, versions
 
 SYMBOLS, GRID, WIDTH, DEPTH, HEADS = 256, 8, 128, 2, 4
@@ -31,7 +33,6 @@ TEXT_PLACES, TEXT_WIDTH = 16, 64
 BATCH, EXAMPLES = 4, 128
 RATE, BETAS, CLIP, DROPPED = 3e-4, (0.9, 0.999), 0.5, 0.5
 ROUNDS, SCALE, KEPT_SHARE = 18, 3.0, 0.1
-NEVER = 10**9
 
 
 def random_codes() -> Any:
@@ -111,20 +112,11 @@ def about_them(model: Any) -> About:
 
 def our_step(work: Path) -> Side:
     from tessera.data.coded import CodedSource
-    from tessera.data.draws import Training, Validation
-    from tessera.engine.engine import Engine, EngineConfig
-    from tessera.folder import RunFolder
 
     task = our_task()
     names = [str(number) for number in range(EXAMPLES)]
     source = CodedSource(names, {"tokenizer": random_codes().int()}, names)
-    config = EngineConfig(steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER)
-    folder = RunFolder(work / "ours")
-    folder.make()
-    training = Training(source, seed=config.seed, batch_size=BATCH)
-    engine = Engine(task, training, Validation(source, seed=config.seed, batch_size=BATCH), config, folder)
-    engine.open({})
-    life = engine.steps()
+    life = endless.steps(task, source, endless.config(batch_size=BATCH), work)
     return Side(about_us(task), lambda: next(life))
 
 
@@ -151,7 +143,7 @@ def our_task() -> Any:
         model=MaskedTransformerConfig(width=WIDTH, depth=DEPTH, heads=HEADS, text=looked_up()),
         drop_condition=DROPPED,
         optimizer=OptimizerConfig(kind="adam", rate=RATE, betas=BETAS, clip=CLIP),
-    ).build(no_tokenizer())
+    ).build(endless.symbols(SYMBOLS, (GRID, GRID)))
 
 
 def looked_up() -> Any:
@@ -180,17 +172,6 @@ def looked_up() -> Any:
     return LookedUpConfig()
 
 
-def no_tokenizer() -> Any:
-    """A grid of symbols of which nothing is known: their network knows nothing of its symbols either."""
-    from torch import nn
-
-    class NoTokenizer:
-        network = nn.Identity()
-        vocabulary, grid, levels, features, seconds = SYMBOLS, (GRID, GRID), 1, None, None
-
-    return NoTokenizer()
-
-
 def about_us(task: Any) -> About:
     texts = [str(number) for number in range(BATCH)]
     return About(
@@ -215,6 +196,7 @@ def masked_mflop(task: Any, codes: Any, texts: list[str]) -> float:
 
 LAYERS = {64: (0, 2), 256: (0, 0, 0, 2)}
 """Pixels -> residual blocks after each halving in their tokenizer, at the small recipe's widths: 16 x 16 symbols of either."""
+PICTURES = 256
 
 
 def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> Side:
@@ -227,12 +209,32 @@ def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> S
     run = dataclasses.replace(
         run,
         task=dataclasses.replace(run.task, codes=codes),
-        data=dataclasses.replace(run.data, size=pixels, toys=256, validation_share=0.0625),
-        engine=dataclasses.replace(run.engine, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER),
+        data=dataclasses.replace(run.data, path=str(pictures_in(work / "pictures", pixels)), size=pixels),
+        engine=endless.made_endless(run.engine),
     )
     engine = engine_of(run, RunFolder(work / codes))
     life = engine.steps()
     return Side(about_run(engine.task, run), lambda: next(life))
+
+
+def pictures_in(place: Path, pixels: int) -> Path:
+    """Toys as the files that people have: JPEG, with a caption beside each. They have shades and textures, since a photograph
+    is not flat, and are twice as wide as what is learnt from, which is how far a larger one is decoded (`Images.enough`).
+    Whichever side comes first makes them."""
+    import numpy as np
+    import PIL.Image
+
+    from tessera.data.toys.images import ToyImages
+    from tessera.media.image import Image
+
+    if not place.exists():
+        place.mkdir(parents=True)
+        toys = ToyImages(PICTURES, size=2 * pixels)
+        for number in range(PICTURES):
+            toy = toys.item(number, np.random.default_rng(number))
+            PIL.Image.fromarray(Image.from_floats(toy.pixels).pixels).save(place / f"{number}.jpg", quality=90)
+            (place / f"{number}.txt").write_text(toy.caption)
+    return place
 
 
 def tokenizer_in(place: Path, pixels: int) -> Path:

@@ -21,6 +21,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import endless
 from sides import About, Side, mflop, parameters, versions
 
 BINS, SYMBOLS, LEVELS, CORNERS = 64, 256, 2, 3
@@ -29,7 +30,6 @@ WIDTH, DEPTH, FINE_DEPTH, HEADS = 128, 2, 1, 4
 SAMPLED_FACES, KEPT_SHARE = 16, 0.1
 CLIP, WARMUP = 0.5, 10
 AT_ONCE = 8
-NEVER = 10**9
 SLOTS = CORNERS * LEVELS
 
 DIFFERENT = """\
@@ -56,14 +56,14 @@ def their_autoencoder(work: Path) -> Side:
         mflop={"model": mflop(lambda: model(vertices=vertices, faces=faces))},
         packages=their_versions(),
     )
-    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
     return Side(about, lambda: adapter.run(trainer, AT_ONCE))
 
 
 def their_transformer(work: Path) -> Side:
     adapter, model = their("MeshTfA", work)
     about = about_their_transformer(adapter, model)
-    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
     return Side(about, lambda: adapter.run(trainer, AT_ONCE))
 
 
@@ -153,20 +153,12 @@ def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretch
 
 def our_transformer(work: Path, *, codes: Literal["cached", "live"]) -> Side:
     from tessera.data.coded import CodedSource
-    from tessera.data.draws import Training, Validation
-    from tessera.engine.engine import Engine
-    from tessera.folder import RunFolder
 
-    task, config = our_task(FACES), life()
+    task = our_task(FACES)
     names = [str(number) for number in range(MESHES)]
     grid = random_codes().unflatten(2, (CORNERS, LEVELS)).int()
     source: Any = Ready() if codes == "live" else CodedSource(names, {"tokenizer": grid}, names)
-    folder = RunFolder(work / "ours")
-    folder.make()
-    training = Training(source, seed=config.seed, batch_size=BATCH)
-    engine = Engine(task, training, Validation(source, seed=config.seed, batch_size=BATCH), config, folder)
-    engine.open({})
-    steps = engine.steps()
+    steps = endless.steps(task, source, life(), work)
     return Side(about_our_transformer(task), lambda: several(steps))
 
 
@@ -232,12 +224,8 @@ def optimizer(rate: float) -> Any:
 
 def life() -> Any:
     from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
 
-    return EngineConfig(
-        steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER,
-        average=AverageConfig(decay=0.9999, update_after=100, update_every=10),
-    )  # fmt: skip
+    return endless.config(batch_size=BATCH, average=AverageConfig(decay=0.9999, update_after=100, update_every=10))
 
 
 def several(steps: Any) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import endless
 import memory
 from sides import About, Side, mflop, parameters, versions
 
@@ -26,7 +27,7 @@ WIDTH, DEPTH, HEADS, LATENT = 128, 2, 4, 128
 SAMPLES, HOP, WINDOW, BANDS, PATCH, RATE_HZ = 4096, 12, 128, 64, 16, 16_000
 SYMBOLS, TEXT, PAIRS, BATCH = 1000, 32, 320, 8
 RATE, CLIP = 3e-4, 0.5
-NEVER, LOG_EVERY = 10**9, 10
+LOG_EVERY = 10
 
 DIFFERENT = """\
   not the same:
@@ -54,7 +55,7 @@ def theirs(work: Path) -> Side:
         mflop={"model": mflop(lambda: model(wavs=waves, texts=texts))},
         packages=versions("torch", "musiclm-pytorch"),
     )
-    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
     return Side(about, lambda: adapter.run(trainer, 1))
 
 
@@ -83,8 +84,8 @@ def ours(work: Path) -> Side:
         packages=versions("torch"),
     )
     trainer = MuLaNTrainer(
-        model, pairs, batch_size=BATCH, num_train_steps=NEVER, lr=RATE, max_grad_norm=CLIP, valid_frac=0.05,
-        save_model_every=NEVER, results_folder=work / "ours",
+        model, pairs, batch_size=BATCH, num_train_steps=endless.NEVER, lr=RATE, max_grad_norm=CLIP, valid_frac=0.05,
+        save_model_every=endless.NEVER, results_folder=work / "ours",
     )  # fmt: skip
     trainer.engine.config = replace(trainer.engine.config, log_every=LOG_EVERY)
     steps = trainer.engine.steps()

@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import endless
 import pairs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 WANTED, FROM_MS = 1.02, 15
 RATE, CLIP = 1e-4, 1.0
-ENDLESS = 10**9
-"""Steps of a run that is stopped before its end: the last step, with all that is due then, does not come."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +122,7 @@ class ByHand:
 
 def compared(size: Size, asked: argparse.Namespace, place: Path) -> tuple[pairs.Pairs, dict[str, float]]:
     """The two sides in turn, and then what a validation, samples and a checkpoint take."""
-    from tessera.engine.engine import Engine, EngineConfig
+    from tessera.engine.engine import Engine
     from tessera.engine.modes import seed
     from tessera.folder import RunFolder
 
@@ -131,10 +130,7 @@ def compared(size: Size, asked: argparse.Namespace, place: Path) -> tuple[pairs.
     task, twin = task_of(size), task_of(size)
     twin.load_state_dict(task.state_dict())
     pictures = Pictures(size)
-    config = EngineConfig(
-        steps=ENDLESS, batch_size=size.batch, log_every=asked.log_every,
-        validate_every=ENDLESS, sample_every=ENDLESS, checkpoint_every=ENDLESS,
-    )  # fmt: skip
+    config = endless.config(batch_size=size.batch, log_every=asked.log_every)
     folder = RunFolder(place)
     folder.make()
     engine = Engine(task, pictures, pictures, config, folder)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import endless
 from sides import About, Side, mflop, parameters, versions
 
 SYMBOLS, LEVELS, SEMANTIC, FRAMES, EXAMPLES, BATCH = 256, 4, 100, 128, 128, 4
@@ -27,7 +28,6 @@ WIDTH, DEPTH, HEADS, KERNEL = 128, 2, 4, 31
 FRAME_SECONDS = 0.02
 RATE, BETAS, CLIP, WARMUP = 3e-4, (0.9, 0.99), 0.5, 10
 KEPT_SHARE = 0.3
-NEVER = 10**9
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ DIFFERENT = """\
 
 def their_step(work: Path) -> Side:
     adapter, model = their()
-    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
     return Side(about_them(model), lambda: adapter.run(trainer, 1))
 
 
@@ -99,20 +99,11 @@ def about_them(model: Any) -> About:
 
 def our_step(work: Path) -> Side:
     from tessera.data.coded import CodedSource
-    from tessera.data.draws import Training, Validation
-    from tessera.engine.engine import Engine, EngineConfig
-    from tessera.folder import RunFolder
 
     task = our_task(FRAMES)
     names = [str(number) for number in range(EXAMPLES)]
     source = CodedSource(names, {"tokenizer": random_codes().int(), "semantic": random_semantic().int()}, [""] * EXAMPLES)
-    config = EngineConfig(steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER)
-    folder = RunFolder(work / "ours")
-    folder.make()
-    training = Training(source, seed=config.seed, batch_size=BATCH)
-    engine = Engine(task, training, Validation(source, seed=config.seed, batch_size=BATCH), config, folder)
-    engine.open({})
-    life = engine.steps()
+    life = endless.steps(task, source, endless.config(batch_size=BATCH), work)
     return Side(about_us(task), lambda: next(life))
 
 
@@ -149,19 +140,9 @@ def our_task(frames: int) -> Any:
     )
     optimizer = OptimizerConfig(kind="adam", rate=RATE, betas=BETAS, clip=CLIP, schedule="warmup", warmup=WARMUP)
     return MaskedConfig(model=network, masking=LevelMaskingConfig(), optimizer=optimizer).build(
-        no_codec(SYMBOLS, LEVELS, frames), semantic=no_codec(SEMANTIC, 1, frames)
+        endless.symbols(SYMBOLS, (frames,), levels=LEVELS, seconds=FRAME_SECONDS),
+        semantic=endless.symbols(SEMANTIC, (frames,), seconds=FRAME_SECONDS),
     )
-
-
-def no_codec(symbols: int, symbol_levels: int, frames: int) -> Any:
-    """A row of symbols of which nothing is known: their network knows nothing of its symbols either."""
-    from torch import nn
-
-    class NoCodec:
-        network = nn.Identity()
-        vocabulary, grid, levels, features, seconds = symbols, (frames,), symbol_levels, None, FRAME_SECONDS
-
-    return NoCodec()
 
 
 def about_us(task: Any) -> About:

@@ -12,6 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import endless
 from sides import About, Side, mflop, parameters, versions
 
 SIDE, FRAMES, CLIPS, BATCH, SYMBOLS = 32, 9, 64, 2, 256
@@ -20,7 +21,6 @@ LAYERS = (
     "compress_time", "consecutive_residual:2", "attend_time",
 )  # fmt: skip
 PENALTY_EVERY = 4
-NEVER = 10**9
 
 DIFFERENT = """\
   not the same:
@@ -44,7 +44,7 @@ def theirs(work: Path) -> Side:
         mflop={"model": clip_mflop(model), "judge": frame_mflop(model.discr)},
         packages=versions("magvit2-pytorch", "vector-quantize-pytorch", "torch"),
     )
-    trainer = adapter.trainer(model, str(work / "theirs"), NEVER)
+    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
     return Side(about, lambda: adapter.run(trainer, 1))
 
 
@@ -70,7 +70,6 @@ def run_of(judge_dim: int, judge_widest: int) -> Any:
     from tessera.config import Run
     from tessera.data.videos import Videos
     from tessera.engine.average import AverageConfig
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optimizer import OptimizerConfig
     from tessera.models.patch_discriminator import PatchDiscriminatorConfig
     from tessera.models.video_tokenizer import VideoTokenizerConfig
@@ -95,10 +94,7 @@ def run_of(judge_dim: int, judge_widest: int) -> Any:
         adversary=adversary,
         optimizer=optimizer,
     )
-    engine = EngineConfig(
-        steps=NEVER, batch_size=BATCH, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER,
-        average=AverageConfig(decay=0.995),
-    )  # fmt: skip
+    engine = endless.config(batch_size=BATCH, average=AverageConfig(decay=0.995))
     return Run(recipe="bench", task=task, data=Videos(size=SIDE, frames=FRAMES), engine=engine)
 
 
