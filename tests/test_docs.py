@@ -15,133 +15,39 @@ The blocks of one page run in order in one folder, which holds a few `pictures`,
 from __future__ import annotations
 
 import functools
-import inspect
-import math
 import re
 import shlex
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
-from math import log2
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import tyro
 
 from tessera import flags
 from tessera.cli import VERBS
-from tessera.config import MAY_DIFFER
 from tessera.data.toys.images import ToyImages, draw
 from tessera.data.toys.meshes import imagine as imagine_mesh
 from tessera.data.toys.sounds import ToySounds
 from tessera.data.toys.videos import ToyVideos, film
 from tessera.media.sound import Sound
-from tessera.models.masked_transformer import MaskedTransformerConfig
-from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-from tessera.nn.quantize.features import features
 from tessera.recipes import RECIPES, name_of, named
 from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
 from tessera.recipes.music import music_mulan
-from tessera.recipes.presets import Preset
 from tessera.recipes.sounds import sounds_codec, sounds_semantic, sounds_soundstorm
 from tessera.recipes.videos import videos_magvit2
-from tessera.tasks.videos import VideoJudges
-from tessera.trainers import (
-    MaskGitTrainer,
-    MuLaNTrainer,
-    SoundStormTrainer,
-    Trainer,
-    VideoTokenizerTrainer,
-    VQGanVAETrainer,
-)
 from tests.command import tessera
-
-ROOT = Path(__file__).resolve().parent.parent
-RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-"""The pages whose examples are run."""
-PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
-IMAGES, MASKGIT, SUPERRES = (ROOT / f"docs/images-{name}.md" for name in ("vqgan", "maskgit", "maskgit-superres"))
-VIDEOS, MESHES = ROOT / "docs/videos-magvit2.md", ROOT / "docs/meshes-autoencoder.md"
-MUSIC = ROOT / "docs/music-mulan.md"
-CODEC, SEMANTIC, SOUNDSTORM = (ROOT / f"docs/sounds-{name}.md" for name in ("codec", "semantic", "soundstorm"))
-LANGUAGES = {"sh", "python", "console", "py", "text"}
-
-
-def of_the_project(page: Path) -> str:
-    return page.relative_to(ROOT).as_posix()
-
+from tests.pages import LANGUAGES, PAGES, ROOT, RUN, Block, blocks, blocks_in, of_the_project, page_of, prose, spans
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=of_the_project)
 every_run_page = pytest.mark.parametrize("page", RUN, ids=of_the_project)
-
-
-# ------------------------------------------------------------------------------------------------- reading the pages
-
-
-@dataclass(frozen=True)
-class Block:
-    page: Path
-    line: int
-    """Where it begins in its page."""
-    language: str
-    text: str
-
-    def __str__(self) -> str:
-        return f"{of_the_project(self.page)}:{self.line}"
-
-    def commands(self) -> Iterator[list[str]]:
-        """The words of each command; lines that end in a backslash are one with the next."""
-        lines = self.text.replace("\\\n", " ").splitlines()
-        if self.language == "console":
-            lines = [line[2:] for line in lines if line.startswith("$ ")]
-        for line in lines:
-            if words := shlex.split(line, comments=True):
-                yield words
-
-
-FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-
-
-@functools.cache
-def blocks(page: Path) -> list[Block]:
-    text = page.read_text(encoding="utf-8")
-    return [Block(page, text.count("\n", 0, found.start()) + 1, found[1].strip(), found[2]) for found in FENCE.finditer(text)]
-
-
-@functools.cache
-def prose(page: Path) -> str:
-    """A page without its blocks."""
-    return FENCE.sub("", page.read_text(encoding="utf-8"))
-
-
-def spans(page: Path) -> list[str]:
-    """What stands between backticks in running text; it may go over the end of a line."""
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
-
-
-def blocks_in(language: str) -> list[Block]:
-    found = [block for page in PAGES for block in blocks(page) if block.language == language]
-    assert found, f"no page has a block marked {language}, so nothing was tested"
-    return found
-
-
-def table(page: Path, first_heading: str) -> list[list[str]]:
-    """The rows of the table whose first heading this is, without the line below the headings."""
-    lines = iter(page.read_text(encoding="utf-8").splitlines())
-    rows = [next(line for line in lines if line.startswith(f"| {first_heading} |"))]
-    for line in lines:
-        if not line.startswith("|"):
-            break
-        rows.append(line)
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in (rows[0], *rows[2:])]
 
 
 def listed(found: list[str]) -> str:
@@ -216,7 +122,7 @@ def drawn_folders(page: Path) -> list[DrawnFolder]:
     return found
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", MASKGIT], ids=of_the_project)
+@pytest.mark.parametrize("page", [ROOT / "README.md", page_of("images-maskgit")], ids=of_the_project)
 def test_a_page_that_draws_a_runs_folder_is_held_to_it(page: Path) -> None:
     [picture] = drawn_folders(page)
     assert len(picture.names) >= 5
@@ -430,208 +336,5 @@ def test_flags_that_a_page_names_exist(page: Path, known_flags: set[str]) -> Non
     assert not unknown, listed(unknown)
 
 
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_presets_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(IMAGES, "preset")}
-    run = images_vqgan(preset)
-    with torch.device("meta"):  # sizes without the memory
-        model = run.task.model.build()
-    grid = run.data.size // run.task.model.stride
-    made = [
-        f"`{preset}`", f"{run.data.size} x {run.data.size}", f"{grid} x {grid}", f"{model.vocabulary:,}",
-        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/images-vqgan.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_generators_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(MASKGIT, "preset")}
-    run, symbols = images_maskgit(preset), symbols_of(preset)
-    with torch.device("meta"):
-        task = run.task.build(symbols)
-    made = [
-        f"`{preset}`", f"{run.data.size} x {run.data.size}",
-        f"{' x '.join(map(str, symbols.grid))} of {symbols.vocabulary:,}", f"{task.layout.count}",
-        f"{sum(parameter.numel() for parameter in task.model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}", f"{run.task.sampling.rounds}",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/images-maskgit.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_clips_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(VIDEOS, "preset")}
-    run = videos_magvit2(preset)
-    with torch.device("meta"):
-        model = run.task.model.build()
-    made = [
-        f"`{preset}`", f"{run.data.frames} x {run.data.size} x {run.data.size}",
-        " x ".join(map(str, run.task.model.grid(run.data))), f"{model.vocabulary:,}",
-        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/videos-magvit2.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_meshes_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(MESHES, "preset")}
-    run = meshes_autoencoder(preset)
-    model = run.task.model.build()
-    made = [
-        f"`{preset}`", f"{run.data.bins}", f"{run.data.most_faces}", f"{model.levels} of {model.vocabulary:,}",
-        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/meshes-autoencoder.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_mesh_transformers_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(ROOT / "docs/meshes-transformer.md", "preset")}
-    run, tokenizer = meshes_transformer(preset), meshes_autoencoder(preset).task.model
-    config, quantizer = run.task.model, tokenizer.quantizer
-    with torch.device("meta"):
-        model = config.build(quantizer.quantizer.codebook_size, tokenizer.corners, quantizer.levels)
-    made = [
-        f"`{preset}`", f"{config.longest}", f"{config.width}", f"{config.depth}", f"{config.fine_width} x {config.fine_depth}",
-        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/meshes-transformer.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_music_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(MUSIC, "preset")}
-    run = music_mulan(preset)
-    audio = run.task.model.audio
-    with torch.device("meta"):
-        model = run.task.model.build()
-    times = math.ceil(math.ceil(run.data.length / audio.hop) / audio.patch[1])
-    made = [
-        f"`{preset}`", f"{run.data.seconds:g} s at {run.data.rate_hz / 1000:g} kHz", f"{audio.bands}",
-        f"{audio.bands // audio.patch[0]} x {times}", f"{audio.width}", f"{audio.depth}",
-        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/music-mulan.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_codecs_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(CODEC, "preset")}
-    run = sounds_codec(preset)
-    with torch.device("meta"):
-        model = run.task.model.build()
-    frames_hz = run.data.rate_hz / model.hop
-    made = [
-        f"`{preset}`", clip_of(run), f"{frames_hz:g}", f"{model.levels} of {model.vocabulary:,}",
-        f"{model.levels * log2(model.vocabulary) * frames_hz / 1000:g}",
-        f"{sum(parameter.numel() for parameter in model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}", "off" if run.task.adversary is None else "on",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/sounds-codec.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_semantic_symbols_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(SEMANTIC, "preset")}
-    run = sounds_semantic(preset)
-    model = run.task.model
-    symbols_hz = model.rate_hz / model.hop
-    made = [
-        f"`{preset}`", clip_of(run), f"{symbols_hz:g}", f"{model.vocabulary:,}", f"{symbols_hz * log2(model.vocabulary):g}",
-        f"{run.engine.steps:,}", f"{run.engine.batch_size}", f"{run.task.optimizer.rate:g}",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/sounds-semantic.md the row is to be:\n| {' | '.join(made)} |"
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_table_of_soundstorms_is_what_the_recipe_makes(preset: Preset) -> None:
-    rows = {row[0]: row for row in table(SOUNDSTORM, "preset")}
-    run = sounds_soundstorm(preset)
-    acoustic, said = (symbols_of_sounds(recipe(preset), run.data) for recipe in (sounds_codec, sounds_semantic))
-    with torch.device("meta"):
-        task = run.task.build(acoustic, semantic=said)
-    first, finer = run.task.sampling.level_rounds
-    made = [
-        f"`{preset}`", clip_of(run), f"{acoustic.grid[0]} x {acoustic.levels}", f"{said.grid[0]} of {said.vocabulary:,}",
-        f"{run.task.model.width}", f"{run.task.model.depth}",
-        f"{sum(parameter.numel() for parameter in task.model.parameters()):,}", f"{run.engine.steps:,}",
-        f"{run.engine.batch_size}", run.task.optimizer.kind, f"{run.task.optimizer.rate:g}",
-        f"{first} + {finer * (acoustic.levels - 1)}",
-    ]  # fmt: skip
-    assert rows[f"`{preset}`"] == made, f"in docs/sounds-soundstorm.md the row is to be:\n| {' | '.join(made)} |"
-
-
-def clip_of(run: Any) -> str:
-    return f"{run.data.seconds:g} s at {run.data.rate_hz / 1000:g} kHz"
-
-
-def symbols_of_sounds(run: Any, data: Any) -> Any:
-    """All that SoundStorm's size depends on of a tokenizer; what is known of a cascade's symbols is nothing."""
-    model = run.task.model.build()
-    every = torch.arange(model.vocabulary)
-    known = features(model.quantizer.values(every, torch.float32).detach()) if model.levels == 1 else None
-    return SimpleNamespace(
-        network=torch.nn.Identity(), vocabulary=model.vocabulary, grid=run.task.model.grid(data), levels=model.levels,
-        features=known, seconds=model.hop / run.data.rate_hz,
-    )  # fmt: skip
-
-
-def symbols_of(preset: Preset) -> Any:
-    """All that a generator's size depends on of a tokenizer: its quantizer and its grid."""
-    run = images_vqgan(preset)
-    model = run.task.model
-    quantizer = model.quantizer.build(model.widths[-1])
-    known = features(quantizer.values(torch.arange(quantizer.vocabulary), torch.float32).detach())
-    return SimpleNamespace(
-        network=torch.nn.Identity(),
-        vocabulary=quantizer.vocabulary,
-        grid=model.grid(run.data),
-        levels=1,
-        features=known,
-        seconds=None,
-    )
-
-
-@pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_sizes_of_super_resolution_are_those_of_its_presets(preset: Preset) -> None:
-    [pictures] = [row[1] for row in table(SUPERRES, "preset") if row[0] == f"`{preset}`"]
-    size = images_maskgit_superres(preset).data.size
-    assert pictures == f"{size} x {size}"
-
-
 def test_every_recipe_has_its_page() -> None:
     assert {page.stem for page in (ROOT / "docs").glob("*.md")} == {name_of(recipe) for recipe in RECIPES} | {"design"}
-
-
-DOORS = [
-    (IMAGES, VQGanVAETrainer), (MASKGIT, MaskGitTrainer), (VIDEOS, VideoTokenizerTrainer), (MUSIC, MuLaNTrainer),
-    (SOUNDSTORM, SoundStormTrainer),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("page", "door"), DOORS, ids=lambda door: getattr(door, "stem", ""))
-def test_the_table_of_a_front_door_is_its_signature(page: Path, door: type[Trainer]) -> None:
-    _, *rows = table(page, "parameter")
-    told = {name.strip("`"): default.strip("`") for name, default, _ in rows}
-    real = {
-        name: "required" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
-        for name, parameter in inspect.signature(door).parameters.items()
-    }
-    configs = {repr(PatchDiscriminatorConfig()), repr(MaskedTransformerConfig()), repr(VideoJudges())}
-    assert told == real | {name: "a config" for name, default in real.items() if default in configs}
-
-
-def test_the_settings_that_may_change_are_all_told() -> None:
-    """Those of every recipe on the first recipe's page, and those of runs that stand on others where such a run is told of."""
-    sentences = [
-        line for page in (IMAGES, MASKGIT) for line in re.split(r"\n\n|(?<=\.)\s", prose(page)) if "may differ" in line
-    ]
-    told = {name for sentence in sentences for name in re.findall(r"`--([\w.-]+)`", sentence)}
-    assert len(sentences) == 2
-    assert told == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}

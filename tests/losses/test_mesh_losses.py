@@ -7,10 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from tessera.losses.meshes import smoothed_cross_entropy, smoothing
-
-
-def doubles(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+from tests.networks import doubles
 
 
 def test_without_smoothing_it_is_the_cross_entropy():

@@ -9,22 +9,11 @@ from torch import Tensor, nn
 from tessera.config import decode, encode
 from tessera.models.conformer import Conformer, ConformerConfig, Convolution
 from tessera.nn.transformer import States, Transformer, Turn, turn
-
-
-def awake(network: nn.Module) -> nn.Module:
-    """Residual parts start as nothing, and nothing would prove anything: give them something to say."""
-    for name, parameter in network.named_parameters():
-        if name.endswith("out.weight"):
-            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    return network.double()
+from tests.networks import awake, doubles
 
 
 def made(context: int | None = None, depth: int = 2, kernel: int = 5) -> Conformer:
-    return awake(ConformerConfig(kernel=kernel).build(24, depth, 2, context=context))
-
-
-def doubles(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+    return awake(ConformerConfig(kernel=kernel).build(24, depth, 2, context=context)).double()
 
 
 def said(batch: int = 2, length: int = 4, width: int = 12) -> States:
@@ -70,7 +59,7 @@ def test_examples_do_not_see_each_other():
 
 
 def test_the_convolution_looks_equally_far_to_both_sides():
-    convolution, x = awake(Convolution(5, 24)), doubles(1, 9, 24).requires_grad_()
+    convolution, x = awake(Convolution(5, 24)).double(), doubles(1, 9, 24).requires_grad_()
     convolution(x, None)[0, 4].square().sum().backward()
     assert (x.grad.abs().sum((0, 2)) > 0).tolist() == [False, False, True, True, True, True, True, False, False]
 
@@ -79,7 +68,7 @@ def test_it_hears_order_without_being_told_of_places():
     """With all places turned alike, attention cannot tell how examples are ordered; the convolution can."""
     still = Turn(torch.ones(6, 12, dtype=torch.float64), torch.zeros(6, 12, dtype=torch.float64))
     x, order = doubles(1, 6, 24), torch.tensor([3, 1, 0, 5, 2, 4])
-    conformer, transformer = made(), awake(Transformer(24, 2, 2))
+    conformer, transformer = made(), awake(Transformer(24, 2, 2)).double()
     torch.testing.assert_close(transformer(x[:, order], still), transformer(x, still)[:, order])
     assert not torch.allclose(conformer(x[:, order], still), conformer(x, still)[:, order])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera.models.conformer import ConformerConfig
 from tessera.models.masked_transformer import (
@@ -26,6 +26,7 @@ from tessera.models.masked_transformer import (
 )
 from tessera.models.text_encoder import LearnedTextConfig
 from tessera.nn.layout import Layout
+from tests.networks import awake, rows_through
 
 VOCABULARY = 13
 TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
@@ -33,18 +34,11 @@ TEXTS = ["a red circle", "two blue squares", "x"]
 FEATURES = torch.randn(VOCABULARY, 5, generator=torch.Generator().manual_seed(1))
 
 
-def awake(network: nn.Module) -> nn.Module:
-    for parameter in network.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
-    return network.double().eval()
-
-
 def model(
     patch: int = 1, smaller: Symbols | None = None, known: Tensor | None = FEATURES, **choices: object
 ) -> MaskedTransformer:
     config = MaskedTransformerConfig(**{"width": 24, "depth": 2, "heads": 2, "text": TEXT, **choices})
-    return awake(config.build(Symbols(VOCABULARY, Layout((4, 4), patch=patch), known), smaller))
+    return awake(config.build(Symbols(VOCABULARY, Layout((4, 4), patch=patch), known), smaller)).double().eval()
 
 
 def mosaic(network: Reader, batch: int = 3, share: float = 0.5) -> tuple[Tensor, Tensor]:
@@ -102,13 +96,6 @@ def test_from_round_to_round_only_places_whose_symbols_changed_are_begun_anew(bo
         made = network.guess(shown, asked, condition, last=last)
         assert torch.allclose(made, network.guess(shown, asked, condition))
     assert asking[::2] == [12, 4, 4, 12], "all at first; then the changed ones, at least the four that a steady product needs"
-
-
-def rows_through(layer: nn.Module) -> list[int]:
-    """How many rows come to a layer each time, noted from here on."""
-    rows: list[int] = []
-    layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0]))
-    return rows
 
 
 def test_slots_are_what_a_slow_loop_makes_of_them():
@@ -340,7 +327,8 @@ def test_a_place_has_the_symbol_that_sounds_in_the_middle_of_its_time(place_ms, 
 
 def test_two_rates_come_together_at_any_length_also_where_the_last_frames_are_not_filled():
     """Of 130 ms there are 7 places of 20 and 5 frames of 30; of 5 frames that are filled, 8 places."""
-    network = awake(MaskedTransformerConfig(width=24, depth=2, heads=2, text=None, placed=False).build(*in_time(7, 20, 5, 30)))
+    config = MaskedTransformerConfig(width=24, depth=2, heads=2, text=None, placed=False)
+    network = awake(config.build(*in_time(7, 20, 5, 30))).double().eval()
     for places, frames in ((7, 5), (8, 5), (3, 2), (30, 20)):
         symbols = torch.randint(VOCABULARY, (1, places, 2))
         said = torch.randint(7, (1, frames))
@@ -360,14 +348,14 @@ def test_where_what_is_said_has_ended_it_says_nothing():
 def test_a_model_that_knows_its_places_is_asked_for_no_others():
     symbols, _ = in_time(6, 20, 4, 30)
     config = MaskedTransformerConfig(width=24, depth=2, heads=2, text=None)
-    network = awake(config.build(symbols))
+    network = awake(config.build(symbols)).double().eval()
     with pytest.raises((ValueError, RuntimeError), match="knows 6 places|must match"):
         network.states(torch.zeros(1, 7, 2, dtype=torch.long), network.condition([""], [False]))
 
 
 def test_each_level_has_a_head_of_its_own_and_only_the_asked_rows_pass_through_it():
     symbols, _ = in_time(6, 20, 4, 30, levels=3)
-    network = awake(MaskedTransformerConfig(width=24, depth=2, heads=2, text=None, placed=False).build(symbols))
+    network = awake(MaskedTransformerConfig(width=24, depth=2, heads=2, text=None, placed=False).build(symbols)).double().eval()
     assert len(network.heads) == 3
     rows: dict[int, int] = {}
     for level, head in enumerate(network.heads):
@@ -386,7 +374,7 @@ def test_each_level_has_a_head_of_its_own_and_only_the_asked_rows_pass_through_i
 def test_a_critic_of_its_own_believes_each_symbol_by_text_and_neighbours():
     critic = awake(
         CriticConfig(width=16, depth=1, heads=2).build(model(patch=2).config, Symbols(VOCABULARY, Layout((4, 4), patch=2)))
-    )
+    ).double().eval()
     shown, _ = mosaic(critic, share=0.0)
     beliefs = critic.beliefs(critic.states(shown, told(critic)))
     assert beliefs.shape == shown.shape

@@ -16,6 +16,7 @@ from tessera.losses.spectral import si_sdr_B
 from tessera.models.sound_codec import Snake, SoundCodec, SoundCodecConfig, SoundConv, Spread
 from tessera.nn.causal import Passage
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
+from tests.networks import stirred
 
 TINY = SoundCodecConfig(
     dim=4,
@@ -35,18 +36,9 @@ QUANTIZERS = {
 every_quantizer = pytest.mark.parametrize("quantizer", QUANTIZERS)
 
 
-def awake(model: SoundCodec) -> SoundCodec:
-    """Parts that start as nothing are given weights, so that they take part."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
-
-
 def built(**settings: Any) -> SoundCodec:
     torch.manual_seed(0)
-    return awake(replace(TINY, **settings).build()).eval().double()
+    return stirred(replace(TINY, **settings).build()).eval().double()
 
 
 def cascade(kind: str) -> ResidualConfig:

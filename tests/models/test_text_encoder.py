@@ -31,19 +31,11 @@ from tessera.models.text_encoder import (
     PretrainedTextConfig,
     TextEncoder,
 )
+from tests.networks import awake
 
 CAPTIONS = ["a red circle", "a blue square", "two red squares", "a small circle above a blue square", ""]
 
 TINY = LearnedTextConfig(width=16, depth=2, heads=2, symbols=300, longest=24)
-
-
-def awake(network: nn.Module) -> None:
-    """Parts that start as nothing are given weights, so that they take part."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in network.parameters():
-            if not parameter.any():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
 
 
 def learned(**settings: Any) -> LearnedText:

@@ -17,6 +17,7 @@ from tessera.engine.processes import Processes
 from tessera.models.video_tokenizer import Layer, VideoTokenizer, VideoTokenizerConfig
 from tessera.nn.causal import FirstFrameApart, GateLoop, LinearSpaceAttention, Passage, Residual, TimeAttention
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
+from tests.networks import stirred
 
 TINY = VideoTokenizerConfig(
     dim=8,
@@ -61,18 +62,9 @@ NETWORKS: dict[str, dict[str, Any]] = {
 every_network = pytest.mark.parametrize("network", NETWORKS)
 
 
-def awake(model: VideoTokenizer) -> VideoTokenizer:
-    """Parts that start as nothing, or alike, are given weights, so that they take part."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
-    return model
-
-
 def built(**settings: Any) -> VideoTokenizer:
     torch.manual_seed(0)
-    return awake(replace(TINY, **settings).build()).eval()
+    return stirred(replace(TINY, **settings).build()).eval()
 
 
 def clips(frames: int = 9, count: int = 2, side: int = 8, channels: int = 3, seed: int = 5) -> Tensor:

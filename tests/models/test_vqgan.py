@@ -12,6 +12,7 @@ from torch import Tensor
 from tessera.engine.processes import Processes
 from tessera.models.vqgan import VQGAN, Attention, Residual, VQGANConfig
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
+from tests.networks import awake
 
 TINY = VQGANConfig(dim=8, widest=16, layers=2, blocks=(0, 1), quantizer=FSQConfig(levels=(4, 4, 4)))
 
@@ -34,16 +35,6 @@ def built(**settings: Any) -> VQGAN:
 def pictures(count: int = 2, high: int = 16, wide: int = 16, channels: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     return torch.rand(count, channels, high, wide, generator=generator) * 2 - 1
-
-
-def awake(model: VQGAN) -> VQGAN:
-    """Layers that start as nothing are given weights, so that they take part."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if not parameter.any():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return model
 
 
 # ------------------------------------------------------------------------------------------------ encode and decode

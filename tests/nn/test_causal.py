@@ -29,6 +29,7 @@ from tessera.nn.causal import (
     halved_time,
     taylor_features,
 )
+from tests.networks import stirred
 
 WIDTH = 16
 
@@ -57,18 +58,9 @@ COMES_OUT["a chain"] = lambda frames: 2 * ((frames + 3) // 4) - 1
 """How many frames are certain once so many have come in, where it is not as many."""
 
 
-def awake(layer: nn.Module) -> nn.Module:
-    """Parts that start as nothing, or alike, are given weights, so that they take part."""
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in layer.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
-    return layer
-
-
 def made(name: str) -> nn.Module:
     torch.manual_seed(0)
-    return awake(LAYERS[name]())
+    return stirred(LAYERS[name]())
 
 
 def frames(count: int = 9, batch: int = 2, side: int = 4, width: int = WIDTH, seed: int = 5) -> Tensor:
@@ -220,7 +212,7 @@ def test_a_pixel_becomes_the_square_in_its_place_at_first_of_one_colour():
 
     other = clip.clone()
     other[0, 2, 1, 3] += 1
-    changed = (awake(layer)(other, Passage()) != layer(clip, Passage())).any(-1).nonzero()
+    changed = (stirred(layer)(other, Passage()) != layer(clip, Passage())).any(-1).nonzero()
     assert changed.tolist() == [[0, 2, row, column] for row in (2, 3) for column in (6, 7)]
 
 
@@ -232,7 +224,7 @@ def test_a_frame_becomes_two_in_its_place_at_first_alike_but_the_first_stays_one
 
     other = clip.clone()
     other[:, 1] += 1
-    changed = (awake(layer)(other, Passage()) != layer(clip, Passage())).flatten(2).any(2)
+    changed = (stirred(layer)(other, Passage()) != layer(clip, Passage())).flatten(2).any(2)
     assert changed.tolist() == [[False, True, True, False, False]] * 2
 
 
@@ -240,7 +232,7 @@ def test_a_frame_becomes_two_in_its_place_at_first_alike_but_the_first_stays_one
 
 
 def test_a_place_is_normed_by_itself():
-    norm, clip = awake(PlaceNorm(WIDTH)), frames()
+    norm, clip = stirred(PlaceNorm(WIDTH)), frames()
     expected = F.layer_norm(clip[1, 3, 2, 0], (WIDTH,), norm.norm.weight, norm.norm.bias)
     torch.testing.assert_close(norm(clip, Passage())[1, 3, 2, 0], expected)
 
@@ -249,7 +241,7 @@ def test_a_condition_starts_without_effect_and_then_has_one():
     norm, clip = PlaceNorm(WIDTH, condition=3), frames()
     one, two = torch.randn(2, 3), torch.randn(2, 3)
     assert torch.equal(norm(clip, Passage(one)), norm(clip, Passage(two)))
-    assert not torch.equal(awake(norm)(clip, Passage(one)), norm(clip, Passage(two)))
+    assert not torch.equal(stirred(norm)(clip, Passage(one)), norm(clip, Passage(two)))
     swapped = norm(clip.flip(0), Passage(one.flip(0))).flip(0)
     torch.testing.assert_close(swapped, norm(clip, Passage(one)))
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from tessera.nn.causal_transformer import ROOM, Cache, CausalTransformer
 from tessera.nn.transformer import Looked, States, Transformer
+from tests.networks import doubles
 
 
 def made(depth: int = 2, longest: int = 100, context: int | None = None) -> CausalTransformer:
@@ -17,10 +18,6 @@ def made(depth: int = 2, longest: int = 100, context: int | None = None) -> Caus
         if name.endswith("out.weight"):
             nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
     return network.double().eval()
-
-
-def doubles(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
 
 
 def said(network: CausalTransformer, batch: int) -> list[Looked]:

@@ -6,25 +6,14 @@ import math
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from tessera.nn.transformer import CrossAttention, SelfAttention, States, Transformer, places_of, turn
-
-
-def awake(network: nn.Module) -> nn.Module:
-    """Residual parts start as nothing, and nothing would prove anything: give them something to say."""
-    for name, parameter in network.named_parameters():
-        if name.endswith("out.weight"):
-            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    return network.double()
+from tests.networks import awake, doubles, rows_through
 
 
 def made(context: int | None = None, depth: int = 2) -> Transformer:
-    return awake(Transformer(24, depth, 2, context=context))
-
-
-def doubles(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=torch.float64)
+    return awake(Transformer(24, depth, 2, context=context)).double()
 
 
 def said(batch: int = 2, length: int = 5, width: int = 12) -> States:
@@ -115,7 +104,7 @@ def test_places_carried_along_with_their_coordinates_give_the_same():
 
 
 def test_attention_is_what_its_formula_says():
-    attention = awake(SelfAttention(24, 2))
+    attention = awake(SelfAttention(24, 2)).double()
     x, turned = doubles(1, 5, 24), turn(places_of((5,)).double(), 12)
     q, k, v = attention.to_query_key_value(attention.norm(x)).view(1, 5, 3, 2, 12).permute(2, 0, 3, 1, 4)
     rooted = math.sqrt(12)
@@ -179,7 +168,7 @@ def test_of_a_context_of_nothing_only_the_learnt_place_is_left():
 
 
 def test_gradients_of_a_context_of_nothing_are_finite_and_reach_the_learnt_place():
-    cross, x = awake(CrossAttention(24, 2, 12)), doubles(2, 6, 24)
+    cross, x = awake(CrossAttention(24, 2, 12)).double(), doubles(2, 6, 24)
     states = States(doubles(2, 5, 12).requires_grad_(), torch.zeros(2, 5, dtype=torch.bool))
     cross(x, cross.look(states)).square().sum().backward()
     assert (states.values.grad == 0).all()
@@ -188,7 +177,7 @@ def test_gradients_of_a_context_of_nothing_are_finite_and_reach_the_learnt_place
 
 @pytest.mark.parametrize("told", [[0, 2], [1], []])
 def test_whoever_is_known_to_have_nothing_to_look_at_sees_what_he_would_see_anyway(told):
-    network, x = awake(Transformer(24, 2, 2, context=12)), doubles(3, 5, 24)
+    network, x = awake(Transformer(24, 2, 2, context=12)).double(), doubles(3, 5, 24)
     values, mask = doubles(3, 4, 12), torch.zeros(3, 4, dtype=torch.bool)
     mask[told, :3] = True
     looking = rows_through(network.blocks[0].cross.to_query)
@@ -199,20 +188,13 @@ def test_whoever_is_known_to_have_nothing_to_look_at_sees_what_he_would_see_anyw
 
 
 def test_the_first_of_several_contexts_are_those_of_the_first_examples():
-    network = awake(Transformer(24, 1, 2, context=12))
+    network = awake(Transformer(24, 1, 2, context=12)).double()
     values, mask, x = doubles(4, 3, 12), torch.ones(4, 3, dtype=torch.bool), doubles(4, 5, 24)
     mask[[1, 2]] = False
     seen = network.look(States(values, mask, [0, 3]))
     for count in (1, 2, 3, 4):
         expected = network(x[:count], context=States(values[:count], mask[:count]))
         assert torch.allclose(network(x[:count], context=[one.first(count) for one in seen]), expected)
-
-
-def rows_through(layer: nn.Module) -> list[int]:
-    """How many rows come to a layer each time, noted from here on."""
-    rows: list[int] = []
-    layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0]))
-    return rows
 
 
 def test_a_context_prepared_once_is_the_context_prepared_each_time():

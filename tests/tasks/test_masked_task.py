@@ -28,6 +28,7 @@ from tessera.tasks.generator import Wanted
 from tessera.tasks.guide import Guide
 from tessera.tasks.masked import MaskedConfig, MaskedTask
 from tessera.tasks.masking import Chances, MaskingConfig, Mosaic
+from tests.networks import awake
 
 VOCABULARY = 10
 TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
@@ -50,20 +51,17 @@ class NoTokenizer:
         return list(codes)
 
 
-def awake(task: MaskedTask) -> MaskedTask:
-    """With something to say at every place that starts as nothing."""
-    for parameter in task.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+def ready(task: MaskedTask) -> MaskedTask:
+    """It has something to say everywhere, and has met the texts."""
     for reader in task.readers():
         reader.text.meet(TEXTS)
-    return task
+    return awake(task)
 
 
 def task_of(smaller: bool = False, **choices: Any) -> MaskedTask:
     model = MaskedTransformerConfig(width=24, depth=2, heads=2, text=TEXT)
     config = MaskedConfig(**{"model": model, "places": 4, **choices})
-    return awake(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if smaller else {})))
+    return ready(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if smaller else {})))
 
 
 def remembering() -> MaskedTransformerConfig:
@@ -434,7 +432,7 @@ def test_the_same_seed_is_the_same_picture_whatever_the_batch(order, scale):
 def as_small() -> MaskedTask:
     """A network of the small preset's shape."""
     torch.manual_seed(0)
-    return awake(images_maskgit("small").task.build(NoTokenizer(16, 1000))).eval()
+    return ready(images_maskgit("small").task.build(NoTokenizer(16, 1000))).eval()
 
 
 @pytest.mark.parametrize("texts", [["a red circle"] * 8, ["a red circle", "two blue squares left of a ring", "x", ""] * 2])

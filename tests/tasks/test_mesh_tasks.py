@@ -32,6 +32,7 @@ from tessera.tasks.autoregressive import AutoregressiveConfig, AutoregressiveTas
 from tessera.tasks.generator import Wanted
 from tessera.tasks.meshes import MeshFidelityConfig, TokenizeMeshes, mesh_of
 from tessera.tasks.tokenizer import TokenizerTask
+from tests.networks import awake
 
 BINS, FACES, CORNERS, LEVELS = 32, 12, 3, 2
 SLOTS = CORNERS * LEVELS
@@ -46,19 +47,12 @@ GREEDY = AutoregressiveSampling(temperature=0)
 ALONE = Guidance(scale=1.0)
 
 
-def awake(network: nn.Module) -> Any:
-    for parameter in network.parameters():
-        if not parameter.any():
-            nn.init.normal_(parameter, std=0.3)
-    return network.double()
-
-
 # ------------------------------------------------------------------------------------------------------------ tokenizer
 
 
 def tokenizer_task(**choices: Any) -> TokenizerTask:
     torch.manual_seed(0)
-    return awake(TokenizeMeshes(model=replace(MODEL, **choices)).build())
+    return awake(TokenizeMeshes(model=replace(MODEL, **choices)).build()).double()
 
 
 def toys(*numbers: int, polygons: str = "triangles") -> Batch:
@@ -160,7 +154,7 @@ def writer(text: LearnedTextConfig | None = TEXT, **choices: Any) -> Autoregress
     model = MeshTransformerConfig(
         width=24, depth=2, heads=2, fine_width=16, fine_depth=1, fine_heads=2, longest=FACES, text=text
     )  # fmt: skip
-    task = awake(AutoregressiveConfig(model=model, **choices).build(Beneath()))
+    task = awake(AutoregressiveConfig(model=model, **choices).build(Beneath())).double()
     nn.init.normal_(task.model.head.weight, std=0.5)
     if text is not None:
         task.model.text.meet(TEXTS)
