@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
-import sys
 import tarfile
 from io import BytesIO
 from pathlib import Path
@@ -81,15 +79,3 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
     emoji.lay_out(pictures, {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}, out)
     written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
     assert written == {"evil.tgz", "deep/out/1f44b.png", "deep/out/2764.png", "deep/out/metadata.jsonl"}
-
-
-def test_without_npm_a_sentence_says_so(tmp_path):
-    tried = subprocess.run(
-        [sys.executable, str(EXAMPLE), str(tmp_path / "out")],
-        env={"PATH": str(tmp_path), "PYTHONPATH": str(EXAMPLE.parents[1])},
-        capture_output=True,
-        text=True,
-    )
-    assert tried.returncode == 1
-    assert "there is no npm on this machine" in tried.stderr and "Traceback" not in tried.stderr
-    assert not (tmp_path / "out").exists()
