@@ -17,7 +17,7 @@ from tessera import Generator
 from tessera.data.mesh_examples import MeshExample
 from tessera.data.toys.meshes import imagine
 from tessera.finished import Codec, finished
-from tessera.folder import Refused
+from tessera.folder import Refused, RunFolder
 from tessera.media.mesh import Mesh
 from tessera.models.mesh_autoencoder import MeshAutoencoder, MeshAutoencoderConfig
 from tessera.models.mesh_transformer import MeshTransformer, MeshTransformerConfig
@@ -205,13 +205,14 @@ def test_a_mesh_that_cannot_be_used_is_left_out_and_said_and_a_whole_set_of_them
         "a text stands where face_edges": (vertices, faces, "a table"),
         "it is a Tensor": vertices,
     }
-    for number, (reason, item) in enumerate(wrong.items()):
-        place = tmp_path / f"{number}"
-        autoencoder_trainer(place, dataset=[*meshes(7), item], val_dataset=meshes(2), checkpoint_every=4)()
-        [line] = (place / "rejected.jsonl").read_text().splitlines()
-        assert "mesh-000007" in line and reason in line
+    settings = {"val_dataset": meshes(2), "batch_size": 4, "val_every": 4, "checkpoint_every": 4}
+    autoencoder_trainer(tmp_path, dataset=[*meshes(7), *wrong.values()], **settings)()  # 16 in 4 steps: each comes once
+    told = {one["example"]: one["reason"] for one in RunFolder(tmp_path).noted("rejected.jsonl")}
+    assert told.keys() == {f"mesh-{number:06d}" for number in range(7, 7 + len(wrong))}
+    for number, (reason, item) in enumerate(wrong.items(), start=7):
+        assert reason in told[f"mesh-{number:06d}"]
         with pytest.raises(Refused, match=reason):
-            autoencoder_trainer(tmp_path / f"{number} only", dataset=[item] * 4)()
+            autoencoder_trainer(tmp_path / f"only {number}", dataset=[item] * 4)()
 
 
 def test_they_learn_from_a_folder_and_theirs_is_a_run(tmp_path: Path) -> None:
