@@ -33,6 +33,7 @@ from tests.runs import (
     train,
     train_in_double,
 )
+from tests.several import together
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -140,28 +141,6 @@ def test_replicas_stay_equal_to_the_bit(tmp_path: Path) -> None:
     together(tmp_path / "two", "images-vqgan judged vq", steps=5, processes=2, tell_replicas=True)
     first, second = ((tmp_path / f"two/replica-{rank}.txt").read_text() for rank in (0, 1))
     assert first == second
-
-
-def together(folder: Path, case: str, tell_replicas: bool = False, **engine: Any) -> None:
-    """The same case in several processes, started as the command line starts them."""
-    import subprocess
-    import sys
-
-    from tessera.launch import _free_port
-
-    tiny(case)  # the tokenizer that it may stand on is there before the processes look for it
-    script = Path(__file__).with_name("one_of_several.py")
-    port, processes = _free_port(), engine.get("processes", 2)
-    children = []
-    for rank in range(processes):
-        environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
-        command = [sys.executable, "-W", "error", str(script), str(folder), case, json.dumps(engine), str(int(tell_replicas))]
-        children.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=script.parent.parent))
-    complaints = [child.communicate(timeout=120)[1] for child in children]
-    assert [child.returncode for child in children] == [0] * processes, "\n".join(complaints)
 
 
 # ---- 3. an update moves its own network and no other
