@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,111 +23,75 @@ from tessera.tasks.generator import Wanted
 from tests.runs import on_tiny_parts, train
 
 
-def eight_pictures(recipe: Callable[..., Run]) -> Run:
-    """The small preset's own network on eight toys of 64 x 64, which are also what it is measured on.
-
-    A step takes 75 ms on two cores.
-    """
-    run = recipe("small")
-    steps = 700
-    engine = dataclasses.replace(
-        run.engine, steps=steps, batch_size=8, validate_every=steps, sample_every=steps, checkpoint_every=steps,
-        average=AverageConfig(decay=0.9),
-    )  # fmt: skip
-    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
-    data = dataclasses.replace(run.data, toys=8, validation_share=0.0)
-    fidelity = dataclasses.replace(run.task.fidelity, measure_features=False)
-    task = dataclasses.replace(run.task, optimizer=optimizer, fidelity=fidelity)
-    return dataclasses.replace(run, engine=engine, data=data, task=task)
-
-
-def eight_captions(recipe: Callable[..., Run]) -> Run:
-    """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions, by heart.
-
-    Seen: loss 0.034 after 50 steps, and accuracy 1. Where no place knew its position, the loss stayed above 0.5.
-    """
-    run = on_tiny_parts(recipe)
-    steps = 150
-    engine = dataclasses.replace(
-        run.engine, steps=steps, batch_size=8, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
-        average=AverageConfig(decay=0.9),
-    )  # fmt: skip
-    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
-    data = dataclasses.replace(run.data, toys=8, validation_share=0.0)
-    task = dataclasses.replace(run.task, optimizer=optimizer, drop_condition=0.0)
-    return dataclasses.replace(run, engine=engine, data=data, task=task)
-
-
-def four_clips(recipe: Callable[..., Run]) -> Run:
-    """The small preset's network on four toys of 9 x 32 x 32, which are also what it is measured on."""
-    run = recipe("small")
-    steps = 600
-    engine = dataclasses.replace(
-        run.engine, steps=steps, batch_size=4, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
-        average=AverageConfig(decay=0.9),
-    )  # fmt: skip
-    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
-    data = dataclasses.replace(run.data, size=32, toys=4, validation_share=0.0)
-    return dataclasses.replace(run, engine=engine, data=data, task=dataclasses.replace(run.task, optimizer=optimizer))
-
-
-def eight_meshes(recipe: Callable[..., Run]) -> Run:
-    """The small preset's network on eight toys, which are also what it is measured on."""
-    return eight_toys(recipe("small"), steps=200, rate=4e-3)
-
-
-def eight_captioned_meshes(recipe: Callable[..., Run]) -> Run:
-    """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions, by heart."""
-    run = on_tiny_parts(recipe)
-    return eight_toys(replace(run, task=replace(run.task, drop_condition=0.0)), steps=200, rate=4e-3)
-
-
-def eight_toys(run: Run, *, steps: int, rate: float) -> Run:
+def by_heart(run: Run, *, toys: int, steps: int, rate: float = 4e-3) -> Run:
+    """A few toys, all in each batch, which are also what is measured."""
     engine = replace(
-        run.engine, steps=steps, batch_size=8, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
-        average=AverageConfig(decay=0.9),
+        run.engine, steps=steps, batch_size=toys, log_every=50, validate_every=steps, sample_every=steps,
+        checkpoint_every=steps, average=AverageConfig(decay=0.9),
     )  # fmt: skip
     optimizer = replace(run.task.optimizer, rate=rate, warmup=10)
-    data = replace(run.data, toys=8, validation_share=0.0)
+    data = replace(run.data, toys=toys, validation_share=0.0)
     return replace(run, engine=engine, data=data, task=replace(run.task, optimizer=optimizer))
 
 
+def eight_pictures(recipe: Callable[..., Run]) -> Run:
+    """The small preset's own network on toys of 64 x 64. A step takes 75 ms on two cores."""
+    run = recipe("small")
+    fidelity = replace(run.task.fidelity, measure_features=False)
+    return by_heart(replace(run, task=replace(run.task, fidelity=fidelity)), toys=8, steps=700)
+
+
+def eight_captions(recipe: Callable[..., Run]) -> Run:
+    """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions.
+
+    Seen: loss 0.034 after 50 steps, and accuracy 1. Where no place knew its position, the loss stayed above 0.5.
+    """
+    return by_heart(never_untold(on_tiny_parts(recipe)), toys=8, steps=150)
+
+
+def four_clips(recipe: Callable[..., Run]) -> Run:
+    """The small preset's network on toys of 9 x 32 x 32."""
+    run = recipe("small")
+    return by_heart(replace(run, data=replace(run.data, size=32)), toys=4, steps=600)
+
+
+def eight_meshes(recipe: Callable[..., Run]) -> Run:
+    """The small preset's network."""
+    return by_heart(recipe("small"), toys=8, steps=200)
+
+
+def eight_captioned_meshes(recipe: Callable[..., Run]) -> Run:
+    """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions."""
+    return by_heart(never_untold(on_tiny_parts(recipe)), toys=8, steps=200)
+
+
+def never_untold(run: Run) -> Run:
+    return replace(run, task=replace(run.task, drop_condition=0.0))
+
+
 def eight_tunes(recipe: Callable[..., Run]) -> Run:
-    """The tiny preset on eight toys of a second, each of which has to be found by its caption, however it is phrased."""
+    """The tiny preset on toys of a second, each of which has to be found by its caption, however it is phrased."""
     run = recipe("tiny")
-    steps = 120
-    engine = dataclasses.replace(
-        run.engine, steps=steps, batch_size=8, log_every=50, validate_every=steps, sample_every=steps, checkpoint_every=steps,
-        average=AverageConfig(decay=0.9),
-    )  # fmt: skip
-    optimizer = dataclasses.replace(run.task.optimizer, rate=4e-3, warmup=10)
-    data = dataclasses.replace(run.data, seconds=1.0, toys=8, validation_share=0.0)
-    return dataclasses.replace(run, engine=engine, data=data, task=dataclasses.replace(run.task, optimizer=optimizer))
+    return by_heart(replace(run, data=replace(run.data, seconds=1.0)), toys=8, steps=120)
 
 
 def four_recordings(recipe: Callable[..., Run]) -> Run:
-    """The small preset's network on four toys of a second, in all levels. A step takes 0.3 s on one core."""
+    """The small preset's network on toys of a second, in all levels. A step takes 0.3 s on one core."""
     run = recipe("small")
-    engine = replace(
-        run.engine, steps=260, batch_size=4, log_every=50, validate_every=260, sample_every=260, checkpoint_every=260,
-        average=AverageConfig(decay=0.9),
-    )  # fmt: skip
-    data = replace(run.data, toys=4, validation_share=0.0)
     quantizer = replace(run.task.model.quantizer, dropout=0.0)
-    task = replace(run.task, model=replace(run.task.model, quantizer=quantizer))
-    return replace(run, engine=engine, data=data, task=replace(task, optimizer=replace(task.optimizer, warmup=10)))
+    whole = replace(run, task=replace(run.task, model=replace(run.task.model, quantizer=quantizer)))
+    return by_heart(whole, toys=4, steps=260, rate=run.task.optimizer.rate)
 
 
 def eight_recordings(recipe: Callable[..., Run]) -> Run:
-    """The tiny preset, twice as wide, on the symbols of tiny tokenizers: eight toys by heart. Seen: 0.965 after 400 steps."""
+    """The tiny preset, twice as wide, on the symbols of tiny tokenizers. Seen: 0.965 after 400 steps."""
     run = on_tiny_parts(recipe)
-    model = replace(run.task.model, width=64)
-    return eight_toys(replace(run, task=replace(run.task, model=model)), steps=450, rate=4e-3)
+    return by_heart(replace(run, task=replace(run.task, model=replace(run.task.model, width=64))), toys=8, steps=450)
 
 
 def eight_heard(recipe: Callable[..., Run]) -> Run:
-    """The tiny preset: 16 centres over the frames of eight toys."""
-    return eight_toys(recipe("tiny"), steps=150, rate=4e-3)
+    """The tiny preset: 16 centres over the frames of the toys."""
+    return by_heart(recipe("tiny"), toys=8, steps=150)
 
 
 BY_HEART = {
@@ -174,15 +137,14 @@ def what_is_said_is_followed(run: Path) -> None:
     assert right > 0.6 and shuffled < 0.45, (right, shuffled)  # seen: 0.76 and 0.29
 
 
-
 def test_meshes_learnt_by_heart_are_given_back_for_their_captions(tmp_path: Path) -> None:
     """From files to new meshes: a tokenizer and a transformer learn eight toys, and each caption asks for its own.
 
     Seen: all eight to the last corner. The two that are most alike, both beds, are 1.2 bins apart.
     """
-    train(tmp_path / "tokenizer", eight_toys(meshes_autoencoder("tiny"), steps=250, rate=8e-3))
+    train(tmp_path / "tokenizer", by_heart(meshes_autoencoder("tiny"), toys=8, steps=250, rate=8e-3))
     run = meshes_transformer("tiny", tokenizer=str(tmp_path / "tokenizer"))
-    train(tmp_path / "run", eight_toys(replace(run, task=replace(run.task, drop_condition=0.0)), steps=150, rate=8e-3))
+    train(tmp_path / "run", by_heart(never_untold(run), toys=8, steps=150, rate=8e-3))
     generator = Generator.load(tmp_path / "run")
     toys = generator.made.run.data.build().train
     learnt = [toys.item(i, np.random.default_rng(0)).vertices for i in range(8)]

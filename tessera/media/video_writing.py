@@ -16,6 +16,9 @@ if TYPE_CHECKING:  # a Video saves itself with what stands here
     from tessera.media.video import Video
 
 ENCODERS = ("libx264", "libopenh264", "mpeg4")
+X264 = {"crf": "18", "mbtree": "0"}
+"""mbtree looks at memory that nobody has written where a side is no multiple of 16: the same clip then gave files that differed
+from time to time, and so did the samples of one and the same run."""
 KEY_FRAME_EVERY = 24  # what is written can be read from any place without decoding much before it
 GIF_HZ = 50  # browsers slow faster GIFs down to a crawl
 
@@ -28,7 +31,7 @@ def write_mp4(video: Video, path: Path) -> None:
     rate = Fraction(video.rate_hz).limit_denominator(1001)
     encoder = next(name for name in ENCODERS if name in av.codecs_available)
     with av.open(f"file:{path}", "w", format="mp4", options={"movflags": "faststart"}) as container:
-        stream = container.add_stream(encoder, rate=rate, options={"crf": "18"} if encoder == "libx264" else {})
+        stream = container.add_stream(encoder, rate=rate, options=X264 if encoder == "libx264" else {})
         stream.height, stream.width = even.shape[1:3]
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = KEY_FRAME_EVERY

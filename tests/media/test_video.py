@@ -14,6 +14,7 @@ import PIL.Image
 import pytest
 from av.stream import Disposition
 
+from tessera.engine.memory import keep_freed_memory
 from tessera.media.errors import Unreadable
 from tessera.media.film import decoder_of
 from tessera.media.image import Image
@@ -575,3 +576,18 @@ def test_a_sheet_of_nothing_is_refused():
 def test_a_clip_survives_the_way_between_processes():
     back = pickle.load(BytesIO(pickle.dumps(Video(levels(3), 8.0))))
     assert np.array_equal(back.frames, levels(3)) and back.rate_hz == 8
+
+
+def test_a_clip_is_the_same_file_whatever_was_in_memory_before(tmp_path):
+    """Samples are part of a run that goes on bit for bit; an encoder that reads what nobody wrote would show it here."""
+    keep_freed_memory()  # as in a run
+    chance = np.random.default_rng(3)
+    for height, width, count in ((36, 16, 9), (18, 70, 9), (54, 52, 5), (70, 18, 9), (34, 70, 9)):
+        clip = Video(chance.integers(0, 256, (count, height, width, 3), dtype=np.uint8), 8.0)
+        files = set()
+        for _ in range(12):
+            for _ in range(20):
+                np.full(chance.integers(1_000, 200_000), chance.integers(256), np.uint8)
+            write_mp4(clip, tmp_path / "clip.mp4")
+            files.add((tmp_path / "clip.mp4").read_bytes())
+        assert len(files) == 1, f"{count} x {height} x {width}"
