@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import signal
@@ -222,6 +223,19 @@ def test_validation_covers_the_held_out_set_once(tmp_path: Path) -> None:
     engine.task.observe = lambda batch: (seen.extend(batch.names), observe(batch))[1]  # type: ignore[method-assign]
     engine.measured()
     assert sorted(seen) == sorted(engine.validation.source.name(i) for i in range(len(engine.validation)))
+
+
+@every_case
+def test_one_held_out_example_is_enough(case: str, tmp_path: Path) -> None:
+    """A small folder may hold out no more. What cannot be said of one example is left out; no number is ill."""
+    engine = engine_in(tmp_path, tiny(case, steps=1))
+    batches = engine.validation.batches
+    engine.validation.batches = lambda rank, processes, limit=None: batches(rank, processes, 1)  # type: ignore[method-assign]
+    numbers = engine.measured()
+    assert engine.task.headline.metric in numbers
+    assert [name for name, value in numbers.items() if not math.isfinite(value)] == []
+    engine.sample()
+    assert list((tmp_path / "samples").rglob("*.*"))
 
 
 def test_validation_gives_the_same_numbers_again(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class ImageFidelity(Fidelity):
     def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
         means = ("psnr", "ssim", "pixel", *(("perceptual",) if self.judge is not None else ()))
         numbers = {name: float(totals[name] / totals["examples"]) for name in means}
-        if self.judge is not None:
+        if self.judge is not None and totals["examples"] > 1:  # one example has no spread
             numbers["frechet_lite0"] = frechet(_moments_of(totals, "real"), _moments_of(totals, "rebuilt"))
         return numbers
 
