@@ -21,10 +21,12 @@ from torch import Tensor
 from tessera.data.coded import CodedSource
 from tessera.data.codes import About, read_codes, write_codes
 from tessera.data.split import Some, Split, sayings
+from tessera.engine.evaluation import NOTHING_HELD_OUT
 from tessera.engine.processes import Processes
 from tessera.finished import Codec
 from tessera.folder import Refused
 
+NOTHING_TO_LEARN = "Not one example could be read, so there is nothing to learn from. `tessera check` tells why."
 TOGETHER = 32
 """Examples that are encoded together."""
 
@@ -34,10 +36,10 @@ def coded(
 ) -> Split:
     """Both sides of a split as codes. `given` is a folder that `tessera tokenize` wrote."""
     coder = Coder(parts, given, cache, say)
-    train = handed_out(lambda: coder.coded(split.train), meeting)
+    train = handed_out(lambda: coder.coded(split.train, NOTHING_TO_LEARN), meeting)
     if split.validation is split.train:
         return Split(train, train)
-    return Split(train, handed_out(lambda: coder.coded(split.validation), meeting))
+    return Split(train, handed_out(lambda: coder.coded(split.validation, NOTHING_HELD_OUT), meeting))
 
 
 def handed_out(make: Callable[[], CodedSource], meeting: Processes) -> CodedSource:
@@ -61,13 +63,14 @@ class Coder:
     cache: Path
     say: Callable[[str], None]
 
-    def coded(self, source: Any) -> CodedSource:
-        """What every tokenizer makes of a source; an example that one of them cannot read is left out."""
+    def coded(self, source: Any, if_none: str) -> CodedSource:
+        """What every tokenizer makes of a source; an example that one of them cannot read is left out. Where all are, the run
+        ends with that sentence."""
         made = {name: self.rows(source, codec, name) for name, codec in self.parts.items()}
         usable = [i for i in range(len(source)) if all(source.name(i) in rows for rows in made.values())]
         names = [source.name(i) for i in usable]
         if not names:
-            raise Refused("Not one example could be read, so there is nothing to learn from. `tessera check` tells why.")
+            raise Refused(if_none)
         codes = {part: torch.stack([rows[name] for name in names]) for part, rows in made.items()}
         captions = [source.caption(i) for i in usable]
         several = {place: said for place, i in enumerate(usable) if len(said := sayings(source, i)) > 1}

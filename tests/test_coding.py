@@ -62,7 +62,7 @@ class Coding:
         self.coder = Coder(parts, given, place / "cache", self.said.append)
 
     def __call__(self, source: Any) -> Any:
-        return self.coder.coded(source)
+        return self.coder.coded(source, "Nothing is left.")
 
     @property
     def tokenized(self) -> int:
@@ -218,6 +218,19 @@ def test_a_run_tells_what_it_leaves_out(tmp_path):
         "--sample-count", "1", "--out", tmp_path / "run",
     )  # fmt: skip
     assert said.code == 0 and "Left out 005.png" in said.out
+
+
+@pytest.mark.parametrize(
+    ("unreadable", "sentence"), [("train", "there is nothing to learn from"), ("validation", "The held-out set has no")]
+)
+def test_a_side_of_which_nothing_can_be_read_is_named(unreadable, sentence, codec, tmp_path):
+    folder = paint(tmp_path / "pictures")
+    split = Images(path=str(folder), size=16, validation_share=0.25).build()
+    side = getattr(split, unreadable)
+    for i in range(len(side)):
+        (folder / side.name(i)).write_bytes(b"no picture")
+    with pytest.raises(Refused, match=sentence):
+        coded(split, {"tokenizer": codec}, None, tmp_path / "cache", Processes.of_this_run(), lambda line: None)
 
 
 @pytest.mark.parametrize("codes", [None, "cache", "live"])

@@ -18,6 +18,11 @@ from tessera.engine.processes import Processes
 from tessera.engine.task import Batch, Rows, Task
 from tessera.folder import Refused
 
+NOTHING_HELD_OUT = (
+    "The held-out set has no readable example, so nothing can be measured. `tessera check` tells why; where it is small, hold "
+    "out a larger share."
+)
+
 
 class ValidationStream(Protocol):
     batch_size: int
@@ -83,7 +88,7 @@ def _together(
     """What all processes have seen: the sums of the whole set, and its rows."""
     found = _summed(totals, meeting) | _collected(rows, meeting)
     if not found:
-        raise Refused("The held-out set has no readable example, so nothing can be measured. `tessera check` tells why.")
+        raise Refused(NOTHING_HELD_OUT)
     return found
 
 
