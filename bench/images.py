@@ -9,7 +9,7 @@ them is part of this project.
 
 tokenizer: a training step of the image tokenizer (`image_tokenizer.py` says of what size and from what).
 masked: a training step of the masked generator, and one sample (`masked.py`).
-cache: a training step of the masked generator from cached codes, beside one that tokenizes its pictures (`masked.py`).
+cache: a training step of the masked generator from cached codes, beside one that tokenizes its pictures (`cached.py`).
 
 Each side is a process of its own, with its own packages; one works while the other waits. One compute thread, fp32. Both do
 the whole work; no validation, samples or checkpoints on either side. The networks are not the same, so their sizes, in
@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
+import cached
 import image_tokenizer
 import masked
 import pairs
@@ -42,10 +43,8 @@ OURS: dict[str, Callable[[Path], Side]] = {
     "penalty each 4th": partial(image_tokenizer.ours, penalty_every=4),
     "our generator": masked.our_step,
     "our sampler": masked.our_sample,
-    "cached, 64 pixels": partial(masked.from_codes, pixels=64, codes="cache"),
-    "live, 64 pixels": partial(masked.from_codes, pixels=64, codes="live"),
-    "cached, 256 pixels": partial(masked.from_codes, pixels=256, codes="cache"),
-    "live, 256 pixels": partial(masked.from_codes, pixels=256, codes="live"),
+    **{f"cached, {size}": partial(cached.step, size=size, codes="cache") for size in cached.SIZES},
+    **{f"live, {size}": partial(cached.step, size=size, codes="live") for size in cached.SIZES},
 }
 """The names by which processes are told what to do."""
 SCRIPT = Script(__file__, ours=as_sides(OURS), theirs=as_sides(PEER))
@@ -57,8 +56,9 @@ COMPARISONS = (
     Comparison("masked", "a training step of the generator", "our generator", "their generator", 1.3),
     Comparison("masked", "a sample", "our sampler", "their sampler", 3.0),
     # How much a cache saves depends on how much there is to tokenize: the generator is the same in both.
-    Comparison("cache", "a training step of the small recipe", "cached, 64 pixels", "live, 64 pixels", None),
-    Comparison("cache", "a training step of the small recipe", "cached, 256 pixels", "live, 256 pixels", 2.0),
+    Comparison("cache", "a training step of the small recipe", "cached, 64", "live, 64", None),
+    Comparison("cache", "a training step of the small recipe", "cached, 256, light", "live, 256, light", None),
+    Comparison("cache", "a training step of the small recipe", "cached, 256", "live, 256", 2.0),
 )
 
 

@@ -1,4 +1,4 @@
-"""The sides of masked generation: a training step and a sample, ours and muse-maskgit-pytorch's; ours with and without cache.
+"""The sides of masked generation: a training step and a sample, ours and muse-maskgit-pytorch's.
 
 Against the package: 256 symbols, 64 places (8 x 8), width 128, depth 2, 4 heads, batch 4, Adam, gradients clipped at 0.5, half
 of the captions dropped. Neither side has a text encoder: a caption is 16 random states of width 64, which only have to be
@@ -7,22 +7,16 @@ looked up. Neither side has a picture: codes in, codes out.
 - The package has no trainer for its MaskGit, so its training step is the least there is: forward, backward, clipping, Adam, on
   batches that lie ready. Ours is `Engine.steps()` with everything on, moving average included, and its stream of examples.
 - A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the symbols.
-
-With and without cache: the recipe `images-maskgit` at its small size on a folder of pictures: at 64 x 64 with the small
-tokenizer, and at 256 x 256 with one of the same widths and four halvings. Both become 16 x 16 symbols, so the generator is the
-same, and only what the cache saves differs: to read a picture, to cut it and to tokenize it. The tokenizers are trained for
-one step: what symbols are worth takes no time.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import endless
 from sides import About, Side, mflop, parameters, versions
@@ -190,84 +184,3 @@ def masked_mflop(task: Any, codes: Any, texts: list[str]) -> float:
         network.logits(states, symbols >= 0)
 
     return mflop(forward)
-
-
-# ---- with and without cache
-
-LAYERS = {64: (0, 2), 256: (0, 0, 0, 2)}
-"""Pixels -> residual blocks after each halving in their tokenizer, at the small recipe's widths: 16 x 16 symbols of either."""
-PICTURES = 256
-
-
-def from_codes(work: Path, *, pixels: int, codes: Literal["cache", "live"]) -> Side:
-    """The small recipe as `tessera train` runs it. What the cache takes to fill comes before the first step."""
-    from tessera.folder import RunFolder
-    from tessera.recipes.images import images_maskgit
-    from tessera.start import engine_of
-
-    run = images_maskgit("small", tokenizer=str(tokenizer_in(work / "tokenizer", pixels)))
-    run = dataclasses.replace(
-        run,
-        task=dataclasses.replace(run.task, codes=codes),
-        data=dataclasses.replace(run.data, path=str(pictures_in(work / "pictures", pixels)), size=pixels),
-        engine=endless.made_endless(run.engine),
-    )
-    engine = engine_of(run, RunFolder(work / codes))
-    life = engine.steps()
-    return Side(about_run(engine.task, run), lambda: next(life))
-
-
-def pictures_in(place: Path, pixels: int) -> Path:
-    """Toys as the files that people have: JPEG, with a caption beside each. They have shades and textures, since a photograph
-    is not flat, and are twice as wide as what is learnt from, which is how far a larger one is decoded (`Images.enough`).
-    Whichever side comes first makes them."""
-    import numpy as np
-    import PIL.Image
-
-    from tessera.data.toys.images import ToyImages
-    from tessera.media.image import Image
-
-    if not place.exists():
-        place.mkdir(parents=True)
-        toys = ToyImages(PICTURES, size=2 * pixels)
-        for number in range(PICTURES):
-            toy = toys.item(number, np.random.default_rng(number))
-            PIL.Image.fromarray(Image.from_floats(toy.pixels).pixels).save(place / f"{number}.jpg", quality=90)
-            (place / f"{number}.txt").write_text(toy.caption)
-    return place
-
-
-def tokenizer_in(place: Path, pixels: int) -> Path:
-    """The recipe's tokenizer after one step; whichever side comes first makes it."""
-    from tessera.data.images import Images
-    from tessera.folder import RunFolder
-    from tessera.recipes.images import images_vqgan
-    from tessera.start import engine_of
-
-    if not place.exists():
-        run = images_vqgan("small")
-        layers = len(LAYERS[pixels])
-        model = dataclasses.replace(run.task.model, layers=layers, blocks=LAYERS[pixels], encoder_blocks=(0,) * layers)
-        short = dataclasses.replace(
-            run,
-            task=dataclasses.replace(run.task, model=model),
-            data=Images(size=pixels, toys=16, validation_share=0.25),
-            engine=dataclasses.replace(run.engine, steps=1, sample_count=1),
-        )
-        engine_of(short, RunFolder(place)).run()
-    return place
-
-
-def about_run(task: Any, run: Any) -> About:
-    import numpy as np
-
-    source, codec = run.data.build().train, task.codecs["tokenizer"]
-    examples = source.collate([source.item(number, np.random.default_rng(number)) for number in range(run.engine.batch_size)])
-    return About(
-        parameters={"model": parameters(task.model), "tokenizer": parameters(codec.model)},
-        mflop={
-            "model": masked_mflop(task, codec.codes(examples), examples.captions),
-            "tokenizer": mflop(lambda: codec.codes(examples)),
-        },
-        packages=versions("torch"),
-    )

@@ -26,8 +26,8 @@ def test_our_generator_is_of_the_size_that_is_compared_and_learns(images, tmp_pa
 
 
 def test_what_is_cached_and_what_is_live_teach_the_same_from_the_same_files(images, monkeypatch, tmp_path):
-    monkeypatch.setattr(images.masked, "PICTURES", 32)
-    cached, live = (images.masked.from_codes(tmp_path, pixels=64, codes=codes) for codes in ("cache", "live"))
+    monkeypatch.setattr(images.cached, "PICTURES", 32)
+    cached, live = (images.cached.step(tmp_path, size="64", codes=codes) for codes in ("cache", "live"))
     assert sorted(path.suffix for path in (tmp_path / "pictures").iterdir()) == [".jpg"] * 32 + [".txt"] * 32
     for _ in range(2):
         torch.testing.assert_close(cached.step()["model"].norm, live.step()["model"].norm)
