@@ -141,7 +141,7 @@ def sample(
 
     made = finished(run, weights)
     _tell(made.notices)
-    place = _for_samples(Path(out) if out else _next_free(RunFolder(run).samples))
+    place = _for_samples(Path(out) if out else _next_free(RunFolder(run).samples, "by-hand"))
     asked = Order(
         run=run,
         superres=superres,
@@ -172,6 +172,8 @@ def sample(
     settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "seed": seed, "count": len(answer.media)}
     with _told_if_not_writable(place):
         place.mkdir(parents=True, exist_ok=True)
+        if aside := _set_aside(place):
+            print(f"The samples that were there before are in {aside}.")
         sheet = save_media(answer.media, place)
         (place / "settings.json").write_text(json_module.dumps(settings | answer.settings, indent=1) + "\n")
     print(f"{len(answer.media)} samples of step {made.steps} ({weights} weights) in {place}; all on one sheet: {sheet}")
@@ -452,11 +454,23 @@ def _for_samples(place: Path) -> Path:
     return place
 
 
-def _next_free(samples: Path) -> Path:
+def _set_aside(place: Path) -> Path | None:
+    """Earlier samples move into a folder of their own: two sets in one would be neither, and nothing is written over."""
+    earlier = [path for path in place.iterdir() if not path.name.startswith("earlier-")]
+    if not earlier:
+        return None
+    aside = _next_free(place, "earlier")
+    aside.mkdir()
+    for path in earlier:
+        path.rename(aside / path.name)
+    return aside
+
+
+def _next_free(folder: Path, name: str) -> Path:
     number = 1
-    while (samples / f"by-hand-{number:03d}").exists():
+    while (folder / f"{name}-{number:03d}").exists():
         number += 1
-    return samples / f"by-hand-{number:03d}"
+    return folder / f"{name}-{number:03d}"
 
 
 def _tell(lines: list[str]) -> None:

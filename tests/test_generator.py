@@ -361,6 +361,17 @@ def test_mending_by_the_command(base, tmp_path):
     assert settings_in(tmp_path / "unasked")["prompts"] == ["", ""]
 
 
+def test_earlier_samples_are_set_aside_whole_and_never_mixed_with_new_ones(base, tmp_path):
+    sampled(base, "--prompt", PROMPT, "--count", "3", "--out", tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for number, count in ((1, "2"), (2, "1")):
+        said = sampled(base, "--prompt", PROMPT, "--count", count, "--seed", "9", "--out", tmp_path)
+        assert f"earlier-00{number}" in said.out
+    assert names_in(tmp_path) == ["0000.png", "earlier-001", "earlier-002", "settings.json", "sheet.png"]
+    assert {path.name: path.read_bytes() for path in (tmp_path / "earlier-001").iterdir()} == before
+    assert names_in(tmp_path / "earlier-002") == ["0000.png", "0001.png", "settings.json", "sheet.png"]
+
+
 def test_a_folder_with_other_things_in_it_is_no_place_for_samples(base, tmp_path):
     (tmp_path / "0000.png").write_bytes(b"somebody's picture")
     letter = refused("sample", base, "--prompt", PROMPT, "--count", "1", "--out", tmp_path)
