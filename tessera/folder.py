@@ -74,6 +74,11 @@ class RunFolder:
         self._lock: int | None = None
         self._unwritten: list[str] = []
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything that a step has left."""
+        return self.metrics.exists() or any(any(place.iterdir()) for place in (self.checkpoints, self.samples))
+
     # ---- opening and closing
 
     def make(self) -> None:

@@ -126,7 +126,7 @@ def take(folder: RunFolder, run: Run) -> None:
     """The folder is this run's from here on, or a letter says why it cannot be."""
     folder.make()
     folder.lock()
-    if not folder.config.exists():
+    if not folder.config.exists() or not folder.begun:  # a run that was refused before its first step may be asked for better
         folder.write_config(encode(run))
         return
     other = differences(folder.read_config(), encode(run))

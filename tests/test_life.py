@@ -207,6 +207,16 @@ def test_other_settings_on_a_used_folder_are_refused_by_name(change: str, tmp_pa
     assert all(torch.equal(before[name], value) for name, value in tensors_of(tmp_path, 2).items())
 
 
+def test_a_folder_in_which_no_step_was_taken_takes_other_settings(tmp_path: Path) -> None:
+    """A run may be refused after its folder was made; whoever follows the advice is not refused for that."""
+    engine_in(tmp_path, tiny("images-vqgan", steps=2)).folder.unlock()
+    assert not RunFolder(tmp_path).begun
+    train(tmp_path, tiny("images-vqgan", steps=2, seed=4))
+    assert RunFolder(tmp_path).begun and RunFolder(tmp_path).read_config()["engine"]["seed"] == 4
+    with pytest.raises(Refused, match="engine.seed"):
+        engine_in(tmp_path, tiny("images-vqgan", steps=2))
+
+
 def test_fresh_takes_a_new_folder_and_leaves_the_old_one(tmp_path: Path) -> None:
     train(tmp_path / "run", tiny("images-vqgan", steps=2))
     assert unused(tmp_path / "run") == tmp_path / "run-2"
