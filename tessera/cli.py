@@ -18,6 +18,7 @@ from typing import Literal
 from tessera.engine.signals import Interrupted
 from tessera.folder import Refused, RunFolder, write_atomically
 from tessera.launch import leave
+from tessera.places import for_samples, next_free, set_aside
 
 USAGE = """Tessera trains and samples discrete-token generative models over your own media.
 
@@ -141,7 +142,7 @@ def sample(
 
     made = finished(run, weights)
     _tell(made.notices)
-    place = _for_samples(Path(out) if out else _next_free(RunFolder(run).samples, "by-hand"))
+    place = for_samples(Path(out) if out else next_free(RunFolder(run).samples, "by-hand"))
     asked = Order(
         run=run,
         superres=superres,
@@ -172,7 +173,7 @@ def sample(
     settings = {"run": run, "steps": made.steps, "weights": weights, "data": data, "seed": seed, "count": len(answer.media)}
     with _told_if_not_writable(place):
         place.mkdir(parents=True, exist_ok=True)
-        if aside := _set_aside(place):
+        if aside := set_aside(place):
             print(f"The samples that were there before are in {aside}.")
         sheet = save_media(answer.media, place)
         (place / "settings.json").write_text(json_module.dumps(settings | answer.settings, indent=1) + "\n")
@@ -445,32 +446,6 @@ def _told_if_not_writable(place: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise Refused(f"{place} cannot be written ({error.strerror or error}). Make room, or give another --out.") from None
-
-
-def _for_samples(place: Path) -> Path:
-    """A place that samples may be written to: a new folder, an empty one, or one that holds earlier samples."""
-    if place.exists() and (not place.is_dir() or (any(place.iterdir()) and not (place / "settings.json").exists())):
-        raise Refused(f"{place} holds other things than samples. Give another --out; nothing was changed.")
-    return place
-
-
-def _set_aside(place: Path) -> Path | None:
-    """Earlier samples move into a folder of their own: two sets in one would be neither, and nothing is written over."""
-    earlier = [path for path in place.iterdir() if not path.name.startswith("earlier-")]
-    if not earlier:
-        return None
-    aside = _next_free(place, "earlier")
-    aside.mkdir()
-    for path in earlier:
-        path.rename(aside / path.name)
-    return aside
-
-
-def _next_free(folder: Path, name: str) -> Path:
-    number = 1
-    while (folder / f"{name}-{number:03d}").exists():
-        number += 1
-    return folder / f"{name}-{number:03d}"
 
 
 def _tell(lines: list[str]) -> None:

@@ -370,6 +370,9 @@ def test_earlier_samples_are_set_aside_whole_and_never_mixed_with_new_ones(base,
     assert names_in(tmp_path) == ["0000.png", "earlier-001", "earlier-002", "settings.json", "sheet.png"]
     assert {path.name: path.read_bytes() for path in (tmp_path / "earlier-001").iterdir()} == before
     assert names_in(tmp_path / "earlier-002") == ["0000.png", "0001.png", "settings.json", "sheet.png"]
+    for name in ("0000.png", "settings.json", "sheet.png"):
+        (tmp_path / name).unlink()
+    assert "earlier-003" not in sampled(base, "--prompt", PROMPT, "--count", "1", "--out", tmp_path).out
 
 
 def test_a_folder_with_other_things_in_it_is_no_place_for_samples(base, tmp_path):

@@ -31,6 +31,7 @@ DOORS |= {"parts", "coding", "answers", "search"}
 MAY_IMPORT: dict[str, set[str]] = {
     "folder": set(),
     "viewer": {"folder"},
+    "places": {"folder"},
     "engine": {"folder"},
     "config": {"folder", "engine"},
     "media": set(),
@@ -51,7 +52,7 @@ The engine knows no task, model, medium or data: they know its contract, `engine
 ONLY_TORCH = {"losses", "sampling", "engine.task"}
 """Functions of tensors, and the contract: nothing from outside but torch."""
 
-NO_TORCH = {"folder", "viewer"}
+NO_TORCH = {"folder", "viewer", "places"}
 """What reads a run's folder starts at once, also where torch is not installed."""
 
 UNSAFE = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch.load", "torch.serialization"}

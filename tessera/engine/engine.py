@@ -230,7 +230,8 @@ class Engine:
                 if logged:
                     told.append(heard(loss))
         scaler.unscale_(optimizer)
-        total, norm = torch.stack(shares).sum() if len(shares) > 1 else shares[0], gradient_norm(prepared.parameters)
+        total = torch.stack(shares).sum() if len(shares) > 1 else shares[0]
+        norm = gradient_norm(prepared.parameters)
         rate = update.optimizer.rate_at(step, self.config.steps)
         if self.is_finite(prepared, total, norm, micros, step):
             clip_gradients(prepared.parameters, norm, update.optimizer.clip)
