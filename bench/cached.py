@@ -38,9 +38,9 @@ SIZES = {
 
 def step(work: Path, *, size: str, codes: Literal["cache", "live"]) -> Side:
     """What the cache takes to fill comes before the first step."""
-    from tessera.folder import RunFolder
-    from tessera.recipes.images import images_maskgit
-    from tessera.start import engine_of
+    from tessera.modalities.image.recipes import images_maskgit
+    from tessera.run.directory import RunFolder
+    from tessera.run.train import engine_of
 
     run = images_maskgit("small", tokenizer=str(tokenizer_in(work / "tokenizer", SIZES[size])))
     run = dataclasses.replace(
@@ -60,8 +60,8 @@ def pictures_in(place: Path) -> Path:
     import numpy as np
     import PIL.Image
 
-    from tessera.data.toys.images import ToyImages
-    from tessera.media.image import Image
+    from tessera.modalities.image.media import Image
+    from tessera.modalities.image.synthetic import ToyImages
 
     if not place.exists():
         place.mkdir(parents=True)
@@ -76,10 +76,10 @@ def pictures_in(place: Path) -> Path:
 
 def tokenizer_in(place: Path, size: Size) -> Path:
     """After one step; whichever side comes first makes it."""
-    from tessera.data.images import Images
-    from tessera.folder import RunFolder
-    from tessera.recipes.images import images_vqgan
-    from tessera.start import engine_of
+    from tessera.modalities.image.dataset import Images
+    from tessera.modalities.image.recipes import images_vqgan
+    from tessera.run.directory import RunFolder
+    from tessera.run.train import engine_of
 
     if not place.exists():
         run = images_vqgan("small")

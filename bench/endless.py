@@ -24,9 +24,9 @@ def made_endless(config: Any) -> Any:
 
 def steps(task: Any, source: Any, config: Any, work: Path) -> Iterator[Any]:
     """The engine with everything on, and its stream of examples; no recipe stands behind it."""
-    from tessera.data.draws import Training, Validation
+    from tessera.data.loader import Training, Validation
     from tessera.engine.engine import Engine
-    from tessera.folder import RunFolder
+    from tessera.run.directory import RunFolder
 
     folder = RunFolder(work / "ours")
     folder.make()

@@ -39,8 +39,8 @@ def theirs(work: Path) -> Side:
 
 
 def ours(work: Path, *, penalty_every: int) -> Side:
-    from tessera.folder import RunFolder
-    from tessera.start import engine_of, task_of
+    from tessera.run.directory import RunFolder
+    from tessera.run.train import engine_of, task_of
 
     run = run_of(penalty_every, work / "data" / "images")
     task = task_of(run)
@@ -55,14 +55,14 @@ def ours(work: Path, *, penalty_every: int) -> Side:
 
 def run_of(penalty_every: int, pictures: Path) -> Any:
     """The same configuration and the same losses, in our words."""
-    from tessera.config import Run
-    from tessera.data.images import Images
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-    from tessera.models.vqgan import VQGANConfig
+    from tessera.engine.ema import AverageConfig
+    from tessera.engine.optim.config import OptimizerConfig
+    from tessera.modalities.image.dataset import Images
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.image.reconstruction import ImageFidelityConfig, ImageJudges, TokenizeImages
+    from tessera.modalities.image.vqgan import VQGANConfig
     from tessera.nn.quantize import LFQConfig
-    from tessera.tasks.images import ImageFidelityConfig, ImageJudges, TokenizeImages
+    from tessera.run.config import Run
 
     quantizer = LFQConfig(codebook_size=SYMBOLS, diversity=4.0)
     optimizer = OptimizerConfig(kind="adam", rate=3e-4, betas=(0.9, 0.999), clip=1.0)
@@ -89,7 +89,7 @@ def stand_in() -> Any:
     """The small network on which both sides take their perceptual term, in place of a VGG that has to be fetched."""
     from torch import Tensor, nn
 
-    from tessera.tasks.pixels import PerceptualConfig
+    from tessera.modalities.image.perceptual import PerceptualConfig
 
     class TwoConvolutions(nn.Module):
         def __init__(self) -> None:

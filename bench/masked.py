@@ -105,7 +105,7 @@ def about_them(model: Any) -> About:
 
 
 def our_step(work: Path) -> Side:
-    from tessera.data.coded import CodedSource
+    from tessera.data.tokens import CodedSource
 
     task = our_task()
     names = [str(number) for number in range(EXAMPLES)]
@@ -115,9 +115,9 @@ def our_step(work: Path) -> Side:
 
 
 def our_sample(work: Path) -> Side:
+    from tessera.objectives.generation import Wanted
     from tessera.sampling.guidance import Guidance
-    from tessera.sampling.masked import MaskedSampling
-    from tessera.tasks.generator import Wanted
+    from tessera.sampling.maskgit import MaskedSampling
 
     task = our_task().eval()
     seeds = itertools.count()
@@ -128,9 +128,9 @@ def our_sample(work: Path) -> Side:
 
 def our_task() -> Any:
     from tessera.engine.modes import seed
-    from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.masked_transformer import MaskedTransformerConfig
-    from tessera.tasks.masked import MaskedConfig
+    from tessera.engine.optim.config import OptimizerConfig
+    from tessera.nn.masked_transformer import MaskedTransformerConfig
+    from tessera.objectives.masked import MaskedConfig
 
     seed(0)
     return MaskedConfig(
@@ -144,8 +144,8 @@ def looked_up() -> Any:
     """A text encoder that only has to look its states up."""
     import torch
 
-    from tessera.models.text_encoder import LearnedTextConfig, TextEncoder
     from tessera.nn.transformer import States
+    from tessera.text.encoder import LearnedTextConfig, TextEncoder
 
     class LookedUp(TextEncoder):
         width = TEXT_WIDTH

@@ -35,7 +35,7 @@ class Spent:
 
 
 def ours(faces: int) -> Spent:
-    from tessera.data.adjacency import face_pairs
+    from tessera.modalities.mesh.adjacency import face_pairs
 
     mesh = torus(faces)
     face_pairs(mesh)

@@ -126,13 +126,13 @@ def their_versions() -> str:
 
 
 def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretched"]) -> Side:
-    from tessera.config import Run
-    from tessera.data.draws import Validation
-    from tessera.data.meshes import Meshes
-    from tessera.data.split import Split
-    from tessera.folder import RunFolder
-    from tessera.start import engine_of, task_of
-    from tessera.tasks.meshes import TokenizeMeshes
+    from tessera.data.dataset import Split
+    from tessera.data.loader import Validation
+    from tessera.modalities.mesh.dataset import Meshes
+    from tessera.modalities.mesh.reconstruction import TokenizeMeshes
+    from tessera.run.config import Run
+    from tessera.run.directory import RunFolder
+    from tessera.run.train import engine_of, task_of
 
     task = TokenizeMeshes(model=autoencoder_config(), optimizer=optimizer(1e-4))
     path = str(written(work / "meshes"))
@@ -152,7 +152,7 @@ def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretch
 
 
 def our_transformer(work: Path, *, codes: Literal["cached", "live"]) -> Side:
-    from tessera.data.coded import CodedSource
+    from tessera.data.tokens import CodedSource
 
     task = our_task(FACES)
     names = [str(number) for number in range(MESHES)]
@@ -163,9 +163,9 @@ def our_transformer(work: Path, *, codes: Literal["cached", "live"]) -> Side:
 
 
 def our_sample(work: Path, *, meshes: int, at_once: int) -> Side:
+    from tessera.objectives.generation import Wanted
     from tessera.sampling.autoregressive import AutoregressiveSampling
     from tessera.sampling.guidance import Guidance
-    from tessera.tasks.generator import Wanted
 
     task = our_task(SAMPLED_FACES).eval()
     task.model.impossible_SV[:, task.model.end] = True
@@ -181,8 +181,8 @@ def our_sample(work: Path, *, meshes: int, at_once: int) -> Side:
 
 def our_task(most_faces: int) -> Any:
     from tessera.engine.modes import seed
-    from tessera.models.mesh_transformer import MeshTransformerConfig
-    from tessera.tasks.autoregressive import AutoregressiveConfig
+    from tessera.modalities.mesh.transformer import MeshTransformerConfig
+    from tessera.objectives.autoregressive import AutoregressiveConfig
 
     seed(0)
     return AutoregressiveConfig(
@@ -207,7 +207,7 @@ def about_our_transformer(task: Any) -> About:
 
 
 def autoencoder_config() -> Any:
-    from tessera.models.mesh_autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
     from tessera.nn.quantize import LFQConfig, ResidualConfig
 
     return MeshAutoencoderConfig(
@@ -217,13 +217,13 @@ def autoencoder_config() -> Any:
 
 
 def optimizer(rate: float) -> Any:
-    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.engine.optim.config import OptimizerConfig
 
     return OptimizerConfig(rate=rate, betas=(0.9, 0.99), clip=CLIP, schedule="warmup", warmup=WARMUP)
 
 
 def life() -> Any:
-    from tessera.engine.average import AverageConfig
+    from tessera.engine.ema import AverageConfig
 
     return endless.config(batch_size=BATCH, average=AverageConfig(decay=0.9999, update_after=100, update_every=10))
 
@@ -257,7 +257,7 @@ class Ready:
     takes its meshes as they are. Which faces touch is found at every visit, as there."""
 
     def __init__(self) -> None:
-        from tessera.data.mesh_examples import MeshExample
+        from tessera.modalities.mesh.canonical import MeshExample
 
         self.examples = [MeshExample.of(mesh, BINS, "") for mesh in random_meshes()]
 
@@ -268,13 +268,13 @@ class Ready:
         return str(index)
 
     def item(self, index: int, rng: Any) -> Any:
-        from tessera.data.adjacency import face_pairs
+        from tessera.modalities.mesh.adjacency import face_pairs
 
         ready = self.examples[index]
         return replace(ready, edges=face_pairs(ready.faces))
 
     def collate(self, examples: list[Any]) -> Any:
-        from tessera.data.mesh_examples import collate
+        from tessera.modalities.mesh.canonical import collate
 
         return collate(examples)
 
@@ -286,8 +286,8 @@ class Ready:
 def random_meshes() -> list[Any]:
     import numpy as np
 
-    from tessera.data.canonical import canonical
-    from tessera.media.mesh import Mesh
+    from tessera.modalities.mesh.canonical import canonical
+    from tessera.modalities.mesh.media import Mesh
 
     rng, found = np.random.default_rng(7), []
     every = np.array(list(itertools.combinations(range(VERTICES), CORNERS)))

@@ -106,7 +106,7 @@ def heard(method: Callable[..., Any], before: Callable[[], None]) -> Callable[..
 def listen(life: Life) -> None:
     from tessera.engine import checkpoint
     from tessera.engine.engine import Engine
-    from tessera.tasks.tokenizer import TokenizerTask
+    from tessera.objectives.reconstruction import TokenizerTask
 
     sys.addaudithook(life.hear)
     checkpoint.save_file = heard(checkpoint.save_file, lambda: life.reach("write"))  # written in Rust: no audit event
@@ -129,7 +129,8 @@ def born() -> Life:
 
 
 if __name__ == "__main__":
-    from tessera import cli, launch
+    from tessera.cli import launch
+    from tessera.cli import main as cli
 
     if "--processes" in sys.argv and not launch.is_launched():
         start_mortals()

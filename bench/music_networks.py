@@ -93,9 +93,9 @@ def ours(work: Path) -> Side:
 
 
 def config() -> Any:
-    from tessera.models.mulan import MuLaNConfig
-    from tessera.models.numbered_text import NumberedTextConfig
-    from tessera.models.spectrogram_transformer import SpectrogramTransformerConfig
+    from tessera.modalities.music.mulan import MuLaNConfig
+    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
+    from tessera.text.token_ids import NumberedTextConfig
 
     audio = SpectrogramTransformerConfig(
         rate_hz=RATE_HZ, window=WINDOW, hop=HOP, bands=BANDS, patch=(PATCH, PATCH), width=WIDTH, depth=DEPTH, heads=HEADS
@@ -122,9 +122,9 @@ def stepped(batch_size: int, accumulate: int) -> memory.Used:
     import dataclasses
     import tempfile
 
-    from tessera.folder import RunFolder
-    from tessera.recipes.music import music_mulan
-    from tessera.start import engine_of
+    from tessera.modalities.music.recipes import music_mulan
+    from tessera.run.directory import RunFolder
+    from tessera.run.train import engine_of
 
     run = music_mulan("small")
     engine = dataclasses.replace(run.engine, steps=2, batch_size=batch_size, accumulate=accumulate, log_every=1)
@@ -142,7 +142,7 @@ def stepped(batch_size: int, accumulate: int) -> memory.Used:
 
 
 def micro_batches(run: Any) -> list[Any]:
-    from tessera.start import stream_of
+    from tessera.run.train import stream_of
 
     return next(stream_of(run.data.build(), run).micro_batches(0, 1, rank=0, processes=1))
 

@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 if TYPE_CHECKING:
     from tessera.engine.engine import Engine
     from tessera.engine.task import Batch, Task
-    from tessera.models.vqgan import VQGAN
+    from tessera.modalities.image.vqgan import VQGAN
 
 WANTED, FROM_MS = 1.02, 15
 RATE, CLIP = 1e-4, 1.0
@@ -59,9 +59,9 @@ SIZES = {
 
 
 def task_of(size: Size) -> Task:
-    from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.vqgan import VQGANConfig
-    from tessera.tasks.images import TokenizeImages
+    from tessera.engine.optim.config import OptimizerConfig
+    from tessera.modalities.image.reconstruction import TokenizeImages
+    from tessera.modalities.image.vqgan import VQGANConfig
 
     model = VQGANConfig(dim=size.dim, layers=2, blocks=(0, 1))
     return TokenizeImages(model=model, optimizer=OptimizerConfig(rate=RATE, clip=CLIP)).build()
@@ -73,7 +73,7 @@ class Pictures:
     def __init__(self, size: Size):
         import torch
 
-        from tessera.data.image_examples import ImageBatch
+        from tessera.modalities.image.media import ImageBatch
 
         self.batch_size = size.batch
         shape = (size.batch, 3, size.pixels, size.pixels)
@@ -124,7 +124,7 @@ def compared(size: Size, asked: argparse.Namespace, place: Path) -> tuple[pairs.
     """The two sides in turn, and then what a validation, samples and a checkpoint take."""
     from tessera.engine.engine import Engine
     from tessera.engine.modes import seed
-    from tessera.folder import RunFolder
+    from tessera.run.directory import RunFolder
 
     seed(0)
     task, twin = task_of(size), task_of(size)

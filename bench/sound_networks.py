@@ -98,7 +98,7 @@ def about_them(model: Any) -> About:
 
 
 def our_step(work: Path) -> Side:
-    from tessera.data.coded import CodedSource
+    from tessera.data.tokens import CodedSource
 
     task = our_task(FRAMES)
     names = [str(number) for number in range(EXAMPLES)]
@@ -108,9 +108,9 @@ def our_step(work: Path) -> Side:
 
 
 def our_sample(work: Path, *, length: Length) -> Side:
+    from tessera.objectives.generation import Wanted
     from tessera.sampling.guidance import Guidance
-    from tessera.sampling.masked import MaskedSampling
-    from tessera.tasks.generator import Wanted
+    from tessera.sampling.maskgit import MaskedSampling
 
     task = our_task(length.frames).eval()
     about = about_us(our_task(FRAMES))
@@ -128,11 +128,11 @@ def our_sample(work: Path, *, length: Length) -> Side:
 
 def our_task(frames: int) -> Any:
     from tessera.engine.modes import seed
-    from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.conformer import ConformerConfig
-    from tessera.models.masked_transformer import MaskedTransformerConfig
-    from tessera.tasks.masked import MaskedConfig
-    from tessera.tasks.masking import LevelMaskingConfig
+    from tessera.engine.optim.config import OptimizerConfig
+    from tessera.nn.conformer import ConformerConfig
+    from tessera.nn.masked_transformer import MaskedTransformerConfig
+    from tessera.objectives.masked import MaskedConfig
+    from tessera.objectives.masking import LevelMaskingConfig
 
     seed(0)
     network = MaskedTransformerConfig(

@@ -24,13 +24,13 @@ import numpy as np
 import torch
 from speech_judges import RATE_HZ, Listener, Voices
 
-from tessera.data.folders import find
-from tessera.finished import Codec, finished
+from tessera.data.discovery import find
 from tessera.losses.spectral import mel_distance_B, si_sdr_B
-from tessera.losses.speech import stoi_B
-from tessera.media.sound import Sound
-from tessera.media.sound_files import ENDINGS
-from tessera.media.speech_quality import INSTALL, can_be_measured, pesq
+from tessera.metrics.speech import stoi_B
+from tessera.modalities.audio.io.files import ENDINGS
+from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.speech_quality import INSTALL, can_be_measured, pesq
+from tessera.run.load import Codec, finished
 
 SHORTEST_SECONDS = 1.0
 """Of what is shorter no voice can be told."""

@@ -22,7 +22,7 @@ from memory import Used, measured
 if TYPE_CHECKING:  # the parent only reads what the processes tell
     from torch import Tensor
 
-    from tessera.models.video_tokenizer import VideoTokenizer
+    from tessera.modalities.video.magvit2 import VideoTokenizer
 
 SIDE, RATE_HZ, PIECE = 256, 24, 8
 BITS, ROWS, MANY_ROWS = 18, 384, 5120
@@ -55,7 +55,7 @@ def at_once(seconds: int) -> Used:
 
 def small_tokenizer() -> VideoTokenizer:
     from tessera.engine.modes import seed
-    from tessera.recipes.videos import videos_magvit2
+    from tessera.modalities.video.recipes import videos_magvit2
 
     seed(0)
     return videos_magvit2("small").task.model.build().eval()

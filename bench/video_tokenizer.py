@@ -49,9 +49,9 @@ def theirs(work: Path) -> Side:
 
 
 def ours(work: Path, *, judge_dim: int, judge_widest: int) -> Side:
-    from tessera.data.split import Split
-    from tessera.folder import RunFolder
-    from tessera.start import engine_of, task_of
+    from tessera.data.dataset import Split
+    from tessera.run.directory import RunFolder
+    from tessera.run.train import engine_of, task_of
 
     run = run_of(judge_dim, judge_widest)
     task = task_of(run)
@@ -67,14 +67,14 @@ def ours(work: Path, *, judge_dim: int, judge_widest: int) -> Side:
 
 def run_of(judge_dim: int, judge_widest: int) -> Any:
     """The same configuration and the same losses, in our words."""
-    from tessera.config import Run
-    from tessera.data.videos import Videos
-    from tessera.engine.average import AverageConfig
-    from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-    from tessera.models.video_tokenizer import VideoTokenizerConfig
+    from tessera.engine.ema import AverageConfig
+    from tessera.engine.optim.config import OptimizerConfig
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.video.dataset import Videos
+    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+    from tessera.modalities.video.reconstruction import TokenizeVideos, VideoFidelityConfig, VideoJudges
     from tessera.nn.quantize import LFQConfig
-    from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges
+    from tessera.run.config import Run
 
     quantizer = LFQConfig(codebook_size=SYMBOLS, entropy_weight=0.1, diversity=2.5, commitment_weight=1.0)
     optimizer = OptimizerConfig(kind="adamw", rate=2e-5, betas=(0.9, 0.99), decay=0.01, clip=1.0)
@@ -113,12 +113,12 @@ class Clips:
         return str(index)
 
     def item(self, index: int, rng: Any) -> Any:
-        from tessera.data.video_examples import VideoExample
+        from tessera.modalities.video.media import VideoExample
 
         return VideoExample(self.clips[index], FRAMES, 24.0, "")
 
     def collate(self, examples: list[Any]) -> Any:
-        from tessera.data.video_examples import collate
+        from tessera.modalities.video.media import collate
 
         return collate(examples)
 

@@ -15,9 +15,9 @@ from pathlib import Path
 
 from emoji import SKIN, make_folder, write_named
 
-from tessera.media.video import Video
-from tessera.media.video_files import probe
-from tessera.media.video_writing import write_mp4
+from tessera.modalities.video.io.files import probe
+from tessera.modalities.video.io.writer import write_mp4
+from tessera.modalities.video.media import Video
 
 ANIMATIONS = "@lobehub/fluent-emoji-anim-1"
 

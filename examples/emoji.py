@@ -24,8 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from tessera.media.errors import Unreadable
-from tessera.media.image import Image, decode, flatten
+from tessera.data.errors import Unreadable
+from tessera.modalities.image.media import Image, decode, flatten
 
 PICTURES = "@lobehub/fluent-emoji-3d"
 NAMES = "emoji-datasource"

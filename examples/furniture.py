@@ -27,8 +27,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tessera.media.errors import Unreadable
-from tessera.media.mesh import Mesh
+from tessera.data.errors import Unreadable
+from tessera.modalities.mesh.media import Mesh
 
 PACKAGE = "sweethome3d-furniture"
 MOST_FACES = 800

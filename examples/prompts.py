@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 
 from debian import download, entries, require_tools
 
-from tessera.media.errors import Unreadable
-from tessera.media.sound import Sound
+from tessera.data.errors import Unreadable
+from tessera.modalities.audio.media import Sound
 
 LICENCES = {"en": "CC-BY-SA-3.0", "es": "CC-BY-SA-3.0", "fr": "CC-BY-SA-3.0", "it": "CC-BY-SA-3.0", "ru": "CC-BY-3.0"}
 """Language -> the licence of its prompts, as their packages state it."""

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.media.sound import Sound
+from tessera.modalities.audio.media import Sound
 
 RATE_HZ = 16_000
 INSTRUMENTS = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tessera.cli import main
+from tessera.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.cli import main
+from tessera.cli.main import main
 
 
 @dataclass(frozen=True)

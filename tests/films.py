@@ -8,7 +8,7 @@ import av
 import numpy as np
 import PIL.Image
 
-from tessera.media.video import Video
+from tessera.modalities.video.media import Video
 
 
 def levels(count: int, height: int = 16, width: int = 32) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tessera.launch import leave
+from tessera.cli.launch import leave
 from tests.runs import tiny, train_in_double
 
 

@@ -20,16 +20,16 @@ from unittest import mock
 import torch
 from safetensors.torch import load_file
 
-from tessera.config import Run
 from tessera.engine.engine import Engine
-from tessera.folder import RunFolder
-from tessera.recipes import RECIPES, beneath, name_of, named
-from tessera.recipes.images import images_maskgit, images_vqgan
-from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
-from tessera.recipes.music import music_mulan
-from tessera.recipes.sounds import sounds_codec, sounds_soundstorm
-from tessera.recipes.videos import videos_magvit2
-from tessera.start import engine_of, task_of
+from tessera.modalities.audio.recipes import sounds_codec, sounds_soundstorm
+from tessera.modalities.image.recipes import images_maskgit, images_vqgan
+from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
+from tessera.modalities.music.recipes import music_mulan
+from tessera.modalities.video.recipes import videos_magvit2
+from tessera.recipes.registry import RECIPES, beneath, name_of, named
+from tessera.run.config import Run
+from tessera.run.directory import RunFolder
+from tessera.run.train import engine_of, task_of
 
 TIMINGS = ("examples_per_second", "data_wait", "peak_memory_mb")
 
@@ -128,7 +128,7 @@ def train(folder: Path, run: Run, **kwargs: Any) -> Engine:
 
 def train_in_double(folder: Path, run: Run) -> Engine:
     """In double precision what is equal in exact arithmetic is equal to a few more digits than anybody could wish."""
-    with mock.patch("tessera.start.task_of", lambda run, parts: task_of(run, parts).double()):
+    with mock.patch("tessera.run.train.task_of", lambda run, parts: task_of(run, parts).double()):
         engine = engine_in(folder, run)
     for stream, method in ((engine.training, "micro_batches"), (engine.validation, "batches")):
         setattr(stream, method, partial(_doubled, getattr(stream, method)))

@@ -12,7 +12,7 @@ from pathlib import Path
 from threading import Timer
 from typing import Any
 
-from tessera.launch import _free_port
+from tessera.cli.launch import _free_port
 from tests.runs import tiny
 
 PATIENCE_S = 120

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from tessera.engine import checkpoint
 from tessera.engine.checkpoint import damage, steps_in
-from tessera.folder import RunFolder
+from tessera.run.directory import RunFolder
 from tests.command import files, refused, tessera
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -353,7 +353,7 @@ def test_a_run_folder_that_is_a_file(tmp_path):
 
 HOLD = """
 import sys
-from tessera.folder import RunFolder
+from tessera.run.directory import RunFolder
 RunFolder(sys.argv[1]).lock()
 print("locked", flush=True)
 sys.stdin.read()

@@ -10,10 +10,10 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tessera.config import Run
-from tessera.folder import Refused
-from tessera.generator import Generator, classes_of
-from tessera.recipes.images import images_maskgit
+from tessera.api.generator import Generator, classes_of
+from tessera.modalities.image.recipes import images_maskgit
+from tessera.run.config import Run
+from tessera.run.directory import Refused
 from tests.command import refused, tessera
 from tests.runs import on_tiny_parts, tokenizer, train
 

@@ -30,19 +30,19 @@ import numpy as np
 import pytest
 import tyro
 
-from tessera import flags
-from tessera.cli import VERBS
-from tessera.data.toys.images import ToyImages, draw
-from tessera.data.toys.meshes import imagine as imagine_mesh
-from tessera.data.toys.sounds import ToySounds
-from tessera.data.toys.videos import ToyVideos, film
-from tessera.media.sound import Sound
-from tessera.recipes import RECIPES, name_of, named
-from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
-from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
-from tessera.recipes.music import music_mulan
-from tessera.recipes.sounds import sounds_codec, sounds_semantic, sounds_soundstorm
-from tessera.recipes.videos import videos_magvit2
+from tessera.cli import flags
+from tessera.cli.main import VERBS
+from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.recipes import sounds_codec, sounds_semantic, sounds_soundstorm
+from tessera.modalities.audio.synthetic import ToySounds
+from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
+from tessera.modalities.image.synthetic import ToyImages, draw
+from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
+from tessera.modalities.mesh.synthetic import imagine as imagine_mesh
+from tessera.modalities.music.recipes import music_mulan
+from tessera.modalities.video.recipes import videos_magvit2
+from tessera.modalities.video.synthetic import ToyVideos, film
+from tessera.recipes.registry import RECIPES, name_of, named
 from tests.command import tessera
 from tests.pages import LANGUAGES, PAGES, ROOT, RUN, Block, blocks, blocks_in, of_the_project, page_of, prose, spans
 

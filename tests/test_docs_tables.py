@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.config import MAY_DIFFER
-from tessera.models.masked_transformer import MaskedTransformerConfig
-from tessera.models.patch_discriminator import PatchDiscriminatorConfig
+from tessera.modalities.audio.recipes import sounds_codec, sounds_semantic, sounds_soundstorm
+from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
+from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
+from tessera.modalities.music.recipes import music_mulan
+from tessera.modalities.video.recipes import videos_magvit2
+from tessera.modalities.video.reconstruction import VideoJudges
+from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.nn.quantize.features import features
-from tessera.recipes.images import images_maskgit, images_maskgit_superres, images_vqgan
-from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
-from tessera.recipes.music import music_mulan
 from tessera.recipes.presets import Preset
-from tessera.recipes.sounds import sounds_codec, sounds_semantic, sounds_soundstorm
-from tessera.recipes.videos import videos_magvit2
-from tessera.tasks.videos import VideoJudges
+from tessera.run.config import MAY_DIFFER
 from tessera.trainers import (
     MaskGitTrainer,
     MuLaNTrainer,

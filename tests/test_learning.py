@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from tessera.config import Run
-from tessera.data.draws import Validation
-from tessera.data.mesh_judge import Crowd
-from tessera.engine.average import AverageConfig
-from tessera.folder import RunFolder
-from tessera.generator import Generator
-from tessera.recipes import RECIPES, name_of
-from tessera.recipes.meshes import meshes_autoencoder, meshes_transformer
+from tessera.api.generator import Generator
+from tessera.data.loader import Validation
+from tessera.engine.ema import AverageConfig
+from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
+from tessera.modalities.mesh.sample_metrics import Crowd
+from tessera.objectives.generation import Wanted
+from tessera.recipes.registry import RECIPES, name_of
+from tessera.run.config import Run
+from tessera.run.directory import RunFolder
 from tessera.sampling.autoregressive import AutoregressiveSampling
-from tessera.tasks.generator import Wanted
 from tests.runs import on_tiny_parts, train
 
 

@@ -67,7 +67,7 @@ HOSTS = {"arxiv.org", "github.com", "doi.org", "openreview.net", "keepachangelog
 
 @dataclass(frozen=True)
 class Import:
-    """`module` imports `target` on `line`: `tessera.cli` and `tessera.folder.RunFolder`, say."""
+    """`module` imports `target` on `line`: `tessera.cli.main` and `tessera.run.directory.RunFolder`, say."""
 
     module: str
     target: str
@@ -307,7 +307,7 @@ arguments, report = json.loads(sys.argv[1]), sys.argv[2]
 import tessera
 code = 0
 if arguments is not None:
-    from tessera.cli import main
+    from tessera.cli.main import main
     try:
         code = main(arguments)
     except SystemExit as stop:

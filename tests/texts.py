@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tessera.models.text_encoder import TextEncoder
+from tessera.text.encoder import TextEncoder
 
 CAPTIONS = ["a red circle", "a blue square", "two red squares", "a small circle above a blue square", ""]
 

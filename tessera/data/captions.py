@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tessera.folder import Refused
-from tessera.media.errors import Unreadable
+from tessera.data.errors import Unreadable
+from tessera.run.directory import Refused
 
 METADATA = ("metadata.jsonl", "metadata.csv")
 SAYS_NOTHING = {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "images", "data"}

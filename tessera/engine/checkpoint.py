@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.folder import Refused, fsync_folder
+from tessera.run.directory import Refused, fsync_folder
 
 WRITING, DELETING = ".writing-", ".deleting-"
 

@@ -19,13 +19,15 @@ import torch
 from torch import Tensor, nn
 
 from tessera.engine import checkpoint
-from tessera.engine.average import Average, AverageConfig
 from tessera.engine.checkpoint import Snapshot, restore_network, staged
+from tessera.engine.distributed import Processes
+from tessera.engine.ema import Average, AverageConfig
 from tessera.engine.evaluation import ValidationStream, make_samples, measure, save_media
-from tessera.engine.health import NonFiniteGuard
+from tessera.engine.guards import NonFiniteGuard
+from tessera.engine.logging import TRACKERS, Mirrors, Pace, Record, Report
 from tessera.engine.memory import keep_freed_memory
 from tessera.engine.modes import only, seed
-from tessera.engine.optimizer import (
+from tessera.engine.optim.config import (
     clip_gradients,
     forget_gradients,
     gradient_norm,
@@ -33,13 +35,9 @@ from tessera.engine.optimizer import (
     restore_optimizer,
     set_rate,
 )
-from tessera.engine.processes import Processes
-from tessera.engine.record import Pace, Record
-from tessera.engine.report import Report
 from tessera.engine.signals import Interrupted, Signals
 from tessera.engine.task import Batch, Loss, Objective, Task, Update, refuse_strays
-from tessera.engine.tracking import TRACKERS, Mirrors
-from tessera.folder import Refused, RunFolder
+from tessera.run.directory import Refused, RunFolder
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tessera.engine.distributed import Processes
 from tessera.engine.modes import evaluating
-from tessera.engine.processes import Processes
 from tessera.engine.task import Batch, Rows, Task
-from tessera.folder import Refused
+from tessera.run.directory import Refused
 
 NOTHING_HELD_OUT = (
     "The held-out set has no readable example, so nothing can be measured. `tessera check` tells why; where it is small, hold "

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tessera.engine.optimizer import OptimizerConfig
+from tessera.engine.optim.config import OptimizerConfig
 
 
 @dataclass

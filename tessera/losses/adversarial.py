@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tessera.losses import full
-from tessera.losses.balance import gradient_at, known, refuse_without_gradients
+from tessera.losses.balancer import gradient_at, known, refuse_without_gradients
 
 NOTHING = 1e-5
 """What a layer sees of an original counts as so much at least, where it is less."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tessera.losses import full
-from tessera.losses.metrics import MOST_DECIBELS
 from tessera.losses.spectra import QUIET, mel, stft
+from tessera.metrics.image import MOST_DECIBELS
 
 MEL_WINDOWS = (32, 64, 128, 256, 512, 1024, 2048)
 STFT_WINDOWS = (512, 1024, 2048)

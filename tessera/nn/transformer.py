@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         self.norm = Norm(width)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
-                module.weight.between_states = True  # type: ignore[assignment]  # what engine/optimizer.py's Muon asks for
+                module.weight.between_states = True  # type: ignore[assignment]  # what engine/optim/config.py's Muon asks for
 
     def forward(
         self,

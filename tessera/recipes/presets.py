@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from tessera.engine.engine import EngineConfig
-    from tessera.engine.optimizer import OptimizerConfig
-    from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig
-    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
+    from tessera.engine.optim.config import OptimizerConfig
+    from tessera.modalities.image.perceptual import PerceptualConfig
+    from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
-    from tessera.tasks.pixels import PerceptualConfig
+    from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
 
 Preset = Literal["tiny", "small", "base", "paper"]
 """tiny: seconds, for tests. small: minutes on a laptop, the default. base: one GPU. paper: as published."""
@@ -27,7 +27,7 @@ def life(
     preset: Preset, *, steps: int, batch_size: int, workers: int = 0, average: float | None = None, sample_count: int = 16
 ) -> EngineConfig:
     """The life of a run of this size: a larger one reports more seldom, and averages over more steps unless told otherwise."""
-    from tessera.engine.average import AverageConfig
+    from tessera.engine.ema import AverageConfig
     from tessera.engine.engine import EngineConfig
 
     often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
@@ -47,7 +47,7 @@ def life(
 
 def for_transformer(preset: Preset, *, warmup: int) -> OptimizerConfig:
     """What transformers learn by: Muon, and in the published configurations AdamW."""
-    from tessera.engine.optimizer import OptimizerConfig
+    from tessera.engine.optim.config import OptimizerConfig
 
     return OptimizerConfig(
         kind="adamw" if preset == "paper" else "muon",
@@ -77,8 +77,8 @@ def perceptual_of(preset: Preset, choice: str) -> PerceptualConfig | None:
 
     `auto` is settled here and now, so that the run's config says what was used and not what might have been.
     """
-    from tessera.models.efficientnet_lite import installed
-    from tessera.tasks.pixels import PerceptualConfig
+    from tessera.modalities.image.efficientnet_lite import installed
+    from tessera.modalities.image.perceptual import PerceptualConfig
 
     if choice == "auto":
         choice = "on" if installed() and preset in ("base", "paper") else "off"
@@ -87,7 +87,7 @@ def perceptual_of(preset: Preset, choice: str) -> PerceptualConfig | None:
 
 def critic_of(choice: Critic, width: int, depth: int, heads: int) -> CriticConfig | CriticHeadConfig | None:
     """Beside a model of this size."""
-    from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig
+    from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
 
     own = CriticConfig(width=width, depth=depth // 2, heads=heads)
     return {"off": None, "head": CriticHeadConfig(width=width), "own": own}[choice]
@@ -95,7 +95,7 @@ def critic_of(choice: Critic, width: int, depth: int, heads: int) -> CriticConfi
 
 def text_of(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:
     """What reads captions: an encoder that is learnt with the model, nothing, or one of Hugging Face's."""
-    from tessera.models.text_encoder import LearnedTextConfig, PretrainedTextConfig
+    from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
 
     if text == "none":
         return None

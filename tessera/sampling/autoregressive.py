@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.sampling.draws import drawn, likeliest
 from tessera.sampling.guidance import guided
+from tessera.sampling.logits import drawn, likeliest
 
 Following = Callable[[Tensor | None], Tensor]
 """(B,) -> (B, V + 1)"""

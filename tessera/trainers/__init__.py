@@ -9,12 +9,12 @@ command line's verbs work on it, a second construction goes on where the first s
 
 from __future__ import annotations
 
-from tessera.tasks.given import Stream
+from tessera.modalities.audio.external_tokens import Stream
+from tessera.trainers.audio import SoundStormConfig, SoundStormTrainer
 from tessera.trainers.base import Trainer
 from tessera.trainers.images import MaskGitTrainer, VQGanVAETrainer
 from tessera.trainers.meshes import MeshAutoencoderTrainer, MeshTransformerTrainer
 from tessera.trainers.music import MuLaNTrainer
-from tessera.trainers.sounds import SoundStormConfig, SoundStormTrainer
 from tessera.trainers.videos import VideoTokenizerTrainer
 
 __all__ = [

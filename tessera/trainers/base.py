@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tessera.config import Run
-from tessera.data.split import Split
+from tessera.data.dataset import Split
 from tessera.engine import checkpoint
 from tessera.engine.engine import Engine, Moved, averaged
 from tessera.engine.task import Task
-from tessera.folder import Refused, RunFolder
-from tessera.start import card_of, engine_of, write_card
+from tessera.run.config import Run
+from tessera.run.directory import Refused, RunFolder
+from tessera.run.train import card_of, engine_of, write_card
 
 Logs = dict[str, Any]
 

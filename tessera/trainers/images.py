@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tessera.config import Run
-from tessera.data.images import Images
-from tessera.engine.optimizer import OptimizerConfig
-from tessera.models.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
-from tessera.models.patch_discriminator import PatchDiscriminatorConfig
-from tessera.models.vqgan import VQGAN
+from tessera.engine.optim.config import OptimizerConfig
+from tessera.modalities.image.dataset import Images
+from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+from tessera.modalities.image.perceptual import PerceptualConfig
+from tessera.modalities.image.reconstruction import ImageFidelityConfig, ImageJudges, TokenizeImages
+from tessera.modalities.image.vqgan import VQGAN
+from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
+from tessera.objectives.masked import MaskedConfig, MaskingConfig
+from tessera.run.config import Run
+from tessera.run.train import task_of
 from tessera.sampling.schedules import Schedule
-from tessera.start import task_of
-from tessera.tasks.images import ImageFidelityConfig, ImageJudges, TokenizeImages
-from tessera.tasks.masked import MaskedConfig, MaskingConfig
-from tessera.tasks.pixels import PerceptualConfig
+from tessera.trainers.arguments import averaged_by, life_of
 from tessera.trainers.base import Trainer
-from tessera.trainers.words import averaged_by, life_of
 
 JUDGE = PatchDiscriminatorConfig()
 TRANSFORMER = MaskedTransformerConfig()

@@ -14,7 +14,7 @@
     transformer()
 
 A dataset is a folder of meshes, or anything with a length whose items are tuples or dictionaries: vertices (V, 3), faces (F, 3)
-or (F, 4) and, for the transformer, a text (`trainers/given_meshes.py`).
+or (F, 4) and, for the transformer, a text (`trainers/in_memory_meshes.py`).
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tessera import recipes
-from tessera.config import Run
-from tessera.data.meshes import Meshes
-from tessera.data.split import Some, Split
+from tessera.data.dataset import Some, Split
 from tessera.engine.engine import EngineConfig
 from tessera.engine.modes import evaluating
-from tessera.engine.optimizer import OptimizerConfig, Schedule
-from tessera.folder import Refused, RunFolder
-from tessera.models.mesh_autoencoder import MeshAutoencoder
-from tessera.models.mesh_transformer import MeshTransformer
-from tessera.parts import find_parts
-from tessera.start import task_of
-from tessera.tasks.autoregressive import AutoregressiveConfig
-from tessera.tasks.meshes import TokenizeMeshes
+from tessera.engine.optim.config import OptimizerConfig, Schedule
+from tessera.modalities.mesh.autoencoder import MeshAutoencoder
+from tessera.modalities.mesh.dataset import Meshes
+from tessera.modalities.mesh.reconstruction import TokenizeMeshes
+from tessera.modalities.mesh.transformer import MeshTransformer
+from tessera.objectives.autoregressive import AutoregressiveConfig
+from tessera.recipes import registry as recipes
+from tessera.run.config import Run
+from tessera.run.dependencies import find_parts
+from tessera.run.directory import Refused, RunFolder
+from tessera.run.train import task_of
+from tessera.trainers.arguments import GIVEN, SCHEDULE, averaged_as, life_of, scheduled, translated
 from tessera.trainers.base import Logs
-from tessera.trainers.given_meshes import GivenMeshes, names_of
+from tessera.trainers.in_memory_meshes import GivenMeshes, names_of
 from tessera.trainers.tracked import TrackedTrainer
-from tessera.trainers.words import GIVEN, SCHEDULE, averaged_as, life_of, scheduled, translated
 
 Dataset = Sequence[Any] | str | Path
 OPTIMIZER = {"betas": "betas", "eps": "eps", "kind": "kind"}

@@ -11,27 +11,27 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.config import Run
-from tessera.data.music import Music
-from tessera.data.split import Some, Split, divide
-from tessera.engine.average import AverageConfig
-from tessera.engine.optimizer import OptimizerConfig
-from tessera.folder import Refused
-from tessera.models.mulan import MuLaN
-from tessera.models.numbered_text import NumberedTextConfig
-from tessera.start import task_of
-from tessera.tasks.contrastive import Kind
-from tessera.tasks.music import ContrastMusic
+from tessera.data.dataset import Some, Split, divide
+from tessera.engine.ema import AverageConfig
+from tessera.engine.optim.config import OptimizerConfig
+from tessera.modalities.music.contrastive import ContrastMusic
+from tessera.modalities.music.dataset import Music
+from tessera.modalities.music.mulan import MuLaN
+from tessera.objectives.contrastive import Kind
+from tessera.run.config import Run
+from tessera.run.directory import Refused
+from tessera.run.train import task_of
+from tessera.text.token_ids import NumberedTextConfig
+from tessera.trainers.arguments import GIVEN, life_of, refuse_clearing
 from tessera.trainers.base import Trainer
-from tessera.trainers.given_music import GivenMusic, longest
-from tessera.trainers.words import GIVEN, life_of, refuse_clearing
+from tessera.trainers.in_memory_music import GivenMusic, longest
 
 SECONDS = 10.0
 """Of a folder's clips, where data_max_length does not say otherwise."""
 
 
 class MuLaNTrainer(Trainer):
-    """Trains a MuLaN on `dataset`, anything with a length whose items are a wave and a text (`trainers/given_music.py` says
+    """Trains a MuLaN on `dataset`, anything with a length whose items are a wave and a text (`trainers/in_memory_music.py` says
     how they may look), or on a `folder` of recordings with captions.
 
     `batch_size * grad_accum_every` examples make a step, and each of them is told apart from all the others: accumulation

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tessera.config import Run, encode, flat
-from tessera.data.split import Split
+from tessera.data.dataset import Split
+from tessera.engine.logging import Mirrors
 from tessera.engine.task import Task
-from tessera.engine.tracking import Mirrors
-from tessera.folder import Refused
+from tessera.run.config import Run, encode, flat
+from tessera.run.directory import Refused
 from tessera.trainers.base import Logs, Trainer
 
 

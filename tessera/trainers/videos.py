@@ -22,22 +22,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.config import Run
-from tessera.data.split import Some, Split, divide
-from tessera.data.video_examples import VideoBatch, VideoExample, collate
-from tessera.data.videos import Videos
+from tessera.data.dataset import Some, Split, divide
+from tessera.data.errors import Unreadable
 from tessera.engine.checkpoint import name_of
 from tessera.engine.modes import evaluating
-from tessera.engine.optimizer import OptimizerConfig, Schedule
-from tessera.folder import Refused
-from tessera.media.errors import Unreadable
-from tessera.media.frames import CLOCK_HZ
-from tessera.models.video_tokenizer import VideoTokenizer
-from tessera.start import task_of
-from tessera.tasks.pixels import PerceptualConfig
-from tessera.tasks.videos import TokenizeVideos, VideoFidelityConfig, VideoJudges
+from tessera.engine.optim.config import OptimizerConfig, Schedule
+from tessera.modalities.image.perceptual import PerceptualConfig
+from tessera.modalities.video.dataset import Videos
+from tessera.modalities.video.io.base import CLOCK_HZ
+from tessera.modalities.video.magvit2 import VideoTokenizer
+from tessera.modalities.video.media import VideoBatch, VideoExample, collate
+from tessera.modalities.video.reconstruction import TokenizeVideos, VideoFidelityConfig, VideoJudges
+from tessera.run.config import Run
+from tessera.run.directory import Refused
+from tessera.run.train import task_of
+from tessera.trainers.arguments import GIVEN, SCHEDULE, averaged_as, life_of, scheduled, translated
 from tessera.trainers.tracked import TrackedTrainer
-from tessera.trainers.words import GIVEN, SCHEDULE, averaged_as, life_of, scheduled, translated
 
 JUDGES = VideoJudges()
 OPTIMIZER = {"wd": "decay", "betas": "betas", "eps": "eps", "kind": "kind"}

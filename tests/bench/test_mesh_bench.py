@@ -61,7 +61,7 @@ def test_the_random_meshes_have_as_many_faces_as_theirs_and_keep_them(meshes):
 
 
 def test_meshes_as_found_are_the_same_meshes(meshes, tmp_path):
-    data = importlib.import_module("tessera.data.meshes")
+    data = importlib.import_module("tessera.modalities.mesh.dataset")
     folder = meshes.mesh_networks.written(tmp_path / "meshes")
     found, ready = data.Meshes(path=str(folder), bins=64, most_faces=64).everything(), meshes.mesh_networks.Ready()
     assert len(found) == len(ready) == 128

@@ -72,7 +72,7 @@ def test_the_package_must_be_there_for_a_comparison(music, capsys) -> None:
 def test_memory_is_that_of_one_step(music, monkeypatch) -> None:
     """Of a small one: two micro-batches of two are told apart from each other."""
     seen = []
-    task = importlib.import_module("tessera.tasks.contrastive").ContrastiveTask
+    task = importlib.import_module("tessera.objectives.contrastive").ContrastiveTask
     look = task.look_at_whole_batch
     monkeypatch.setattr(
         task,

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.data.sounds import Sounds
-from tessera.data.toys.voices import SPEAKERS, Syllable, spoken
 from tessera.losses.spectra import mfcc
-from tessera.media.sound import Sound
+from tessera.modalities.audio.dataset import Sounds
+from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.synthetic_voices import SPEAKERS, Syllable, spoken
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 

@@ -8,9 +8,9 @@ import pickle
 import pytest
 
 from tessera.data.captions import Captions, read_captions
-from tessera.data.folders import scan
-from tessera.folder import Refused
-from tessera.media.errors import Unreadable
+from tessera.data.discovery import scan
+from tessera.data.errors import Unreadable
+from tessera.run.directory import Refused
 
 
 def captions_of(folder) -> Captions:

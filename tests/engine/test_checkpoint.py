@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from tessera.engine import checkpoint
 from tessera.engine.checkpoint import Snapshot, Writer, damage, newest, prune, read, restore_network, staged, steps_in
-from tessera.folder import Refused
+from tessera.run.directory import Refused
 from tests.engine.toy import toy_engine
 
 KEEP_ALL = set

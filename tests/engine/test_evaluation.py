@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from tessera.engine.distributed import Processes
 from tessera.engine.evaluation import measure
-from tessera.engine.processes import Processes
 from tessera.engine.task import Batch, Rows, Task
-from tessera.folder import Refused
+from tessera.run.directory import Refused
 
 
 class Stream:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.engine.optimizer import OptimizerConfig
+from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, Frozen, Loss, Objective, Task, Update, refuse_strays
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.data.draws import Training, Validation
+from tessera.data.loader import Training, Validation
 from tessera.engine.engine import Engine, EngineConfig
-from tessera.engine.optimizer import OptimizerConfig
+from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, Headline, Loss, Task, Update
-from tessera.folder import RunFolder
+from tessera.run.directory import RunFolder
 
 
 class Numbers:

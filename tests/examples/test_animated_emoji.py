@@ -13,8 +13,8 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from tessera.media.video import Video
-from tessera.media.video_files import probe
+from tessera.modalities.video.io.files import probe
+from tessera.modalities.video.media import Video
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "animated_emoji.py"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import trimesh
 
-from tessera.media.mesh import Mesh
+from tessera.modalities.mesh.media import Mesh
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "furniture.py"
 TRIANGLE = "v 0 0 0\nv 1 0 0\nv 0 2 0\nf 1 2 3\n"

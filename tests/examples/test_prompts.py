@@ -11,8 +11,8 @@ import av
 import numpy as np
 import pytest
 
-from tessera.data.sounds import Sounds
-from tessera.media.sound import Sound
+from tessera.modalities.audio.dataset import Sounds
+from tessera.modalities.audio.media import Sound
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prompts.py"
 VOICE = "usr/share/asterisk/sounds/en_US_f_Allison"

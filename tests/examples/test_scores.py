@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tessera.data.music import Music
+from tessera.modalities.music.dataset import Music
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "scores.py"
 

@@ -43,7 +43,7 @@ import torch
 from torch import Tensor
 
 from tessera.nn.quantize.base import Quantizer
-from tessera.nn.quantize.evenness import entropy_of_mean
+from tessera.nn.quantize.entropy import entropy_of_mean
 
 SLOPE = 1.702 / 2
 SHARPNESS = 4.0

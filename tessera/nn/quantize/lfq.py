@@ -36,7 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.nn.quantize.base import Quantizer, unit
-from tessera.nn.quantize.evenness import entropy_of_mean
+from tessera.nn.quantize.entropy import entropy_of_mean
 
 
 @dataclass(frozen=True, kw_only=True)

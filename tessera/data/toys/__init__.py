@@ -1,1 +1,0 @@
-"""Procedural sources, one per medium, with true captions: what a recipe learns from when it is given no data."""

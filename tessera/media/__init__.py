@@ -1,1 +1,0 @@
-"""The media themselves: load, save, show. Nothing here learns, and nothing here imports torch."""

@@ -1,0 +1,108 @@
+"""The registry of modalities: the only place that lists them.
+
+Each subpackage defines `MODALITY` in its `__init__.py`. References to code are strings of the form
+`module:attribute`, so that listing recipes imports neither torch nor a decoder. A modality outside this
+package joins with `register`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tessera.data.discovery import scan
+from tessera.data.inspect import Report
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A named function that returns a `Run`, and the classes of that run's configurations."""
+
+    build: str
+    """`module:function`; the function's parameters are the recipe's own flags of `tessera train`."""
+    task: str
+    """`module:class` of the run's task configuration, used to read config.json."""
+    data: str
+    """`module:class` of the run's data configuration, used to read config.json."""
+
+    @property
+    def name(self) -> str:
+        """The name on the command line: `images_vqgan` becomes `images-vqgan`."""
+        return self.build.partition(":")[2].replace("_", "-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoStep:
+    """One step of `tessera demo`."""
+
+    description: str
+    """Printed before the step."""
+    command: tuple[str, ...]
+    """Arguments of `tessera`; `{out}` stands for the demo's folder."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Modality:
+    name: str
+    """The name on the command line: `image`."""
+    suffixes: tuple[str, ...] = ()
+    """File name endings that only this modality uses; `tessera check` detects the modality by them."""
+    media: str
+    """`module:class` of one example that can be saved and shown."""
+    inspect: str | None = None
+    """`module:function` that inspects a folder; None if another modality inspects the same files."""
+    recipes: tuple[Recipe, ...]
+    demo: tuple[DemoStep, ...] = field(default=())
+    demo_minutes: str = ""
+    """How long the demo takes on two CPU cores, for `tessera demo --help`."""
+
+
+MODALITIES: dict[str, Modality] = {}
+
+
+def register(modality: Modality) -> None:
+    """Add a modality. Registering the same one twice has no effect."""
+    known = MODALITIES.get(modality.name)
+    if known is not None and known != modality:
+        raise ValueError(f"A modality named {modality.name!r} is registered already; choose another name.")
+    MODALITIES[modality.name] = modality
+
+
+def resolve(reference: str) -> Any:
+    """Import what a `module:attribute` string names."""
+    module, _, attribute = reference.partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def recipes() -> dict[str, Recipe]:
+    """Return every recipe by name, in the order of registration."""
+    return {recipe.name: recipe for modality in MODALITIES.values() for recipe in modality.recipes}
+
+
+def inspect_folder(path: str, modality: str | None = None) -> Report:
+    """Inspect the files of one modality, by default of the one that most files belong to.
+
+    GIF and WebP files can be images or videos and count for neither; a folder of only these is inspected as images.
+    """
+    chosen = MODALITIES[modality or detect_modality(path)]
+    assert chosen.inspect is not None
+    report: Report = resolve(chosen.inspect)(path)
+    return report
+
+
+def detect_modality(path: str) -> str:
+    """Return the modality whose own suffixes most of the files have."""
+    root = Path(path).expanduser()
+    names = [name.lower() for name in (scan(root) if root.is_dir() else [root.name])]
+    candidates = {modality.name: modality.suffixes for modality in MODALITIES.values() if modality.inspect is not None}
+    return max(candidates, key=lambda name: sum(file.endswith(candidates[name]) for file in names))
+
+
+def _register_built_in() -> None:
+    for name in ("image", "video", "audio", "music", "mesh"):
+        register(importlib.import_module(f"tessera.modalities.{name}").MODALITY)
+
+
+_register_built_in()

@@ -1,0 +1,21 @@
+"""Music and text: MuLaN, a joint embedding."""
+
+from __future__ import annotations
+
+from tessera.modalities import DemoStep, Modality, Recipe
+
+MODALITY = Modality(
+    name="music",
+    suffixes=(),
+    media="tessera.modalities.audio.media:Sound",
+    recipes=(
+        Recipe(
+            build="tessera.modalities.music.recipes:music_mulan",
+            task="tessera.modalities.music.contrastive:ContrastMusic",
+            data="tessera.modalities.music.dataset:Music",
+        ),
+    ),
+    demo=(
+        DemoStep(description="A joint embedding is trained on 2,048 synthetic tunes and their captions.", command=('train', 'music-mulan', '--out', '{out}/music-mulan')),
+    ),
+)
