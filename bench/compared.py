@@ -1,7 +1,9 @@
-"""Ours beside theirs, pair by pair: what is compared, which processes do it, and how it is told and judged.
+"""Ours beside theirs, pair by pair: what is compared, which processes do it, and how it is told and
+judged.
 
-A script that compares is also the program of every process it needs: it starts itself again with `--worker NAME`, in the
-environment that has what the name needs. `Script` knows the names, and the arguments that all such scripts understand.
+A script that compares is also the program of every process it needs: it starts itself again with
+`--worker NAME`, in the environment that has what the name needs. `Script` knows the names, and the
+arguments that all such scripts understand.
 """
 
 from __future__ import annotations
@@ -79,11 +81,21 @@ class Script:
 
     # ---- in the parent
 
-    def parser(self, description: str | None, whats: Sequence[str], *, steps: int, of_steps: str) -> argparse.ArgumentParser:
-        parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-        parser.add_argument("--what", nargs="+", choices=whats, default=list(whats), help="all unless it is said")
-        parser.add_argument("--peer-env", type=Path, help="where the package is installed: DIR/venv/bin/python")
-        parser.add_argument("--peer-adapters", type=Path, help="the folder of peer_adapters.py and peershim.py")
+    def parser(
+        self, description: str | None, whats: Sequence[str], *, steps: int, of_steps: str
+    ) -> argparse.ArgumentParser:
+        parser = argparse.ArgumentParser(
+            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        parser.add_argument(
+            "--what", nargs="+", choices=whats, default=list(whats), help="all unless it is said"
+        )
+        parser.add_argument(
+            "--peer-env", type=Path, help="where the package is installed: DIR/venv/bin/python"
+        )
+        parser.add_argument(
+            "--peer-adapters", type=Path, help="the folder of peer_adapters.py and peershim.py"
+        )
         parser.add_argument("--blocks", type=int, default=30)
         parser.add_argument("--steps", type=int, default=steps, help=of_steps)
         parser.add_argument("--threads", type=int, default=1)
@@ -96,26 +108,38 @@ class Script:
         found = []
         for comparison in comparisons:
             found.append(self.compare(comparison, asked))
-            print(told(found[-1]), flush=True)
+            print(logs(found[-1]), flush=True)
         return Finding([as_json(one) for one in found], all(one.well for one in found))
 
     def compare(self, comparison: Comparison, asked: argparse.Namespace) -> Compared:
-        """Theirs starts first: it may draw what both learn from. Each pair has a folder of its own, since their trainers ask
-        the keyboard what to do with one that is not empty."""
+        """Theirs starts first: it may draw what both learn from. Each pair has a folder of its own,
+        since their trainers ask the keyboard what to do with one that is not empty."""
         with tempfile.TemporaryDirectory() as place:
             work = Path(place)
-            with self.side(comparison.theirs, asked, work) as them, self.side(comparison.ours, asked, work) as us:
-                spent = pairs.alternate(us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps)
+            with (
+                self.side(comparison.theirs, asked, work) as them,
+                self.side(comparison.ours, asked, work) as us,
+            ):
+                spent = pairs.alternate(
+                    us, them, blocks=asked.blocks, steps=asked.steps, warm_up=asked.steps
+                )
                 return Compared(comparison, us.about, them.about, spent)
 
-    def side(self, name: str, asked: argparse.Namespace, work: Path) -> AbstractContextManager[Worker]:
+    def side(
+        self, name: str, asked: argparse.Namespace, work: Path
+    ) -> AbstractContextManager[Worker]:
         return working(*self.command(name, asked), "--work", work)
 
     def command(self, name: str, asked: argparse.Namespace) -> list[str]:
         """A process of this name, in the environment that has its packages."""
         words = [self.file, "--worker", name, "--threads", str(asked.threads)]
         if name in self.theirs:
-            return [str(asked.peer_env / "venv" / "bin" / "python"), *words, "--peer-adapters", str(asked.peer_adapters)]
+            return [
+                str(asked.peer_env / "venv" / "bin" / "python"),
+                *words,
+                "--peer-adapters",
+                str(asked.peer_adapters),
+            ]
         return [sys.executable, *words]
 
     # ---- in the process that was started
@@ -129,7 +153,7 @@ class Script:
 # ---- what is told
 
 
-def told(compared: Compared) -> str:
+def logs(compared: Compared) -> str:
     """Sizes, times and verdict."""
     comparison, spent = compared.comparison, compared.spent
     wanted = f"; wanted: at least {comparison.wanted}" if comparison.wanted is not None else ""
@@ -146,7 +170,10 @@ def told(compared: Compared) -> str:
 
 
 def size_line(name: str, about: About) -> str:
-    sizes = [f"{network} {count / 1e6:.2f} M, {about.mflop[network]:.0f} MFLOP" for network, count in about.parameters.items()]
+    sizes = [
+        f"{network} {count / 1e6:.2f} M, {about.mflop[network]:.0f} MFLOP"
+        for network, count in about.parameters.items()
+    ]
     return f"  {name:<20}{'; '.join(sizes)} | {about.packages}"
 
 
@@ -164,8 +191,11 @@ def as_json(compared: Compared) -> dict[str, object]:
 
 
 def concluded(found: dict[str, Finding], asked: argparse.Namespace) -> int:
-    """The numbers, where they were asked for, and the exit code: 1 if anything wanted was not reached."""
+    """The numbers, where they were asked for, and the exit code: 1 if anything wanted was not
+    reached."""
     if asked.json is not None:
-        numbers = {"circumstances": pairs.circumstances()} | {what: finding.numbers for what, finding in found.items()}
+        numbers = {"circumstances": pairs.circumstances()} | {
+            what: finding.numbers for what, finding in found.items()
+        }
         asked.json.write_text(json.dumps(numbers, indent=1) + "\n")
     return 0 if all(finding.well for finding in found.values()) else 1

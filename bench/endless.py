@@ -1,4 +1,5 @@
-"""Our side of a training step: a run that does not end, in which nothing is due but lines in the log."""
+"""Our side of a training step: a run that does not end, in which nothing is due but lines in the
+log."""
 
 from __future__ import annotations
 
@@ -19,27 +20,37 @@ def config(**settings: Any) -> Any:
 
 
 def made_endless(config: Any) -> Any:
-    return replace(config, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER)
+    return replace(
+        config, steps=NEVER, validate_every=NEVER, sample_every=NEVER, checkpoint_every=NEVER
+    )
 
 
 def steps(task: Any, source: Any, config: Any, work: Path) -> Iterator[Any]:
     """The engine with everything on, and its stream of examples; no recipe stands behind it."""
-    from tessera.data.loader import Training, Validation
+    from tessera.data.loader import EvalLoader, TrainLoader
     from tessera.engine.engine import Engine
-    from tessera.run.directory import RunFolder
+    from tessera.run.directory import RunDirectory
 
-    folder = RunFolder(work / "ours")
+    folder = RunDirectory(work / "ours")
     folder.make()
     drawn = {"seed": config.seed, "batch_size": config.batch_size}
-    engine = Engine(task, Training(source, **drawn), Validation(source, **drawn), config, folder)
+    engine = Engine(task, TrainLoader(source, **drawn), EvalLoader(source, **drawn), config, folder)
     engine.open({})
     return engine.steps()
 
 
-def symbols(vocabulary: int, grid: tuple[int, ...], *, levels: int = 1, seconds: float | None = None) -> Any:
-    """A tokenizer of whose symbols nothing is known: the networks beside ours know nothing of theirs either."""
+def tokens(
+    vocab_size: int, grid: tuple[int, ...], *, levels: int = 1, seconds: float | None = None
+) -> Any:
+    """A tokenizer of whose symbols nothing is known: the networks beside ours know nothing of
+    theirs either."""
     from torch import nn
 
     return SimpleNamespace(
-        network=nn.Identity(), vocabulary=vocabulary, grid=grid, levels=levels, features=None, seconds=seconds
+        network=nn.Identity(),
+        vocab_size=vocab_size,
+        grid=grid,
+        levels=levels,
+        features=None,
+        seconds=seconds,
     )

@@ -1,9 +1,11 @@
-"""The sides of the image tokenizer's training step: ours, and muse-maskgit-pytorch's by its own trainer.
+"""The sides of the image tokenizer's training step: ours, and muse-maskgit-pytorch's by its own
+trainer.
 
-Pictures of 64 x 64 from PNG files, batch 4, dim 32, 3 halvings, LFQ with 256 symbols, discriminator with 3 layers, moving
-average each step. Both do whole steps, pictures read and decoded, with the same losses: L1, a perceptual term on two
-strided convolutions of 8 channels, LFQ's entropy, a hinge discriminator weighed by gradients at the last layer, and a
-gradient penalty. Theirs takes the penalty at every step, whatever it is asked for; ours as often as it is told.
+Pictures of 64 x 64 from PNG files, batch 4, dim 32, 3 halvings, LFQ with 256 symbols, discriminator
+with 3 layers, moving average each step. Both do whole steps, pictures read and decoded, with the
+same losses: L1, a perceptual term on two strided convolutions of 8 channels, LFQ's entropy, a hinge
+discriminator weighed by gradients at the last layer, and a gradient penalty. Theirs takes the
+penalty at every step, whatever it is asked for; ours as often as it is told.
 
 Our network has their widths (`late=1`: 32, 32, 64, 128).
 """
@@ -38,55 +40,67 @@ def theirs(work: Path) -> Side:
     return Side(about, lambda: adapter.run(trainer, 1))
 
 
-def ours(work: Path, *, penalty_every: int) -> Side:
-    from tessera.run.directory import RunFolder
-    from tessera.run.train import engine_of, task_of
+def ours(work: Path, *, gp_every: int) -> Side:
+    from tessera.run.directory import RunDirectory
+    from tessera.run.train import build_engine, build_task
 
-    run = run_of(penalty_every, work / "data" / "images")
-    task = task_of(run)
+    run = run_of(gp_every, work / "data" / "images")
+    task = build_task(run)
     about = About(
         parameters={"model": parameters(task.model), "judge": parameters(task.discriminator)},
         mflop={"model": picture_mflop(task.model), "judge": picture_mflop(task.discriminator)},
         packages=versions("torch"),
     )
-    life = engine_of(run, RunFolder(work / "ours"), task=task).steps()
-    return Side(about, lambda: next(life))
+    engine_defaults = build_engine(run, RunDirectory(work / "ours"), task=task).steps()
+    return Side(about, lambda: next(engine_defaults))
 
 
-def run_of(penalty_every: int, pictures: Path) -> Any:
+def run_of(gp_every: int, pictures: Path) -> Any:
     """The same configuration and the same losses, in our words."""
-    from tessera.engine.ema import AverageConfig
+    from tessera.engine.ema import EMAConfig
     from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.image.dataset import Images
+    from tessera.modalities.image.dataset import ImageDataConfig
     from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
-    from tessera.modalities.image.reconstruction import ImageFidelityConfig, ImageJudges, TokenizeImages
+    from tessera.modalities.image.reconstruction import (
+        ImageAdversaryConfig,
+        ImageReconstructionConfig,
+        ImageTokenizerConfig,
+    )
     from tessera.modalities.image.vqgan import VQGANConfig
     from tessera.nn.quantize import LFQConfig
     from tessera.run.config import Run
 
     quantizer = LFQConfig(codebook_size=SYMBOLS, diversity=4.0)
-    optimizer = OptimizerConfig(kind="adam", rate=3e-4, betas=(0.9, 0.999), clip=1.0)
-    adversary = ImageJudges(
-        discriminator=PatchDiscriminatorConfig(dim=32, widest=128, layers=3),
+    optimizer = OptimizerConfig(name="adam", lr=3e-4, betas=(0.9, 0.999), max_grad_norm=1.0)
+    adversary = ImageAdversaryConfig(
+        discriminator=PatchDiscriminatorConfig(dim=32, max_channels=128, layers=3),
         adaptive=True,
         weight=1.0,
         penalty=10.0,
-        penalty_every=penalty_every,
-        penalty_centre=1.0,
+        gp_every=gp_every,
+        gp_center=1.0,
         optimizer=optimizer,
     )
-    task = TokenizeImages(
-        model=VQGANConfig(dim=32, widest=128, late=1, layers=3, blocks=(0, 0, 1), quantizer=quantizer),
-        fidelity=ImageFidelityConfig(pixel="l1", perceptual=stand_in()),
+    task = ImageTokenizerConfig(
+        model=VQGANConfig(
+            dim=32, max_channels=128, late=1, layers=3, blocks=(0, 0, 1), quantizer=quantizer
+        ),
+        reconstruction=ImageReconstructionConfig(pixel="l1", perceptual=stand_in()),
         adversary=adversary,
         optimizer=optimizer,
     )
-    engine = endless.config(batch_size=BATCH, average=AverageConfig(decay=0.995))
-    return Run(recipe="bench", task=task, data=Images(path=str(pictures), size=SIDE, flip=True), engine=engine)
+    engine = endless.config(batch_size=BATCH, ema=EMAConfig(decay=0.995))
+    return Run(
+        recipe="bench",
+        task=task,
+        data=ImageDataConfig(path=str(pictures), size=SIDE, flip=True),
+        engine=engine,
+    )
 
 
 def stand_in() -> Any:
-    """The small network on which both sides take their perceptual term, in place of a VGG that has to be fetched."""
+    """The small network on which both sides take their perceptual term, in place of a VGG that has
+    to be fetched."""
     from torch import Tensor, nn
 
     from tessera.modalities.image.perceptual import PerceptualConfig
@@ -94,7 +108,9 @@ def stand_in() -> Any:
     class TwoConvolutions(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 4, 1))
+            self.layers = nn.Sequential(
+                nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 4, 1)
+            )
 
         def features(self, images: Tensor) -> list[Tensor]:
             return [self.layers(images)]

@@ -1,19 +1,23 @@
-"""How fast are pictures learnt and made? Beside muse-maskgit-pytorch, the published package, and beside ourselves, in one run.
+"""How fast are pictures learnt and made? Beside muse-maskgit-pytorch, the published package, and
+beside ourselves, in one run.
 
     python bench/images.py --peer-env DIR --peer-adapters DIR [--what tokenizer masked cache] [--blocks 30] [--steps 8]
     python bench/images.py --what cache
 
-DIR of the first is an environment in which that package is installed (DIR/venv/bin/python), DIR of the second holds
-`peer_adapters.py`, which builds its trainer at the small configuration, and `peershim.py`, which lets it start; nothing of
-them is part of this project.
+DIR of the first is an environment in which that package is installed (DIR/venv/bin/python), DIR of
+the second holds `peer_adapters.py`, which builds its trainer at the small configuration, and
+`peershim.py`, which lets it start; nothing of them is part of this project.
 
-tokenizer: a training step of the image tokenizer (`image_tokenizer.py` says of what size and from what).
+tokenizer: a training step of the image tokenizer (`image_tokenizer.py` says of what size and from
+what).
 masked: a training step of the masked generator, and one sample (`masked.py`).
-cache: a training step of the masked generator from cached codes, beside one that tokenizes its pictures (`cached.py`).
+cache: a training step of the masked generator from cached codes, beside one that tokenizes its
+pictures (`cached.py`).
 
-Each side is a process of its own, with its own packages; one works while the other waits. One compute thread, fp32. Both do
-the whole work; no validation, samples or checkpoints on either side. The networks are not the same, so their sizes, in
-parameters and operations, are printed beside the times.
+Each side is a process of its own, with its own packages; one works while the other waits. One
+compute thread, fp32. Both do the whole work; no validation, samples or checkpoints on either side.
+The networks are not the same, so their sizes, in parameters and operations, are printed beside the
+times.
 """
 
 from __future__ import annotations
@@ -39,25 +43,42 @@ PEER: dict[str, Callable[[Path], Side]] = {
     "their sampler": masked.their_sample,
 }
 OURS: dict[str, Callable[[Path], Side]] = {
-    "penalty each step": partial(image_tokenizer.ours, penalty_every=1),
-    "penalty each 4th": partial(image_tokenizer.ours, penalty_every=4),
+    "penalty each step": partial(image_tokenizer.ours, gp_every=1),
+    "penalty each 4th": partial(image_tokenizer.ours, gp_every=4),
     "our generator": masked.our_step,
     "our sampler": masked.our_sample,
-    **{f"cached, {size}": partial(cached.step, size=size, codes="cache") for size in cached.SIZES},
-    **{f"live, {size}": partial(cached.step, size=size, codes="live") for size in cached.SIZES},
+    **{f"cached, {size}": partial(cached.step, size=size, tokens="cache") for size in cached.SIZES},
+    **{f"live, {size}": partial(cached.step, size=size, codes="raw") for size in cached.SIZES},
 }
 """The names by which processes are told what to do."""
 SCRIPT = Script(__file__, ours=as_sides(OURS), theirs=as_sides(PEER))
 
 COMPARISONS = (
-    Comparison("tokenizer", "a training step of the tokenizer", "penalty each step", "their tokenizer", None),
+    Comparison(
+        "tokenizer",
+        "a training step of the tokenizer",
+        "penalty each step",
+        "their tokenizer",
+        None,
+    ),
     # The same work as configured: the penalty every fourth step is what both are asked for.
-    Comparison("tokenizer", "a training step of the tokenizer", "penalty each 4th", "their tokenizer", 1.5),
-    Comparison("masked", "a training step of the generator", "our generator", "their generator", 1.3),
+    Comparison(
+        "tokenizer", "a training step of the tokenizer", "penalty each 4th", "their tokenizer", 1.5
+    ),
+    Comparison(
+        "masked", "a training step of the generator", "our generator", "their generator", 1.3
+    ),
     Comparison("masked", "a sample", "our sampler", "their sampler", 3.0),
-    # How much a cache saves depends on how much there is to tokenize: the generator is the same in both.
+    # How much a cache saves depends on how much there is to tokenize: the generator is the same in
+    # both.
     Comparison("cache", "a training step of the small recipe", "cached, 64", "live, 64", None),
-    Comparison("cache", "a training step of the small recipe", "cached, 256, light", "live, 256, light", None),
+    Comparison(
+        "cache",
+        "a training step of the small recipe",
+        "cached, 256, light",
+        "live, 256, light",
+        None,
+    ),
     Comparison("cache", "a training step of the small recipe", "cached, 256", "live, 256", 2.0),
 )
 
@@ -79,7 +100,9 @@ def main(arguments: list[str] | None = None) -> int:
         f"{asked.blocks} blocks of {asked.steps} on each side, in turn; MFLOP are those of one forward pass of a batch",
         flush=True,
     )
-    found = SCRIPT.find([comparison for comparison in COMPARISONS if comparison.what in asked.what], asked)
+    found = SCRIPT.find(
+        [comparison for comparison in COMPARISONS if comparison.what in asked.what], asked
+    )
     return concluded({"compared": found}, asked)
 
 

@@ -1,12 +1,15 @@
 """The sides of masked generation: a training step and a sample, ours and muse-maskgit-pytorch's.
 
-Against the package: 256 symbols, 64 places (8 x 8), width 128, depth 2, 4 heads, batch 4, Adam, gradients clipped at 0.5, half
-of the captions dropped. Neither side has a text encoder: a caption is 16 random states of width 64, which only have to be
-looked up. Neither side has a picture: codes in, codes out.
+Against the package: 256 symbols, 64 places (8 x 8), width 128, depth 2, 4 heads, batch 4, Adam,
+gradients clipped at 0.5, half of the captions dropped. Neither side has a text encoder: a caption
+is 16 random states of width 64, which only have to be looked up. Neither side has a picture: codes
+in, codes out.
 
-- The package has no trainer for its MaskGit, so its training step is the least there is: forward, backward, clipping, Adam, on
-  batches that lie ready. Ours is `Engine.steps()` with everything on, moving average included, and its stream of examples.
-- A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the symbols.
+- The package has no trainer for its MaskGit, so its training step is the least there is: forward,
+  backward, clipping, Adam, on batches that lie ready. Ours is `Engine.steps()` with everything on,
+  moving average included, and its stream of examples.
+- A sample is one image in 18 rounds under guidance of 3, drawn from the likeliest tenth of the
+  symbols.
 """
 
 from __future__ import annotations
@@ -32,14 +35,18 @@ ROUNDS, SCALE, KEPT_SHARE = 18, 3.0, 0.1
 def random_codes() -> Any:
     import torch
 
-    return torch.randint(SYMBOLS, (EXAMPLES, GRID, GRID), generator=torch.Generator().manual_seed(7))
+    return torch.randint(
+        SYMBOLS, (EXAMPLES, GRID, GRID), generator=torch.Generator().manual_seed(7)
+    )
 
 
 def random_states() -> Any:
     """What a text encoder would say of each example's caption, which is the example's number."""
     import torch
 
-    return torch.randn(EXAMPLES, TEXT_PLACES, TEXT_WIDTH, generator=torch.Generator().manual_seed(8))
+    return torch.randn(
+        EXAMPLES, TEXT_PLACES, TEXT_WIDTH, generator=torch.Generator().manual_seed(8)
+    )
 
 
 # ---- theirs
@@ -51,7 +58,9 @@ def their_step(work: Path) -> Side:
     model = their_model(work)
     learning = list(model.transformer.parameters())
     optimizer = torch.optim.Adam(learning, lr=RATE, betas=BETAS)
-    ready = itertools.cycle(zip(random_codes().split(BATCH), random_states().split(BATCH), strict=True))
+    ready = itertools.cycle(
+        zip(random_codes().split(BATCH), random_states().split(BATCH), strict=True)
+    )
 
     def step() -> None:
         codes, states = next(ready)
@@ -70,7 +79,8 @@ def their_sample(work: Path) -> Side:
 
 
 def their_model(work: Path) -> Any:
-    """Its MaskGit, which wants a text encoder and a tokenizer: of one it is told the size, the other hands codes through."""
+    """Its MaskGit, which wants a text encoder and a tokenizer: of one it is told the size, the
+    other hands codes through."""
     import peershim  # noqa: F401  # before anything that imports torchvision
     import torch
     from muse_maskgit_pytorch import MaskGit, MaskGitTransformer, VQGanVAE
@@ -80,18 +90,27 @@ def their_model(work: Path) -> Any:
     text.mkdir(exist_ok=True)
     (text / "config.json").write_text(json.dumps({"model_type": "t5", "d_model": TEXT_WIDTH}))
     transformer = MaskGitTransformer(
-        num_tokens=SYMBOLS, seq_len=PLACES, dim=WIDTH, depth=DEPTH, heads=HEADS, dim_head=WIDTH // HEADS, t5_name=str(text)
+        num_tokens=SYMBOLS,
+        seq_len=PLACES,
+        dim=WIDTH,
+        depth=DEPTH,
+        heads=HEADS,
+        dim_head=WIDTH // HEADS,
+        t5_name=str(text),
     )
     states = random_states()
     transformer.encode_text = lambda texts: states[[int(text) for text in texts]]
     tokenizer = VQGanVAE(dim=16, layers=3, codebook_size=SYMBOLS, use_vgg_and_gan=False)
     model = MaskGit(image_size=64, transformer=transformer, vae=tokenizer, cond_drop_prob=DROPPED)
-    model.vae.decode_from_ids = lambda codes: codes  # it cannot do without a tokenizer, but this one takes no time
+    model.vae.decode_from_ids = lambda codes: (
+        codes
+    )  # it cannot do without a tokenizer, but this one takes no time
     return model
 
 
 def about_them(model: Any) -> About:
-    """Without the network for self-conditioning, which is built in any case and never called here."""
+    """Without the network for self-conditioning, which is built in any case and never called
+    here."""
     network = model.transformer
     codes, states = random_codes()[:BATCH].flatten(1), random_states()[:BATCH]
     return About(
@@ -105,25 +124,28 @@ def about_them(model: Any) -> About:
 
 
 def our_step(work: Path) -> Side:
-    from tessera.data.tokens import CodedSource
+    from tessera.data.tokens import TokenDataset
 
     task = our_task()
     names = [str(number) for number in range(EXAMPLES)]
-    source = CodedSource(names, {"tokenizer": random_codes().int()}, names)
-    life = endless.steps(task, source, endless.config(batch_size=BATCH), work)
-    return Side(about_us(task), lambda: next(life))
+    source = TokenDataset(names, {"tokenizer": random_codes().int()}, names)
+    engine_defaults = endless.steps(task, source, endless.config(batch_size=BATCH), work)
+    return Side(about_us(task), lambda: next(engine_defaults))
 
 
 def our_sample(work: Path) -> Side:
-    from tessera.objectives.generation import Wanted
+    from tessera.objectives.generation import GenerationRequest
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
     task = our_task().eval()
     seeds = itertools.count()
-    sampling = MaskedSampling(rounds=ROUNDS, top_k=math.ceil(KEPT_SHARE * SYMBOLS))
+    sampling = MaskedSampling(decoding_steps=ROUNDS, top_k=math.ceil(KEPT_SHARE * SYMBOLS))
     guidance = Guidance(scale=SCALE)
-    return Side(about_us(task), lambda: task.generate(Wanted(["0"], [next(seeds)]), sampling, guidance))
+    return Side(
+        about_us(task),
+        lambda: task.generate(GenerationRequest(["0"], [next(seeds)]), sampling, guidance),
+    )
 
 
 def our_task() -> Any:
@@ -134,10 +156,10 @@ def our_task() -> Any:
 
     seed(0)
     return MaskedConfig(
-        model=MaskedTransformerConfig(width=WIDTH, depth=DEPTH, heads=HEADS, text=looked_up()),
-        drop_condition=DROPPED,
-        optimizer=OptimizerConfig(kind="adam", rate=RATE, betas=BETAS, clip=CLIP),
-    ).build(endless.symbols(SYMBOLS, (GRID, GRID)))
+        model=MaskedTransformerConfig(dim=WIDTH, depth=DEPTH, heads=HEADS, text=looked_up()),
+        cond_drop_prob=DROPPED,
+        optimizer=OptimizerConfig(name="adam", lr=RATE, betas=BETAS, max_grad_norm=CLIP),
+    ).build(endless.tokens(SYMBOLS, (GRID, GRID)))
 
 
 def looked_up() -> Any:
@@ -148,7 +170,7 @@ def looked_up() -> Any:
     from tessera.text.encoder import LearnedTextConfig, TextEncoder
 
     class LookedUp(TextEncoder):
-        width = TEXT_WIDTH
+        dim = TEXT_WIDTH
 
         def __init__(self) -> None:
             super().__init__()
@@ -176,11 +198,12 @@ def about_us(task: Any) -> About:
 
 
 def masked_mflop(task: Any, codes: Any, texts: list[str]) -> float:
-    """With all symbols asked for, so that it can be held beside a network that gives them all always."""
-    network, symbols = task.model.network, task.layout.folded(codes)
+    """With all symbols asked for, so that it can be held beside a network that gives them all
+    always."""
+    network, tokens = task.model.network, task.layout.patchify(codes)
 
     def forward() -> None:
-        states = network.states(symbols, network.condition(texts, [False] * len(texts)))
-        network.logits(states, symbols >= 0)
+        states = network.states(tokens, network.condition(texts, [False] * len(texts)))
+        network.logits(states, tokens >= 0)
 
     return mflop(forward)

@@ -1,12 +1,16 @@
-"""The sides of meshes: training steps of autoencoder and transformer, and samples, ours and meshgpt-pytorch's.
+"""The sides of meshes: training steps of autoencoder and transformer, and samples, ours and
+meshgpt-pytorch's.
 
-Autoencoder: 64 bins, widths of 32 to 96, 2 x 256 symbols at each corner, random meshes of 40 vertices and 64 faces, batch 4.
-Transformer: width 128, depth 2, within faces 1, 4 heads, 64 faces of 6 symbols (384), batch 4, no text. Both by Adam with
-a warm-up and gradients clipped at 0.5. Training runs by each side's own trainer. Their loop can only be entered as a
-whole, and draws its data anew when it is, so a step here is AT_ONCE training steps, on both sides.
+Autoencoder: 64 bins, widths of 32 to 96, 2 x 256 symbols at each corner, random meshes of 40
+vertices and 64 faces, batch 4.
+Transformer: width 128, depth 2, within faces 1, 4 heads, 64 faces of 6 symbols (384), batch 4, no
+text. Both by Adam with a warm-up and gradients clipped at 0.5. Training runs by each side's own
+trainer. Their loop can only be entered as a whole, and draws its data anew when it is, so a step
+here is AT_ONCE training steps, on both sides.
 
-A sample is meshes of 16 faces, 96 symbols, drawn from the likeliest tenth by an untrained network, with caches on. The end is
-made impossible on both sides, or who ends sooner would be faster. Codes come out; nobody decodes them.
+A sample is meshes of 16 faces, 96 symbols, drawn from the likeliest tenth by an untrained network,
+with caches on. The end is made impossible on both sides, or who ends sooner would be faster. Codes
+come out; nobody decodes them.
 
 DIFFERENT says what is not the same.
 """
@@ -79,7 +83,10 @@ def their_sample(work: Path, *, meshes: int, at_once: int) -> Side:
     def sample() -> None:
         for _ in range(meshes // at_once):
             made = model.generate(
-                batch_size=at_once, max_seq_len=SAMPLED_FACES * SLOTS, filter_logits_fn=likeliest_and_no_end, return_codes=True
+                batch_size=at_once,
+                max_seq_len=SAMPLED_FACES * SLOTS,
+                filter_logits_fn=likeliest_and_no_end,
+                return_codes=True,
             )
             refuse_other_work(made)
 
@@ -127,43 +134,49 @@ def their_versions() -> str:
 
 def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretched"]) -> Side:
     from tessera.data.dataset import Split
-    from tessera.data.loader import Validation
-    from tessera.modalities.mesh.dataset import Meshes
-    from tessera.modalities.mesh.reconstruction import TokenizeMeshes
+    from tessera.data.loader import EvalLoader
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+    from tessera.modalities.mesh.reconstruction import MeshTokenizerConfig
     from tessera.run.config import Run
-    from tessera.run.directory import RunFolder
-    from tessera.run.train import engine_of, task_of
+    from tessera.run.directory import RunDirectory
+    from tessera.run.train import build_engine, build_task
 
-    task = TokenizeMeshes(model=autoencoder_config(), optimizer=optimizer(1e-4))
+    task = MeshTokenizerConfig(model=autoencoder_config(), optimizer=optimizer(1e-4))
     path = str(written(work / "meshes"))
-    data = Meshes(path=path, bins=BINS, most_faces=FACES, validation_share=0.0, scale=0.25 if meshes == "stretched" else 0.0)
-    run = Run(recipe="bench", task=task, data=data, engine=life())
-    built, source = task_of(run), Ready()
+    data = MeshDataConfig(
+        path=path,
+        bins=BINS,
+        max_faces=FACES,
+        val_fraction=0.0,
+        scale=0.25 if meshes == "stretched" else 0.0,
+    )
+    run = Run(recipe="bench", task=task, data=data, engine=engine_defaults())
+    built, source = build_task(run), Ready()
     about = About(
         parameters={"model": parameters(built.model)},
         mflop={"model": mflop(lambda: built.model(source.batch()))},
         packages=versions("torch"),
     )
     split = Split(source, source) if meshes == "ready" else data.build()
-    for _ in Validation(split.train, seed=0, batch_size=BATCH).batches(rank=0, processes=1):
+    for _ in EvalLoader(split.train, seed=0, batch_size=BATCH).batches(rank=0, processes=1):
         pass  # whatever is kept is there
-    steps = engine_of(run, RunFolder(work / "ours"), task=built, split=split).steps()
+    steps = build_engine(run, RunDirectory(work / "ours"), task=built, split=split).steps()
     return Side(about, lambda: several(steps))
 
 
-def our_transformer(work: Path, *, codes: Literal["cached", "live"]) -> Side:
-    from tessera.data.tokens import CodedSource
+def our_transformer(work: Path, *, codes: Literal["cached", "raw"]) -> Side:
+    from tessera.data.tokens import TokenDataset
 
     task = our_task(FACES)
     names = [str(number) for number in range(MESHES)]
     grid = random_codes().unflatten(2, (CORNERS, LEVELS)).int()
-    source: Any = Ready() if codes == "live" else CodedSource(names, {"tokenizer": grid}, names)
-    steps = endless.steps(task, source, life(), work)
+    source: Any = Ready() if codes == "live" else TokenDataset(names, {"tokenizer": grid}, names)
+    steps = endless.steps(task, source, engine_defaults(), work)
     return Side(about_our_transformer(task), lambda: several(steps))
 
 
 def our_sample(work: Path, *, meshes: int, at_once: int) -> Side:
-    from tessera.objectives.generation import Wanted
+    from tessera.objectives.generation import GenerationRequest
     from tessera.sampling.autoregressive import AutoregressiveSampling
     from tessera.sampling.guidance import Guidance
 
@@ -174,12 +187,18 @@ def our_sample(work: Path, *, meshes: int, at_once: int) -> Side:
 
     def sample() -> None:
         for _ in range(meshes // at_once):
-            refuse_other_work(task.generate(Wanted([""] * at_once, [next(seeds) for _ in range(at_once)]), sampling, guidance))
+            refuse_other_work(
+                task.generate(
+                    GenerationRequest([""] * at_once, [next(seeds) for _ in range(at_once)]),
+                    sampling,
+                    guidance,
+                )
+            )
 
     return Side(about_our_transformer(task), sample)
 
 
-def our_task(most_faces: int) -> Any:
+def our_task(max_faces: int) -> Any:
     from tessera.engine.modes import seed
     from tessera.modalities.mesh.transformer import MeshTransformerConfig
     from tessera.objectives.autoregressive import AutoregressiveConfig
@@ -187,11 +206,11 @@ def our_task(most_faces: int) -> Any:
     seed(0)
     return AutoregressiveConfig(
         model=MeshTransformerConfig(
-            width=WIDTH, depth=DEPTH, heads=HEADS, fine_width=WIDTH, fine_depth=FINE_DEPTH, fine_heads=HEADS, longest=FACES,
+            dim=WIDTH, depth=DEPTH, heads=HEADS, fine_dim=WIDTH, fine_depth=FINE_DEPTH, fine_heads=HEADS, max_len=FACES,
             text=None,
         ),
         optimizer=optimizer(2e-4),
-    ).build(Untrained(most_faces))  # fmt: skip
+    ).build(Untrained(max_faces))  # fmt: skip
 
 
 def about_our_transformer(task: Any) -> About:
@@ -219,13 +238,17 @@ def autoencoder_config() -> Any:
 def optimizer(rate: float) -> Any:
     from tessera.engine.optim.config import OptimizerConfig
 
-    return OptimizerConfig(rate=rate, betas=(0.9, 0.99), clip=CLIP, schedule="warmup", warmup=WARMUP)
+    return OptimizerConfig(
+        lr=rate, betas=(0.9, 0.99), max_grad_norm=CLIP, schedule="warmup", warmup_steps=WARMUP
+    )
 
 
-def life() -> Any:
-    from tessera.engine.ema import AverageConfig
+def engine_defaults() -> Any:
+    from tessera.engine.ema import EMAConfig
 
-    return endless.config(batch_size=BATCH, average=AverageConfig(decay=0.9999, update_after=100, update_every=10))
+    return endless.config(
+        batch_size=BATCH, ema=EMAConfig(decay=0.9999, update_after=100, update_every=10)
+    )
 
 
 def several(steps: Any) -> None:
@@ -236,9 +259,14 @@ def several(steps: Any) -> None:
 class Untrained:
     """A tokenizer of the autoencoder's size: what its symbols are worth takes no time."""
 
-    def __init__(self, most_faces: int):
+    def __init__(self, max_faces: int):
         self.network = autoencoder_config().build().eval()
-        self.vocabulary, self.grid, self.levels, self.features = SYMBOLS, (most_faces, CORNERS), LEVELS, None
+        self.vocab_size, self.grid, self.levels, self.features = (
+            SYMBOLS,
+            (max_faces, CORNERS),
+            LEVELS,
+            None,
+        )
 
     def codes(self, examples: Any) -> Any:
         return self.network.tokenize(examples)
@@ -253,8 +281,9 @@ def written(folder: Path) -> Path:
 
 
 class Ready:
-    """The source: as many random faces as theirs, none of them degenerate, and in canonical order from the beginning: theirs
-    takes its meshes as they are. Which faces touch is found at every visit, as there."""
+    """The source: as many random faces as theirs, none of them degenerate, and in canonical order
+    from the beginning: theirs takes its meshes as they are. Which faces touch is found at every
+    visit, as there."""
 
     def __init__(self) -> None:
         from tessera.modalities.mesh.canonical import MeshExample
@@ -306,13 +335,19 @@ def random_codes() -> Any:
     """(meshes, faces, symbols of a face)"""
     import torch
 
-    return torch.randint(SYMBOLS, (MESHES, FACES, SLOTS), generator=torch.Generator().manual_seed(7))
+    return torch.randint(
+        SYMBOLS, (MESHES, FACES, SLOTS), generator=torch.Generator().manual_seed(7)
+    )
 
 
 def refuse_other_work(codes: Any) -> None:
     """Whoever makes fewer faces is faster and has done something else."""
     codes = codes.flatten(1)
-    if codes.shape[1] != SAMPLED_FACES * SLOTS or int(codes.min()) < 0 or int(codes.max()) >= SYMBOLS:
+    if (
+        codes.shape[1] != SAMPLED_FACES * SLOTS
+        or int(codes.min()) < 0
+        or int(codes.max()) >= SYMBOLS
+    ):
         raise SystemExit(
             f"A sample is {SAMPLED_FACES * SLOTS} symbols, 0 to {SYMBOLS - 1}, but {tuple(codes.shape)} came, "
             f"{int(codes.min())} to {int(codes.max())}."

@@ -1,14 +1,17 @@
-"""A tessera command that can die at a chosen moment: what bench/kills.py starts in place of `tessera`.
+"""A tessera command that can die at a chosen moment: what bench/kills.py starts in place of
+`tessera`.
 
     python bench/mortal.py train RECIPE --out run ...
 
-A *moment* is an instant just before something happens: a file operation in the folder `run`, a movement of a network, a
-batch of validation. Each belongs to a *phase* of the run's life. Python's audit events tell of file operations before
-they happen, so the product is run as it is; only three functions are wrapped, to hear when they are called.
+A *moment* is an instant just before something happens: a file operation in the folder `run`, a
+movement of a network, a batch of validation. Each belongs to a *phase* of the run's life. Python's
+audit events tell of file operations before they happen, so the product is run as it is; only three
+functions are wrapped, to hear when they are called.
 
-The environment says when: MORTAL_PHASE and MORTAL_COUNT name the moment (the third of `prune`), MORTAL_RANK the
-process. The death is SIGKILL: no handler, no `finally`, no flush. Beside the folder the file `died` says that it came,
-and `moments.json` how many moments of each phase there were, and the phase of the last.
+The environment says when: MORTAL_PHASE and MORTAL_COUNT name the moment (the third of `prune`),
+MORTAL_RANK the process. The death is SIGKILL: no handler, no `finally`, no flush. Beside the folder
+the file `died` says that it came, and `moments.json` how many moments of each phase there were, and
+the phase of the last.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ class Life:
         self.seen[phase] += 1
         if self.diary is not None:
             # Padded and in one write, so that it can be read after any death.
-            os.pwrite(self.diary, json.dumps({"last": phase, "seen": self.seen}).ljust(400).encode(), 0)
+            os.pwrite(
+                self.diary, json.dumps({"last": phase, "seen": self.seen}).ljust(400).encode(), 0
+            )
         if phase == self.phase and self.seen[phase] == self.count:
             if phase == "logging":
                 tear_a_line()
@@ -62,7 +67,8 @@ class Life:
                 self.reach(phase)
 
     def located(self, event: str, arguments: tuple[Any, ...]) -> str:
-        """The path in question; inside rmtree only a name is told, so the tree that is being removed stands for it."""
+        """The path in question; inside rmtree only a name is told, so the tree that is being
+        removed stands for it."""
         path = os.fspath(arguments[0]) if isinstance(arguments[0], (str, os.PathLike)) else ""
         if event == "shutil.rmtree":
             self.place.removing = path
@@ -71,7 +77,8 @@ class Life:
 
 
 def phase_of(event: str, path: str, arguments: tuple[Any, ...]) -> str | None:
-    """The phase to which a file operation belongs; None for reading, and for whatever lies elsewhere."""
+    """The phase to which a file operation belongs; None for reading, and for whatever lies
+    elsewhere."""
     if path.split("/", 1)[0] != RUN:
         return None
     reads = event == "open" and not arguments[2] & (os.O_WRONLY | os.O_RDWR)
@@ -79,7 +86,9 @@ def phase_of(event: str, path: str, arguments: tuple[Any, ...]) -> str | None:
         to = os.fspath(arguments[1]) if event == "os.rename" else ""
         if ".deleting-" in path + to:
             return "prune"
-        if event == "os.rename" or (event == "open" and path == f"{RUN}/checkpoints"):  # the flush after the renaming
+        if event == "os.rename" or (
+            event == "open" and path == f"{RUN}/checkpoints"
+        ):  # the flush after the renaming
             return "rename"
         return "write" if ".writing-" in path else None
     if reads:
@@ -91,7 +100,10 @@ def phase_of(event: str, path: str, arguments: tuple[Any, ...]) -> str | None:
 
 def tear_a_line() -> None:
     """What a power cut leaves, and a kill hardly ever: half a line."""
-    os.write(os.open(f"{RUN}/metrics.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND), b'{"step": 1, "kind": "tra')
+    os.write(
+        os.open(f"{RUN}/metrics.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND),
+        b'{"step": 1, "kind": "tra',
+    )
 
 
 def heard(method: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
@@ -103,19 +115,23 @@ def heard(method: Callable[..., Any], before: Callable[[], None]) -> Callable[..
     return wrapped
 
 
-def listen(life: Life) -> None:
+def listen(engine_defaults: Life) -> None:
     from tessera.engine import checkpoint
     from tessera.engine.engine import Engine
     from tessera.objectives.reconstruction import TokenizerTask
 
-    sys.addaudithook(life.hear)
-    checkpoint.save_file = heard(checkpoint.save_file, lambda: life.reach("write"))  # written in Rust: no audit event
-    Engine.move = heard(Engine.move, lambda: life.reach("training"))  # type: ignore[method-assign]
-    TokenizerTask.observe = heard(TokenizerTask.observe, lambda: life.reach("validation"))  # type: ignore[method-assign]
+    sys.addaudithook(engine_defaults.hear)
+    checkpoint.save_file = heard(
+        checkpoint.save_file, lambda: engine_defaults.reach("write")
+    )  # written in Rust: no audit event
+    Engine.move = heard(Engine.move, lambda: engine_defaults.reach("training"))  # type: ignore[method-assign]
+    TokenizerTask.observe = heard(
+        TokenizerTask.observe, lambda: engine_defaults.reach("validation")
+    )  # type: ignore[method-assign]
 
 
 def start_mortals() -> None:
-    """`--processes N` starts `python -m tessera ...` N times: here those are mortal too."""
+    """`--nproc N` starts `python -m tessera ...` N times: here those are mortal too."""
     start = subprocess.Popen
     subprocess.Popen = lambda command, **how: start([sys.executable, __file__, *command[3:]], **how)  # type: ignore
 
@@ -132,7 +148,7 @@ if __name__ == "__main__":
     from tessera.cli import launch
     from tessera.cli import main as cli
 
-    if "--processes" in sys.argv and not launch.is_launched():
+    if "--nproc" in sys.argv and not launch.is_launched():
         start_mortals()
     else:
         listen(born())

@@ -1,11 +1,13 @@
-"""The sides of music and texts: training steps of MuLaN, ours and musiclm-pytorch's, and what large batches take of memory.
+"""The sides of music and texts: training steps of MuLaN, ours and musiclm-pytorch's, and what large
+batches take of memory.
 
-step: both towers of width 128, depth 2 and 4 heads, points of 128 numbers; 4096 samples of noise, a frame every 12, 64
-frequencies or bands, patches of 16 x 16 of which a quarter is left out; texts of 32 numbers below 1000; the decoupled loss,
-batch 8, 320 pairs, Adam, gradients clipped at 0.5. Whole training steps, by each side's own trainer.
+step: both towers of width 128, depth 2 and 4 heads, points of 128 numbers; 4096 samples of noise, a
+frame every 12, 64 frequencies or bands, patches of 16 x 16 of which a quarter is left out; texts of
+32 numbers below 1000; the decoupled loss, batch 8, 320 pairs, Adam, gradients clipped at 0.5. Whole
+training steps, by each side's own trainer.
 
-memory: a training step of the small preset on its toys, batch 256 in 8 micro-batches that are all told apart from each other,
-beside batch 32 by itself; and 256 at once, to see what it spares.
+memory: a training step of the small preset on its toys, batch 256 in 8 micro-batches that are all
+told apart from each other, beside batch 32 by itself; and 256 at once, to see what it spares.
 
 DIFFERENT says what is not the same.
 """
@@ -80,7 +82,9 @@ def ours(work: Path) -> Side:
 
     about = About(
         parameters={"model": parameters(model)},
-        mflop={"model": mflop(lambda: (model.train().first(heard, chances()), model.second(texts)))},
+        mflop={
+            "model": mflop(lambda: (model.train().first(heard, chances()), model.second(texts)))
+        },
         packages=versions("torch"),
     )
     trainer = MuLaNTrainer(
@@ -95,12 +99,19 @@ def ours(work: Path) -> Side:
 def config() -> Any:
     from tessera.modalities.music.mulan import MuLaNConfig
     from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
-    from tessera.text.token_ids import NumberedTextConfig
+    from tessera.text.token_ids import TokenIdTextConfig
 
     audio = SpectrogramTransformerConfig(
-        rate_hz=RATE_HZ, window=WINDOW, hop=HOP, bands=BANDS, patch=(PATCH, PATCH), width=WIDTH, depth=DEPTH, heads=HEADS
+        rate_hz=RATE_HZ,
+        window=WINDOW,
+        hop=HOP,
+        bands=BANDS,
+        patch=(PATCH, PATCH),
+        dim=WIDTH,
+        depth=DEPTH,
+        heads=HEADS,
     )
-    text = NumberedTextConfig(symbols=SYMBOLS, width=WIDTH, depth=DEPTH, heads=HEADS, longest=64)
+    text = TokenIdTextConfig(tokens=SYMBOLS, dim=WIDTH, depth=DEPTH, heads=HEADS, max_len=64)
     return MuLaNConfig(audio=audio, text=text, latent=LATENT)
 
 
@@ -110,33 +121,42 @@ def random_pairs() -> list[tuple[Any, Any]]:
 
     chance = torch.Generator().manual_seed(7)
     return [
-        (torch.randn(SAMPLES, generator=chance), torch.randint(1, SYMBOLS, (TEXT,), generator=chance)) for _ in range(PAIRS)
+        (
+            torch.randn(SAMPLES, generator=chance),
+            torch.randint(1, SYMBOLS, (TEXT,), generator=chance),
+        )
+        for _ in range(PAIRS)
     ]
 
 
 # ---- memory
 
 
-def stepped(batch_size: int, accumulate: int) -> memory.Used:
-    """One step, after one of the smallest batch there is, which wakes what torch loads when it is first used."""
+def stepped(batch_size: int, grad_accum_steps: int) -> memory.Used:
+    """One step, after one of the smallest batch there is, which wakes what torch loads when it is
+    first used."""
     import dataclasses
     import tempfile
 
     from tessera.modalities.music.recipes import music_mulan
-    from tessera.run.directory import RunFolder
-    from tessera.run.train import engine_of
+    from tessera.run.directory import RunDirectory
+    from tessera.run.train import build_engine
 
     run = music_mulan("small")
-    engine = dataclasses.replace(run.engine, steps=2, batch_size=batch_size, accumulate=accumulate, log_every=1)
+    engine = dataclasses.replace(
+        run.engine, steps=2, batch_size=batch_size, grad_accum_steps=grad_accum_steps, log_every=1
+    )
     with tempfile.TemporaryDirectory() as place:
-        at_work = engine_of(dataclasses.replace(run, engine=engine), RunFolder(place))
-        smallest = dataclasses.replace(run, engine=dataclasses.replace(engine, batch_size=2, accumulate=1))
-        engine_of(smallest, RunFolder(f"{place}/smallest")).step(0, micro_batches(smallest))
+        at_work = build_engine(dataclasses.replace(run, engine=engine), RunDirectory(place))
+        smallest = dataclasses.replace(
+            run, engine=dataclasses.replace(engine, batch_size=2, grad_accum_steps=1)
+        )
+        build_engine(smallest, RunDirectory(f"{place}/smallest")).step(0, micro_batches(smallest))
         micros = micro_batches(dataclasses.replace(run, engine=engine))
 
         def step() -> float:
-            [moved] = at_work.step(0, micros).values()
-            return float(moved.told[0]["loss"])
+            [results] = at_work.step(0, micros).values()
+            return float(results.logs[0]["loss"])
 
         return memory.measured(step)
 
@@ -148,5 +168,9 @@ def micro_batches(run: Any) -> list[Any]:
 
 
 CACHED, SMALL, AT_ONCE = "256 in 8 of 32", "32 by itself", "256 at once"
-WAYS = {CACHED: partial(stepped, 256, 8), SMALL: partial(stepped, 32, 1), AT_ONCE: partial(stepped, 256, 1)}
+WAYS = {
+    CACHED: partial(stepped, 256, 8),
+    SMALL: partial(stepped, 32, 1),
+    AT_ONCE: partial(stepped, 256, 1),
+}
 """The names by which processes are told what to do."""

@@ -1,12 +1,14 @@
-"""What does the engine cost? The same training by the engine with everything on, and by a loop written by hand.
+"""What does the engine cost? The same training by the engine with everything on, and by a loop
+written by hand.
 
     python bench/overhead.py [--sizes 5 15 40 100] [--blocks 30] [--steps 8] [--threads 1] [--log-every 10]
 
-The engine's side is `Engine.steps()` as `tessera train` runs it, on the tokenizer task: seeds, guard, freezing and
-modes, clipping, rates, average, what the task watches, signals, and lines in metrics.jsonl. The hand's side does what
-cannot be left out: forward, loss, backward, clipping, fused AdamW, zero_grad, and the same moving average; it watches
-nothing, looks at no number and writes nothing down. Both get the same ready pictures, so data costs neither anything,
-and in the end both must hold the same weights and the same average, bit for bit, or the comparison is void.
+The engine's side is `Engine.steps()` as `tessera train` runs it, on the tokenizer task: seeds,
+guard, freezing and modes, clipping, rates, average, what the task watches, signals, and lines in
+metrics.jsonl. The hand's side does what cannot be left out: forward, loss, backward, clipping,
+fused AdamW, zero_grad, and the same moving average; it watches nothing, looks at no number and
+writes nothing down. Both get the same ready pictures, so data costs neither anything, and in the
+end both must hold the same weights and the same average, bit for bit, or the comparison is void.
 
 No validation, samples or checkpoint lie in the timed steps; what one of each takes is told beside.
 The ratio wanted is at most 1.02 for steps of 15 ms and more.
@@ -58,17 +60,20 @@ SIZES = {
 """By about how many milliseconds a step takes on one thread."""
 
 
-def task_of(size: Size) -> Task:
+def build_task(size: Size) -> Task:
     from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.image.reconstruction import TokenizeImages
+    from tessera.modalities.image.reconstruction import ImageTokenizerConfig
     from tessera.modalities.image.vqgan import VQGANConfig
 
     model = VQGANConfig(dim=size.dim, layers=2, blocks=(0, 1))
-    return TokenizeImages(model=model, optimizer=OptimizerConfig(rate=RATE, clip=CLIP)).build()
+    return ImageTokenizerConfig(
+        model=model, optimizer=OptimizerConfig(lr=RATE, max_grad_norm=CLIP)
+    ).build()
 
 
 class Pictures:
-    """A few batches of noise, ready before the clock runs: both streams of an engine, and the hand's."""
+    """A few batches of noise, ready before the clock runs: both streams of an engine, and the
+    hand's."""
 
     def __init__(self, size: Size):
         import torch
@@ -88,7 +93,9 @@ class Pictures:
         names = [str(number) for number in range(self.batch_size)]
         return (Batch(examples, names, list(range(self.batch_size))) for examples in self.ready)
 
-    def micro_batches(self, first_step: int, steps: int, rank: int, processes: int) -> Iterator[list[Batch]]:
+    def micro_batches(
+        self, first_step: int, steps: int, rank: int, processes: int
+    ) -> Iterator[list[Batch]]:
         return ([batch] for batch in itertools.cycle(self.batches(rank, processes)))
 
 
@@ -101,8 +108,10 @@ class ByHand:
         self.model, self.decay_at, self.done = model.train(), decay_at, 0
         self.pictures = itertools.cycle(pictures.ready)
         self.parameters = list(model.parameters())
-        self.average = [parameter.detach().clone() for parameter in self.parameters]
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+        self.ema = [parameter.detach().clone() for parameter in self.parameters]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=RATE, betas=(0.9, 0.99), weight_decay=0.0, fused=True
+        )
 
     def step(self) -> None:
         import torch
@@ -117,52 +126,59 @@ class ByHand:
         self.optimizer.zero_grad(set_to_none=True)
         self.done += 1
         with torch.no_grad():
-            torch._foreach_lerp_(self.average, self.parameters, 1 - self.decay_at(self.done))
+            torch._foreach_lerp_(self.ema, self.parameters, 1 - self.decay_at(self.done))
 
 
-def compared(size: Size, asked: argparse.Namespace, place: Path) -> tuple[pairs.Pairs, dict[str, float]]:
+def compared(
+    size: Size, asked: argparse.Namespace, place: Path
+) -> tuple[pairs.Pairs, dict[str, float]]:
     """The two sides in turn, and then what a validation, samples and a checkpoint take."""
     from tessera.engine.engine import Engine
     from tessera.engine.modes import seed
-    from tessera.run.directory import RunFolder
+    from tessera.run.directory import RunDirectory
 
     seed(0)
-    task, twin = task_of(size), task_of(size)
+    task, twin = build_task(size), build_task(size)
     twin.load_state_dict(task.state_dict())
     pictures = Pictures(size)
     config = endless.config(batch_size=size.batch, log_every=asked.log_every)
-    folder = RunFolder(place)
+    folder = RunDirectory(place)
     folder.make()
     engine = Engine(task, pictures, pictures, config, folder)
     engine.open({})
-    life = engine.steps()
-    hand = ByHand(twin.model, pictures, engine.average.decay_at)
+    engine_defaults = engine.steps()
+    hand = ByHand(twin.model, pictures, engine.ema.decay_at)
     spent = pairs.alternate(
-        pairs.timed(lambda: next(life)), pairs.timed(hand.step),
+        pairs.timed(lambda: next(engine_defaults)), pairs.timed(hand.step),
         blocks=asked.blocks, steps=asked.steps, warm_up=10,
     )  # fmt: skip
     refuse_other_work(engine, hand)
     events = events_ms(engine)
-    life.close()
+    engine_defaults.close()
     return spent, events
 
 
 def refuse_other_work(engine: Engine, hand: ByHand) -> None:
     import torch
 
-    average = engine.average.state_dict()
-    for (name, parameter), other, mean in zip(engine.task.model.named_parameters(), hand.parameters, hand.average):
-        if not torch.equal(parameter, other) or not torch.equal(average[name], mean):
-            raise SystemExit(f"After {hand.done} steps {name} is not the same on both sides: they did different work.")
+    ema = engine.ema.state_dict()
+    for (name, parameter), other, mean in zip(
+        engine.task.model.named_parameters(), hand.parameters, hand.ema
+    ):
+        if not torch.equal(parameter, other) or not torch.equal(ema[name], mean):
+            raise SystemExit(
+                f"After {hand.done} steps {name} is not the same on both sides: they did different work."
+            )
 
 
 def events_ms(engine: Engine) -> dict[str, float]:
-    """What comes now and then. A checkpoint holds the step up only for its staging copy; the rest happens beside it."""
+    """What comes now and then. A checkpoint holds the step up only for its staging copy; the rest
+    happens beside it."""
     acts = {
         "validation": engine.validate,
         "samples": engine.sample,
         "checkpoint, step held up": engine.checkpoint,
-        "checkpoint, until on disk": engine.make_sure_it_is_saved,
+        "checkpoint, until on disk": engine.ensure_saved,
     }
     return {name: milliseconds(act) for name, act in acts.items()}
 
@@ -182,33 +198,63 @@ def line(name: int, spent: pairs.Pairs) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="+", choices=SIZES, default=list(SIZES), help="ms per step, about")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        choices=SIZES,
+        default=list(SIZES),
+        help="ms per step, about",
+    )
     parser.add_argument("--blocks", type=int, default=120)
-    parser.add_argument("--steps", type=int, default=2, help="in one block: few, so that neighbours are alike")
+    parser.add_argument(
+        "--steps", type=int, default=2, help="in one block: few, so that neighbours are alike"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--log-every", type=int, default=10, help="10 is what a run does unless it is told otherwise")
+    parser.add_argument(
+        "--log-every",
+        type=int,
+        default=10,
+        help="10 is what a run does unless it is told otherwise",
+    )
     parser.add_argument("--json", type=Path, help="write the numbers here as well")
     asked = parser.parse_args(arguments)
     pairs.pin(asked.threads)
     print(pairs.circumstances())
-    print(f"{asked.blocks} blocks of {asked.steps} steps each, a line in metrics.jsonl every {asked.log_every} step(s)")
-    print(f"{'~ms':>6}{'engine':>10}{'by hand':>10}{'wall ratio (quartiles)':>23}{'engine':>10}{'by hand':>10}  CPU ratio")
+    print(
+        f"{asked.blocks} blocks of {asked.steps} steps each, a line in metrics.jsonl every {asked.log_every} step(s)"
+    )
+    print(
+        f"{'~ms':>6}{'engine':>10}{'by hand':>10}{'wall ratio (quartiles)':>23}{'engine':>10}{'by hand':>10}  CPU ratio"
+    )
     found, well = {}, True
     for name in asked.sizes:
         with tempfile.TemporaryDirectory() as place, open(os.devnull, "w") as nowhere:
-            shown, sys.stdout = sys.stdout, nowhere  # the engine's own report is for a person at its run
+            shown, sys.stdout = (
+                sys.stdout,
+                nowhere,
+            )  # the engine's own report is for a person at its run
             try:
                 spent, events = compared(SIZES[name], asked, Path(place))
             finally:
                 sys.stdout = shown
         print(line(name, spent), flush=True)
-        print("       " + ", ".join(f"{event} {ms:.1f} ms" for event, ms in events.items()), flush=True)
+        print(
+            "       " + ", ".join(f"{event} {ms:.1f} ms" for event, ms in events.items()),
+            flush=True,
+        )
         found[name] = pairs.as_json(spent) | {"events_ms": events}
         well &= name < FROM_MS or spent.wall.ratio <= WANTED
     if asked.json is not None:
-        asked.json.write_text(json.dumps({"circumstances": pairs.circumstances(), "sizes": found}, indent=1) + "\n")
-    print(f"wanted: at most {WANTED} for steps of {FROM_MS} ms and more: {'reached' if well else 'not reached'}")
+        asked.json.write_text(
+            json.dumps({"circumstances": pairs.circumstances(), "sizes": found}, indent=1) + "\n"
+        )
+    print(
+        f"wanted: at most {WANTED} for steps of {FROM_MS} ms and more: {'reached' if well else 'not reached'}"
+    )
     return 0 if well else 1
 
 

@@ -1,9 +1,11 @@
-"""Two ways of doing the same work, timed side by side in one run, because only a ratio says anything on a shared machine.
+"""Two ways of doing the same work, timed side by side in one run, because only a ratio says
+anything on a shared machine.
 
-Both take turns in blocks of a few steps, and who begins changes with each turn, so that a machine that slows down slows
-both. A block gives one number, its time per step; told are the medians over the blocks, and the median of the ratios of
-blocks that were neighbours. Wall time is what a person waits for; CPU time is little disturbed by other work on the
-machine, and knows nothing of waiting for a disk.
+Both take turns in blocks of a few steps, and who begins changes with each turn, so that a machine
+that slows down slows both. A block gives one number, its time per step; told are the medians over
+the blocks, and the median of the ratios of blocks that were neighbours. Wall time is what a person
+waits for; CPU time is little disturbed by other work on the machine, and knows nothing of waiting
+for a disk.
 """
 
 from __future__ import annotations
@@ -47,16 +49,21 @@ class Pairs:
 
     @property
     def wall(self) -> Ratio:
-        return Ratio.of([spent.wall_s for spent in self.ours], [spent.wall_s for spent in self.theirs])
+        return Ratio.of(
+            [spent.wall_s for spent in self.ours], [spent.wall_s for spent in self.theirs]
+        )
 
     @property
     def cpu(self) -> Ratio:
-        return Ratio.of([spent.cpu_s for spent in self.ours], [spent.cpu_s for spent in self.theirs])
+        return Ratio.of(
+            [spent.cpu_s for spent in self.ours], [spent.cpu_s for spent in self.theirs]
+        )
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """Medians in milliseconds per step, and how the times compare: ours / theirs, with its quartiles."""
+    """Medians in milliseconds per step, and how the times compare: ours / theirs, with its
+    quartiles."""
 
     ours_ms: float
     theirs_ms: float
@@ -87,7 +94,8 @@ def alternate(ours: Side, theirs: Side, *, blocks: int, steps: int, warm_up: int
 
 
 def pin(threads: int) -> None:
-    """So many compute threads, here and in every process started from here; before torch is imported."""
+    """So many compute threads, here and in every process started from here; before torch is
+    imported."""
     os.environ.update(OMP_NUM_THREADS=str(threads), MKL_NUM_THREADS=str(threads))
     import torch
 

@@ -1,7 +1,8 @@
-"""One side of a comparison as a process of its own, with its own packages: it does steps when it is told to, and else waits.
+"""One side of a comparison as a process of its own, with its own packages: it does steps when it is
+told to, and else waits.
 
-The parent has one `working`, and asks it for blocks of steps; the child, started with the name of a side, `answer`s. They
-speak in lines of JSON. Only the child imports what the side is made of.
+The parent has one `working`, and asks it for blocks of steps; the child, started with the name of a
+side, `answer`s. They speak in lines of JSON. Only the child imports what the side is made of.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ def parameters(network: Any) -> int:
 
 
 def mflop(forward: Callable[[], object]) -> float:
-    """Attention is done step by step here: torch 2.13 counts nothing for the kernel that it would take on a CPU."""
+    """Attention is done step by step here: torch 2.13 counts nothing for the kernel that it would
+    take on a CPU."""
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
@@ -96,7 +98,9 @@ class Worker:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise SystemExit(f"A side has died with exit code {self._process.wait()}; its words are above.")
+            raise SystemExit(
+                f"A side has died with exit code {self._process.wait()}; its words are above."
+            )
         return json.loads(line)
 
 

@@ -1,12 +1,12 @@
 """The sides of SoundStorm: training steps and samples, ours and soundstorm-pytorch's.
 
-4 levels of 256 symbols, 128 frames (at 50 a second, 2.56 s), under 100 semantic symbols of the same rate; a conformer of width
-128, depth 2, 4 heads and a kernel of 31; batch 4, 128 random examples, Adam with a warm-up and gradients clipped at 0.5.
-Training runs by each side's own trainer.
+4 levels of 256 symbols, 128 frames (at 50 a second, 2.56 s), under 100 semantic symbols of the same
+rate; a conformer of width 128, depth 2, 4 heads and a kernel of 31; batch 4, 128 random examples,
+Adam with a warm-up and gradients clipped at 0.5. Training runs by each side's own trainer.
 
-A sample is 128 frames by an untrained network, the first level in 8 rounds and each finer one in a single round, 11 passes in
-all, drawn from the likeliest 30 % of the symbols. The long sample is 30 s, 1,500 frames, the first level in 16 rounds: 19
-passes. Codes come out; nobody decodes them.
+A sample is 128 frames by an untrained network, the first level in 8 rounds and each finer one in a
+single round, 11 passes in all, drawn from the likeliest 30 % of the symbols. The long sample is 30
+s, 1,500 frames, the first level in 16 rounds: 19 passes. Codes come out; nobody decodes them.
 
 DIFFERENT says what is not the same.
 """
@@ -35,11 +35,11 @@ class Length:
     """How much is sampled, and in how many rounds of the first level."""
 
     frames: int
-    rounds: int
+    decoding_steps: int
 
     @property
     def passes(self) -> int:
-        return self.rounds + LEVELS - 1
+        return self.decoding_steps + LEVELS - 1
 
 
 SHORT, LONG = Length(FRAMES, 8), Length(1500, 16)
@@ -68,7 +68,7 @@ def their_step(work: Path) -> Side:
 
 def their_sample(work: Path, *, length: Length) -> Side:
     _, model = their()
-    model.steps = length.rounds
+    model.steps = length.decoding_steps
     passes, semantic = counted(model.net, "forward"), random_semantic(length.frames)[:1]
 
     def sample() -> None:
@@ -86,7 +86,10 @@ def their() -> tuple[Any, Any]:
 
 
 def about_them(model: Any) -> About:
-    codes, condition = random_codes()[:BATCH].flatten(1), model.maybe_get_condition(random_semantic()[:BATCH])
+    codes, condition = (
+        random_codes()[:BATCH].flatten(1),
+        model.maybe_get_condition(random_semantic()[:BATCH]),
+    )
     return About(
         parameters={"model": parameters(model)},
         mflop={"model": mflop(lambda: model.net(codes, cond=condition))},
@@ -98,17 +101,21 @@ def about_them(model: Any) -> About:
 
 
 def our_step(work: Path) -> Side:
-    from tessera.data.tokens import CodedSource
+    from tessera.data.tokens import TokenDataset
 
     task = our_task(FRAMES)
     names = [str(number) for number in range(EXAMPLES)]
-    source = CodedSource(names, {"tokenizer": random_codes().int(), "semantic": random_semantic().int()}, [""] * EXAMPLES)
-    life = endless.steps(task, source, endless.config(batch_size=BATCH), work)
-    return Side(about_us(task), lambda: next(life))
+    source = TokenDataset(
+        names,
+        {"tokenizer": random_codes().int(), "semantic": random_semantic().int()},
+        [""] * EXAMPLES,
+    )
+    engine_defaults = endless.steps(task, source, endless.config(batch_size=BATCH), work)
+    return Side(about_us(task), lambda: next(engine_defaults))
 
 
 def our_sample(work: Path, *, length: Length) -> Side:
-    from tessera.objectives.generation import Wanted
+    from tessera.objectives.generation import GenerationRequest
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
@@ -116,11 +123,15 @@ def our_sample(work: Path, *, length: Length) -> Side:
     about = about_us(our_task(FRAMES))
     passes, seeds = counted(task.model.network, "looking_around"), itertools.count()
     semantic = random_semantic(length.frames)[:1]
-    sampling = MaskedSampling(level_rounds=(length.rounds, 1), top_k=math.ceil(KEPT_SHARE * SYMBOLS))
+    sampling = MaskedSampling(
+        decoding_steps_per_level=(length.decoding_steps, 1), top_k=math.ceil(KEPT_SHARE * SYMBOLS)
+    )
     guidance = Guidance(scale=1.0)
 
     def sample() -> None:
-        made = task.generate(Wanted([""], [next(seeds)], coarser=semantic), sampling, guidance)
+        made = task.generate(
+            GenerationRequest([""], [next(seeds)], coarser=semantic), sampling, guidance
+        )
         refuse_other_work(made, length)
 
     return Side(about, checked(sample, passes, length))
@@ -136,22 +147,35 @@ def our_task(frames: int) -> Any:
 
     seed(0)
     network = MaskedTransformerConfig(
-        width=WIDTH, depth=DEPTH, heads=HEADS, text=None, conformer=ConformerConfig(kernel=KERNEL), placed=False
+        dim=WIDTH,
+        depth=DEPTH,
+        heads=HEADS,
+        text=None,
+        conformer=ConformerConfig(kernel=KERNEL),
+        absolute_positions=False,
     )
-    optimizer = OptimizerConfig(kind="adam", rate=RATE, betas=BETAS, clip=CLIP, schedule="warmup", warmup=WARMUP)
+    optimizer = OptimizerConfig(
+        name="adam",
+        lr=RATE,
+        betas=BETAS,
+        max_grad_norm=CLIP,
+        schedule="warmup",
+        warmup_steps=WARMUP,
+    )
     return MaskedConfig(model=network, masking=LevelMaskingConfig(), optimizer=optimizer).build(
-        endless.symbols(SYMBOLS, (frames,), levels=LEVELS, seconds=FRAME_SECONDS),
-        semantic=endless.symbols(SEMANTIC, (frames,), seconds=FRAME_SECONDS),
+        endless.tokens(SYMBOLS, (frames,), levels=LEVELS, seconds=FRAME_SECONDS),
+        semantic=endless.tokens(SEMANTIC, (frames,), seconds=FRAME_SECONDS),
     )
 
 
 def about_us(task: Any) -> About:
-    """With all symbols asked for, so that it can be held beside a network that gives them all always."""
-    network, symbols = task.model.network, task.layout.folded(random_codes()[:BATCH])
+    """With all symbols asked for, so that it can be held beside a network that gives them all
+    always."""
+    network, tokens = task.model.network, task.layout.patchify(random_codes()[:BATCH])
 
     def forward() -> None:
         condition = network.condition([""] * BATCH, [False] * BATCH, random_semantic()[:BATCH])
-        network.logits(network.states(symbols, condition), symbols >= 0)
+        network.logits(network.states(tokens, condition), tokens >= 0)
 
     return About({"model": parameters(task.model)}, {"model": mflop(forward)}, versions("torch"))
 
@@ -163,7 +187,9 @@ def random_codes() -> Any:
     """(examples, frames, levels)"""
     import torch
 
-    return torch.randint(SYMBOLS, (EXAMPLES, FRAMES, LEVELS), generator=torch.Generator().manual_seed(7))
+    return torch.randint(
+        SYMBOLS, (EXAMPLES, FRAMES, LEVELS), generator=torch.Generator().manual_seed(7)
+    )
 
 
 def random_semantic(frames: int = FRAMES) -> Any:
@@ -192,7 +218,9 @@ def checked(sample: Callable[[], None], passes: list[int], length: Length) -> Ca
         passes[0] = 0
         sample()
         if passes[0] != length.passes:
-            raise SystemExit(f"A sample of {length.frames} frames takes {length.passes} passes, but there were {passes[0]}.")
+            raise SystemExit(
+                f"A sample of {length.frames} frames takes {length.passes} passes, but there were {passes[0]}."
+            )
 
     return once
 

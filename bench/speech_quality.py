@@ -1,13 +1,16 @@
-"""How good is speech that a codec has rebuilt, and whose voice is it? And that which was generated after a prompt?
+"""How good is speech that a codec has rebuilt, and whose voice is it? And that which was generated
+after a prompt?
 
     python bench/speech_quality.py RUN [--data DIR] [--count 64] [--levels 1 2 4 8] [--json FILE]
     python bench/speech_quality.py --made DIR --after DIR [--json FILE]
 
-The first takes the recordings that were held out from a codec's run, or those of DIR, whole, and tells of reconstructions from
-so many levels: SI-SDR, mel distance, STOI and PESQ against the original; DNSMOS, beside the original's; and how alike the
-voices are (the cosine of Resemblyzer's vectors). The second takes recordings that were made, and those of the same name in
-the other folder, the prompts: DNSMOS of both, and how alike the voices are. What chance would reach stands beside it: the same
-recordings, each against the original of another. `speech_judges.py` says what is to be installed.
+The first takes the recordings that were held out from a codec's run, or those of DIR, whole, and
+tells of reconstructions from so many levels: SI-SDR, mel distance, STOI and PESQ against the
+original; DNSMOS, beside the original's; and how alike the voices are (the cosine of Resemblyzer's
+vectors). The second takes recordings that were made, and those of the same name in the other
+folder, the prompts: DNSMOS of both, and how alike the voices are. What chance would reach stands
+beside it: the same recordings, each against the original of another. `speech_judges.py` says what
+is to be installed.
 """
 
 from __future__ import annotations
@@ -28,9 +31,9 @@ from tessera.data.discovery import find
 from tessera.losses.spectral import mel_distance_B, si_sdr_B
 from tessera.metrics.speech import stoi_B
 from tessera.modalities.audio.io.files import ENDINGS
-from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.speech_quality import INSTALL, can_be_measured, pesq
-from tessera.run.load import Codec, finished
+from tessera.run.load import Codec, load_run
 
 SHORTEST_SECONDS = 1.0
 """Of what is shorter no voice can be told."""
@@ -39,17 +42,22 @@ SHORTEST_SECONDS = 1.0
 # ---- recordings
 
 
-def held_out(codec: Codec, data: str | None, count: int) -> list[Sound]:
-    """So many recordings of those that were held out, spread over all, whole and at the codec's rate."""
+def held_out(codec: Codec, data: str | None, count: int) -> list[Audio]:
+    """So many recordings of those that were held out, spread over all, whole and at the codec's
+    rate."""
     config = codec.run.data if data is None else replace(codec.run.data, path=data)
     source = config.build().validation
     if config.path is None:
-        each: Iterable[Sound] = (toy(source, index) for index in spread(len(source), count))
+        each: Iterable[Audio] = (toy(source, index) for index in spread(len(source), count))
     else:
-        each = (whole(source.path(index), config.rate_hz) for index in spread(len(source), len(source)))
+        each = (
+            whole(source.path(index), config.rate_hz) for index in spread(len(source), len(source))
+        )
     long = [sound for sound in each if sound.seconds >= SHORTEST_SECONDS]
     if not long:
-        raise SystemExit(f"No recording of at least {SHORTEST_SECONDS:g} s was held out: give --data with longer ones.")
+        raise SystemExit(
+            f"No recording of at least {SHORTEST_SECONDS:g} s was held out: give --data with longer ones."
+        )
     return [long[index] for index in spread(len(long), count)]
 
 
@@ -57,13 +65,13 @@ def spread(among: int, count: int) -> list[int]:
     return [index * among // min(among, count) for index in range(min(among, count))]
 
 
-def whole(path: str | Path, rate_hz: int) -> Sound:
-    return Sound.load(path).mono().resampled(rate_hz)
+def whole(path: str | Path, rate_hz: int) -> Audio:
+    return Audio.load(path).mono().resampled(rate_hz)
 
 
-def toy(source: Any, index: int) -> Sound:
+def toy(source: Any, index: int) -> Audio:
     example = source.item(index, np.random.default_rng(0))
-    return Sound(example.samples[:, : example.length], example.rate_hz)
+    return Audio(example.samples[:, : example.length], example.rate_hz)
 
 
 # ---- what is told
@@ -75,7 +83,7 @@ def means(rows: Sequence[dict[str, float | None]]) -> dict[str, float]:
     return {name: float(np.mean(values)) for name, values in said.items() if values}
 
 
-def against(original: Sound, made: Sound) -> dict[str, float | None]:
+def against(original: Audio, made: Audio) -> dict[str, float | None]:
     real, other = (torch.from_numpy(sound.samples)[None] for sound in (original, made))
     understood = float(stoi_B(other, real, rate_hz=original.rate_hz))
     return {
@@ -98,47 +106,56 @@ class Judges:
     def __init__(self) -> None:
         self.listener, self.voices = Listener(), Voices()
 
-    def quality(self, sound: Sound) -> float:
+    def quality(self, sound: Audio) -> float:
         return self.listener(sound.resampled(RATE_HZ).samples[0])
 
-    def voice(self, sound: Sound) -> torch.Tensor:
+    def voice(self, sound: Audio) -> torch.Tensor:
         return self.voices(sound.resampled(RATE_HZ).samples[0])
 
-    def hear(self, sounds: Sequence[Sound]) -> Heard:
+    def hear(self, sounds: Sequence[Audio]) -> Heard:
         return Heard(
-            float(np.mean([self.quality(sound) for sound in sounds])), torch.stack([self.voice(sound) for sound in sounds])
+            float(np.mean([self.quality(sound) for sound in sounds])),
+            torch.stack([self.voice(sound) for sound in sounds]),
         )
 
-    def compare(self, originals: Heard, sounds: Sequence[Sound]) -> dict[str, float]:
+    def compare(self, originals: Heard, sounds: Sequence[Audio]) -> dict[str, float]:
         made = self.hear(sounds)
         alike = made.voices @ originals.voices.T
         return {
             "dnsmos_original": originals.quality,
             "dnsmos": made.quality,
             "voice": float(alike.diagonal().mean()),
-            "voice_by_chance": float(alike.roll(1, 0).diagonal().mean()) if len(sounds) > 1 else float("nan"),
+            "voice_by_chance": float(alike.roll(1, 0).diagonal().mean())
+            if len(sounds) > 1
+            else float("nan"),
         }
 
 
-def rebuilt(codec: Codec, sound: Sound, levels: int) -> Sound:
+def rebuilt(codec: Codec, sound: Audio, levels: int) -> Audio:
     samples = torch.from_numpy(sound.samples)[None].to(next(codec.model.parameters()).device)
     with torch.no_grad():
         made = codec.model.decode(codec.model.encode(samples)[..., :levels])
-    return Sound(made[0, :, : samples.shape[2]].float().cpu().numpy().clip(-1, 1), sound.rate_hz)
+    return Audio(made[0, :, : samples.shape[2]].float().cpu().numpy().clip(-1, 1), sound.rate_hz)
 
 
 def of_codec(asked: argparse.Namespace, judges: Judges) -> dict[str, Any]:
-    codec = Codec(finished(asked.run))
+    codec = Codec(load_run(asked.run))
     originals = held_out(codec, asked.data, asked.count)
     seconds = sum(sound.seconds for sound in originals)
     print(f"{len(originals)} recordings, {seconds:.0f} s, codec of step {codec.steps}")
     if not can_be_measured(originals[0].rate_hz):
-        print(INSTALL if originals[0].rate_hz in (8_000, 16_000) else "PESQ is left out: it knows 8 and 16 kHz only.")
+        print(
+            INSTALL
+            if originals[0].rate_hz in (8_000, 16_000)
+            else "PESQ is left out: it knows 8 and 16 kHz only."
+        )
     heard, found = judges.hear(originals), {}
     for levels in sorted({min(level, codec.levels) for level in asked.levels or [codec.levels]}):
         made = [rebuilt(codec, sound, levels) for sound in originals]
-        found[levels] = means([against(*pair) for pair in zip(originals, made)]) | judges.compare(heard, made)
-        print(told(f"{levels} of {codec.levels} levels", found[levels]), flush=True)
+        found[levels] = means([against(*pair) for pair in zip(originals, made)]) | judges.compare(
+            heard, made
+        )
+        print(logs(f"{levels} of {codec.levels} levels", found[levels]), flush=True)
     return {"recordings": len(originals), "seconds": seconds, "levels": found}
 
 
@@ -149,7 +166,7 @@ def of_prompts(asked: argparse.Namespace, judges: Judges) -> dict[str, Any]:
         raise SystemExit(f"No recording in {asked.made} has the name of one in {asked.after}.")
     prompts, answers = ([whole(paths[name], RATE_HZ) for name in names] for paths in (after, made))
     found = judges.compare(judges.hear(prompts), answers)
-    print(told(f"{len(names)} recordings beside their prompts", found))
+    print(logs(f"{len(names)} recordings beside their prompts", found))
     return {"recordings": len(names)} | found
 
 
@@ -158,18 +175,27 @@ def by_name(folder: Path) -> dict[str, Path]:
     return {Path(name).stem: Path(found.root, name) for name in found.names}
 
 
-def told(name: str, numbers: dict[str, float]) -> str:
+def logs(name: str, numbers: dict[str, float]) -> str:
     return "\n".join([name, *(f"  {what:<18}{value:8.3f}" for what, value in numbers.items())])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a codec's run")
     parser.add_argument("--data", help="recordings; those held out of them by name, as in the run")
     parser.add_argument("--count", type=int, default=64, help="at most so many recordings")
-    parser.add_argument("--levels", type=int, nargs="+", help="rebuilt from the first so many levels; all, unless it is said")
+    parser.add_argument(
+        "--levels",
+        type=int,
+        nargs="+",
+        help="rebuilt from the first so many levels; all, unless it is said",
+    )
     parser.add_argument("--made", type=Path, metavar="DIR", help="recordings that were generated")
-    parser.add_argument("--after", type=Path, metavar="DIR", help="their prompts, of the same names")
+    parser.add_argument(
+        "--after", type=Path, metavar="DIR", help="their prompts, of the same names"
+    )
     parser.add_argument("--json", type=Path, help="write the numbers here as well")
     asked = parser.parse_args(arguments)
     if (asked.run is None) == (asked.made is None) or (asked.made is None) != (asked.after is None):

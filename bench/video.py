@@ -3,16 +3,20 @@
     python bench/video.py --peer-env DIR --peer-adapters DIR [--what step long lfq] [--blocks 30] [--steps 4]
     python bench/video.py --what long lfq
 
-DIR of the first is an environment in which magvit2-pytorch is installed (DIR/venv/bin/python), DIR of the second holds
-`peer_adapters.py`, which builds its trainer at the small configuration, and `peershim.py`, which lets it start; nothing of
-them is part of this project.
+DIR of the first is an environment in which magvit2-pytorch is installed (DIR/venv/bin/python), DIR
+of the second holds `peer_adapters.py`, which builds its trainer at the small configuration, and
+`peershim.py`, which lets it start; nothing of them is part of this project.
 
-step: a training step of the video tokenizer beside that package's (`video_tokenizer.py` says of what size and from what).
-long: memory that a clip takes to symbols and back, for clips of 10 s and of 2 s (`video_memory.py`).
-lfq: memory of LFQ's entropy penalty at 2^18 symbols, beside the penalty as it is written down (`video_memory.py`).
+step: a training step of the video tokenizer beside that package's (`video_tokenizer.py` says of
+what size and from what).
+long: memory that a clip takes to symbols and back, for clips of 10 s and of 2 s
+(`video_memory.py`).
+lfq: memory of LFQ's entropy penalty at 2^18 symbols, beside the penalty as it is written down
+(`video_memory.py`).
 
-Each side of a step is a process of its own, with its own packages, and one works while the other waits; each memory is that of
-a fresh process. One compute thread, fp32. The steps of a block are a multiple of 4, so that each has its gradient penalties.
+Each side of a step is a process of its own, with its own packages, and one works while the other
+waits; each memory is that of a fresh process. One compute thread, fp32. The steps of a block are a
+multiple of 4, so that each has its gradient penalties.
 """
 
 from __future__ import annotations
@@ -46,8 +50,11 @@ OURS: dict[str, Callable[[Path], Side]] = {
 
 COMPARISONS = (
     Comparison("tokenizer", "a training step of the video tokenizer", "our tokenizer", THEIRS, 1.3),
-    # The widths that both are asked for give them a judge of many times our operations: here is ours with as many.
-    Comparison("tokenizer", "a training step of the video tokenizer", "a costlier judge", THEIRS, 1.3),
+    # The widths that both are asked for give them a judge of many times our operations: here is
+    # ours with as many.
+    Comparison(
+        "tokenizer", "a training step of the video tokenizer", "a costlier judge", THEIRS, 1.3
+    ),
 )
 BOUND = 1.1
 """How many times the memory of 2 s a clip of 10 s may take."""
@@ -57,7 +64,9 @@ BOUND = 1.1
 
 
 def find_steps(asked: argparse.Namespace) -> Finding:
-    print(f"{asked.blocks} blocks of {asked.steps} steps on each side, in turn; MFLOP are those of one forward pass of a batch")
+    print(
+        f"{asked.blocks} blocks of {asked.steps} steps on each side, in turn; MFLOP are those of one forward pass of a batch"
+    )
     found = SCRIPT.find(COMPARISONS, asked)
     print(video_tokenizer.DIFFERENT, flush=True)
     return found
@@ -81,11 +90,15 @@ def bounded(found: dict[str, Used]) -> bool:
 
 
 def told_long(found: dict[str, Used]) -> str:
-    lines = [f"a clip of {video_memory.SIDE} x {video_memory.SIDE} to symbols and back, by the small preset"]
+    lines = [
+        f"a clip of {video_memory.SIDE} x {video_memory.SIDE} to symbols and back, by the small preset"
+    ]
     for name, one in found.items():
         lines.append(f"  {name:<34}{one.mb:>9.0f} MB{one.outcome:>8.0f} frames")
     times_short = {name: one.mb / found[SHORT].mb for name, one in found.items()}
-    lines.append(f"  {LONG} takes {times_short[LONG]:.2f} times the memory of {SHORT}; wanted: at most {BOUND}")
+    lines.append(
+        f"  {LONG} takes {times_short[LONG]:.2f} times the memory of {SHORT}; wanted: at most {BOUND}"
+    )
     lines.append(f"  {SHORT_AT_ONCE} takes {times_short[SHORT_AT_ONCE]:.2f} times as much")
     return "\n".join(lines)
 
@@ -99,14 +112,22 @@ def find_lfq(asked: argparse.Namespace) -> Finding:
 
 
 def told_lfq(found: dict[str, Used]) -> str:
-    lines = [f"LFQ's entropy penalty and its gradient, 2^{video_memory.BITS} symbols, {video_memory.ROWS} rows"]
+    lines = [
+        f"LFQ's entropy penalty and its gradient, 2^{video_memory.BITS} symbols, {video_memory.ROWS} rows"
+    ]
     for name, one in found.items():
         lines.append(f"  {name:<34}{one.mb:>9.1f} MB{one.outcome:>10.5f} penalty")
-    lines.append(f"  the same penalty, {NAIVE}, takes {found[NAIVE].mb / found[EXACT].mb:.0f} times the memory of {EXACT}")
+    lines.append(
+        f"  the same penalty, {NAIVE}, takes {found[NAIVE].mb / found[EXACT].mb:.0f} times the memory of {EXACT}"
+    )
     return "\n".join(lines)
 
 
-FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {"step": find_steps, "long": find_long, "lfq": find_lfq}
+FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {
+    "step": find_steps,
+    "long": find_long,
+    "lfq": find_lfq,
+}
 
 
 SCRIPT = Script(
@@ -130,7 +151,9 @@ def main(arguments: list[str] | None = None) -> int:
             "neither"
         )
     if set(asked.what) != {"step"} and not memory.STATUS.exists():
-        parser.error(f"memory is read from {memory.STATUS}, which only Linux has: ask for --what step")
+        parser.error(
+            f"memory is read from {memory.STATUS}, which only Linux has: ask for --what step"
+        )
     if asked.steps % PENALTY_EVERY:
         parser.error(
             f"every {PENALTY_EVERY}th step has a gradient penalty, so blocks of {asked.steps} would not be alike: use "

@@ -1,12 +1,15 @@
-"""What long clips and large codebooks take of memory: each way in a fresh process, which tells how far it grew.
+"""What long clips and large codebooks take of memory: each way in a fresh process, which tells how
+far it grew.
 
-long: clips of 256 x 256 at 24 frames a second through the small preset of `videos-magvit2`, to symbols and back, in pieces of 8
-frames or at once. Frames are made as they are asked for, and what comes out is counted and let go: all that stays is what the
-tokenizer itself keeps. A clip is one frame longer than its seconds say, so that it fills whole symbols.
+long: clips of 256 x 256 at 24 frames a second through the small preset of `videos-magvit2`, to
+symbols and back, in pieces of 8 frames or at once. Frames are made as they are asked for, and what
+comes out is counted and let go: all that stays is what the tokenizer itself keeps. A clip is one
+frame longer than its seconds say, so that it fills whole symbols.
 
-lfq: LFQ's entropy penalty over 2^18 symbols and its gradient (tessera/nn/quantize/lfq.py), for rows of 18 numbers: exactly (in
-one group), as it is by default (in two groups of 9 bits), and as it is written down (Yu et al. 2023, arXiv 2310.05737, eq. 5),
-with the probability of every symbol for every row. The penalties are told, so that the exact one can be held to the other.
+lfq: LFQ's entropy penalty over 2^18 symbols and its gradient (tessera/nn/quantize/lfq.py), for rows
+of 18 numbers: exactly (in one group), as it is by default (in two groups of 9 bits), and as it is
+written down (Yu et al. 2023, arXiv 2310.05737, eq. 5), with the probability of every symbol for
+every row. The penalties are told, so that the exact one can be held to the other.
 
 B examples, T frames of a piece, H and W the sides, P rows, V symbols.
 """
@@ -35,7 +38,9 @@ def in_pieces(seconds: int) -> Used:
     model, frames = small_tokenizer(), seconds * RATE_HZ + 1
 
     def there_and_back() -> float:
-        return sum(piece.shape[2] for piece in model.decode_chunks(model.encode_chunks(wave(frames))))
+        return sum(
+            piece.shape[2] for piece in model.decode_chunks(model.encode_chunks(wave(frames)))
+        )
 
     return measured(there_and_back)
 
@@ -79,7 +84,9 @@ def wave(frames: int) -> Iterator[Tensor]:
 def ours(rows: int, group_bits: int) -> Used:
     from tessera.nn.quantize import LFQConfig
 
-    quantizer = LFQConfig(codebook_size=2**BITS, commitment_weight=0.0, group_bits=group_bits).build(BITS)
+    quantizer = LFQConfig(
+        codebook_size=2**BITS, commitment_weight=0.0, group_bits=group_bits
+    ).build(BITS)
     return descended(lambda latent_PW: quantizer(latent_PW).penalties["entropy"], rows)
 
 
@@ -103,7 +110,8 @@ def as_written(rows: int) -> Used:
 
 
 def descended(penalty: Callable[[Tensor], Tensor], rows: int) -> Used:
-    """The penalty of some rows, and its gradient. A row before them wakes what torch loads when it is first used."""
+    """The penalty of some rows, and its gradient. A row before them wakes what torch loads when it
+    is first used."""
     import torch
 
     latent_PW = torch.randn(rows, BITS, generator=torch.Generator().manual_seed(5))
@@ -118,7 +126,12 @@ def descended(penalty: Callable[[Tensor], Tensor], rows: int) -> Used:
 
 
 LONG, SHORT, SHORT_AT_ONCE = "10 s in pieces", "2 s in pieces", "2 s at once"
-NAIVE, EXACT, GROUPED, MANY = "as written", "ours, one group", "ours, two groups", f"ours, two groups, {MANY_ROWS} rows"
+NAIVE, EXACT, GROUPED, MANY = (
+    "as written",
+    "ours, one group",
+    "ours, two groups",
+    f"ours, two groups, {MANY_ROWS} rows",
+)
 
 WAYS: dict[str, Callable[[], Used]] = {
     LONG: partial(in_pieces, 10),

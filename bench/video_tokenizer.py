@@ -1,9 +1,10 @@
 """The sides of the video tokenizer's training step: ours, and magvit2-pytorch's by its own trainer.
 
-Clips of 9 frames of 32 x 32 that lie ready as tensors, batch 2, widths of 16 to 64, LFQ with 256 symbols, the same layers in
-the same order, 4 heads of 16, Adam at 2e-5 with decay, gradients clipped at 1, a moving average. The losses are the same: mean
-square of pixels, LFQ's entropy and commitment, a hinge discriminator that sees one frame of each clip, and a gradient penalty
-centred at 0 every 4 steps; no perceptual term. DIFFERENT says what is not the same.
+Clips of 9 frames of 32 x 32 that lie ready as tensors, batch 2, widths of 16 to 64, LFQ with 256
+symbols, the same layers in the same order, 4 heads of 16, Adam at 2e-5 with decay, gradients
+clipped at 1, a moving average. The losses are the same: mean square of pixels, LFQ's entropy and
+commitment, a hinge discriminator that sees one frame of each clip, and a gradient penalty centred
+at 0 every 4 steps; no perceptual term. DIFFERENT says what is not the same.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def theirs(work: Path) -> Side:
     adapter.seed(0)
     model = adapter.build()
     about = About(
-        parameters={"model": parameters(model), "judge": parameters(model.discr)},  # its parameters() leave out the judge's
+        parameters={
+            "model": parameters(model),
+            "judge": parameters(model.discr),
+        },  # its parameters() leave out the judge's
         mflop={"model": clip_mflop(model), "judge": frame_mflop(model.discr)},
         packages=versions("magvit2-pytorch", "vector-quantize-pytorch", "torch"),
     )
@@ -50,52 +54,67 @@ def theirs(work: Path) -> Side:
 
 def ours(work: Path, *, judge_dim: int, judge_widest: int) -> Side:
     from tessera.data.dataset import Split
-    from tessera.run.directory import RunFolder
-    from tessera.run.train import engine_of, task_of
+    from tessera.run.directory import RunDirectory
+    from tessera.run.train import build_engine, build_task
 
     run = run_of(judge_dim, judge_widest)
-    task = task_of(run)
+    task = build_task(run)
     about = About(
         parameters={"model": parameters(task.model), "judge": parameters(task.discriminator)},
         mflop={"model": clip_mflop(task.model), "judge": frame_mflop(task.discriminator)},
         packages=versions("torch"),
     )
     clips = Clips()
-    life = engine_of(run, RunFolder(work / "ours"), task=task, split=Split(clips, clips)).steps()
-    return Side(about, lambda: next(life))
+    engine_defaults = build_engine(
+        run, RunDirectory(work / "ours"), task=task, split=Split(clips, clips)
+    ).steps()
+    return Side(about, lambda: next(engine_defaults))
 
 
 def run_of(judge_dim: int, judge_widest: int) -> Any:
     """The same configuration and the same losses, in our words."""
-    from tessera.engine.ema import AverageConfig
+    from tessera.engine.ema import EMAConfig
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
-    from tessera.modalities.video.dataset import Videos
+    from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.modalities.video.magvit2 import VideoTokenizerConfig
-    from tessera.modalities.video.reconstruction import TokenizeVideos, VideoFidelityConfig, VideoJudges
+    from tessera.modalities.video.reconstruction import (
+        VideoAdversaryConfig,
+        VideoReconstructionConfig,
+        VideoTokenizerTaskConfig,
+    )
     from tessera.nn.quantize import LFQConfig
     from tessera.run.config import Run
 
-    quantizer = LFQConfig(codebook_size=SYMBOLS, entropy_weight=0.1, diversity=2.5, commitment_weight=1.0)
-    optimizer = OptimizerConfig(kind="adamw", rate=2e-5, betas=(0.9, 0.99), decay=0.01, clip=1.0)
-    adversary = VideoJudges(
-        frames=PatchDiscriminatorConfig(dim=judge_dim, widest=judge_widest),
+    quantizer = LFQConfig(
+        codebook_size=SYMBOLS, entropy_weight=0.1, diversity=2.5, commitment_weight=1.0
+    )
+    optimizer = OptimizerConfig(
+        name="adamw", lr=2e-5, betas=(0.9, 0.99), weight_decay=0.01, max_grad_norm=1.0
+    )
+    adversary = VideoAdversaryConfig(
+        frames=PatchDiscriminatorConfig(dim=judge_dim, max_channels=judge_widest),
         motion=None,
         rates=(),
         adaptive=True,
         weight=1.0,
-        penalty=10 / PENALTY_EVERY,  # ours counts as many times as it is left out, theirs once, with 10
-        penalty_every=PENALTY_EVERY,
+        penalty=10
+        / PENALTY_EVERY,  # ours counts as many times as it is left out, theirs once, with 10
+        gp_every=PENALTY_EVERY,
         optimizer=optimizer,
     )
-    task = TokenizeVideos(
-        model=VideoTokenizerConfig(dim=16, widest=64, layers=LAYERS, quantizer=quantizer, heads=4, head_width=16),
-        fidelity=VideoFidelityConfig(pixel="l2"),
+    task = VideoTokenizerTaskConfig(
+        model=VideoTokenizerConfig(
+            dim=16, max_channels=64, layers=LAYERS, quantizer=quantizer, heads=4, head_dim=16
+        ),
+        reconstruction=VideoReconstructionConfig(pixel="l2"),
         adversary=adversary,
         optimizer=optimizer,
     )
-    engine = endless.config(batch_size=BATCH, average=AverageConfig(decay=0.995))
-    return Run(recipe="bench", task=task, data=Videos(size=SIDE, frames=FRAMES), engine=engine)
+    engine = endless.config(batch_size=BATCH, ema=EMAConfig(decay=0.995))
+    return Run(
+        recipe="bench", task=task, data=VideoDataConfig(size=SIDE, frames=FRAMES), engine=engine
+    )
 
 
 class Clips:
@@ -104,7 +123,9 @@ class Clips:
     def __init__(self) -> None:
         import torch
 
-        self.clips = torch.rand(CLIPS, 3, FRAMES, SIDE, SIDE, generator=torch.Generator().manual_seed(7)).numpy()
+        self.clips = torch.rand(
+            CLIPS, 3, FRAMES, SIDE, SIDE, generator=torch.Generator().manual_seed(7)
+        ).numpy()
 
     def __len__(self) -> int:
         return CLIPS

@@ -1,11 +1,14 @@
-"""Lays out some 180 animated emoji, each with its name, as a folder that video recipes can learn from.
+"""Lays out some 180 animated emoji, each with its name, as a folder that video recipes can learn
+from.
 
     python examples/animated_emoji.py OUT
 
-OUT then holds one 256 x 256 clip per emoji (1f600.mp4) and metadata.jsonl with the captions ("grinning face").
-Animations: Microsoft's Fluent emoji, MIT, from the npm package @lobehub/fluent-emoji-anim-1. Names: emoji-datasource,
-MIT. npm downloads about 190 MB. Left out are emoji that do not move, and variants by skin tone: they move alike, so a
-held-out one would have been learnt from. The archives are read entry by entry, and no path in them is ever written to.
+OUT then holds one 256 x 256 clip per emoji (1f600.mp4) and metadata.jsonl with the captions
+("grinning face").
+Animations: Microsoft's Fluent emoji, MIT, from the npm package @lobehub/fluent-emoji-anim-1. Names:
+emoji-datasource, MIT. npm downloads about 190 MB. Left out are emoji that do not move, and variants
+by skin tone: they move alike, so a held-out one would have been learnt from. The archives are read
+entry by entry, and no path in them is ever written to.
 """
 
 from __future__ import annotations

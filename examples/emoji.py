@@ -1,11 +1,13 @@
-"""Lays out some 3,400 shaded emoji, each with its name, as a folder that image recipes can learn from.
+"""Lays out some 3,400 shaded emoji, each with its name, as a folder that image recipes can learn
+from.
 
     python examples/emoji.py OUT
 
-OUT then holds one 256 x 256 picture per emoji (1f600.png) and metadata.jsonl with the captions ("grinning face").
-Pictures: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d. Names: emoji-datasource, MIT.
-npm downloads about 40 MB, and OUT takes about 110 MB. The archives are read in memory, entry by entry, and no path in
-them is ever written to.
+OUT then holds one 256 x 256 picture per emoji (1f600.png) and metadata.jsonl with the captions
+("grinning face").
+Pictures: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d. Names:
+emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. The archives are read
+in memory, entry by entry, and no path in them is ever written to.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import Image, decode, flatten
 
 PICTURES = "@lobehub/fluent-emoji-3d"
@@ -41,7 +43,8 @@ SKIN = {
 LayOut = Callable[[Path, dict[str, str], Path], int]
 """archive, names by code point, and the folder to fill; gives back how many emoji it wrote"""
 Write = Callable[[bytes, Path], Path | None]
-"""one file of the archive, and where to write it, without an ending; None for one that is left out"""
+"""one file of the archive, and where to write it, without an ending; None for one that is left
+out"""
 
 
 def main() -> None:
@@ -49,12 +52,17 @@ def main() -> None:
 
 
 def make_folder(what: str, package: str, lay_out: LayOut, about: str | None) -> None:
-    """The script: names and an archive from npm, laid out in the folder that the command line names."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """The script: names and an archive from npm, laid out in the folder that the command line
+    names."""
+    parser = argparse.ArgumentParser(
+        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
     out = parser.parse_args().out
     if shutil.which("npm") is None:
-        sys.exit("The emoji come as npm packages, but there is no npm on this machine: install Node.js first.")
+        sys.exit(
+            "The emoji come as npm packages, but there is no npm on this machine: install Node.js first."
+        )
     with tempfile.TemporaryDirectory() as folder:
         names = read_names(download(NAMES, Path(folder)))
         written = lay_out(download(package, Path(folder)), names, out)
@@ -65,16 +73,24 @@ def download(package: str, folder: Path) -> Path:
     """The package's archive, as npm packed it."""
     print(f"downloading {package} ...")
     packed = subprocess.run(
-        ["npm", "pack", "--silent", "--pack-destination", str(folder), package], capture_output=True, text=True
+        ["npm", "pack", "--silent", "--pack-destination", str(folder), package],
+        capture_output=True,
+        text=True,
     )
     if packed.returncode != 0:
-        sys.exit(f"npm could not download {package}:\n{packed.stderr.strip() or packed.stdout.strip()}")
+        sys.exit(
+            f"npm could not download {package}:\n{packed.stderr.strip() or packed.stdout.strip()}"
+        )
     return folder / packed.stdout.strip().splitlines()[-1]
 
 
 def read_names(archive: Path) -> dict[str, str]:
     """Code point, as files are called ("1f44b-1f3fb"), to name ("waving hand, light skin tone")."""
-    (data,) = (data for path, data in entries(archive) if path.name == "emoji.json" and len(path.parts) == 2)
+    (data,) = (
+        data
+        for path, data in entries(archive)
+        if path.name == "emoji.json" and len(path.parts) == 2
+    )
     names: dict[str, str] = {}
     for emoji in json.loads(data):
         name = one_spelling(emoji["name"] or emoji["short_name"].replace("_", " "))
@@ -86,7 +102,8 @@ def read_names(archive: Path) -> dict[str, str]:
 
 
 def code_points(emoji: dict[str, Any]) -> list[str]:
-    """With and without the invisible marks for "show as a picture", which sets of emoji write or leave out at will."""
+    """With and without the invisible marks for "show as a picture", which sets of emoji write or
+    leave out at will."""
     spellings = [emoji["unified"].lower(), (emoji.get("non_qualified") or emoji["unified"]).lower()]
     return [*spellings, without_marks(spellings[0])]
 
@@ -109,7 +126,8 @@ def picture(data: bytes, stem: Path) -> Path:
 
 
 def write_named(archive: Path, names: dict[str, str], out: Path, write: Write) -> int:
-    """Of the archive's pictures those that have a name and that `write` takes, then the metadata; returns how many."""
+    """Of the archive's pictures those that have a name and that `write` takes, then the metadata;
+    returns how many."""
     out.mkdir(parents=True, exist_ok=True)
     lines: dict[str, str] = {}
     for path, data in entries(archive):
@@ -118,12 +136,16 @@ def write_named(archive: Path, names: dict[str, str], out: Path, write: Write) -
             continue
         try:
             file = write(data, out / path.stem)
-        except Unreadable as error:
+        except UnreadableFile as error:
             print(f"left out {path.name}: {error}")
             continue
         if file is not None:
-            lines[file.name] = json.dumps({"file_name": file.name, "text": name}, ensure_ascii=False)
-    (out / "metadata.jsonl").write_text("".join(f"{lines[file]}\n" for file in sorted(lines)), encoding="utf-8")
+            lines[file.name] = json.dumps(
+                {"file_name": file.name, "text": name}, ensure_ascii=False
+            )
+    (out / "metadata.jsonl").write_text(
+        "".join(f"{lines[file]}\n" for file in sorted(lines)), encoding="utf-8"
+    )
     return len(lines)
 
 

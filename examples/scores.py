@@ -2,13 +2,15 @@
 
     python examples/scores.py OUT [--most 2000] [--seconds 8]
 
-OUT then holds one FLAC per score (bach-bwv104-6.flac), 16 kHz, one channel, and metadata.jsonl with captions in several
-phrasings and tags: who composed it, what it is, in which key and metre, and how it is played here, at which tempo and on what.
-Key and metre are the score's own. Tempo and instrument are drawn, from a generator seeded with the score's name: all parts are
-played on one instrument of the General MIDI bank.
+OUT then holds one FLAC per score (bach-bwv104-6.flac), 16 kHz, one channel, and metadata.jsonl with
+captions in several phrasings and tags: who composed it, what it is, in which key and metre, and how
+it is played here, at which tempo and on what. Key and metre are the score's own. Tempo and
+instrument are drawn, from a generator seeded with the score's name: all parts are played on one
+instrument of the General MIDI bank.
 
-The scores are those that come with music21 (Bach, Palestrina, Monteverdi, fiddle tunes, folk songs, quartets), the sounds
-those of TimGM6mb, which comes with pretty_midi. Nothing is downloaded by this script; it needs
+The scores are those that come with music21 (Bach, Palestrina, Monteverdi, fiddle tunes, folk songs,
+quartets), the sounds those of TimGM6mb, which comes with pretty_midi. Nothing is downloaded by this
+script; it needs
 
     pip install music21 pretty_midi soundfile && pip install --no-deps tinysoundfont
 
@@ -30,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.media import Audio
 
 RATE_HZ = 16_000
 INSTRUMENTS = {
@@ -41,7 +43,18 @@ INSTRUMENTS = {
 """By the number that General MIDI has for them."""
 TEMPOS = {"slow": 58.0, "moderate": 96.0, "fast": 160.0}
 """Quarter notes a minute."""
-DANCES = ("jig", "reel", "hornpipe", "clog", "strathspey", "waltz", "polka", "march", "breakdown", "fling")
+DANCES = (
+    "jig",
+    "reel",
+    "hornpipe",
+    "clog",
+    "strathspey",
+    "waltz",
+    "polka",
+    "march",
+    "breakdown",
+    "fling",
+)
 MASS = ("kyrie", "gloria", "credo", "sanctus", "benedictus", "agnus")
 CHINESE = ("han", "natmin", "shanxi", "xinhua")
 MOST_OF_A_BOOK = 40
@@ -80,20 +93,36 @@ class Facts:
 
     def tags(self) -> list[str]:
         mode = self.key.split()[-1]
-        return [self.instrument, self.tempo, f"{mode} key", self.form, self.composer, f"{self.metre} time"]
+        return [
+            self.instrument,
+            self.tempo,
+            f"{mode} key",
+            self.form,
+            self.composer,
+            f"{self.metre} time",
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
-    parser.add_argument("--most", type=int, default=2000, help="so many scores, drawn evenly from all")
+    parser.add_argument(
+        "--most", type=int, default=2000, help="so many scores, drawn evenly from all"
+    )
     parser.add_argument("--seconds", type=float, default=8.0, help="of each, from its beginning")
     asked = parser.parse_args()
-    music21, synth = required("music21"), Synth(bank_of(required("pretty_midi")), required("tinysoundfont"))
+    music21, synth = (
+        required("music21"),
+        Synth(bank_of(required("pretty_midi")), required("tinysoundfont")),
+    )
     paths = chosen(sorted(music21.corpus.getCorePaths()), asked.most)
     scores = (found for path in paths for found in scores_in(path, music21.converter))
     written = lay_out(scores, synth.play, asked.out, asked.most, asked.seconds)
-    print(f"{written:,} clips with their captions are in {asked.out}: try `tessera train music-mulan --data {asked.out}`")
+    print(
+        f"{written:,} clips with their captions are in {asked.out}: try `tessera train music-mulan --data {asked.out}`"
+    )
 
 
 def required(name: str) -> Any:
@@ -113,13 +142,16 @@ def bank_of(pretty_midi: Any) -> Path:
 
 
 def chosen(paths: Sequence[Path], most: int) -> list[Path]:
-    """About as many as are asked for, in an order in which every collection comes early; the same for every machine."""
+    """About as many as are asked for, in an order in which every collection comes early; the same
+    for every machine."""
     by_chance = sorted(paths, key=lambda path: number_of(path.name))
     homes: dict[str, list[Path]] = {}
     for path in by_chance:
         homes.setdefault(collection_of(path), []).append(path)
     shares = [
-        ((place + 0.5) / len(members), path) for members in homes.values() for place, path in enumerate(members)
+        ((place + 0.5) / len(members), path)
+        for members in homes.values()
+        for place, path in enumerate(members)
     ]  # of each collection the same share comes before any point
     return [path for _, path in sorted(shares)][: max(1, most)]
 
@@ -131,11 +163,14 @@ def collection_of(path: Path) -> str:
 
 
 def scores_in(path: Path, converter: Any) -> Iterator[tuple[str, Path, Any]]:
-    """Name, file and score; of a book of many the first some. Read from their source, never from music21's pickles."""
+    """Name, file and score; of a book of many the first some. Read from their source, never from
+    music21's pickles."""
     try:
         found = converter.parse(path, forceSource=True, storePickle=False)
         scores = list(found.scores)[:MOST_OF_A_BOOK] if hasattr(found, "scores") else [found]
-    except Exception as error:  # it meets what it cannot read with nearly every kind of exception there is
+    except (
+        Exception
+    ) as error:  # it meets what it cannot read with nearly every kind of exception there is
         print(f"left out {path.name}: {type(error).__name__}: {error}")
         return
     for number, score in enumerate(scores):
@@ -157,7 +192,9 @@ def form_of(path: Path) -> tuple[str, str]:
     if collection == "ryansmammoth":
         return "a fiddler", next((dance for dance in DANCES if dance in name), "fiddle tune")
     if collection == "essenfolksong":
-        return "unknown hands", "Chinese folk song" if name.startswith(CHINESE) else "European folk song"
+        return "unknown hands", "Chinese folk song" if name.startswith(
+            CHINESE
+        ) else "European folk song"
     known = {
         "bach": ("Bach", "chorale"), "monteverdi": ("Monteverdi", "madrigal"), "trecento": ("a master of the trecento", "song"),
         "oneills1850": ("unknown hands", "Irish tune"), "airdsairs": ("unknown hands", "Scottish air"),
@@ -183,11 +220,15 @@ def notes_of(score: Any) -> list[Note]:
 def facts_of(name: str, path: Path, score: Any) -> Facts:
     draw = np.random.default_rng(number_of(name))
     key = score.analyze("key")
-    metres = [signature.ratioString for signature in score.flatten().getElementsByClass("TimeSignature")]
+    metres = [
+        signature.ratioString for signature in score.flatten().getElementsByClass("TimeSignature")
+    ]
     tempo, instrument = str(draw.choice(list(TEMPOS))), str(draw.choice(list(INSTRUMENTS)))
     composer, form = form_of(path)
     tonic = key.tonic.name.replace("-", " flat").replace("#", " sharp")
-    return Facts(composer, form, f"{tonic} {key.mode}", metres[0] if metres else "free", tempo, instrument)
+    return Facts(
+        composer, form, f"{tonic} {key.mode}", metres[0] if metres else "free", tempo, instrument
+    )
 
 
 def number_of(text: str) -> int:
@@ -230,15 +271,24 @@ class Synth:
         return both.mean(axis=1)
 
 
-def events(notes: Sequence[Note], quarters_a_minute: float, seconds: float) -> list[tuple[int, int, bool]]:
-    """Sample, pitch and whether the note begins there; ends come before beginnings, so that a repeated note is heard twice."""
+def events(
+    notes: Sequence[Note], quarters_a_minute: float, seconds: float
+) -> list[tuple[int, int, bool]]:
+    """Sample, pitch and whether the note begins there; ends come before beginnings, so that a
+    repeated note is heard twice."""
     samples = 60 / quarters_a_minute * RATE_HZ
     last = round(seconds * RATE_HZ)
     found = []
     for offset, length, pitch in notes:
         if offset * samples < last:
             found.append((round(offset * samples), pitch, True))
-            found.append((min(last, max(round((offset + length) * samples), round(offset * samples) + 1)), pitch, False))
+            found.append(
+                (
+                    min(last, max(round((offset + length) * samples), round(offset * samples) + 1)),
+                    pitch,
+                    False,
+                )
+            )
     return sorted(found, key=lambda event: (event[0], event[2], event[1]))
 
 
@@ -267,10 +317,12 @@ def lay_out(
             print(f"left out {name}: nothing is heard in its first {seconds:g} seconds")
             continue
         peak = max(1.0, float(np.abs(sound).max()))
-        Sound((sound / peak)[None].astype(np.float32), RATE_HZ).write(out / f"{name}.flac")
+        Audio((sound / peak)[None].astype(np.float32), RATE_HZ).write(out / f"{name}.flac")
         said = {"file_name": f"{name}.flac", "text": facts.captions(), "tags": facts.tags()}
         lines[f"{name}.flac"] = json.dumps(said, ensure_ascii=False)
-    (out / "metadata.jsonl").write_text("".join(f"{lines[name]}\n" for name in sorted(lines)), encoding="utf-8")
+    (out / "metadata.jsonl").write_text(
+        "".join(f"{lines[name]}\n" for name in sorted(lines)), encoding="utf-8"
+    )
     return len(lines)
 
 

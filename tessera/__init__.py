@@ -1,6 +1,8 @@
-"""Tessera: discrete-token generative models over images, video, sound, music and meshes, on one engine.
+"""Tessera: discrete-token generative models over images, video, sound, music and meshes, on one
+engine.
 
-The public names are imported when they are first asked for, so that `import tessera` costs nothing and imports no torch.
+The public names are imported when they are first asked for, so that `import tessera` costs nothing
+and imports no torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The command line within the tests' own process: what it says, and the code with which it would have ended."""
+"""The command line within the tests' own process: what it says, and the code with which it would
+have ended."""
 
 from __future__ import annotations
 
@@ -40,7 +41,8 @@ def tessera(*arguments: str | Path) -> Said:
 
 
 def refused(*arguments: str | Path) -> str:
-    """The letter of a command that is refused: exit code 2, nothing but the letter, and no trace."""
+    """The letter of a command that is refused: exit code 2, nothing but the letter, and no
+    trace."""
     said = tessera(*arguments)
     assert said.code == 2, said
     assert "Traceback" not in said.err
@@ -49,4 +51,9 @@ def refused(*arguments: str | Path) -> str:
 
 def files(*folders: Path) -> dict[str, bytes]:
     """Every file below some folders, to see that nothing was lost."""
-    return {str(path): path.read_bytes() for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path): path.read_bytes()
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }

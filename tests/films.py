@@ -13,7 +13,9 @@ from tessera.modalities.video.media import Video
 
 def levels(count: int, height: int = 16, width: int = 32) -> np.ndarray:
     """Frame k is a grey of 8 k, so that a frame tells which one it is."""
-    frames = np.arange(count, dtype=np.uint8).repeat(height * width * 3).reshape(count, height, width, 3)
+    frames = (
+        np.arange(count, dtype=np.uint8).repeat(height * width * 3).reshape(count, height, width, 3)
+    )
     return frames * 8
 
 
@@ -22,9 +24,20 @@ def numbers(clip: Video) -> list[int]:
     return np.rint(clip.frames.mean(axis=(1, 2, 3)) / 8).astype(int).tolist()
 
 
-def write(path, frames, codec="libx264", form="yuv420p", rate=10, stamps=None, key_frame_every=12, **options):
+def write(
+    path,
+    frames,
+    codec="libx264",
+    form="yuv420p",
+    rate=10,
+    stamps=None,
+    key_frame_every=12,
+    **options,
+):
     """A film by PyAV itself; `stamps` are the milliseconds at which frames begin."""
-    muxer = {"fflags": "+bitexact"} | ({"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {})
+    muxer = {"fflags": "+bitexact"} | (
+        {"movflags": "faststart"} if path.suffix in (".mp4", ".mov") else {}
+    )
     with av.open(str(path), "w", options=muxer) as film:
         stream = film.add_stream(codec, rate=rate, options=options)
         stream.height, stream.width = frames.shape[1:3]
@@ -33,7 +46,9 @@ def write(path, frames, codec="libx264", form="yuv420p", rate=10, stamps=None, k
         if stamps is not None:
             stream.codec_context.time_base = Fraction(1, 1000)
         for number, pixels in enumerate(frames):
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgba" if pixels.shape[2] == 4 else "rgb24")
+            frame = av.VideoFrame.from_ndarray(
+                pixels, format="rgba" if pixels.shape[2] == 4 else "rgb24"
+            )
             frame.pts = number if stamps is None else stamps[number]
             frame.time_base = Fraction(1, rate) if stamps is None else Fraction(1, 1000)
             film.mux(stream.encode(frame))

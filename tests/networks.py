@@ -1,4 +1,5 @@
-"""What tests of networks do to them: residual parts start as nothing, and a network of nothing proves nothing."""
+"""What tests of networks do to them: residual parts start as nothing, and a network of nothing
+proves nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def awake(network: Network) -> Network:
 
 
 def stirred(network: Network, by: float = 0.1) -> Network:
-    """All weights are moved a little: then no two parts that start alike stay so, and none is nothing."""
+    """All weights are moved a little: then no two parts that start alike stay so, and none is
+    nothing."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -32,7 +34,9 @@ def stirred(network: Network, by: float = 0.1) -> Network:
 def rows_through(layer: nn.Module) -> list[int]:
     """How many rows come to a layer each time, noted from here on."""
     rows: list[int] = []
-    layer.register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0]))
+    layer.register_forward_pre_hook(
+        lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0])
+    )
     return rows
 
 

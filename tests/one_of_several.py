@@ -1,5 +1,6 @@
-"""One of several processes that train together, for tests: it does the runs that it is told of in lines of JSON, until there
-are no more. To start and to import torch takes longer than a tiny run, so one process does many."""
+"""One of several processes that train together, for tests: it does the runs that it is told of in
+lines of JSON, until there are no more. To start and to import torch takes longer than a tiny run,
+so one process does many."""
 
 from __future__ import annotations
 

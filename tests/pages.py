@@ -51,7 +51,10 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @functools.cache
 def blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
-    return [Block(page, text.count("\n", 0, found.start()) + 1, found[1].strip(), found[2]) for found in FENCE.finditer(text)]
+    return [
+        Block(page, text.count("\n", 0, found.start()) + 1, found[1].strip(), found[2])
+        for found in FENCE.finditer(text)
+    ]
 
 
 @functools.cache

@@ -1,4 +1,5 @@
-"""Small runs for tests: every recipe in its tiny preset, and what is worth comparing of what they leave behind."""
+"""Small runs for tests: every recipe in its tiny preset, and what is worth comparing of what they
+leave behind."""
 
 from __future__ import annotations
 
@@ -21,19 +22,21 @@ import torch
 from safetensors.torch import load_file
 
 from tessera.engine.engine import Engine
-from tessera.modalities.audio.recipes import sounds_codec, sounds_soundstorm
+from tessera.modalities.audio.recipes import audio_codec, audio_soundstorm
 from tessera.modalities.image.recipes import images_maskgit, images_vqgan
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
-from tessera.recipes.registry import RECIPES, beneath, name_of, named
+from tessera.recipes.registry import RECIPES, default_dependency, get_recipe, recipe_name
 from tessera.run.config import Run
-from tessera.run.directory import RunFolder
-from tessera.run.train import engine_of, task_of
+from tessera.run.directory import RunDirectory
+from tessera.run.train import build_engine, build_task
 
-TIMINGS = ("examples_per_second", "data_wait", "peak_memory_mb")
+TIMINGS = ("examples_per_second", "data_wait_frac", "peak_memory_mb")
 
-if "TESSERA_TEST_PARTS" not in os.environ:  # the processes of a run find what the test that started them has made
+if (
+    "TESSERA_TEST_PARTS" not in os.environ
+):  # the processes of a run find what the test that started them has made
     os.environ["TESSERA_TEST_PARTS"] = tempfile.mkdtemp(prefix="tessera-parts-")
     atexit.register(shutil.rmtree, os.environ["TESSERA_TEST_PARTS"], ignore_errors=True)
 
@@ -41,7 +44,9 @@ if "TESSERA_TEST_PARTS" not in os.environ:  # the processes of a run find what t
 def tokenizer(size: int = 16) -> str:
     """The run of a tiny tokenizer for pictures of this size, trained once for all tests."""
     run = images_vqgan("tiny")
-    return trained_once(f"tokenizer-{size}", dataclasses.replace(run, data=dataclasses.replace(run.data, size=size)))
+    return trained_once(
+        f"tokenizer-{size}", dataclasses.replace(run, data=dataclasses.replace(run.data, size=size))
+    )
 
 
 def mesh_tokenizer() -> str:
@@ -52,7 +57,7 @@ def trained_once(name: str, run: Run) -> str:
     place = Path(os.environ["TESSERA_TEST_PARTS"], name)
     if not place.exists():
         unfinished = place.with_name(f"{place.name}-{os.getpid()}")
-        engine_of(run, RunFolder(unfinished)).run()
+        build_engine(run, RunDirectory(unfinished)).run()
         unfinished.rename(place)
     return str(place)
 
@@ -62,62 +67,88 @@ def on_tiny_parts(recipe: Callable[..., Run], **choices: Any) -> Run:
     parameters = inspect.signature(recipe).parameters
     if "smaller" in parameters:
         return recipe("tiny", tokenizer=tokenizer(32), smaller=tokenizer(16), **choices)
-    below = {part: beneath(name_of(recipe), part) for part in ("tokenizer", "semantic") if part in parameters}
+    below = {
+        part: default_dependency(recipe_name(recipe), part)
+        for part in ("tokenizer", "semantic")
+        if part in parameters
+    }
     return recipe("tiny", **{part: tiny_part(one) for part, one in below.items()}, **choices)
 
 
 def tiny_part(recipe: str) -> str:
-    return tokenizer() if recipe == "images-vqgan" else trained_once(recipe, named(recipe)("tiny"))
+    return (
+        tokenizer()
+        if recipe == "images-vqgan"
+        else trained_once(recipe, get_recipe(recipe)("tiny"))
+    )
 
 
 def live(run: Run) -> Run:
     """Tokenized at every step, and augmented."""
     data = dataclasses.replace(run.data, crop="random", min_scale=0.7)
-    return dataclasses.replace(run, task=dataclasses.replace(run.task, codes="live"), data=data)
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, codes="raw"), data=data)
 
 
 def remembering(run: Run) -> Run:
     model = dataclasses.replace(run.task.model, self_condition=True)
     masking = dataclasses.replace(run.task.masking, keep=0.1, replace=0.1)
-    return dataclasses.replace(run, task=dataclasses.replace(run.task, model=model, masking=masking))
+    return dataclasses.replace(
+        run, task=dataclasses.replace(run.task, model=model, masking=masking)
+    )
 
 
 def at_two_depths(run: Run) -> Run:
-    model = dataclasses.replace(run.task.model, text=dataclasses.replace(run.task.model.text, depth=2))
+    model = dataclasses.replace(
+        run.task.model, text=dataclasses.replace(run.task.model.text, depth=2)
+    )
     return dataclasses.replace(run, task=dataclasses.replace(run.task, model=model, layers=1))
 
 
-CASES: dict[str, Callable[[], Run]] = {name_of(recipe): partial(on_tiny_parts, recipe) for recipe in RECIPES} | {
+CASES: dict[str, Callable[[], Run]] = {
+    recipe_name(recipe): partial(on_tiny_parts, recipe) for recipe in RECIPES
+} | {
     "images-vqgan judged": lambda: images_vqgan("tiny", adversary="on"),
     "images-vqgan judged vq": lambda: images_vqgan("tiny", quantizer="vq", adversary="on"),
     "images-vqgan lfq": lambda: images_vqgan("tiny", quantizer="lfq"),
-    "images-maskgit with a critic": lambda: remembering(on_tiny_parts(images_maskgit, critic="own")),
-    "images-maskgit with a critic's head, live": lambda: live(on_tiny_parts(images_maskgit, critic="head")),
+    "images-maskgit with a critic": lambda: remembering(
+        on_tiny_parts(images_maskgit, critic="own")
+    ),
+    "images-maskgit with a critic's head, live": lambda: live(
+        on_tiny_parts(images_maskgit, critic="head")
+    ),
     "videos-magvit2 judged": lambda: videos_magvit2("tiny", adversary="on"),
     "videos-magvit2 lfq": lambda: videos_magvit2("tiny", quantizer="lfq"),
-    "music-mulan by sigmoid, at two depths": lambda: at_two_depths(music_mulan("tiny", loss="sigmoid")),
-    "sounds-codec judged": lambda: sounds_codec("tiny", adversary="on"),
-    "sounds-codec lfq": lambda: sounds_codec("tiny", quantizer="lfq"),
-    "sounds-soundstorm with a critic": lambda: on_tiny_parts(sounds_soundstorm, critic="own"),
+    "music-mulan by sigmoid, at two depths": lambda: at_two_depths(
+        music_mulan("tiny", loss="sigmoid")
+    ),
+    "audio-codec judged": lambda: audio_codec("tiny", adversary="on"),
+    "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
+    "audio-soundstorm with a critic": lambda: on_tiny_parts(audio_soundstorm, critic="own"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
     "meshes-transformer without text": lambda: on_tiny_parts(meshes_transformer, text="none"),
     "images-maskgit without text": lambda: on_tiny_parts(images_maskgit, text="none"),
 }
-"""Every recipe as it comes, so that a new one gets the promises' tests for free, and variants that move in other ways."""
+"""Every recipe as it comes, so that a new one gets the promises' tests for free, and variants that
+move in other ways."""
 
 
 def tiny(case: str, **engine: Any) -> Run:
     """A case with some of the engine's settings changed."""
     run = CASES[case]()
-    if adversary := getattr(run.task, "adversary", None):  # in so short a life the judge starts early
+    if adversary := getattr(
+        run.task, "adversary", None
+    ):  # in so short a life the judge starts early
         run = dataclasses.replace(
-            run, task=dataclasses.replace(run.task, adversary=dataclasses.replace(adversary, starts=2, ramp=3))
+            run,
+            task=dataclasses.replace(
+                run.task, adversary=dataclasses.replace(adversary, start_step=2, warmup_steps=3)
+            ),
         )
     return dataclasses.replace(run, engine=dataclasses.replace(run.engine, **engine))
 
 
 def engine_in(folder: Path, run: Run, **kwargs: Any) -> Engine:
-    return engine_of(run, RunFolder(folder), **kwargs)
+    return build_engine(run, RunDirectory(folder), **kwargs)
 
 
 def train(folder: Path, run: Run, **kwargs: Any) -> Engine:
@@ -127,8 +158,11 @@ def train(folder: Path, run: Run, **kwargs: Any) -> Engine:
 
 
 def train_in_double(folder: Path, run: Run) -> Engine:
-    """In double precision what is equal in exact arithmetic is equal to a few more digits than anybody could wish."""
-    with mock.patch("tessera.run.train.task_of", lambda run, parts: task_of(run, parts).double()):
+    """In double precision what is equal in exact arithmetic is equal to a few more digits than
+    anybody could wish."""
+    with mock.patch(
+        "tessera.run.train.task_of", lambda run, parts: build_task(run, parts).double()
+    ):
         engine = engine_in(folder, run)
     for stream, method in ((engine.training, "micro_batches"), (engine.validation, "batches")):
         setattr(stream, method, partial(_doubled, getattr(stream, method)))
@@ -150,7 +184,9 @@ def tensors_of(folder: Path, step: int) -> dict[str, torch.Tensor]:
     """Everything a checkpoint holds, under `file/name`."""
     files = sorted((folder / "checkpoints" / f"{step:06d}").glob("*.safetensors"))
     assert files, f"no checkpoint of step {step} in {folder}"
-    return {f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()}
+    return {
+        f"{file.stem}/{name}": tensor for file in files for name, tensor in load_file(file).items()
+    }
 
 
 def records_of(folder: Path) -> list[dict[str, Any]]:
@@ -189,5 +225,9 @@ def tessera(*arguments: str, **kwargs: Any) -> subprocess.CompletedProcess[str]:
     """A command as a person gives it, in a process of its own."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, "-W", "error", "-m", "tessera", *arguments], env=environment, capture_output=True, text=True, **kwargs
+        [sys.executable, "-W", "error", "-m", "tessera", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        **kwargs,
     )

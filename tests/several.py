@@ -1,4 +1,5 @@
-"""Several processes that train together, as the command line starts them: kept for run after run (`one_of_several.py`)."""
+"""Several processes that train together, as the command line starts them: kept for run after run
+(`one_of_several.py`)."""
 
 from __future__ import annotations
 
@@ -19,12 +20,19 @@ PATIENCE_S = 120
 _kept: dict[int, Several] = {}
 
 
-def together(folder: Path, case: str, *, processes: int, tell_replicas: bool = False, **engine: Any) -> None:
+def together(
+    folder: Path, case: str, *, processes: int, tell_replicas: bool = False, **engine: Any
+) -> None:
     """One run of a case in that many processes."""
     tiny(case)  # the tokenizer that it may stand on is there before the processes look for it
     if processes not in _kept:
         _kept[processes] = Several(processes)
-    asked = {"folder": str(folder), "case": case, "engine": engine | {"processes": processes}, "tell_replicas": tell_replicas}
+    asked = {
+        "folder": str(folder),
+        "case": case,
+        "engine": engine | {"processes": processes},
+        "tell_replicas": tell_replicas,
+    }
     if not _kept[processes].did(asked):
         raise AssertionError(_kept.pop(processes).words())
 

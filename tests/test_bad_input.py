@@ -1,7 +1,8 @@
-"""Bad input gets a clear sentence, and nothing is lost: one test for each thing that people run into.
+"""Bad input gets a clear sentence, and nothing is lost: one test for each thing that people run
+into.
 
-Each gives the command line what went wrong, and looks for what the letter must say and for every byte that was there
-before. What a letter says in detail is tested where it is written.
+Each gives the command line what went wrong, and looks for what the letter must say and for every
+byte that was there before. What a letter says in detail is tested where it is written.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tessera.engine import checkpoint
-from tessera.engine.checkpoint import damage, steps_in
-from tessera.run.directory import RunFolder
+from tessera.engine.checkpoint import find_corruption, steps_in
+from tessera.run.directory import RunDirectory
 from tests.command import files, refused, tessera
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +61,10 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 def test_a_missing_folder(tmp_path):
     letter = refused(*TRAIN, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
-    assert f"There is nothing at {tmp_path / 'nowhere'}" in letter and "give a folder of pictures" in letter
+    assert (
+        f"There is nothing at {tmp_path / 'nowhere'}" in letter
+        and "give a folder of pictures" in letter
+    )
     assert not (tmp_path / "run").exists(), "and no folder of a run that never began"
 
 
@@ -74,39 +78,59 @@ def test_an_empty_folder(tmp_path):
 def test_a_folder_of_other_things(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "song.mp3").write_bytes(b"la")
-    assert "there are only 1 .mp3" in refused(*TRAIN, "--data", tmp_path / "data", "--out", tmp_path / "run")
+    assert "there are only 1 .mp3" in refused(
+        *TRAIN, "--data", tmp_path / "data", "--out", tmp_path / "run"
+    )
     assert files(tmp_path / "data") == {str(tmp_path / "data" / "song.mp3"): b"la"}
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_a_folder_of_broken_files(workers, tmp_path):
+def test_a_folder_of_broken_files(num_workers, tmp_path):
     data = tmp_path / "data"
     data.mkdir()
     for number in range(20):
         (data / f"{number}.png").write_bytes(b"no picture")
     before = files(data)
-    letter = refused(*TRAIN, "--data", data, "--workers", workers, "--out", tmp_path / "run")
-    assert "could not be read" in letter and "it is no PNG" in letter and "`tessera check` tells" in letter
+    letter = refused(
+        *TRAIN, "--data", data, "--num-workers", num_workers, "--out", tmp_path / "run"
+    )
+    assert (
+        "could not be read" in letter
+        and "it is no PNG" in letter
+        and "`tessera check` tells" in letter
+    )
     assert files(data) == before and steps_in(tmp_path / "run" / "checkpoints") == []
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
-def test_one_broken_file_in_a_hundred(workers, tmp_path):
-    """The run completes, and the file is told once, however often it comes up and however often the run is resumed."""
+def test_one_broken_file_in_a_hundred(num_workers, tmp_path):
+    """The run completes, and the file is told once, however often it comes up and however often the
+    run is resumed."""
     data = paint(tmp_path / "data", 99)
     whole = (data / "007.png").read_bytes()
     (data / "broken.png").write_bytes(whole[: len(whole) // 2])
-    command = (*TRAIN, "--data", data, "--workers", workers, "--batch-size", "16", "--out", tmp_path / "run")
+    command = (
+        *TRAIN,
+        "--data",
+        data,
+        "--num-workers",
+        num_workers,
+        "--batch-size",
+        "16",
+        "--out",
+        tmp_path / "run",
+    )
     said = [tessera(*command, "--validate-every", "4", "--steps", steps) for steps in ("6", "10")]
     assert [one.code for one in said] == [0, 0]
     assert [one.out.count("Left out broken.png") for one in said] == [1, 0]
-    (line,) = RunFolder(tmp_path / "run").noted("rejected.jsonl")
+    (line,) = RunDirectory(tmp_path / "run").noted("rejected.jsonl")
     assert line["example"] == "broken.png" and line["reason"]
     assert steps_in(tmp_path / "run" / "checkpoints")[-1] == 10
 
 
 def test_pictures_smaller_than_asked(tmp_path):
-    """They are enlarged, as their setting says; or left out, if that is asked for, and then there are none."""
+    """They are enlarged, as their setting says; or left out, if that is asked for, and then there
+    are none."""
     data = paint(tmp_path / "data", 12, size=8)
     before = files(data)
     assert tessera(*TRAIN, "--data", data, "--steps", "1", "--out", tmp_path / "run").code == 0
@@ -117,8 +141,10 @@ def test_pictures_smaller_than_asked(tmp_path):
 
 def test_fewer_pictures_than_a_batch(tmp_path):
     data = paint(tmp_path / "data", 6)
-    letter = refused(*TRAIN, "--data", data, "--data.validation-share", "0", "--out", tmp_path / "run")
-    assert "A batch takes 8 examples, but the training set has 6. Use --batch-size 6 or less" in letter
+    letter = refused(*TRAIN, "--data", data, "--data.val-fraction", "0", "--out", tmp_path / "run")
+    assert (
+        "A batch takes 8 examples, but the training set has 6. Use --batch-size 6 or less" in letter
+    )
     assert not (tmp_path / "run").exists()
 
 
@@ -126,7 +152,9 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 
 def test_an_unknown_recipe():
-    assert "There is no recipe 'image-vqgan': did you mean 'images-vqgan'?" in refused("train", "image-vqgan")
+    assert "There is no recipe 'image-vqgan': did you mean 'images-vqgan'?" in refused(
+        "train", "image-vqgan"
+    )
 
 
 def test_an_unknown_flag(tmp_path):
@@ -144,7 +172,10 @@ def test_a_size_that_the_stride_does_not_divide(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--quantizer", "lfq", "--task.model.quantizer.codebook-size", "1000"], "no power of two: use 512 or 1024"),
+        (
+            ["--quantizer", "lfq", "--task.model.quantizer.codebook-size", "1000"],
+            "no power of two: use 512 or 1024",
+        ),
         (["--quantizer", "bsq", "--task.model.quantizer.codebook-size", "1"], "no power of two"),
         (["--quantizer", "vq", "--task.model.quantizer.codebook-size", "1"], "use 2 or more"),
         (["--task.model.quantizer.levels", "8", "1"], "two or more"),
@@ -157,7 +188,7 @@ def test_a_codebook_that_cannot_be(flags, says, tmp_path):
 
 def test_processes_that_a_batch_cannot_be_dealt_to(tmp_path):
     """Told before any of them is started."""
-    letter = refused(*TRAIN, "--processes", "3", "--out", tmp_path / "run")
+    letter = refused(*TRAIN, "--nproc", "3", "--out", tmp_path / "run")
     assert "A batch of 8 examples" in letter and "3 process(es): use a batch size of 9" in letter
     assert not (tmp_path / "run").exists()
 
@@ -181,8 +212,12 @@ def test_a_vgg_file_with_other_names(names, says, tmp_path):
 def test_a_vgg_file_that_is_none(content, tmp_path):
     file = tmp_path / "vgg16.pth"
     file.write_bytes(content)
-    assert "could not be read as a file of tensors" in refused(*TRAIN, "--perceptual", file, "--out", tmp_path / "run")
-    assert "There is no file" in refused(*TRAIN, "--perceptual", tmp_path / "none.pth", "--out", tmp_path / "run")
+    assert "could not be read as a file of tensors" in refused(
+        *TRAIN, "--perceptual", file, "--out", tmp_path / "run"
+    )
+    assert "There is no file" in refused(
+        *TRAIN, "--perceptual", tmp_path / "none.pth", "--out", tmp_path / "run"
+    )
     assert file.read_bytes() == content and not (tmp_path / "run").exists()
 
 
@@ -195,25 +230,29 @@ def cut_short(folder: Path) -> None:
 
 
 def flip_a_bit(folder: Path) -> None:
-    file = folder / "average.safetensors"
+    file = folder / "ema.safetensors"
     data = bytearray(file.read_bytes())
     data[-5] ^= 4
     file.write_bytes(data)
 
 
-HARMS = pytest.mark.parametrize(("harm", "says"), [(cut_short, "bytes instead of"), (flip_a_bit, "checksum")])
+HARMS = pytest.mark.parametrize(
+    ("harm", "says"), [(cut_short, "bytes instead of"), (flip_a_bit, "checksum")]
+)
 
 
 @HARMS
-def test_a_damaged_checkpoint_is_passed_over_and_the_run_goes_on_from_the_one_before(harm, says, run):
+def test_a_damaged_checkpoint_is_passed_over_and_the_run_goes_on_from_the_one_before(
+    harm, says, run
+):
     harm(run / "checkpoints" / "000004")
     older = files(run / "checkpoints" / "000002")
     said = tessera(*TRAIN, "--steps", "6", "--out", run)
     assert said.code == 0 and says in said.out
     assert "Checkpoint 000004 is damaged" in said.out and "Going on from step 2." in said.out
-    assert damage(run / "checkpoints" / "000006") is None
+    assert find_corruption(run / "checkpoints" / "000006") is None
     assert files(run / "checkpoints" / "000002") in ({}, older), "pruned in its turn or untouched"
-    assert [record["step"] for record in RunFolder(run).records("train")] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in RunDirectory(run).records("train")] == [1, 2, 3, 4, 5, 6]
 
 
 @HARMS
@@ -222,9 +261,13 @@ def test_a_run_whose_every_checkpoint_is_damaged_is_refused_and_left_as_it_is(ha
         harm(folder)
     before = files(run / "checkpoints", run / "samples")
     letter = refused(*TRAIN, "--steps", "6", "--out", run)
-    assert "None of the 2 checkpoints" in letter and "Nothing was changed" in letter and "--fresh" in letter
+    assert (
+        "None of the 2 checkpoints" in letter
+        and "Nothing was changed" in letter
+        and "--fresh" in letter
+    )
     assert files(run / "checkpoints", run / "samples") == before
-    assert len(RunFolder(run).records("train")) == 4
+    assert len(RunDirectory(run).records("train")) == 4
     for verb in ("sample", "evaluate"):
         assert "None of the 2 checkpoints" in refused(verb, run)
 
@@ -245,7 +288,7 @@ def sealed(folder: Path) -> None:
 
 def test_a_checkpoint_of_another_model(run):
     for folder in (run / "checkpoints").iterdir():
-        for name in ("model", "average"):
+        for name in ("model", "ema"):
             tensors = load_file(folder / f"{name}.safetensors")
             tensors["encoder.0.weight"] = torch.zeros(7, 3, 5, 5)
             tensors["encoder.stranger"] = torch.zeros(1)
@@ -258,16 +301,20 @@ def test_a_checkpoint_of_another_model(run):
         assert "comes from another network" in letter
         assert "encoder.0.bias is missing from the file" in letter
         assert "encoder.stranger is in the file but not in the network" in letter
-        assert "encoder.0.weight has shape (7, 3, 5, 5) in the file and (16, 3, 5, 5) in the network" in letter
+        assert (
+            "encoder.0.weight has shape (7, 3, 5, 5) in the file and (16, 3, 5, 5) in the network"
+            in letter
+        )
     assert files(run / "checkpoints", run / "samples") == before
-    assert len(RunFolder(run).records("train")) == 4
+    assert len(RunDirectory(run).records("train")) == 4
 
 
 # ------------------------------------------------------------------------------------------------------------- the disk
 
 
 def test_a_disk_that_is_full_in_a_save(run, monkeypatch):
-    """The run goes on, says so, and keeps the old checkpoint; when there is room again, it saves."""
+    """The run goes on, says so, and keeps the old checkpoint; when there is room again, it
+    saves."""
     really, attempts = checkpoint.save_file, []
 
     def full_once(*args: Any, **kwargs: Any) -> None:
@@ -281,31 +328,34 @@ def test_a_disk_that_is_full_in_a_save(run, monkeypatch):
     assert said.code == 0 and "Done: 8 steps." in said.out
     assert "A checkpoint could not be written" in said.out and "No space left on device" in said.out
     assert "The run goes on, and the older checkpoint stays." in said.out
-    assert attempts[:2] == [[2, 4], [2, 4]], "nothing old was given up for a new one that was not there yet"
+    assert attempts[:2] == [[2, 4], [2, 4]], (
+        "nothing old was given up for a new one that was not there yet"
+    )
     assert 6 not in steps_in(run / "checkpoints") and steps_in(run / "checkpoints")[-1] == 8
-    assert all(damage(folder) is None for folder in (run / "checkpoints").iterdir())
+    assert all(find_corruption(folder) is None for folder in (run / "checkpoints").iterdir())
 
 
 def test_a_disk_that_stays_full_to_the_end(run, monkeypatch):
     before = files(run / "checkpoints")
 
-    def full(*_: Any, **__: Any) -> None:
+    def to_fp32(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", to_fp32)
     letter = refused(*TRAIN, "--steps", "8", "--checkpoint-every", "2", "--out", run)
     assert "Step 8 could not be saved" in letter and "Older checkpoints are untouched" in letter
     assert files(run / "checkpoints") == before
 
 
 def test_a_disk_that_is_full_for_all_but_the_checkpoint(tmp_path, monkeypatch):
-    """Numbers, samples and the model card are missed, and it is said; the run reaches its end and tells its numbers."""
+    """Numbers, samples and the model card are missed, and it is said; the run reaches its end and
+    tells its numbers."""
 
-    def full(*_: Any, **__: Any) -> None:
+    def to_fp32(*_: Any, **__: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     for place in ("folder.append", "engine.engine.save_media", "start.write_card"):
-        monkeypatch.setattr(f"tessera.{place}", full)
+        monkeypatch.setattr(f"tessera.{place}", to_fp32)
     said = tessera(*TRAIN, "--steps", "3", "--out", tmp_path / "run")
     assert said.code == 0, said
     assert said.out.count("metrics.jsonl cannot be written just now") == 1
@@ -323,7 +373,10 @@ def read_only(*_: Any, **__: Any) -> None:
 def test_a_new_run_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", read_only)
     letter = refused(*TRAIN, "--out", tmp_path / "run")
-    assert f"The run's folder {tmp_path / 'run'} cannot be written (Read-only file system)" in letter and "--out" in letter
+    assert (
+        f"The run's folder {tmp_path / 'run'} cannot be written (Read-only file system)" in letter
+        and "--out" in letter
+    )
 
 
 def test_an_old_run_in_a_folder_that_has_become_read_only(run, monkeypatch):
@@ -363,7 +416,11 @@ sys.stdin.read()
 @contextmanager
 def another_run_in(folder: Path) -> Iterator[int]:
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(folder)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
@@ -376,6 +433,8 @@ def test_two_runs_on_one_folder_at_once(run):
     with another_run_in(run) as process:
         before = files(run)
         letter = refused(*TRAIN, "--steps", "6", "--out", run)
-        assert f"Another run is at work in {run} (process {process})" in letter and "--out" in letter
+        assert (
+            f"Another run is at work in {run} (process {process})" in letter and "--out" in letter
+        )
         assert files(run) == before
     assert tessera(*TRAIN, "--steps", "6", "--out", run).code == 0, "afterwards the folder is free"

@@ -1,4 +1,5 @@
-"""The tables of the pages are what the code makes: a row per preset, and a row per parameter of a front door."""
+"""The tables of the pages are what the code makes: a row per preset, and a row per parameter of a
+front door."""
 
 from __future__ import annotations
 
@@ -12,13 +13,13 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.modalities.audio.recipes import sounds_codec, sounds_semantic, sounds_soundstorm
+from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
-from tessera.modalities.video.reconstruction import VideoJudges
+from tessera.modalities.video.reconstruction import VideoAdversaryConfig
 from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.nn.quantize.features import features
 from tessera.recipes.presets import Preset
@@ -41,16 +42,24 @@ def image_tokenizer(preset: Preset) -> list[str]:
     with torch.device("meta"):  # sizes without the memory
         model = run.task.model.build()
     grid = run.data.size // run.task.model.stride
-    return [square(run), f"{grid} x {grid}", f"{model.vocabulary:,}", size_of(model), *life_of(run), rate_of(run), judged(run)]
+    return [
+        square(run),
+        f"{grid} x {grid}",
+        f"{model.vocab_size:,}",
+        size_of(model),
+        *engine_config(run),
+        rate_of(run),
+        judged(run),
+    ]
 
 
 def image_generator(preset: Preset) -> list[str]:
-    run, symbols = images_maskgit(preset), symbols_of_images(preset)
+    run, tokens = images_maskgit(preset), symbols_of_images(preset)
     with torch.device("meta"):
-        task = run.task.build(symbols)
+        task = run.task.build(tokens)
     return [
-        square(run), f"{' x '.join(map(str, symbols.grid))} of {symbols.vocabulary:,}", f"{task.layout.count}",
-        size_of(task.model), *life_of(run), run.task.optimizer.kind, rate_of(run), f"{run.task.sampling.rounds}",
+        square(run), f"{' x '.join(map(str, tokens.grid))} of {tokens.vocab_size:,}", f"{task.layout.count}",
+        size_of(task.model), *engine_config(run), run.task.optimizer.name, rate_of(run), f"{run.task.sampling.decoding_steps}",
     ]  # fmt: skip
 
 
@@ -59,8 +68,8 @@ def video_tokenizer(preset: Preset) -> list[str]:
     with torch.device("meta"):
         model = run.task.model.build()
     return [
-        f"{run.data.frames} x {square(run)}", " x ".join(map(str, run.task.model.grid(run.data))), f"{model.vocabulary:,}",
-        size_of(model), *life_of(run), rate_of(run), judged(run),
+        f"{run.data.frames} x {square(run)}", " x ".join(map(str, run.task.model.grid(run.data))), f"{model.vocab_size:,}",
+        size_of(model), *engine_config(run), rate_of(run), judged(run),
     ]  # fmt: skip
 
 
@@ -68,7 +77,7 @@ def mesh_autoencoder(preset: Preset) -> list[str]:
     run = meshes_autoencoder(preset)
     model = run.task.model.build()
     return [
-        f"{run.data.bins}", f"{run.data.most_faces}", f"{model.levels} of {model.vocabulary:,}", size_of(model), *life_of(run),
+        f"{run.data.bins}", f"{run.data.max_faces}", f"{model.levels} of {model.vocab_size:,}", size_of(model), *engine_config(run),
         rate_of(run),
     ]  # fmt: skip
 
@@ -79,8 +88,8 @@ def mesh_transformer(preset: Preset) -> list[str]:
     with torch.device("meta"):
         model = config.build(quantizer.quantizer.codebook_size, tokenizer.corners, quantizer.levels)
     return [
-        f"{config.longest}", f"{config.width}", f"{config.depth}", f"{config.fine_width} x {config.fine_depth}", size_of(model),
-        *life_of(run), run.task.optimizer.kind, rate_of(run),
+        f"{config.max_len}", f"{config.width}", f"{config.depth}", f"{config.fine_dim} x {config.fine_depth}", size_of(model),
+        *engine_config(run), run.task.optimizer.name, rate_of(run),
     ]  # fmt: skip
 
 
@@ -92,39 +101,48 @@ def music(preset: Preset) -> list[str]:
     times = ceil(ceil(run.data.length / audio.hop) / audio.patch[1])
     return [
         clip(run), f"{audio.bands}", f"{audio.bands // audio.patch[0]} x {times}", f"{audio.width}", f"{audio.depth}",
-        size_of(model), *life_of(run), run.task.optimizer.kind, rate_of(run),
+        size_of(model), *engine_config(run), run.task.optimizer.name, rate_of(run),
     ]  # fmt: skip
 
 
 def sound_codec(preset: Preset) -> list[str]:
-    run = sounds_codec(preset)
+    run = audio_codec(preset)
     with torch.device("meta"):
         model = run.task.model.build()
     frames_hz = run.data.rate_hz / model.hop
     return [
-        clip(run), f"{frames_hz:g}", f"{model.levels} of {model.vocabulary:,}",
-        f"{model.levels * log2(model.vocabulary) * frames_hz / 1000:g}", size_of(model), *life_of(run), rate_of(run),
+        clip(run), f"{frames_hz:g}", f"{model.levels} of {model.vocab_size:,}",
+        f"{model.levels * log2(model.vocab_size) * frames_hz / 1000:g}", size_of(model), *engine_config(run), rate_of(run),
         judged(run),
     ]  # fmt: skip
 
 
 def semantic_symbols(preset: Preset) -> list[str]:
-    run = sounds_semantic(preset)
+    run = audio_semantic(preset)
     model = run.task.model
     symbols_hz = model.rate_hz / model.hop
-    bits = f"{symbols_hz * log2(model.vocabulary):g}"
-    return [clip(run), f"{symbols_hz:g}", f"{model.vocabulary:,}", bits, *life_of(run), rate_of(run)]
+    bits = f"{symbols_hz * log2(model.vocab_size):g}"
+    return [
+        clip(run),
+        f"{symbols_hz:g}",
+        f"{model.vocab_size:,}",
+        bits,
+        *engine_config(run),
+        rate_of(run),
+    ]
 
 
 def soundstorm(preset: Preset) -> list[str]:
-    run = sounds_soundstorm(preset)
-    acoustic, said = (symbols_of_sounds(recipe(preset), run.data) for recipe in (sounds_codec, sounds_semantic))
+    run = audio_soundstorm(preset)
+    acoustic, said = (
+        symbols_of_sounds(recipe(preset), run.data) for recipe in (audio_codec, audio_semantic)
+    )
     with torch.device("meta"):
         task = run.task.build(acoustic, semantic=said)
-    first, finer = run.task.sampling.level_rounds
+    first, finer = run.task.sampling.decoding_steps_per_level
     return [
-        clip(run), f"{acoustic.grid[0]} x {acoustic.levels}", f"{said.grid[0]} of {said.vocabulary:,}",
-        f"{run.task.model.width}", f"{run.task.model.depth}", size_of(task.model), *life_of(run), run.task.optimizer.kind,
+        clip(run), f"{acoustic.grid[0]} x {acoustic.levels}", f"{said.grid[0]} of {said.vocab_size:,}",
+        f"{run.task.model.width}", f"{run.task.model.depth}", size_of(task.model), *engine_config(run), run.task.optimizer.name,
         rate_of(run), f"{first} + {finer * (acoustic.levels - 1)}",
     ]  # fmt: skip
 
@@ -136,9 +154,9 @@ ROWS = {
     "meshes-autoencoder": mesh_autoencoder,
     "meshes-transformer": mesh_transformer,
     "music-mulan": music,
-    "sounds-codec": sound_codec,
-    "sounds-semantic": semantic_symbols,
-    "sounds-soundstorm": soundstorm,
+    "audio-codec": sound_codec,
+    "audio-semantic": semantic_symbols,
+    "audio-soundstorm": soundstorm,
 }
 
 
@@ -147,12 +165,18 @@ ROWS = {
 def test_the_table_of_presets_is_what_the_recipe_makes(recipe: str, preset: Preset) -> None:
     told = {row[0]: row for row in table(page_of(recipe), "preset")}
     made = [f"`{preset}`", *ROWS[recipe](preset)]
-    assert told[f"`{preset}`"] == made, f"in docs/{recipe}.md the row is to be:\n| {' | '.join(made)} |"
+    assert told[f"`{preset}`"] == made, (
+        f"in docs/{recipe}.md the row is to be:\n| {' | '.join(made)} |"
+    )
 
 
 @pytest.mark.parametrize("preset", get_args(Preset))
 def test_the_sizes_of_super_resolution_are_those_of_its_presets(preset: Preset) -> None:
-    [pictures] = [row[1] for row in table(page_of("images-maskgit-superres"), "preset") if row[0] == f"`{preset}`"]
+    [pictures] = [
+        row[1]
+        for row in table(page_of("images-maskgit-superres"), "preset")
+        if row[0] == f"`{preset}`"
+    ]
     assert pictures == square(images_maskgit_superres(preset))
 
 
@@ -168,12 +192,12 @@ def size_of(model: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in model.parameters()):,}"
 
 
-def life_of(run: Any) -> list[str]:
+def engine_config(run: Any) -> list[str]:
     return [f"{run.engine.steps:,}", f"{run.engine.batch_size}"]
 
 
 def rate_of(run: Any) -> str:
-    return f"{run.task.optimizer.rate:g}"
+    return f"{run.task.optimizer.lr:g}"
 
 
 def judged(run: Any) -> str:
@@ -184,20 +208,22 @@ def symbols_of_images(preset: Preset) -> Any:
     """All that a generator's size depends on of a tokenizer: its quantizer and its grid."""
     run = images_vqgan(preset)
     quantizer = run.task.model.quantizer.build(run.task.model.widths[-1])
-    return symbols(quantizer, run.task.model.grid(run.data), seconds=None)
+    return tokens(quantizer, run.task.model.grid(run.data), seconds=None)
 
 
 def symbols_of_sounds(run: Any, data: Any) -> Any:
     model = run.task.model.build()
-    return symbols(model.quantizer, run.task.model.grid(data), seconds=model.hop / run.data.rate_hz)
+    return tokens(model.quantizer, run.task.model.grid(data), seconds=model.hop / run.data.rate_hz)
 
 
-def symbols(quantizer: Any, grid: tuple[int, ...], *, seconds: float | None) -> Any:
+def tokens(quantizer: Any, grid: tuple[int, ...], *, seconds: float | None) -> Any:
     """What is known of a cascade's symbols is nothing."""
-    every = torch.arange(quantizer.vocabulary)
-    known = features(quantizer.values(every, torch.float32).detach()) if quantizer.levels == 1 else None
+    every = torch.arange(quantizer.vocab_size)
+    known = (
+        features(quantizer.values(every, torch.float32).detach()) if quantizer.levels == 1 else None
+    )
     return SimpleNamespace(
-        network=nn.Identity(), vocabulary=quantizer.vocabulary, grid=grid, levels=quantizer.levels, features=known,
+        network=nn.Identity(), vocab_size=quantizer.vocab_size, grid=grid, levels=quantizer.levels, features=known,
         seconds=seconds,
     )  # fmt: skip
 
@@ -209,26 +235,40 @@ DOORS = {
     "images-maskgit": MaskGitTrainer,
     "videos-magvit2": VideoTokenizerTrainer,
     "music-mulan": MuLaNTrainer,
-    "sounds-soundstorm": SoundStormTrainer,
+    "audio-soundstorm": SoundStormTrainer,
 }
 
 
 @pytest.mark.parametrize(("recipe", "door"), DOORS.items(), ids=DOORS)
-def test_the_table_of_a_front_door_is_its_signature(recipe: str, door: type[Trainer]) -> None:
+def test_the_table_of_a_front_door_is_its_signature(
+    recipe: str, entry_point: type[Trainer]
+) -> None:
     _, *rows = table(page_of(recipe), "parameter")
     told = {name.strip("`"): default.strip("`") for name, default, _ in rows}
     real = {
-        name: "required" if parameter.default is inspect.Parameter.empty else repr(parameter.default)
-        for name, parameter in inspect.signature(door).parameters.items()
+        name: "required"
+        if parameter.default is inspect.Parameter.empty
+        else repr(parameter.default)
+        for name, parameter in inspect.signature(entry_point).parameters.items()
     }
-    configs = {repr(PatchDiscriminatorConfig()), repr(MaskedTransformerConfig()), repr(VideoJudges())}
+    configs = {
+        repr(PatchDiscriminatorConfig()),
+        repr(MaskedTransformerConfig()),
+        repr(VideoAdversaryConfig()),
+    }
     assert told == real | {name: "a config" for name, default in real.items() if default in configs}
 
 
 def test_the_settings_that_may_change_are_all_told() -> None:
-    """Those of every recipe on the first recipe's page, and those of runs that stand on others where such a run is told of."""
+    """Those of every recipe on the first recipe's page, and those of runs that stand on others
+    where such a run is told of."""
     pages = (page_of("images-vqgan"), page_of("images-maskgit"))
-    sentences = [line for page in pages for line in re.split(r"\n\n|(?<=\.)\s", prose(page)) if "may differ" in line]
+    sentences = [
+        line
+        for page in pages
+        for line in re.split(r"\n\n|(?<=\.)\s", prose(page))
+        if "may differ" in line
+    ]
     told = {name for sentence in sentences for name in re.findall(r"`--([\w.-]+)`", sentence)}
     assert len(sentences) == 2
     assert told == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}

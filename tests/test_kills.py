@@ -1,4 +1,5 @@
-"""The short form of bench/kills.py: a handful of kills in a handful of steps, and that its judge is not blind."""
+"""The short form of bench/kills.py: a handful of kills in a handful of steps, and that its judge is
+not blind."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def kills(monkeypatch):
 
 
 @pytest.fixture
-def finished(tmp_path):
+def load_run(tmp_path):
     """What two equal runs leave behind, as small as can be: nothing is trained here."""
     run = tmp_path / "peaceful"
     checkpoint = run / "checkpoints" / "000002"
@@ -37,9 +38,14 @@ def finished(tmp_path):
     (run / "samples" / "000002" / "sheet.png").write_bytes(b"picture")
     (run / "config.json").write_text("{}")
     (run / "README.md").write_text("card")
-    lines = [{"step": step, "model/loss": 0.5 / step, "examples_per_second": 7.0} for step in (1, 2)]
+    lines = [
+        {"step": step, "model/loss": 0.5 / step, "examples_per_second": 7.0} for step in (1, 2)
+    ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    save_file({"exp_avg/weight": np.arange(3.0), "step/weight": np.array(2.0)}, checkpoint / "optimizer.model.safetensors")
+    save_file(
+        {"exp_avg/weight": np.arange(3.0), "step/weight": np.array(2.0)},
+        checkpoint / "optimizer.model.safetensors",
+    )
     (checkpoint / "state.json").write_text('{"done": 2}')
     shutil.copytree(run, tmp_path / "killed")
     return run, tmp_path / "killed"
@@ -47,14 +53,16 @@ def finished(tmp_path):
 
 def test_a_run_that_is_killed_again_and_again_is_the_run_that_was_never_killed(tmp_path):
     asked = "--kills 4 --seed 3 --steps 8 --phases training write rename prune --work".split()
-    done = subprocess.run([sys.executable, BENCH / "kills.py", *asked, tmp_path], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, BENCH / "kills.py", *asked, tmp_path], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills (rank 0 4)" in done.stdout
     assert "all equal, bit for bit" in done.stdout
 
 
-def test_the_judge_finds_two_equal_runs_equal_whatever_the_clock_says(kills, finished):
-    peaceful, killed = finished
+def test_the_judge_finds_two_equal_runs_equal_whatever_the_clock_says(kills, load_run):
+    peaceful, killed = load_run
     metrics = killed / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("7.0", "9.0"))
     assert kills.differences(peaceful, killed) == []
@@ -100,8 +108,8 @@ def an_older_end(killed: Path) -> None:
         (an_older_end, "end at ['000001'] instead of ['000002']"),
     ],
 )
-def test_the_judge_names_the_smallest_difference(kills, finished, harm, told):
-    peaceful, killed = finished
+def test_the_judge_names_the_smallest_difference(kills, load_run, harm, told):
+    peaceful, killed = load_run
     harm(killed)
     [difference] = kills.differences(peaceful, killed)
     assert told in difference

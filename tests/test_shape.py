@@ -1,7 +1,9 @@
-"""The project's shape: who may import whom, what no file may hold, what make installs, and what start-up costs.
+"""The project's shape: who may import whom, what no file may hold, what make installs, and what
+start-up costs.
 
-A *unit* is the first name below `tessera`: `engine`, `nn`, `folder`. MAY_IMPORT is docs/design.md's picture of arrows
-as a table, held against the source as `ast` reads it: an import inside a function or under TYPE_CHECKING counts too.
+A *unit* is the first name below `tessera`: `engine`, `nn`, `folder`. MAY_IMPORT is docs/design.md's
+picture of arrows as a table, held against the source as `ast` reads it: an import inside a function
+or under TYPE_CHECKING counts too.
 """
 
 from __future__ import annotations
@@ -24,9 +26,21 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
-DOORS = {"__init__", "__main__", "cli", "trainers", "tokenizer", "generator", "flags", "start", "launch", "finished"}
+DOORS = {
+    "__init__",
+    "__main__",
+    "cli",
+    "trainers",
+    "tokenizer",
+    "generator",
+    "flags",
+    "start",
+    "launch",
+    "finished",
+}
 DOORS |= {"parts", "coding", "answers", "search"}
-"""Where users come in, and what those places share. They may import anything, and nothing below imports them."""
+"""Where users come in, and what those places share. They may import anything, and nothing below
+imports them."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "folder": set(),
@@ -41,12 +55,23 @@ MAY_IMPORT: dict[str, set[str]] = {
     "losses": set(),
     "sampling": set(),
     "tasks": {"models", "nn", "losses", "sampling", "media", "engine.task", "engine.optimizer"},
-    "recipes": {"folder", "config", "data", "tasks", "models", "nn", "sampling", "engine.task", "engine.optimizer"}
+    "recipes": {
+        "folder",
+        "config",
+        "data",
+        "tasks",
+        "models",
+        "nn",
+        "sampling",
+        "engine.task",
+        "engine.optimizer",
+    }
     | {"engine.engine.EngineConfig", "engine.average.AverageConfig"},
 }
 """Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a module.
 
-The engine knows no task, model, medium or data: they know its contract, `engine.task` and what that needs.
+The engine knows no task, model, medium or data: they know its contract, `engine.task` and what that
+needs.
 """
 
 ONLY_TORCH = {"losses", "sampling", "engine.task"}
@@ -55,10 +80,28 @@ ONLY_TORCH = {"losses", "sampling", "engine.task"}
 NO_TORCH = {"folder", "viewer", "places"}
 """What reads a run's folder starts at once, also where torch is not installed."""
 
-UNSAFE = {"pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "torch.load", "torch.serialization"}
-"""What runs code out of files. `torch.load` may not be imported by that name, so that every call of it can be found."""
+UNSAFE = {
+    "pickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "shelve",
+    "marshal",
+    "torch.load",
+    "torch.serialization",
+}
+"""What runs code out of files. `torch.load` may not be imported by that name, so that every call of
+it can be found."""
 
-HOSTS = {"arxiv.org", "github.com", "doi.org", "openreview.net", "keepachangelog.com", "semver.org", "www.w3.org"}
+HOSTS = {
+    "arxiv.org",
+    "github.com",
+    "doi.org",
+    "openreview.net",
+    "keepachangelog.com",
+    "semver.org",
+    "www.w3.org",
+}
 """Hosts that a reader is sent to. Nothing is fetched from them."""
 
 
@@ -67,7 +110,8 @@ HOSTS = {"arxiv.org", "github.com", "doi.org", "openreview.net", "keepachangelog
 
 @dataclass(frozen=True)
 class Import:
-    """`module` imports `target` on `line`: `tessera.cli.main` and `tessera.run.directory.RunFolder`, say."""
+    """`module` imports `target` on `line`: `tessera.cli.main` and
+    `tessera.run.directory.RunDirectory`, say."""
 
     module: str
     target: str
@@ -98,17 +142,28 @@ def imports_of(file: Path, tree: ast.Module) -> Iterator[Import]:
             case ast.ImportFrom(module=base, names=names, level=level):
                 above = package[: len(package) - level + 1] if level else ()
                 for alias in names:
-                    yield Import(module, ".".join([*above, *([base] if base else []), alias.name]), node.lineno)
-            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if ast.unparse(node.func).endswith("import_module"):
+                    yield Import(
+                        module,
+                        ".".join([*above, *([base] if base else []), alias.name]),
+                        node.lineno,
+                    )
+            case ast.Call(args=[ast.Constant(value=str(name)), *_]) if ast.unparse(
+                node.func
+            ).endswith("import_module"):
                 yield Import(module, name, node.lineno)
 
 
 def calls() -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Place, name and keywords of every call; a keyword whose value is not written out has the value None."""
+    """Place, name and keywords of every call; a keyword whose value is not written out has the
+    value None."""
     for file, tree in SOURCES.items():
         for node in ast.walk(tree):
             if isinstance(node, ast.Call):
-                written = {word.arg: getattr(word.value, "value", None) for word in node.keywords if word.arg}
+                written = {
+                    word.arg: getattr(word.value, "value", None)
+                    for word in node.keywords
+                    if word.arg
+                }
                 yield f"{file}:{node.lineno}", ast.unparse(node.func), written
 
 
@@ -141,9 +196,13 @@ IMPORTS = [found for file, tree in SOURCES.items() for found in imports_of(file,
 
 def test_every_unit_has_its_place_in_the_picture():
     units = {unit(".".join(file.with_suffix("").parts)) for file in SOURCES}
-    assert {"engine", "folder", "cli"} <= units, "the source was not read, so nothing in this file was tested"
-    strangers = units - DOORS - MAY_IMPORT.keys()
-    assert not strangers, f"{sorted(strangers)}: add a row to MAY_IMPORT, and a place in docs/design.md"
+    assert {"engine", "folder", "cli"} <= units, (
+        "the source was not read, so nothing in this file was tested"
+    )
+    unmatched = units - DOORS - MAY_IMPORT.keys()
+    assert not unmatched, (
+        f"{sorted(unmatched)}: add a row to MAY_IMPORT, and a place in docs/design.md"
+    )
 
 
 def test_arrows_never_point_up():
@@ -152,7 +211,9 @@ def test_arrows_never_point_up():
         for found in IMPORTS
         if root(found.target) == "tessera"
         and (importer := unit(found.module)) not in DOORS
-        and not below(inner(found.target), {importer, "__version__"} | MAY_IMPORT.get(importer, set()))
+        and not below(
+            inner(found.target), {importer, "__version__"} | MAY_IMPORT.get(importer, set())
+        )
     ]
     assert not upward, f"docs/design.md has no such arrow:{listed(upward)}"
 
@@ -161,14 +222,20 @@ def test_functions_of_tensors_and_the_contract_import_nothing_but_torch():
     others = [
         found
         for found in IMPORTS
-        if found.outside and root(found.target) != "torch" and below(inner(found.module), ONLY_TORCH)
+        if found.outside
+        and root(found.target) != "torch"
+        and below(inner(found.module), ONLY_TORCH)
     ]
     assert not others, listed(others)
 
 
 def test_what_reads_a_run_folder_imports_no_torch():
     heavy = {"torch", "accelerate", "safetensors.torch"}
-    found = [found for found in IMPORTS if below(inner(found.module), NO_TORCH) and below(found.target, heavy)]
+    found = [
+        found
+        for found in IMPORTS
+        if below(inner(found.module), NO_TORCH) and below(found.target, heavy)
+    ]
     assert not found, listed(found)
 
 
@@ -178,8 +245,14 @@ def test_what_reads_a_run_folder_imports_no_torch():
 def test_nothing_is_ever_unpickled():
     unsafe = [found for found in IMPORTS if below(found.target, UNSAFE)]
     assert not unsafe, listed(unsafe)
-    loads = [place for place, name, how in calls() if name == "torch.load" and how.get("weights_only") is not True]
-    assert not loads, f"torch.load runs code from the file unless weights_only=True is written out:{listed(loads)}"
+    loads = [
+        place
+        for place, name, how in calls()
+        if name == "torch.load" and how.get("weights_only") is not True
+    ]
+    assert not loads, (
+        f"torch.load runs code from the file unless weights_only=True is written out:{listed(loads)}"
+    )
     arrays = [place for place, _, how in calls() if how.get("allow_pickle", False) is not False]
     assert not arrays, f"allow_pickle runs code from the file:{listed(arrays)}"
 
@@ -196,7 +269,12 @@ def texts() -> Iterator[tuple[Path, str]]:
     files = [file for folder in folders for file in folder.rglob("*")] + list(ROOT.glob("*"))
     for file in sorted(files):
         written = file.suffix in (".py", ".md", ".toml", ".txt", ".sh", ".json", ".html", ".js", "")
-        if written and file.is_file() and file.name != "LICENSE" and "__pycache__" not in file.parts:
+        if (
+            written
+            and file.is_file()
+            and file.name != "LICENSE"
+            and "__pycache__" not in file.parts
+        ):
             yield file.relative_to(ROOT), file.read_text(encoding="utf-8")
 
 
@@ -215,7 +293,8 @@ def test_no_file_names_a_folder_of_somebodys_machine():
 
 
 def test_no_file_names_a_host_but_those_a_reader_is_sent_to():
-    """So no address of a package registry or a mirror slips in: those belong to the settings of whoever installs."""
+    """So no address of a package registry or a mirror slips in: those belong to the settings of
+    whoever installs."""
     named = places(r"(?<=://)[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}|\b[\w-]+(?:\.[\w-]+)*\.(?:org|com)\b")
     strange = [place for place, host in named.items() if host not in HOSTS]
     assert named and not strange, listed(strange)
@@ -236,15 +315,29 @@ def project() -> dict[str, Any]:
 def made() -> list[Requirement]:
     """What the Makefile asks pip for."""
     extras = project()["optional-dependencies"]
-    taken = ("dev", "perceptual", "text", "video", "sound", "speech", "voice", "mesh", "tensorboard")
+    taken = (
+        "dev",
+        "perceptual",
+        "text",
+        "video",
+        "sound",
+        "speech",
+        "voice",
+        "mesh",
+        "tensorboard",
+    )
     asked = [*project()["dependencies"], *(line for extra in taken for line in extras[extra])]
     return [Requirement(line) for line in asked]
 
 
 def pins() -> dict[str, str]:
     lines = ROOT.joinpath("constraints.txt").read_text(encoding="utf-8").splitlines()
-    exact = [re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if not line.startswith("#")]
-    assert all(exact), "a line of constraints.txt is name==version, with no +cpu after it and no address"
+    exact = [
+        re.fullmatch(r"([\w.-]+)==([\w.]+)", line) for line in lines if not line.startswith("#")
+    ]
+    assert all(exact), (
+        "a line of constraints.txt is name==version, with no +cpu after it and no address"
+    )
     return {canonicalize_name(pin[1]): pin[2] for pin in exact if pin}
 
 
@@ -252,7 +345,9 @@ def needed_by(requirement: Requirement) -> Iterator[Requirement]:
     """What an installed package needs in turn, on this machine and with the extras asked for."""
     for needed in map(Requirement, metadata.requires(requirement.name) or []):
         extras = requirement.extras or {""}
-        if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in extras):
+        if needed.marker is None or any(
+            needed.marker.evaluate({"extra": extra}) for extra in extras
+        ):
             yield needed
 
 
@@ -262,12 +357,18 @@ def test_the_core_stays_small():
 
 def test_the_pins_keep_to_the_ranges():
     for requirement in made():
-        assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)]), requirement
+        assert requirement.specifier.contains(pins()[canonicalize_name(requirement.name)]), (
+            requirement
+        )
     assert pins()["torch"] == "2.13.0"
 
 
 def test_every_package_that_make_installs_is_pinned():
-    companions = ("nvidia-", "cuda-", "triton")  # of torch's CUDA build, which names one exact version of each itself
+    companions = (
+        "nvidia-",
+        "cuda-",
+        "triton",
+    )  # of torch's CUDA build, which names one exact version of each itself
     waiting, met = made(), set()
     while waiting:
         requirement = waiting.pop()
@@ -293,9 +394,14 @@ def test_every_import_from_outside_is_a_declared_dependency():
     homes = metadata.packages_distributions()
 
     def is_declared(name: str) -> bool:
-        return any(canonicalize_name(home) in declared for home in homes.get(name, [NOT_INSTALLED.get(name, name)]))
+        return any(
+            canonicalize_name(home) in declared
+            for home in homes.get(name, [NOT_INSTALLED.get(name, name)])
+        )
 
-    undeclared = [found for found in IMPORTS if found.outside and not is_declared(root(found.target))]
+    undeclared = [
+        found for found in IMPORTS if found.outside and not is_declared(root(found.target))
+    ]
     assert not undeclared, listed(undeclared)
 
 
@@ -331,9 +437,12 @@ class Answer:
 
 
 def ask(arguments: list[str] | None, report: Path) -> Answer:
-    """What a fresh Python says that imports tessera and, unless the arguments are None, runs the command with them."""
+    """What a fresh Python says that imports tessera and, unless the arguments are None, runs the
+    command with them."""
     command = [sys.executable, "-W", "error", "-c", CHILD, json.dumps(arguments), str(report)]
-    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return Answer(said=done.stdout + done.stderr, **json.loads(report.read_text(encoding="utf-8")))
 
@@ -348,8 +457,12 @@ def ask(arguments: list[str] | None, report: Path) -> Answer:
         pytest.param(["train", "images-vqgn"], True, "images-vqgan", id="an unknown recipe"),
     ],
 )
-def test_what_needs_no_network_is_answered_at_once_and_without_torch(arguments, refused, says, tmp_path):
-    for attempt in range(3):  # the best of three: other processes share the caches, and the first may have to compile
+def test_what_needs_no_network_is_answered_at_once_and_without_torch(
+    arguments, refused, says, tmp_path
+):
+    for attempt in range(
+        3
+    ):  # the best of three: other processes share the caches, and the first may have to compile
         answer = ask(arguments, tmp_path / f"{attempt}.json")
         assert not answer.torch, "this imports torch, which alone costs a second and more"
         assert answer.failed == refused

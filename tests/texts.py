@@ -6,7 +6,13 @@ from torch import Tensor
 
 from tessera.text.encoder import TextEncoder
 
-CAPTIONS = ["a red circle", "a blue square", "two red squares", "a small circle above a blue square", ""]
+CAPTIONS = [
+    "a red circle",
+    "a blue square",
+    "two red squares",
+    "a small circle above a blue square",
+    "",
+]
 
 
 def real(encoder: TextEncoder, texts: list[str], number: int = 0) -> Tensor:

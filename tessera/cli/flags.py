@@ -1,7 +1,9 @@
-"""The flags of `tessera train`: first the recipe's choices, then the fields of the run that they make.
+"""The flags of `tessera train`: first the recipe's choices, then the fields of the run that they
+make.
 
-Both come from annotations and docstrings, so flags, help, config.json and the Python API cannot drift apart. The engine's
-fields are common to all recipes and have no prefix (`--steps`); the rest carry theirs (`--task.model.dim`).
+Both come from annotations and docstrings, so flags, help, config.json and the Python API cannot
+drift apart. The engine's fields are common to all recipes and have no prefix (`--steps`); the rest
+carry theirs (`--task.model.dim`).
 """
 
 from __future__ import annotations
@@ -17,9 +19,9 @@ from typing import Annotated, Any
 import tyro
 
 from tessera.engine.engine import EngineConfig
-from tessera.recipes.registry import name_of
+from tessera.recipes.registry import recipe_name
 from tessera.run.config import Run
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 
 
 @dataclass
@@ -33,11 +35,13 @@ class Asked:
 
 
 def parse(recipe: Callable[..., Run], arguments: list[str]) -> Asked:
-    program = f"tessera train {name_of(recipe)}"
+    program = f"tessera train {recipe_name(recipe)}"
     wants_help = {"-h", "--help"} & set(arguments)
     given = _spelt_out([argument for argument in arguments if argument not in ("-h", "--help")])
     try:
-        choices, rest = tyro.cli(_choices(recipe), prog=program, args=given, return_unknown_args=True)
+        choices, rest = tyro.cli(
+            _choices(recipe), prog=program, args=given, return_unknown_args=True
+        )
         run = recipe(**dataclasses.asdict(choices))
         if wants_help:
             with contextlib.suppress(SystemExit):  # the recipe's own flags; those of its run follow
@@ -53,20 +57,21 @@ def parse(recipe: Callable[..., Run], arguments: list[str]) -> Asked:
         )
         run = dataclasses.replace(run, engine=asked.engine, task=asked.task, data=asked.data)
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise UserError(str(error)) from None
     return Asked(run, asked.out, asked.fresh, asked.dry_run)
 
 
 def _spelt_out(arguments: list[str]) -> list[str]:
-    """Everybody's `--data PATH` is the data's own field `path`, and `--track a,b` is two trackers."""
+    """Everybody's `--data PATH` is the data's own field `path`, and `--log-with a,b` is two
+    trackers."""
     whole: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name == "--data":
             whole.append(f"--data.path{equals}{value}")
-        elif name == "--track" and equals:
+        elif name == "--log-with" and equals:
             whole += [name, *value.split(",")]
-        elif whole and whole[-1] == "--track":
+        elif whole and whole[-1] == "--log-with":
             whole += argument.split(",")
         else:
             whole.append(argument)
@@ -74,7 +79,8 @@ def _spelt_out(arguments: list[str]) -> list[str]:
 
 
 def _choices(recipe: Callable[..., Run]) -> Any:
-    """The recipe's parameters as a dataclass. (Recipes name Run without importing it, so tyro cannot read them itself.)"""
+    """The recipe's parameters as a dataclass. (Recipes name Run without importing it, so tyro
+    cannot read them itself.)"""
     hints = typing.get_type_hints(recipe, localns={"Run": Run})
     parameters = inspect.signature(recipe).parameters.values()
     fields = [(p.name, hints[p.name], p.default) for p in parameters]
@@ -90,9 +96,27 @@ def _form(run: Run) -> Any:
             ("engine", Annotated[EngineConfig, tyro.conf.arg(name="")]),
             ("task", tyro.conf.AvoidSubcommands[type(run.task)]),
             ("data", type(run.data)),
-            ("out", Annotated[str | None, tyro.conf.arg(help="The run's folder. Left out: runs/RECIPE.")], None),
-            ("fresh", Annotated[switch, tyro.conf.arg(help="Start anew, in a new folder beside one in use.")], False),
-            ("dry_run", Annotated[switch, tyro.conf.arg(help="Show the plan, rehearse two steps, keep nothing.")], False),
+            (
+                "out",
+                Annotated[
+                    str | None, tyro.conf.arg(help="The run's folder. Left out: runs/RECIPE.")
+                ],
+                None,
+            ),
+            (
+                "fresh",
+                Annotated[
+                    switch, tyro.conf.arg(help="Start anew, in a new folder beside one in use.")
+                ],
+                False,
+            ),
+            (
+                "dry_run",
+                Annotated[
+                    switch, tyro.conf.arg(help="Show the plan, rehearse two steps, keep nothing.")
+                ],
+                False,
+            ),
         ],
         kw_only=True,
     )

@@ -1,1 +1,2 @@
-"""Sources: numbered examples of a medium (`len`, `name(index)`, `item(index, rng)`, `collate(examples)`)."""
+"""Sources: numbered examples of a medium (`len`, `name(index)`, `item(index, rng)`,
+`collate(examples)`)."""

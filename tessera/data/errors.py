@@ -1,4 +1,5 @@
-"""What may go wrong with one file among thousands. What is wrong with a whole folder is `tessera.run.directory.Refused`."""
+"""What may go wrong with one file among thousands. What is wrong with a whole folder is
+`tessera.run.directory.UserError`."""
 
 from __future__ import annotations
 
@@ -7,11 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 
-class Unreadable(ValueError):
+class UnreadableFile(ValueError):
     """This file cannot be used, and why: "photos/a.png: the file is empty (0 bytes)".
 
-    One argument only: an exception with more of them does not survive the way back from a worker process, and a run
-    that waits for a worker whose error could not be sent waits for ever.
+    One argument only: an exception with more of them does not survive the way back from a worker
+    process, and a run that waits for a worker whose error could not be sent waits for ever.
     """
 
     def __init__(self, message: str) -> None:
@@ -23,7 +24,9 @@ def named(path: str | Path) -> Iterator[None]:
     """What goes wrong in here is Unreadable, and says which file it was."""
     try:
         yield
-    except Unreadable as error:
-        raise Unreadable(f"{path}: {error}") from error
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{path}: {error}") from error
     except OSError as error:
-        raise Unreadable(f"{path}: the file cannot be opened ({error.strerror or error})") from error
+        raise UnreadableFile(
+            f"{path}: the file cannot be opened ({error.strerror or error})"
+        ) from error

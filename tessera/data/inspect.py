@@ -1,6 +1,8 @@
-"""What a check of a folder finds and how it is told, whatever the medium; `check_images.py` and `check_videos.py` add theirs.
+"""What a check of a folder finds and how it is told, whatever the medium; `check_images.py` and
+`check_videos.py` add theirs.
 
-Every file is looked at once, as training would, and gives a Look; a Report is what they come to. Imports no torch.
+Every file is looked at once, as training would, and gives a Look; a Report is what they come to.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ from statistics import median_low
 from typing import Any, Generic, TypeVar
 
 from tessera.data.captions import Captions, read_captions
-from tessera.data.discovery import Found, tally
-from tessera.run.directory import Refused
+from tessera.data.discovery import Found, count_by_suffix
+from tessera.run.directory import UserError
 
 SHOWN = 10  # how many of a long list a person is shown; the JSON has them all
 AT_ONCE = 256  # how many files are handed to the threads at a time, so that a million of them need no memory
@@ -27,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
+class FileReport:
     """What one file turned out to be."""
 
     name: str
@@ -40,11 +42,11 @@ class Look:
     """why it cannot be used; "" for a file that can"""
 
 
-AnyLook = TypeVar("AnyLook", bound=Look)
+AnyLook = TypeVar("AnyLook", bound=FileReport)
 
 
 @dataclass(frozen=True)
-class Looked(Generic[AnyLook]):
+class FolderScan(Generic[AnyLook]):
     """A folder of which every file was looked at."""
 
     found: Found
@@ -58,26 +60,29 @@ class Looked(Generic[AnyLook]):
         return [look for look in self.looks if not look.reason]
 
 
-def look_through(
-    found: Found, look_at: Callable[[Path, str, Captions], AnyLook], workers: int | None, progress: Progress | None
-) -> Looked[AnyLook]:
+def scan_folder(
+    found: Found,
+    inspect_file: Callable[[Path, str, Captions], AnyLook],
+    num_workers: int | None,
+    progress: Progress | None,
+) -> FolderScan[AnyLook]:
     """Threads, not processes: decoders and hashlib work outside the interpreter's lock."""
     captions, refusal = captions_or_why_not(found)
     looks: list[AnyLook] = []
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as threads:
+    with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as threads:
         for start in range(0, len(found.names), AT_ONCE):
             names = found.names[start : start + AT_ONCE]
-            for look in threads.map(lambda name: look_at(found.root, name, captions), names):
+            for look in threads.map(lambda name: inspect_file(found.root, name, captions), names):
                 looks.append(look)
                 if progress is not None:
                     progress(len(looks), len(found.names))
-    return Looked(found, captions, refusal, looks)
+    return FolderScan(found, captions, refusal, looks)
 
 
 def captions_or_why_not(found: Found) -> tuple[Captions, str]:
     try:
         return read_captions(found.root, found.names, found.beside), ""
-    except Refused as error:
+    except UserError as error:
         return Captions(found.root, frozenset(), {}, by_folder=False), str(error)
 
 
@@ -91,7 +96,7 @@ class Sizes:
     """width, height, and how many files have them"""
 
 
-def sizes_of(looks: Sequence[Look]) -> Sizes | None:
+def sizes_of(looks: Sequence[FileReport]) -> Sizes | None:
     if not looks:
         return None
     sizes = [(look.width, look.height) for look in looks]
@@ -103,7 +108,7 @@ def sizes_of(looks: Sequence[Look]) -> Sizes | None:
     )
 
 
-def duplicates_of(looks: Sequence[Look]) -> list[list[str]]:
+def duplicates_of(looks: Sequence[FileReport]) -> list[list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
     for look in looks:
         groups[look.digest].append(look.name)
@@ -137,7 +142,9 @@ class Report:
 
     def size_lines(self) -> Iterator[str]:
         if self.sizes is not None:
-            smallest, largest = (f"{width} x {height}" for width, height in (self.sizes.smallest, self.sizes.largest))
+            smallest, largest = (
+                f"{width} x {height}" for width, height in (self.sizes.smallest, self.sizes.largest)
+            )
             span = f"all {smallest}" if len(self.sizes.common) == 1 else f"{smallest} to {largest}"
             yield f"sizes: {span}; median short side {self.sizes.median_short_side}"
 
@@ -165,7 +172,7 @@ class Report:
         yield from listed("unusable", self.unusable, noun, "left out when a run meets them")
 
 
-def told_of_all(path: str | Path, looked: Looked[Any]) -> dict[str, Any]:
+def told_of_all(path: str | Path, looked: FolderScan[Any]) -> dict[str, Any]:
     """The fields of a Report, for the Report of a medium to add its own to."""
     return {
         "path": str(path),
@@ -176,8 +183,12 @@ def told_of_all(path: str | Path, looked: Looked[Any]) -> dict[str, Any]:
         "captions": looked.captions.counts(looked.found.names),
         "captions_refused": looked.refusal,
         "duplicates": duplicates_of(looked.usable),
-        "unusable": [{"name": look.name, "reason": look.reason} for look in looked.looks if look.reason],
-        "other_files": tally(looked.captions.unrelated(looked.found.names, looked.found.beside)),
+        "unusable": [
+            {"name": look.name, "reason": look.reason} for look in looked.looks if look.reason
+        ],
+        "other_files": count_by_suffix(
+            looked.captions.unrelated(looked.found.names, looked.found.beside)
+        ),
     }
 
 
@@ -186,7 +197,7 @@ def tallied(what: str, counts: dict[str, int]) -> Iterator[str]:
         yield f"{what}: " + ", ".join(f"{one} ({n:,})" for one, n in counts.items())
 
 
-def strangers(nouns: str, names: Sequence[str]) -> Iterator[str]:
+def unmatched(nouns: str, names: Sequence[str]) -> Iterator[str]:
     if names:
         more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
         yield f"captions for {nouns} that are not there: {', '.join(names[:SHOWN])}{more}"

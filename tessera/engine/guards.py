@@ -1,4 +1,5 @@
-"""Watches a run: steps whose numbers are not finite, and states that a person should hear about, with a remedy."""
+"""Watches a run: steps whose numbers are not finite, and states that a person should hear about,
+with a remedy."""
 
 from __future__ import annotations
 
@@ -7,11 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.engine.task import Alarm
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 
 
-class Diverged(Refused):
-    """Too many steps in a row gave numbers that are not finite. Weights and checkpoints are the last healthy ones."""
+class Diverged(UserError):
+    """Too many steps in a row gave numbers that are not finite. Weights and checkpoints are the
+    last healthy ones."""
 
     exit_code = 1
 
@@ -38,16 +40,17 @@ class NonFiniteGuard:
             )
 
     def state(self) -> dict[str, Any]:
-        return {"skipped": self.skipped, "in_a_row": dict(self.in_a_row)}
+        return {"skipped_steps": self.skipped, "in_a_row": dict(self.in_a_row)}
 
     def restore(self, state: dict[str, Any]) -> None:
-        self.skipped = state["skipped"]
+        self.skipped = state["skipped_steps"]
         self.in_a_row = defaultdict(int, state["in_a_row"])
 
 
 @dataclass
 class Health:
-    """Compares each record with the task's alarms; an alarm is raised once, and again only after it was well."""
+    """Compares each record with the task's alarms; an alarm is raised once, and again only after it
+    was well."""
 
     alarms: tuple[Alarm, ...]
 
@@ -55,7 +58,11 @@ class Health:
         self._out: dict[str, int] = defaultdict(int)
 
     def listen(self, step: int, record: dict[str, float]) -> list[str]:
-        return [message for alarm in self.alarms if (message := self._heard(alarm, step, record)) is not None]
+        return [
+            message
+            for alarm in self.alarms
+            if (message := self._heard(alarm, step, record)) is not None
+        ]
 
     def _heard(self, alarm: Alarm, step: int, record: dict[str, float]) -> str | None:
         value = record.get(alarm.metric)
@@ -67,4 +74,4 @@ class Health:
         if self._out[alarm.name] != alarm.patience:
             return None
         bound = f"below {alarm.below}" if low else f"above {alarm.above}"
-        return f"{alarm.name}: {alarm.metric} is {value:.4g}, {bound}, for {alarm.patience} records. {alarm.remedy}"
+        return f"{alarm.name}: {alarm.metric} is {value:.4g}, {bound}, for {alarm.patience} records. {alarm.hint}"

@@ -1,4 +1,5 @@
-"""What a run writes down: metrics.jsonl and its mirrors, and the journals of rejected examples and of alarms."""
+"""What a run writes down: metrics.jsonl and its mirrors, and the journals of rejected examples and
+of alarms."""
 
 from __future__ import annotations
 
@@ -13,15 +14,22 @@ from typing import Any
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
-from tessera.engine.distributed import Processes
+from tessera.engine.distributed import Distributed
 from tessera.engine.guards import Health
 from tessera.engine.task import Alarm, Batch
-from tessera.run.directory import RunFolder
+from tessera.run.directory import RunDirectory
 
 
-class Report:
+class ProgressPrinter:
     def __init__(self, main: bool, console: Console | None = None):
         self._main = main
         self._console = console or Console(highlight=False, soft_wrap=True)
@@ -55,7 +63,8 @@ class Report:
             self._progress.update(self._bar, completed=done)
 
     def numbers(self, done: int, values: dict[str, float]) -> None:
-        """On a terminal beside the bar; elsewhere a line, at most one every ten seconds, and the last."""
+        """On a terminal beside the bar; elsewhere a line, at most one every ten seconds, and the
+        last."""
         text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
         if self._progress is not None and self._bar is not None:
             self._progress.update(self._bar, description=text)
@@ -72,25 +81,43 @@ class Report:
 TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
-class Mirrors:
-    def __init__(self, names: tuple[str, ...], folder: Path, config: dict[str, Any], say: Callable[[str], None]):
+class Trackers:
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        directory: Path,
+        config: dict[str, Any],
+        say: Callable[[str], None],
+    ):
         self._say = say
         self._trackers: dict[str, GeneralTracker] = {}
         for name in names:
-            self._guarded(name, partial(self._open, name, folder, config))
+            self._guarded(name, partial(self._open, name, directory, config))
 
-    def _open(self, name: str, folder: Path, config: dict[str, Any]) -> None:
+    def _open(self, name: str, directory: Path, config: dict[str, Any]) -> None:
         kind = LOGGER_TYPE_TO_CLASS[name]
-        tracker = kind(folder.name, logging_dir=folder) if kind.requires_logging_directory else kind(folder.name)
+        tracker = (
+            kind(directory.name, logging_dir=directory)
+            if kind.requires_logging_directory
+            else kind(directory.name)
+        )
         tracker.start()
         self._trackers[name] = tracker
-        # TensorBoard takes only plain values: a list or a None in the configuration would cost the whole mirror.
+        # TensorBoard takes only plain values: a list or a None in the configuration would cost the
+        # whole mirror.
         tracker.store_init_configuration(
-            {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in config.items()}
+            {
+                key: value if isinstance(value, (bool, int, float, str)) else str(value)
+                for key, value in config.items()
+            }
         )
 
     def log(self, record: dict[str, Any]) -> None:
-        values = {key: value for key, value in record.items() if isinstance(value, (int, float)) and key != "step"}
+        values = {
+            key: value
+            for key, value in record.items()
+            if isinstance(value, (int, float)) and key != "step"
+        }
         for name, tracker in list(self._trackers.items()):
             self._guarded(name, partial(tracker.log, values, step=record["step"]))
 
@@ -103,27 +130,34 @@ class Mirrors:
             act()
         except Exception as error:  # whatever it is, it is not worth a run
             self._trackers.pop(name, None)
-            self._say(f"The tracker {name} failed and is left alone from here on ({error}); metrics.jsonl has everything.")
+            self._say(
+                f"The tracker {name} failed and is left alone from here on ({error}); metrics.jsonl has everything."
+            )
 
 
-class Record:
-    """Only the main process writes; `on_log`, a caller's own ear, hears every record on every process."""
+class MetricLogger:
+    """Only the main process writes; `on_log`, a caller's own ear, hears every record on every
+    process."""
 
     def __init__(
         self,
-        folder: RunFolder,
-        report: Report,
-        meeting: Processes,
+        directory: RunDirectory,
+        report: ProgressPrinter,
+        dist: Distributed,
         *,
         alarms: tuple[Alarm, ...],
-        mirrors: Mirrors | None,
+        trackers: Trackers | None,
         on_log: Callable[[dict[str, Any]], None] | None,
     ):
-        self._folder, self._report, self._meeting, self._main = folder, report, meeting, meeting.main
+        self._folder, self._report, self._dist, self._main = directory, report, dist, dist.is_main
         self._health = Health(alarms)
-        self._mirrors = mirrors
+        self._mirrors = trackers
         self._on_log = on_log
-        self._rejected = {line["example"] for line in folder.noted("rejected.jsonl")} if meeting.main else set()
+        self._rejected = (
+            {line["example"] for line in directory.noted("rejected.jsonl")}
+            if dist.is_main
+            else set()
+        )
         self._heard: list[tuple[str, str]] = []
         self._disk_refuses = False
 
@@ -147,13 +181,14 @@ class Record:
             )
         self._disk_refuses = not written
 
-    def hear_rejected(self, batch: Batch | None) -> None:
-        """Examples of this process that could not be read; they are listed with the next record, when processes meet."""
+    def note_skipped_examples(self, batch: Batch | None) -> None:
+        """Examples of this process that could not be read; they are listed with the next record,
+        when processes meet."""
         self._heard += batch.rejected if batch is not None else []
 
     def _list_rejected(self) -> None:
         """Each unusable example is told once in the life of a run, whichever process met it."""
-        for name, reason in self._meeting.lists(self._heard):
+        for name, reason in self._dist.all_gather_object(self._heard):
             if self._main and name not in self._rejected:
                 self._rejected.add(name)
                 self._folder.note("rejected.jsonl", {"example": name, "reason": reason})
@@ -165,7 +200,7 @@ class Record:
             self._mirrors.close()
 
 
-class Pace:
+class ThroughputMeter:
     """Examples per second and the share of time spent waiting for data, since it was last asked."""
 
     def __init__(self, device: torch.device):
@@ -185,7 +220,7 @@ class Pace:
         seconds = max(now - self._since, 1e-9)
         numbers = {
             "examples_per_second": self._examples / seconds,
-            "data_wait": min(1.0, self._waited / seconds),
+            "data_wait_frac": min(1.0, self._waited / seconds),
             "peak_memory_mb": peak_memory_mb(self._device),
         }
         self._since, self._examples, self._waited = now, 0, 0.0
@@ -196,4 +231,6 @@ def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS counts bytes, Linux kilobytes
+    return peak / (
+        2**20 if sys.platform == "darwin" else 2**10
+    )  # macOS counts bytes, Linux kilobytes

@@ -16,8 +16,9 @@ from torch import nn
 _MASK = (1 << 64) - 1
 
 
-def mixed(*parts: int) -> int:
-    """Several whole numbers as one of 63 bits, so that neighbours have nothing to do with each other.
+def hash_seed(*parts: int) -> int:
+    """Several whole numbers as one of 63 bits, so that neighbours have nothing to do with each
+    other.
 
     splitmix64's finaliser (Steele 2014): seeding once per step must cost next to nothing.
     """
@@ -36,8 +37,9 @@ def has_accelerator() -> bool:
 
 def seed(*parts: int) -> None:
     """All global randomness from here on is a function of these numbers."""
-    number = mixed(*parts)
-    # torch.manual_seed formats stack traces for accelerators it has not yet met, at every call: 0.077 ms against 0.001.
+    number = hash_seed(*parts)
+    # torch.manual_seed formats stack traces for accelerators it has not yet met, at every call:
+    # 0.077 ms against 0.001.
     torch.default_generator.manual_seed(number)
     if has_accelerator():
         torch.manual_seed(number)
@@ -46,16 +48,25 @@ def seed(*parts: int) -> None:
 
 
 class only:
-    """`network` is trainable and in train mode; everything else in `task` is frozen and in eval mode; restored after.
+    """`network` is trainable and in train mode; everything else in `task` is frozen and in eval
+    mode; restored after.
 
-    Who is inside is found once, and only what differs is changed: walking a task of a hundred modules takes longer than a
-    small network takes to learn. May be entered again and again, but not within itself.
+    Who is inside is found once, and only what differs is changed: walking a task of a hundred
+    modules takes longer than a small network takes to learn. May be entered again and again, but
+    not within itself.
     """
 
     def __init__(self, task: nn.Module, network: nn.Module):
-        parameters, modules = {id(parameter) for parameter in network.parameters()}, set(network.modules())
-        self._learning = [parameter for parameter in task.parameters() if id(parameter) in parameters]
-        self._frozen = [parameter for parameter in task.parameters() if id(parameter) not in parameters]
+        parameters, modules = (
+            {id(parameter) for parameter in network.parameters()},
+            set(network.modules()),
+        )
+        self._learning = [
+            parameter for parameter in task.parameters() if id(parameter) in parameters
+        ]
+        self._frozen = [
+            parameter for parameter in task.parameters() if id(parameter) not in parameters
+        ]
         self._training = [module for module in task.modules() if module in modules]
         self._resting = [module for module in task.modules() if module not in modules]
         self._restored: list[tuple[Any, str, bool]] = []
@@ -72,7 +83,9 @@ class only:
             for thing, state in zip(things, states, strict=True):
                 if state != wanted:
                     self._restored.append((thing, name, state))
-                    object.__setattr__(thing, name, wanted)  # nn.Module's own first looks for parameters
+                    object.__setattr__(
+                        thing, name, wanted
+                    )  # nn.Module's own first looks for parameters
 
     def __exit__(self, *_: object) -> None:
         for thing, name, before in self._restored:
@@ -81,7 +94,7 @@ class only:
 
 
 @contextmanager
-def evaluating(task: nn.Module) -> Iterator[None]:
+def eval_mode(task: nn.Module) -> Iterator[None]:
     """Eval mode and no gradients, restored after."""
     modules = [(m, m.training) for m in task.modules()]
     try:

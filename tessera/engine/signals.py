@@ -1,6 +1,8 @@
-"""SIGTERM and Ctrl-C as a question the engine asks between two pieces of work, instead of an accident in the middle.
+"""SIGTERM and Ctrl-C as a question the engine asks between two pieces of work, instead of an
+accident in the middle.
 
-The first signal asks the run to stop; it saves and ends with 128 + the signal's number. A second Ctrl-C means now.
+The first signal asks the run to stop; it saves and ends with 128 + the signal's number. A second
+Ctrl-C means now.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ class Signals:
 
     def __enter__(self) -> Signals:
         self.received = 0
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+        if (
+            threading.current_thread() is threading.main_thread()
+        ):  # Python allows handlers nowhere else
             self._before = {number: signal.signal(number, self._heard) for number in self.WATCHED}
         return self
 

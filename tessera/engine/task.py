@@ -1,8 +1,9 @@
-"""The contract between a task and the engine: what a task has to say, and nothing about how it is carried out.
+"""The contract between a task and the engine: what a task has to say, and nothing about how it is
+carried out.
 
-A *task* is the one network that will be published and what it has to lose. Each of its *updates* is one optimizer's
-share of a step: which network moves, and which loss moves it. This file imports only torch, so that a task can be
-written and tested without the engine.
+A *task* is the one network that will be published and what it has to lose. Each of its *updates* is
+one optimizer's share of a step: which network moves, and which loss moves it. This file imports
+only torch, so that a task can be written and tested without the engine.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ class Batch:
     """The address of each example's randomness: what a task draws for it, it draws from here."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
     """Examples that could not be read and were replaced: name and reason."""
-    kept: dict[str, Tensor] = field(default_factory=dict)
-    """What one update leaves, detached, for the next one of the same step (a reconstruction for its judge)."""
+    scratch: dict[str, Tensor] = field(default_factory=dict)
+    """What one update leaves, detached, for the next one of the same step (a reconstruction for its
+    judge)."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -51,7 +53,8 @@ class Loss:
     terms: dict[str, Tensor]
     """Weighted; their sum is descended."""
     metrics: dict[str, Tensor | Callable[[], Tensor]] = field(default_factory=dict)
-    """Watched, never descended. A function is asked only at steps that are logged, so it may cost something."""
+    """Watched, never descended. A function is asked only at steps that are logged, so it may cost
+    something."""
 
     def total(self) -> Tensor:
         first, *others = (term.float() for term in self.terms.values())
@@ -65,17 +68,19 @@ class Update:
     """All of its parameters move, and no others."""
     loss: Callable[[Batch, int], Loss]
     optimizer: OptimizerConfig
-    starts: int = 0
+    start_step: int = 0
     """The first step at which it moves."""
-    prepare: Callable[[Sequence[Batch], int, Meeting], None] | None = None
-    """Sees all micro-batches of a step before their losses: for losses that are not a mean over examples."""
+    prepare: Callable[[Sequence[Batch], int, ProcessGroup], None] | None = None
+    """Sees all micro-batches of a step before their losses: for losses that are not a mean over
+    examples."""
 
 
 class Objective(nn.Module):
     """What is distributed: the loss, not the network.
 
-    DDP wraps this, so a task may call any method of any network inside its loss: nobody unwraps, no key gets a prefix.
-    Only `update.trains` is registered; the loss is a bound method of the task, which DDP does not look into.
+    DDP wraps this, so a task may call any method of any network inside its loss: nobody unwraps, no
+    key gets a prefix. Only `update.trains` is registered; the loss is a bound method of the task,
+    which DDP does not look into.
     """
 
     def __init__(self, update: Update):
@@ -88,15 +93,19 @@ class Objective(nn.Module):
 
 
 class Frozen(nn.Module):
-    """A network that is held, not registered: a perceptual net, a text encoder, the tokenizer beneath a generator.
+    """A network that is held, not registered: a perceptual net, a text encoder, the tokenizer
+    beneath a generator.
 
-    It follows `.to(device)`, passes gradients to its input and stays in eval mode, and it is in no optimizer, no DDP
-    bucket, no average and no checkpoint, because none of its parameters is ours to train.
+    It follows `.to(device)`, passes gradients to its input and stays in eval mode, and it is in no
+    optimizer, no DDP bucket, no average and no checkpoint, because none of its parameters is ours
+    to train.
     """
 
     def __init__(self, network: nn.Module):
         super().__init__()
-        self._held = (network.eval().requires_grad_(False),)  # a tuple, so that nn.Module does not register it
+        self._held = (
+            network.eval().requires_grad_(False),
+        )  # a tuple, so that nn.Module does not register it
 
     @property
     def network(self) -> Any:
@@ -123,25 +132,26 @@ class Media(Protocol):
 
 @dataclass(frozen=True)
 class Rows:
-    """Observations that are laid one below the other instead of being added: for what only the whole held-out set can tell,
-    such as ranks. They come in the order of the set, whatever the number of processes."""
+    """Observations that are laid one below the other instead of being added: for what only the
+    whole held-out set can tell, such as ranks. They come in the order of the set, whatever the
+    number of processes."""
 
     values: Tensor
     """(rows, ...): any number of them"""
 
 
-class Meeting(Protocol):
+class ProcessGroup(Protocol):
     """How the processes of a run come together. With one process everything is as it was."""
 
     rank: int
-    processes: int
+    world_size: int
 
     def sum(self, tensor: Tensor) -> Tensor: ...
     def rows(self, tensor: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Headline:
+class BestMetric:
     """The one number by which checkpoints are compared."""
 
     metric: str
@@ -161,38 +171,45 @@ class Alarm:
     """How many records in a row must be out of bounds."""
     after: int = 0
     """Not before this step: much is allowed to a young run."""
-    remedy: str
+    hint: str
 
 
 class Task(nn.Module):
-    """What a run is about. A subclass gives `model`, `updates`, and the last three methods below."""
+    """What a run is about. A subclass gives `model`, `updates`, and the last three methods
+    below."""
 
     model: nn.Module
     updates: tuple[Update, ...]
-    headline: Headline
+    best_metric: BestMetric
     alarms: tuple[Alarm, ...] = ()
 
-    def meet(self, captions: Sequence[str], place: Path) -> None:
-        """Before the first step: what is said about all training examples, and a folder for what is worth keeping of it."""
+    def prepare_text(self, captions: Sequence[str], place: Path) -> None:
+        """Before the first step: what is said about all training examples, and a folder for what is
+        worth keeping of it."""
 
-    def observe(self, batch: Batch) -> Mapping[str, Tensor | Rows]:
-        """Observations of some held-out examples, to be added (sums, counts, moments; never means), or rows to be collected."""
+    def eval_step(self, batch: Batch) -> Mapping[str, Tensor | Rows]:
+        """Observations of some held-out examples, to be added (sums, counts, moments; never means),
+        or rows to be collected."""
         raise NotImplementedError
 
-    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """The numbers that the observations of the whole held-out set amount to: sums, and rows in the set's order."""
+    def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        """The numbers that the observations of the whole held-out set amount to: sums, and rows in
+        the set's order."""
         raise NotImplementedError
 
     def sample(self, batch: Batch) -> list[Any]:
-        """What the model makes of these examples: media that know how to save themselves, one or more for each."""
+        """What the model makes of these examples: media that know how to save themselves, one or
+        more for each."""
         raise NotImplementedError
 
 
-def refuse_strays(task: Task) -> None:
+def check_ownership(task: Task) -> None:
     """Every trainable parameter is owned by exactly one update, or the run does not start."""
     names = [update.name for update in task.updates]
     if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"In a task two updates are called {twice[0]!r}: each needs a name of its own.")
+        raise ValueError(
+            f"In a task two updates are called {twice[0]!r}: each needs a name of its own."
+        )
     ours = {id(parameter) for parameter in task.parameters()}
     owners: dict[int, list[str]] = {}
     problems = []

@@ -1,4 +1,5 @@
-"""What there is to lose, and what there is to measure: pure functions of tensors, which know no network."""
+"""What there is to lose, and what there is to measure: pure functions of tensors, which know no
+network."""
 
 from __future__ import annotations
 
@@ -6,6 +7,6 @@ import torch
 from torch import Tensor
 
 
-def full(tensor: Tensor) -> Tensor:
+def to_fp32(tensor: Tensor) -> Tensor:
     """In float32 or better: what a loss sums must not be rounded to the eight bits of bfloat16."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,11 +1,12 @@
-"""How far apart two images are, pixel by pixel: scalars, the mean over everything, in float32 or better."""
+"""How far apart two images are, pixel by pixel: scalars, the mean over everything, in float32 or
+better."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.losses import full
+from tessera.losses import to_fp32
 
 
 def l1(a: Tensor, b: Tensor) -> Tensor:
@@ -22,4 +23,4 @@ def _comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
             f"Shapes {tuple(a.shape)} and {tuple(b.shape)} are compared pixel by pixel: they must be equal, because "
             "broadcasting would compare each with many."
         )
-    return full(a), full(b)
+    return to_fp32(a), to_fp32(b)

@@ -1,6 +1,7 @@
 """How much of rebuilt speech can be understood: short-time objective intelligibility.
 
-B examples, N samples at RATE_HZ, F frames, J bands. Sounds are (B, 1, N). Nothing here is descended.
+B examples, N samples at RATE_HZ, F frames, J bands. Sounds are (B, 1, N). Nothing here is
+descended.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.losses import full
+from tessera.losses import to_fp32
 
 RATE_HZ = 10_000
 WINDOW, HOP, POINTS = 256, 128, 512
@@ -23,27 +24,36 @@ SEGMENT = 30
 RANGE_DB = 40.0
 """Frames of the original that are so much quieter than its loudest are left out of both."""
 CLIP = 1 + 10 ** (15 / 20)
-"""How many times as loud as in the original a band may be: what is louder is cut, since it is all distortion by then."""
+"""How many times as loud as in the original a band may be: what is louder is cut, since it is all
+distortion by then."""
 
 
 @torch.no_grad()
-def stoi_B(output: Tensor, original: Tensor, *, rate_hz: int, lengths_B: Tensor | None = None) -> Tensor:
-    """(B,): from about 0, nothing is understood, to 1 (Taal 2011, doi.org/10.1109/TASL.2011.2114881, section II).
+def stoi_B(
+    output: Tensor, original: Tensor, *, rate_hz: int, lengths_B: Tensor | None = None
+) -> Tensor:
+    """(B,): from about 0, nothing is understood, to 1 (Taal 2011,
+    doi.org/10.1109/TASL.2011.2114881, section II).
 
-    Not a number where there is too little to compare: less than 0.4 s that is not silent. Whoever averages leaves these out.
+    Not a number where there is too little to compare: less than 0.4 s that is not silent. Whoever
+    averages leaves these out.
     """
     if output.shape != original.shape or output.ndim != 3 or output.shape[1] != 1:
         raise ValueError(
             f"Sounds of shapes {tuple(output.shape)} and {tuple(original.shape)}: both must be the same (B, 1, N)."
         )
     lengths = [output.shape[2]] * len(output) if lengths_B is None else lengths_B.tolist()
-    pairs = zip(full(output)[:, 0], full(original)[:, 0], lengths, strict=True)
-    told = [intelligibility(*(resampled(one[:length], rate_hz) for one in (made, real))) for made, real, length in pairs]
+    pairs = zip(to_fp32(output)[:, 0], to_fp32(original)[:, 0], lengths, strict=True)
+    told = [
+        intelligibility(*(resampled(one[:length], rate_hz) for one in (made, real)))
+        for made, real, length in pairs
+    ]
     return torch.stack(told) if told else output.new_zeros(0)
 
 
 def intelligibility(made_N: Tensor, real_N: Tensor) -> Tensor:
-    """The mean correlation, over bands and segments, of how loud a band is from frame to frame (eq. 5 and 6)."""
+    """The mean correlation, over bands and segments, of how loud a band is from frame to frame (eq.
+    5 and 6)."""
     made_FP, real_FP = framed(made_N), framed(real_N)
     loud_F = real_FP.norm(dim=1)
     heard_F = loud_F > largest(loud_F) * 10 ** (-RANGE_DB / 20)
@@ -65,7 +75,9 @@ def largest(loud_F: Tensor) -> Tensor:
 
 def framed(samples_N: Tensor) -> Tensor:
     """(F, 256) under a Hann window without its zeros, halfway over one another."""
-    hann = torch.hann_window(WINDOW + 2, periodic=False, dtype=samples_N.dtype, device=samples_N.device)[1:-1]
+    hann = torch.hann_window(
+        WINDOW + 2, periodic=False, dtype=samples_N.dtype, device=samples_N.device
+    )[1:-1]
     if len(samples_N) < WINDOW:
         return samples_N.new_zeros(0, WINDOW)
     return samples_N.unfold(0, WINDOW, HOP) * hann
@@ -86,21 +98,27 @@ def segments(samples_N: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1)
 def bands() -> Tensor:
-    """(257, 15): which frequencies belong to which third of an octave, their edges moved to the nearest frequency."""
+    """(257, 15): which frequencies belong to which third of an octave, their edges moved to the
+    nearest frequency."""
     frequencies = torch.arange(POINTS // 2 + 1, dtype=torch.float64) * RATE_HZ / POINTS
     centres = LOWEST_HZ * 2 ** (torch.arange(BANDS, dtype=torch.float64) / 3)
-    low, high = ((frequencies[:, None] - centres * 2**side).abs().argmin(0) for side in (-1 / 6, 1 / 6))
+    low, high = (
+        (frequencies[:, None] - centres * 2**side).abs().argmin(0) for side in (-1 / 6, 1 / 6)
+    )
     numbers = torch.arange(len(frequencies))[:, None]
     return ((numbers >= low) & (numbers < high)).double()
 
 
 def resampled(samples_N: Tensor, rate_hz: int) -> Tensor:
-    """At RATE_HZ, by cutting or filling up the spectrum. Silence is added to the next length that both rates can have."""
+    """At RATE_HZ, by cutting or filling up the spectrum. Silence is added to the next length that
+    both rates can have."""
     step, others = rate_hz // math.gcd(rate_hz, RATE_HZ), RATE_HZ // math.gcd(rate_hz, RATE_HZ)
     if step == others or not len(samples_N):
         return samples_N
     kept = math.ceil(len(samples_N) * others / step)
-    steps = -(-(len(samples_N) + rate_hz // 10) // step)  # a tenth of a second, so that the end does not ring at the beginning
+    steps = -(
+        -(len(samples_N) + rate_hz // 10) // step
+    )  # a tenth of a second, so that the end does not ring at the beginning
     spectrum = torch.fft.rfft(samples_N, steps * step)
     longer = steps * others
     return torch.fft.irfft(spectrum[: longer // 2 + 1], longer)[:kept] * (others / step)

@@ -1,8 +1,8 @@
 """The registry of modalities: the only place that lists them.
 
 Each subpackage defines `MODALITY` in its `__init__.py`. References to code are strings of the form
-`module:attribute`, so that listing recipes imports neither torch nor a decoder. A modality outside this
-package joins with `register`.
+`module:attribute`, so that listing recipes imports neither torch nor a decoder. A modality outside
+this package joins with `register`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ class Recipe:
     """A named function that returns a `Run`, and the classes of that run's configurations."""
 
     build: str
-    """`module:function`; the function's parameters are the recipe's own flags of `tessera train`."""
+    """`module:function`; the function's parameters are the recipe's own flags of `tessera
+    train`."""
     task: str
     """`module:class` of the run's task configuration, used to read config.json."""
     data: str
@@ -48,11 +49,13 @@ class Modality:
     name: str
     """The name on the command line: `image`."""
     suffixes: tuple[str, ...] = ()
-    """File name endings that only this modality uses; `tessera check` detects the modality by them."""
+    """File name endings that only this modality uses; `tessera check` detects the modality by
+    them."""
     media: str
     """`module:class` of one example that can be saved and shown."""
     inspect: str | None = None
-    """`module:function` that inspects a folder; None if another modality inspects the same files."""
+    """`module:function` that inspects a folder; None if another modality inspects the same
+    files."""
     recipes: tuple[Recipe, ...]
     demo: tuple[DemoStep, ...] = field(default=())
     demo_minutes: str = ""
@@ -66,7 +69,9 @@ def register(modality: Modality) -> None:
     """Add a modality. Registering the same one twice has no effect."""
     known = MODALITIES.get(modality.name)
     if known is not None and known != modality:
-        raise ValueError(f"A modality named {modality.name!r} is registered already; choose another name.")
+        raise ValueError(
+            f"A modality named {modality.name!r} is registered already; choose another name."
+        )
     MODALITIES[modality.name] = modality
 
 
@@ -84,7 +89,8 @@ def recipes() -> dict[str, Recipe]:
 def inspect_folder(path: str, modality: str | None = None) -> Report:
     """Inspect the files of one modality, by default of the one that most files belong to.
 
-    GIF and WebP files can be images or videos and count for neither; a folder of only these is inspected as images.
+    GIF and WebP files can be images or videos and count for neither; a folder of only these is
+    inspected as images.
     """
     chosen = MODALITIES[modality or detect_modality(path)]
     assert chosen.inspect is not None
@@ -96,7 +102,11 @@ def detect_modality(path: str) -> str:
     """Return the modality whose own suffixes most of the files have."""
     root = Path(path).expanduser()
     names = [name.lower() for name in (scan(root) if root.is_dir() else [root.name])]
-    candidates = {modality.name: modality.suffixes for modality in MODALITIES.values() if modality.inspect is not None}
+    candidates = {
+        modality.name: modality.suffixes
+        for modality in MODALITIES.values()
+        if modality.inspect is not None
+    }
     return max(candidates, key=lambda name: sum(file.endswith(candidates[name]) for file in names))
 
 

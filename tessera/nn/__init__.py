@@ -1,1 +1,2 @@
-"""Blocks that two models or more are built from. Nothing here knows a model, a task or the engine."""
+"""Blocks that two models or more are built from. Nothing here knows a model, a task or the
+engine."""

@@ -1,8 +1,10 @@
-"""Arithmetic that half precision would spoil: distances, entropies, and whatever decides which symbol is written.
+"""Arithmetic that half precision would spoil: distances, entropies, and whatever decides which
+symbol is written.
 
-Autocast lets a network multiply in bfloat16, whose 8 significant bits cannot tell two neighbouring symbols apart.
-What runs inside `full_precision` is left alone by autocast, and `wide` brings a half precision tensor to float32
-beforehand (autocast being off widens nothing by itself). float64 stays float64.
+Autocast lets a network multiply in bfloat16, whose 8 significant bits cannot tell two neighbouring
+symbols apart. What runs inside `full_precision` is left alone by autocast, and `to_fp32` brings a
+half precision tensor to float32 beforehand (autocast being off widens nothing by itself). float64
+stays float64.
 """
 
 from __future__ import annotations
@@ -20,6 +22,6 @@ def full_precision(device_type: str) -> AbstractContextManager[object]:
     return torch.autocast(device_type, enabled=False)
 
 
-def wide(tensor: Tensor) -> Tensor:
+def to_fp32(tensor: Tensor) -> Tensor:
     """The tensor in float32, or in float64 if that is what it was."""
     return tensor if tensor.dtype == torch.float64 else tensor.float()

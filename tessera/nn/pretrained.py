@@ -1,4 +1,5 @@
-"""Networks with weights of others: read safely and whole, or refused with both sides named; and never trained."""
+"""Networks with weights of others: read safely and whole, or refused with both sides named; and
+never trained."""
 
 from __future__ import annotations
 
@@ -21,26 +22,40 @@ class FrozenNetwork(nn.Module):
         return super().train(False)
 
     def fingerprint(self) -> str:
-        """A hash of the weights that compute, so that a number can say which network it was taken with."""
+        """A hash of the weights that compute, so that a number can say which network it was taken
+        with."""
         digest = hashlib.blake2b(digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+            )
         return digest.hexdigest()
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a .safetensors file, or of a PyTorch file that holds nothing but tensors."""
+    """The named tensors of a .safetensors file, or of a PyTorch file that holds nothing but
+    tensors."""
     if not path.is_file():
-        raise FileNotFoundError(f"There is no file {path}: give the path of a .safetensors or .pth file of weights.")
+        raise FileNotFoundError(
+            f"There is no file {path}: give the path of a .safetensors or .pth file of weights."
+        )
     try:
-        found = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
-    except Exception as problem:  # each format has errors of its own, and none of them names the file
+        found = (
+            load_file(path)
+            if path.suffix == ".safetensors"
+            else torch.load(path, "cpu", weights_only=True)
+        )
+    except (
+        Exception
+    ) as problem:  # each format has errors of its own, and none of them names the file
         raise ValueError(
             f"{path} could not be read as a file of tensors. It may be cut short, or hold Python objects, which are "
             f"never loaded. Fetch it again, or save the network's state_dict() alone. The reader said: {problem}"
         ) from problem
-    if not isinstance(found, Mapping) or not all(isinstance(value, Tensor) for value in found.values()):
+    if not isinstance(found, Mapping) or not all(
+        isinstance(value, Tensor) for value in found.values()
+    ):
         raise ValueError(
             f"{path} holds a {type(found).__name__} in which not every value is a tensor. Save the network's "
             "state_dict() alone, without optimizer, counters or a wrapper around it."
@@ -48,10 +63,21 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return dict(found)
 
 
-def refuse_other_tensors(found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], file: Path) -> None:
-    """Every name and shape must agree: a network loaded by half still gives numbers, and they mean nothing."""
-    problems = [f"{name} {shape} is expected and missing" for name, shape in expected.items() if name not in found]
-    problems += [f"{name} {tuple(found[name].shape)} is not expected" for name in found if name not in expected]
+def refuse_other_tensors(
+    found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], file: Path
+) -> None:
+    """Every name and shape must agree: a network loaded by half still gives numbers, and they mean
+    nothing."""
+    problems = [
+        f"{name} {shape} is expected and missing"
+        for name, shape in expected.items()
+        if name not in found
+    ]
+    problems += [
+        f"{name} {tuple(found[name].shape)} is not expected"
+        for name in found
+        if name not in expected
+    ]
     problems += [
         f"{name} is {tuple(found[name].shape)} where {shape} is expected"
         for name, shape in expected.items()

@@ -1,8 +1,9 @@
 """A transformer that reads all places at once: for masked models, and for text.
 
-Before each part a norm (Xiong 2020, arXiv 2002.04745), queries and keys of unit size (Henry 2020, 2010.04245), positions by
-rotation along any number of axes (Su 2021, 2104.09864), gated feed-forward (Shazeer 2020, 2002.05202), no biases, and
-residual parts that start as nothing. Attention is torch's own, which picks the fastest kernel a machine has.
+Before each part a norm (Xiong 2020, arXiv 2002.04745), queries and keys of unit size (Henry 2020,
+2010.04245), positions by rotation along any number of axes (Su 2021, 2104.09864), gated
+feed-forward (Shazeer 2020, 2002.05202), no biases, and residual parts that start as nothing.
+Attention is torch's own, which picks the fastest kernel a machine has.
 
 B batch, N places, L places of the context, W width, H heads, D width of a head, A axes.
 """
@@ -17,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SLOWEST = 1000.0
-"""Places until the slowest rotation has gone once around, or nearly: our grids are hundreds of places long, not thousands."""
+ROPE_BASE = 1000.0
+"""Places until the slowest rotation has gone once around, or nearly: our grids are hundreds of
+places long, not thousands."""
 
 
 @dataclass
@@ -34,9 +36,9 @@ class States:
 
 
 @dataclass
-class Turn:
-    """The rotation of each place, as cosine and sine of each pair's angle, (N, D) each. A pair lies half a head apart; the
-    sines of its first halves are negative."""
+class Rotary:
+    """The rotation of each place, as cosine and sine of each pair's angle, (N, D) each. A pair lies
+    half a head apart; the sines of its first halves are negative."""
 
     cosine: Tensor
     sine: Tensor
@@ -47,29 +49,37 @@ class Turn:
         return torch.addcmul(heads * self.cosine, others, self.sine)
 
 
-def turn(places_NA: Tensor, head_width: int) -> Turn:
-    """Each axis turns its share of a head's pairs; where the pairs cannot be shared evenly the first axes have one more."""
-    axes, pairs = places_NA.shape[1], head_width // 2
+def rope_cache(places_NA: Tensor, head_dim: int) -> Rotary:
+    """Each axis turns its share of a head's pairs; where the pairs cannot be shared evenly the
+    first axes have one more."""
+    axes, pairs = places_NA.shape[1], head_dim // 2
     shares = [pairs // axes + (axis < pairs % axes) for axis in range(axes)]
     angles = [
-        places_NA[:, axis, None] * SLOWEST ** -(torch.arange(share, device=places_NA.device) / max(1, share))
+        places_NA[:, axis, None]
+        * ROPE_BASE ** -(torch.arange(share, device=places_NA.device) / max(1, share))
         for axis, share in enumerate(shares)
     ]
     angles_NP = torch.cat(angles, dim=1)
-    return Turn(torch.cat([angles_NP, angles_NP], dim=1).cos(), torch.cat([-angles_NP, angles_NP], dim=1).sin())
+    return Rotary(
+        torch.cat([angles_NP, angles_NP], dim=1).cos(),
+        torch.cat([-angles_NP, angles_NP], dim=1).sin(),
+    )
 
 
-def places_of(grid: tuple[int, ...]) -> Tensor:
+def grid_positions(grid: tuple[int, ...]) -> Tensor:
     """The coordinates of all places of a grid, row by row: (N, A)."""
-    return torch.cartesian_prod(*(torch.arange(side, dtype=torch.float32) for side in grid)).reshape(-1, len(grid))
+    return torch.cartesian_prod(
+        *(torch.arange(side, dtype=torch.float32) for side in grid)
+    ).reshape(-1, len(grid))
 
 
 class Transformer(nn.Module):
-    """`depth` blocks over N places, and a last norm. With `context`, each block also looks at states of that width."""
+    """`depth` blocks over N places, and a last norm. With `context`, each block also looks at
+    states of that width."""
 
     def __init__(
         self,
-        width: int,
+        dim: int,
         depth: int,
         heads: int,
         *,
@@ -77,28 +87,29 @@ class Transformer(nn.Module):
         block: Callable[[int, int, int | None], Block] | None = None,
     ):
         super().__init__()
-        if width % heads or width // heads % 2:
-            fitting = width // (2 * heads) * 2 * heads or 2 * heads
+        if dim % heads or dim // heads % 2:
+            fitting = dim // (2 * heads) * 2 * heads or 2 * heads
             raise ValueError(
-                f"A width of {width} cannot be shared by {heads} heads of an even size: use a width of {fitting} or "
+                f"A width of {dim} cannot be shared by {heads} heads of an even size: use a width of {fitting} or "
                 f"{fitting + 2 * heads}, or another number of heads."
             )
-        self.width = width
-        self.head_width = width // heads
-        self.blocks = nn.ModuleList([(block or Block)(width, heads, context) for _ in range(depth)])
-        self.norm = Norm(width)
+        self.dim = dim
+        self.head_dim = dim // heads
+        self.blocks = nn.ModuleList([(block or Block)(dim, heads, context) for _ in range(depth)])
+        self.norm = Norm(dim)
         for module in self.blocks.modules():
             if isinstance(module, nn.Linear):
-                module.weight.between_states = True  # type: ignore[assignment]  # what engine/optim/config.py's Muon asks for
+                module.weight.use_muon = True  # type: ignore[assignment]  # what engine/optim/config.py's Muon asks for
 
     def forward(
         self,
         x_BNW: Tensor,
-        places_NA: Tensor | Turn | None = None,
+        places_NA: Tensor | Rotary | None = None,
         mask_BN: Tensor | None = None,
-        context: States | list[Looked] | None = None,
+        context: States | list[ContextKV] | None = None,
     ) -> Tensor:
-        """`places` are the coordinates of each place, or their rotations for whoever has them; else 0, 1, 2, ...
+        """`places` are the coordinates of each place, or their rotations for whoever has them; else
+        0, 1, 2, ...
 
         What `mask` leaves out is seen by nobody.
         """
@@ -107,41 +118,51 @@ class Transformer(nn.Module):
     def layers(
         self,
         x_BNW: Tensor,
-        places_NA: Tensor | Turn | None = None,
+        places_NA: Tensor | Rotary | None = None,
         mask_BN: Tensor | None = None,
-        context: States | list[Looked] | None = None,
+        context: States | list[ContextKV] | None = None,
         at: Sequence[int] = (),
     ) -> list[Tensor]:
-        """The states after each of `at` blocks, as they are, and last the result: after all blocks, and normed."""
+        """The states after each of `at` blocks, as they are, and last the result: after all blocks,
+        and normed."""
         if places_NA is None:
-            places_NA = torch.arange(x_BNW.shape[1], device=x_BNW.device, dtype=torch.float32)[:, None]
-        turned = places_NA if isinstance(places_NA, Turn) else turn(places_NA.to(x_BNW.dtype), self.head_width)
-        seen = self.look(context) if isinstance(context, States) else context
-        return self.go_on(self.begin(x_BNW), turned, mask_BN, seen, at)
+            places_NA = torch.arange(x_BNW.shape[1], device=x_BNW.device, dtype=torch.float32)[
+                :, None
+            ]
+        rope = (
+            places_NA
+            if isinstance(places_NA, Rotary)
+            else rope_cache(places_NA.to(x_BNW.dtype), self.head_dim)
+        )
+        seen = self.project_context(context) if isinstance(context, States) else context
+        return self.forward_blocks(self.first_qkv(x_BNW), rope, mask_BN, seen, at)
 
-    def begin(self, x: Tensor) -> Begun:
+    def first_qkv(self, x: Tensor) -> LayerInput:
         """What each place becomes by itself, before any has looked at another."""
         return self.blocks[0].before(x)
 
-    def go_on(
+    def forward_blocks(
         self,
-        begun: Begun,
-        turned: Turn,
+        layer_input: LayerInput,
+        rope: Rotary,
         mask_BN: Tensor | None = None,
-        seen: list[Looked] | None = None,
+        seen: list[ContextKV] | None = None,
         at: Sequence[int] = (),
         asked_P: Tensor | None = None,
     ) -> list[Tensor]:
-        """All that comes after `begin`, as `layers` gives it. With `asked`, numbers of places, counted through the whole batch,
-        the result is theirs only, (P, W): the last part of the last block, which looks at no other place, is left out for the
-        rest. (That only they look around in it was tried too: choosing their rows took longer than it saved.)"""
+        """All that comes after `first_qkv`, as `layers` gives it. With `asked`, numbers of places,
+        counted through the whole batch, the result is theirs only, (P, W): the last part of the
+        last block, which looks at no other place, is left out for the rest. (That only they look
+        around in it was tried too: choosing their rows took longer than it saved.)"""
         passed, mask = [], mask_BN[:, None, None, :] if mask_BN is not None else None
-        x = begun.x
+        x = layer_input.x
         for number, block in enumerate(self.blocks, start=1):
-            begun = begun if number == 1 else block.before(x)
-            if mask is not None and len(mask) < len(begun.x):  # each example now stands there once for every context
-                mask = torch.cat([mask] * (len(begun.x) // len(mask)))
-            x = block.among_others(begun, turned, mask, seen[number - 1] if seen is not None else None)
+            layer_input = layer_input if number == 1 else block.before(x)
+            if mask is not None and len(mask) < len(
+                layer_input.x
+            ):  # each example now stands there once for every context
+                mask = torch.cat([mask] * (len(layer_input.x) // len(mask)))
+            x = block.attn(layer_input, rope, mask, seen[number - 1] if seen is not None else None)
             if asked_P is not None and number == len(self.blocks):
                 x = x.flatten(0, 1).index_select(0, asked_P)
             x = block.after(x)
@@ -149,14 +170,16 @@ class Transformer(nn.Module):
                 passed.append(x)
         return [*passed, self.norm(x)]
 
-    def look(self, context: States) -> list[Looked]:
-        """What each block makes of a context, for whoever will need it more than once: it does not depend on x."""
-        return [block.cross.look(context) for block in self.blocks]
+    def project_context(self, context: States) -> list[ContextKV]:
+        """What each block makes of a context, for whoever will need it more than once: it does not
+        depend on x."""
+        return [block.cross.project_context(context) for block in self.blocks]
 
 
 @dataclass
-class Begun:
-    """Places before they look around: what they are, (..., W), and their queries, keys and values, (..., 3 W)."""
+class LayerInput:
+    """Places before they look around: what they are, (..., W), and their queries, keys and values,
+    (..., 3 W)."""
 
     x: Tensor
     parts: Tensor
@@ -165,23 +188,31 @@ class Begun:
 class Block(nn.Module):
     """A place may think by itself, then it looks at others, then it thinks by itself again."""
 
-    def __init__(self, width: int, heads: int, context: int | None):
+    def __init__(self, dim: int, heads: int, context: int | None):
         super().__init__()
-        self.attention = SelfAttention(width, heads)
-        self.cross = CrossAttention(width, heads, context) if context is not None else None
-        self.feed = FeedForward(width)
+        self.attention = SelfAttention(dim, heads)
+        self.cross = CrossAttention(dim, heads, context) if context is not None else None
+        self.feed = FeedForward(dim)
 
-    def before(self, x: Tensor) -> Begun:
-        return Begun(x, self.attention.parts(x))
+    def before(self, x: Tensor) -> LayerInput:
+        return LayerInput(x, self.attention.parts(x))
 
-    def among_others(self, begun: Begun, turned: Turn, mask: Tensor | None, looked: Looked | None) -> Tensor:
-        x = begun.x + self.attention(begun.parts, turned, mask)
+    def attn(
+        self,
+        layer_input: LayerInput,
+        rope: Rotary,
+        mask: Tensor | None,
+        context_kv: ContextKV | None,
+    ) -> Tensor:
+        x = layer_input.x + self.attention(layer_input.parts, rope, mask)
         if self.cross is not None:
-            if looked is None:
+            if context_kv is None:
                 raise ValueError("This transformer looks at a context, but was given none.")
-            if looked.count > len(x):  # several contexts for each: until here they had everything in common
-                x = torch.cat([x] * (looked.count // len(x)))
-            x = x + self.cross(x, looked)
+            if context_kv.count > len(
+                x
+            ):  # several contexts for each: until here they had everything in common
+                x = torch.cat([x] * (context_kv.count // len(x)))
+            x = x + self.cross(x, context_kv)
         return x
 
     def after(self, x: Tensor) -> Tensor:
@@ -189,33 +220,36 @@ class Block(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    def __init__(self, width: int, heads: int):
+    def __init__(self, dim: int, heads: int):
         super().__init__()
         self.heads = heads
-        self.norm = Norm(width)
-        self.to_query_key_value = linear(width, 3 * width)
-        self.head_norm = Norm(width // heads)  # of queries and keys alike: what counts is the product of their scales
-        self.out = starting_as_nothing(linear(width, width))
+        self.norm = Norm(dim)
+        self.to_query_key_value = linear(dim, 3 * dim)
+        self.head_norm = Norm(
+            dim // heads
+        )  # of queries and keys alike: what counts is the product of their scales
+        self.out = zero_init_(linear(dim, dim))
 
     def parts(self, x: Tensor) -> Tensor:
         """Queries, keys and values, which each place has by itself."""
         return self.to_query_key_value(self.norm(x))
 
-    def forward(self, parts_BN3W: Tensor, turned: Turn, mask: Tensor | None) -> Tensor:
+    def forward(self, parts_BN3W: Tensor, rope: Rotary, mask: Tensor | None) -> Tensor:
         parts = split_heads(parts_BN3W, 3, self.heads)
-        q, k = turned(self.head_norm(parts[:2]))
+        q, k = rope(self.head_norm(parts[:2]))
         return self.out(joined(F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask)))
 
 
 @dataclass
-class Looked:
-    """Keys and values of a context, (B, H, L, D), and what is added to how well they match, (B, 1, 1, L): -inf where there is
-    nothing. As numbers, since they are asked for again and again, and made once."""
+class ContextKV:
+    """Keys and values of a context, (B, H, L, D), and what is added to how well they match, (B, 1,
+    1, L): -inf where there is nothing. As numbers, since they are asked for again and again, and
+    made once."""
 
     keys: Tensor
     values: Tensor
     mask: Tensor
-    untold: Untold | None = None
+    untold: NullContext | None = None
     """None: these are all examples"""
 
     @property
@@ -223,17 +257,21 @@ class Looked:
         """Of examples."""
         return len(self.keys) if self.untold is None else self.untold.count
 
-    def first(self, count: int) -> Looked:
+    def first(self, count: int) -> ContextKV:
         """Of so many examples."""
         if self.untold is None:
-            return Looked(self.keys[:count], self.values[:count], self.mask[:count])
+            return ContextKV(self.keys[:count], self.values[:count], self.mask[:count])
         told = self.untold.told[self.untold.told < count]
-        some = Looked(self.keys[: len(told)], self.values[: len(told)], self.mask[: len(told)])
-        return some if len(told) == count else replace(some, untold=replace(self.untold, told=told, count=count))
+        some = ContextKV(self.keys[: len(told)], self.values[: len(told)], self.mask[: len(told)])
+        return (
+            some
+            if len(told) == count
+            else replace(some, untold=replace(self.untold, told=told, count=count))
+        )
 
 
 @dataclass
-class Untold:
+class NullContext:
     """Examples that have nothing to look at but the learnt place, beside others that have."""
 
     told: Tensor
@@ -245,57 +283,72 @@ class Untold:
 
 
 class CrossAttention(nn.Module):
-    """Looks at a context. A first, learnt place is always there: a text of nothing leaves something to look at."""
+    """Looks at a context. A first, learnt place is always there: a text of nothing leaves something
+    to look at."""
 
-    def __init__(self, width: int, heads: int, context: int):
+    def __init__(self, dim: int, heads: int, context: int):
         super().__init__()
         self.heads = heads
-        self.norm = Norm(width)
+        self.norm = Norm(dim)
         self.context_norm = Norm(context)
-        self.to_query = linear(width, width)
-        self.to_key_value = linear(context, 2 * width)
-        self.query_norm, self.key_norm = Norm(width // heads), Norm(width // heads)
-        self.nothing = nn.Parameter(torch.randn(2, heads, 1, width // heads))
-        self.out = starting_as_nothing(linear(width, width))
+        self.to_query = linear(dim, dim)
+        self.to_key_value = linear(context, 2 * dim)
+        self.query_norm, self.key_norm = Norm(dim // heads), Norm(dim // heads)
+        self.nothing = nn.Parameter(torch.randn(2, heads, 1, dim // heads))
+        self.out = zero_init_(linear(dim, dim))
 
-    def look(self, context: States) -> Looked:
+    def project_context(self, context: States) -> ContextKV:
         if context.told is None or len(context.told) == len(context.mask):
-            return self.looked(context)
+            return self.context_kv(context)
         told = torch.tensor(context.told, dtype=torch.long, device=context.mask.device)
-        some = self.looked(States(context.values.index_select(0, told), context.mask.index_select(0, told)))
-        return replace(some, untold=Untold(told, len(context.mask), self.out(self.nothing[1].flatten())))
+        some = self.context_kv(
+            States(context.values.index_select(0, told), context.mask.index_select(0, told))
+        )
+        return replace(
+            some, untold=NullContext(told, len(context.mask), self.out(self.nothing[1].flatten()))
+        )
 
-    def looked(self, context: States) -> Looked:
-        keys, values = split_heads(self.to_key_value(self.context_norm(context.values)), 2, self.heads)
+    def context_kv(self, context: States) -> ContextKV:
+        keys, values = split_heads(
+            self.to_key_value(self.context_norm(context.values)), 2, self.heads
+        )
         key, value = self.nothing.to(keys.dtype).unsqueeze(1).expand(2, keys.shape[0], -1, -1, -1)
         keys = torch.cat([key, keys], dim=2)
         real = F.pad(context.mask, (1, 0), value=True)
-        mask = torch.zeros(real.shape, dtype=keys.dtype, device=real.device).masked_fill(~real, -math.inf)
-        return Looked(self.key_norm(keys), torch.cat([value, values], dim=2), mask[:, None, None, :])
+        mask = torch.zeros(real.shape, dtype=keys.dtype, device=real.device).masked_fill(
+            ~real, -math.inf
+        )
+        return ContextKV(
+            self.key_norm(keys), torch.cat([value, values], dim=2), mask[:, None, None, :]
+        )
 
-    def forward(self, x_BNW: Tensor, looked: Looked) -> Tensor:
+    def forward(self, x_BNW: Tensor, context_kv: ContextKV) -> Tensor:
         """Under guidance half of all examples are untold, and cost nothing here."""
-        if looked.untold is None:
-            return self.seen(x_BNW, looked)
-        # Also if nobody is told: a parameter that takes no part would leave the processes of a run waiting.
-        seen = self.seen(x_BNW.index_select(0, looked.untold.told), looked)
-        return looked.untold.seen.expand_as(x_BNW).index_copy(0, looked.untold.told, seen)
+        if context_kv.untold is None:
+            return self.seen(x_BNW, context_kv)
+        # Also if nobody is told: a parameter that takes no part would leave the processes of a run
+        # waiting.
+        seen = self.seen(x_BNW.index_select(0, context_kv.untold.told), context_kv)
+        return context_kv.untold.seen.expand_as(x_BNW).index_copy(0, context_kv.untold.told, seen)
 
-    def seen(self, x_BNW: Tensor, looked: Looked) -> Tensor:
+    def seen(self, x_BNW: Tensor, context_kv: ContextKV) -> Tensor:
         [q] = split_heads(self.to_query(self.norm(x_BNW)), 1, self.heads)
-        seen = F.scaled_dot_product_attention(self.query_norm(q), looked.keys, looked.values, attn_mask=looked.mask)
+        seen = F.scaled_dot_product_attention(
+            self.query_norm(q), context_kv.keys, context_kv.values, attn_mask=context_kv.mask
+        )
         return self.out(joined(seen))
 
 
 class FeedForward(nn.Module):
-    """SwiGLU with two thirds of the usual inner width, so that it costs what an ungated one of four times the width does."""
+    """SwiGLU with two thirds of the usual inner width, so that it costs what an ungated one of four
+    times the width does."""
 
-    def __init__(self, width: int):
+    def __init__(self, dim: int):
         super().__init__()
-        inner = (8 * width // 3 + 15) // 16 * 16
-        self.norm = Norm(width)
-        self.to_inner = linear(width, 2 * inner)
-        self.out = starting_as_nothing(linear(inner, width))
+        inner = (8 * dim // 3 + 15) // 16 * 16
+        self.norm = Norm(dim)
+        self.to_inner = linear(dim, 2 * inner)
+        self.out = zero_init_(linear(inner, dim))
 
     def forward(self, x: Tensor) -> Tensor:
         value, gate = self.to_inner(self.norm(x)).chunk(2, dim=-1)
@@ -303,10 +356,11 @@ class FeedForward(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """Layer norm without a bias. An RMS norm would do, but has no backward of its own on CPUs: three times as long."""
+    """Layer norm without a bias. An RMS norm would do, but has no backward of its own on CPUs:
+    three times as long."""
 
-    def __init__(self, width: int):
-        super().__init__(width, bias=False)
+    def __init__(self, dim: int):
+        super().__init__(dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.layer_norm(x, self.normalized_shape, self.weight, eps=self.eps)
@@ -318,15 +372,15 @@ def linear(inputs: int, outputs: int) -> nn.Linear:
     return layer
 
 
-def starting_as_nothing(layer: nn.Linear) -> nn.Linear:
+def zero_init_(layer: nn.Linear) -> nn.Linear:
     nn.init.zeros_(layer.weight)
     return layer
 
 
 def split_heads(x_BNW: Tensor, parts: int, heads: int) -> Tensor:
     """(B, N, parts x W) -> (parts, B, H, N, D)."""
-    batch, places, width = x_BNW.shape
-    return x_BNW.view(batch, places, parts, heads, width // parts // heads).permute(2, 0, 3, 1, 4)
+    batch, places, dim = x_BNW.shape
+    return x_BNW.view(batch, places, parts, heads, dim // parts // heads).permute(2, 0, 3, 1, 4)
 
 
 def joined(heads_BHND: Tensor) -> Tensor:

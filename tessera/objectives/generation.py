@@ -1,4 +1,5 @@
-"""What tasks that learn from symbols share: the tokenizers they stand on, the codes of a batch, and who hears the captions."""
+"""What tasks that learn from symbols share: the tokenizers they stand on, the codes of a batch, and
+who hears the captions."""
 
 from __future__ import annotations
 
@@ -10,52 +11,54 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from tessera.data.tokens import CodedBatch
+from tessera.data.tokens import TokenizedBatch
 from tessera.engine.task import Alarm, Frozen, Task
 
 
-class Codec(Protocol):
+class TokenizerProtocol(Protocol):
     """A trained tokenizer, as a generator needs it."""
 
     network: nn.Module
-    vocabulary: int
+    vocab_size: int
     grid: tuple[int, ...]
     levels: int
     features: Tensor | None
     seconds: float | None
 
-    def codes(self, examples: Any) -> Tensor: ...
-    def media(self, codes: Tensor) -> list[Any]: ...
+    def tokens(self, examples: Any) -> Tensor: ...
+    def media(self, tokens: Tensor) -> list[Any]: ...
 
 
 @dataclass
-class Wanted:
+class GenerationRequest:
     """What is to be generated: one entry for each example."""
 
     texts: Sequence[str]
     seeds: Sequence[int]
     negative: Sequence[str] | None = None
     """What to lead away from, instead of from no text at all."""
-    codes: Tensor | None = None
+    tokens: Tensor | None = None
     """(B, *grid): symbols that are there already,"""
     hidden: Tensor | None = None
     """(B, *grid), True where they are to be drawn anew."""
     coarser: Tensor | None = None
-    """The symbols that are a condition: of the smaller pictures, for super-resolution; of what is said, for sound."""
+    """The symbols that are a condition: of the smaller pictures, for super-resolution; of what is
+    said, for sound."""
     lengths: Sequence[int] | None = None
     """How many places of each are real, where they differ."""
 
 
 class GeneratorTask(Task):
-    """A subclass gives `network`, which may read texts, and `generate(wanted, sampling, guidance)`."""
+    """A subclass gives `network`, which may read texts, and `generate(wanted, sampling,
+    guidance)`."""
 
     coarser: str | None = None
     """The name of the part whose symbols are a condition, if there is one."""
 
-    def __init__(self, codecs: Mapping[str, Codec]):
+    def __init__(self, tokenizers: Mapping[str, TokenizerProtocol]):
         super().__init__()
-        self.codecs = dict(codecs)
-        self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.codecs.values()])
+        self.tokenizers = dict(tokenizers)
+        self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.tokenizers.values()])
 
     @property
     def network(self) -> Any:
@@ -66,7 +69,7 @@ class GeneratorTask(Task):
         """The networks that read captions."""
         return [self.network] if self.network.text is not None else []
 
-    def meet(self, captions: Sequence[str], place: Path) -> None:
+    def prepare_text(self, captions: Sequence[str], place: Path) -> None:
         """Before the first step: the text encoders hear all captions."""
         if self.network.text is None:
             return
@@ -76,30 +79,30 @@ class GeneratorTask(Task):
                 "metadata.jsonl, or sort the files into named folders. For a model without prompts: --text none."
             )
         for reader in self.readers():
-            reader.text.meet(captions, place)
+            reader.text.prepare_text(captions, place)
 
-    def codes(self, examples: Any, by: str) -> Tensor:
+    def tokens(self, examples: Any, by: str) -> Tensor:
         """As they were cached, or by the tokenizer here and now."""
-        if isinstance(examples, CodedBatch):
-            return examples.codes[by]
+        if isinstance(examples, TokenizedBatch):
+            return examples.tokens[by]
         with torch.no_grad():
-            return self.codecs[by].codes(examples)
+            return self.tokenizers[by].tokens(examples)
 
 
-def refuse_augmentation(codes: str, data: Any) -> None:
+def refuse_augmentation(tokens: str, data: Any) -> None:
     """What is another thing at every visit cannot be tokenized once and for all."""
-    if codes != "live" and data != data.plain():
+    if tokens != "live" and data != data.without_augmentation():
         raise ValueError(
             "Examples that are changed anew at every visit cannot be tokenized once and for all: leave the augmentation out "
-            "(for pictures --data.crop centre, no --data.flip, --data.min-scale 1), or use --task.codes live."
+            "(for pictures --data.crop centre, no --data.flip, --data.min-scale 1), or use --task.tokens live."
         )
 
 
 PROMPT_IGNORED = Alarm(
     name="the prompt changes nothing",
-    metric="average/condition_gain",
+    metric="val_ema/condition_gain",
     below=0.005,
     patience=3,
     after=1000,
-    remedy="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
+    hint="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
 )

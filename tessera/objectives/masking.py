@@ -1,4 +1,5 @@
-"""What is hidden of each example, and what else chance decides about it: all from the example's own generator.
+"""What is hidden of each example, and what else chance decides about it: all from the example's own
+generator.
 
 B batch, N places, S symbols in a place.
 """
@@ -26,83 +27,91 @@ class MaskingConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep + self.replace <= 1 or min(self.keep, self.replace) < 0:
-            raise ValueError(f"keep ({self.keep}) and replace ({self.replace}) are shares that together are at most 1.")
+            raise ValueError(
+                f"keep ({self.keep}) and replace ({self.replace}) are shares that together are at most 1."
+            )
 
-    def suits(self, levels: int) -> None:
+    def validate_data(self, levels: int) -> None:
         """Any number of them."""
 
-    def usual_count(self, layout: Layout) -> float:
+    def expected_num_masked(self, layout: Layout) -> float:
         """How many symbols of an example are asked for, on average."""
         return layout.count * layout.slots * mean_share(self.schedule)
 
-    def draw(self, symbols_NS: Tensor, vocabulary: int, generator: torch.Generator) -> Masked:
-        """Always the same draws, so that what follows from the generator does not depend on the settings."""
-        count = symbols_NS.numel()
+    def draw(self, tokens_NS: Tensor, vocab_size: int, generator: torch.Generator) -> Masked:
+        """Always the same draws, so that what follows from the generator does not depend on the
+        settings."""
+        count = tokens_NS.numel()
         time = float(torch.rand((), generator=generator))
-        order, fate = torch.rand(2, *symbols_NS.shape, generator=generator)
-        others = torch.randint(vocabulary, symbols_NS.shape, generator=generator)
+        order, fate = torch.rand(2, *tokens_NS.shape, generator=generator)
+        others = torch.randint(vocab_size, tokens_NS.shape, generator=generator)
         hidden_count = max(1, round(hidden_share(self.schedule, time) * count))
-        hidden = order.flatten().argsort().argsort().view(symbols_NS.shape) < hidden_count
-        shown = symbols_NS.cpu().masked_fill(hidden, vocabulary)
-        shown = torch.where(hidden & (fate < self.keep), symbols_NS.cpu(), shown)
+        hidden = order.flatten().argsort().argsort().view(tokens_NS.shape) < hidden_count
+        shown = tokens_NS.cpu().masked_fill(hidden, vocab_size)
+        shown = torch.where(hidden & (fate < self.keep), tokens_NS.cpu(), shown)
         swapped = hidden & (fate >= self.keep) & (fate < self.keep + self.replace)
         return Masked(torch.where(swapped, others, shown), hidden)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelMaskingConfig:
-    """For symbols in several levels, of which a finer one only says what the coarser ones left over (SoundStorm, Borsos 2023,
-    arXiv 2305.09636, section 3.2): of one level some are guessed, coarser ones are seen, finer ones are not."""
+    """For symbols in several levels, of which a finer one only says what the coarser ones left over
+    (SoundStorm, Borsos 2023, arXiv 2305.09636, section 3.2): of one level some are guessed, coarser
+    ones are seen, finer ones are not."""
 
     schedule: Schedule = "cosine"
     """How many symbols of the level are hidden: the schedule at a random time, at least one."""
     prompt: bool = True
-    """A beginning of random length is shown in all levels: the voice that the rest is to go on in."""
+    """A beginning of random length is shown in all levels: the voice that the rest is to go on
+    in."""
 
-    def suits(self, levels: int) -> None:
+    def validate_data(self, levels: int) -> None:
         if levels < 2:
             raise ValueError(
                 "This tokenizer writes one level, so masking by levels has none to choose from: give the run of a codec of "
                 "several levels (--tokenizer RUN)."
             )
 
-    def usual_count(self, layout: Layout) -> float:
-        """How many symbols of an example are asked for, on average: of one level, and after the prompt."""
+    def expected_num_masked(self, layout: Layout) -> float:
+        """How many symbols of an example are asked for, on average: of one level, and after the
+        prompt."""
         return layout.count * mean_share(self.schedule) * (0.5 if self.prompt else 1.0)
 
-    def draw(self, symbols_NS: Tensor, vocabulary: int, generator: torch.Generator) -> Masked:
-        """Always the same draws, so that what follows from the generator does not depend on the settings."""
-        symbols_NS = symbols_NS.cpu()
-        count, levels = symbols_NS.shape
+    def draw(self, tokens_NS: Tensor, vocab_size: int, generator: torch.Generator) -> Masked:
+        """Always the same draws, so that what follows from the generator does not depend on the
+        settings."""
+        tokens_NS = tokens_NS.cpu()
+        count, levels = tokens_NS.shape
         time, which, cut = torch.rand(3, generator=generator).tolist()
         order_N = torch.rand(count, generator=generator)
         level, begins = int(which * levels), int(cut * count) if self.prompt else 0
         after = count - begins
         hidden_count = max(1, round(hidden_share(self.schedule, time) * after))
-        asked = torch.zeros_like(symbols_NS, dtype=torch.bool)
+        asked = torch.zeros_like(tokens_NS, dtype=torch.bool)
         asked[begins:, level] = order_N[begins:].argsort().argsort() < hidden_count
         finer = torch.zeros_like(asked)
         finer[begins:, level + 1 :] = True
-        return Masked(symbols_NS.masked_fill(asked | finer, vocabulary), asked)
+        return Masked(tokens_NS.masked_fill(asked | finer, vocab_size), asked)
 
 
 @dataclass
-class Mosaic:
-    """The symbols of a batch of examples, of which each may be shorter than the longest; 0 where one has ended."""
+class TokenBatch:
+    """The symbols of a batch of examples, of which each may be shorter than the longest; 0 where
+    one has ended."""
 
-    symbols_BNS: Tensor
+    tokens_BNS: Tensor
     lengths: list[int]
     """How many places of each are real."""
 
     @classmethod
-    def of(cls, symbols_BNS: Tensor) -> Mosaic:
+    def of(cls, tokens_BNS: Tensor) -> TokenBatch:
         """Of symbols that are -1 where an example has ended."""
-        lengths_B = (symbols_BNS[..., 0] >= 0).sum(1)
-        return cls(symbols_BNS.clamp_min(0), lengths_B.tolist())
+        lengths_B = (tokens_BNS[..., 0] >= 0).sum(1)
+        return cls(tokens_BNS.clamp_min(0), lengths_B.tolist())
 
     @property
     def whole(self) -> bool:
-        return min(self.lengths) == self.symbols_BNS.shape[1]
+        return min(self.lengths) == self.tokens_BNS.shape[1]
 
     @property
     def real_BN(self) -> Tensor | None:
@@ -111,7 +120,7 @@ class Mosaic:
 
     @property
     def real_BN1(self) -> Tensor:
-        places = torch.arange(self.symbols_BNS.shape[1], device=self.symbols_BNS.device)
+        places = torch.arange(self.tokens_BNS.shape[1], device=self.tokens_BNS.device)
         return (places < torch.tensor(self.lengths, device=places.device)[:, None])[..., None]
 
 
@@ -126,7 +135,7 @@ class Masked:
 
 
 @dataclass
-class Chances:
+class ExampleRandomness:
     """What is drawn for each example, from its own generator and always in the same order."""
 
     generators: list[torch.Generator]
@@ -134,7 +143,9 @@ class Chances:
     remember: list[float]
 
     @classmethod
-    def of(cls, batch: Batch) -> Chances:
+    def of(cls, batch: Batch) -> ExampleRandomness:
         generators = batch.generators()
-        drop, remember = torch.stack([torch.rand(2, generator=generator) for generator in generators]).T.tolist()
+        drop, remember = torch.stack(
+            [torch.rand(2, generator=generator) for generator in generators]
+        ).T.tolist()
         return cls(generators, drop, remember)

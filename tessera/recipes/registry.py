@@ -1,6 +1,7 @@
 """What can be trained: each recipe is a function that returns a Run, and its name is the command's.
 
-The functions import their networks when they are called, so that listing them costs nothing and needs no torch.
+The functions import their networks when they are called, so that listing them costs nothing and
+needs no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera import modalities
-from tessera.run.directory import Refused, RunFolder
+from tessera.run.directory import RunDirectory, UserError
 
 if TYPE_CHECKING:
     from tessera.run.config import Run
@@ -23,34 +24,35 @@ RECIPES: tuple[Callable[..., Run], ...] = tuple(
 """The recipes of the built-in modalities."""
 
 
-def name_of(recipe: Callable[..., Run]) -> str:
+def recipe_name(recipe: Callable[..., Run]) -> str:
     return recipe.__name__.replace("_", "-")
 
 
-def summary_of(recipe: Callable[..., Run]) -> str:
+def recipe_summary(recipe: Callable[..., Run]) -> str:
     return (recipe.__doc__ or "").strip().splitlines()[0]
 
 
-def named(name: str) -> Callable[..., Run]:
+def get_recipe(name: str) -> Callable[..., Run]:
     """The recipe of this name, or a letter with the nearest one."""
     known = modalities.recipes()
     if name in known:
         return modalities.resolve(known[name].build)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
     hint = f"did you mean {near[0]!r}?" if near else "`tessera recipes` lists them."
-    raise Refused(f"There is no recipe {name!r}: {hint}")
+    raise UserError(f"There is no recipe {name!r}: {hint}")
 
 
-def beneath(recipe: str, part: str) -> str:
-    """The recipe whose runs another stands on by default: its `tokenizer` is runs/images-vqgan, say."""
-    return Path(inspect.signature(named(recipe)).parameters[part].default).name
+def default_dependency(recipe: str, part: str) -> str:
+    """The recipe whose runs another stands on by default: its `tokenizer` is runs/images-vqgan,
+    say."""
+    return Path(inspect.signature(get_recipe(recipe)).parameters[part].default).name
 
 
-def stored(folder: RunFolder) -> Run:
+def read_run(folder: RunDirectory) -> Run:
     """The run whose folder this is, as its config.json says."""
     from tessera.run.config import decode_run
 
     values: dict[str, Any] = folder.read_config()
-    named(str(values.get("recipe")))
+    get_recipe(str(values.get("recipe")))
     recipe = modalities.recipes()[values["recipe"]]
     return decode_run(values, modalities.resolve(recipe.task), modalities.resolve(recipe.data))

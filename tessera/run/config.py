@@ -1,8 +1,8 @@
 """A run as one frozen dataclass, and dataclasses to JSON and back.
 
-`config.json` is the whole Run: it and the folder it stands in are all that sampling needs. A field whose type is a union
-of dataclasses is stored with its class's name under "kind" and read back among the members of that union only: the
-annotations are the register, there is no other.
+`config.json` is the whole Run: it and the folder it stands in are all that sampling needs. A field
+whose type is a union of dataclasses is stored with its class's name under "kind" and read back
+among the members of that union only: the annotations are the register, there is no other.
 """
 
 from __future__ import annotations
@@ -16,28 +16,30 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union
 
 from tessera.engine.engine import EngineConfig
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 
 Dataclass = TypeVar("Dataclass")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is trained, from what, and for how long. The recipe says which configurations `task` and `data` are."""
+    """What is trained, from what, and for how long. The recipe says which configurations `task` and
+    `data` are."""
 
     recipe: str
     """The recipe this run was made by."""
     task: Any
-    """The configuration of a task: `build(**parts)` makes it, `parts()` names the runs it stands on, `suits(data)` refuses data
-    that it cannot learn from."""
+    """The configuration of a task: `build(**parts)` makes it, `parts()` names the runs it stands
+    on, `validate_data(data)` refuses data that it cannot learn from."""
     data: Any
-    """The configuration of a source: `build()` makes a Split, `everything()` all of it in order; `path` is where it lies."""
+    """The configuration of a source: `build()` makes a Split, `full()` all of it in order; `path`
+    is where it lies."""
     engine: EngineConfig = field(default_factory=EngineConfig)
     published: str = ""
     """What the paper says of the size of these networks, where the preset follows one."""
 
     def __post_init__(self) -> None:
-        self.task.suits(self.data)
+        self.task.validate_data(self.data)
         if self.engine.batch_size < self.least_batch:
             raise ValueError(
                 f"What is learnt here is learnt by comparing examples, and in a batch of {self.engine.batch_size} there is "
@@ -50,14 +52,15 @@ class Run:
         return getattr(self.task, "least_batch", 1)
 
     def build_task(self, parts: Mapping[str, Any]) -> Any:
-        """The task, with weights as the global generators give them, on the finished runs that it stands on.
+        """The task, with weights as the global generators give them, on the finished runs that it
+        stands on.
 
         A part that cannot be had is a letter, not a trace.
         """
         try:
             return self.task.build(**parts)
         except (ValueError, OSError, ModuleNotFoundError) as error:
-            raise Refused(str(error)) from error
+            raise UserError(str(error)) from error
 
 
 def decode_run(values: dict[str, Any], task: type, data: type) -> Run:
@@ -71,9 +74,11 @@ def decode_run(values: dict[str, Any], task: type, data: type) -> Run:
             published=values["published"],
         )
     except KeyError as error:
-        raise Refused(f"The run's config.json has no {error.args[0]!r}: it is not a whole Run.") from None
+        raise UserError(
+            f"The run's config.json has no {error.args[0]!r}: it is not a whole Run."
+        ) from None
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise UserError(str(error)) from None
 
 
 MAY_DIFFER = frozenset(
@@ -82,17 +87,24 @@ MAY_DIFFER = frozenset(
         "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes "
         "track start_from"
     ).split()
-) | {"task.tokenizer", "task.smaller", "task.semantic", "task.codes"}
-"""What may change when a run goes on: how long, how often it reports, on what it is carried out, and where the runs lie
-that it stands on (the folder has copies of them, which must be the same: `parts.py`)."""
+) | {"task.tokenizer", "task.smaller", "task.semantic", "task.tokens"}
+"""What may change when a run goes on: how long, how often it reports, on what it is carried out,
+and where the runs lie that it stands on (the folder has copies of them, which must be the same:
+`parts.py`)."""
 
 
 def encode(value: Any, declared: Any = None) -> Any:
     """A dataclass as plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
-        encoded = {f.name: encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)}
-        return {"kind": type(value).__name__, **encoded} if len(_dataclasses_in(declared)) > 1 else encoded
+        encoded = {
+            f.name: encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)
+        }
+        return (
+            {"kind": type(value).__name__, **encoded}
+            if len(_dataclasses_in(declared)) > 1
+            else encoded
+        )
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
     return value
@@ -101,19 +113,25 @@ def encode(value: Any, declared: Any = None) -> Any:
 def decode(kind: type[Dataclass], values: dict[str, Any], place: str = "") -> Dataclass:
     """The dataclass that `encode` wrote; an unknown field is refused with the nearest name."""
     if not isinstance(values, dict):
-        raise Refused(f"{place or kind.__name__} must be a group of settings, but it is {values!r}.")
+        raise UserError(
+            f"{place or kind.__name__} must be a group of settings, but it is {values!r}."
+        )
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            raise Refused(f"There is no setting {place + name!r} in {kind.__name__}{did_you_mean(name, known)}")
-    decoded = {name: _decoded(hints[name], value, f"{place}{name}") for name, value in values.items()}
+            raise UserError(
+                f"There is no setting {place + name!r} in {kind.__name__}{did_you_mean(name, known)}"
+            )
+    decoded = {
+        name: _decoded(hints[name], value, f"{place}{name}") for name, value in values.items()
+    }
     try:
         return kind(**decoded)
     except TypeError as error:
-        raise Refused(f"{place or kind.__name__}: {error}.") from None
+        raise UserError(f"{place or kind.__name__}: {error}.") from None
     except ValueError as error:
-        raise Refused(str(error)) from None
+        raise UserError(str(error)) from None
 
 
 def _decoded(hint: Any, value: Any, place: str) -> Any:
@@ -123,11 +141,17 @@ def _decoded(hint: Any, value: Any, place: str) -> Any:
     if candidates and isinstance(value, dict):
         alone = len(candidates) == 1  # then "kind" is a field of the dataclass, or nothing at all
         return decode(
-            _chosen(candidates, value, place), {k: v for k, v in value.items() if alone or k != "kind"}, f"{place}."
+            _chosen(candidates, value, place),
+            {k: v for k, v in value.items() if alone or k != "kind"},
+            f"{place}.",
         )
     if isinstance(value, list):
         return tuple(value)
-    if isinstance(value, int) and not isinstance(value, bool) and float in (hint, *typing.get_args(hint)):
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and float in (hint, *typing.get_args(hint))
+    ):
         return float(value)
     return value
 
@@ -139,7 +163,9 @@ def _chosen(candidates: list[type], value: dict[str, Any], place: str) -> type:
         if candidate.__name__ == value.get("kind"):
             return candidate
     names = [candidate.__name__ for candidate in candidates]
-    raise Refused(f"{place} is of kind {value.get('kind')!r}, but it can only be {' or '.join(names)}.")
+    raise UserError(
+        f"{place} is of kind {value.get('kind')!r}, but it can only be {' or '.join(names)}."
+    )
 
 
 def _dataclasses_in(hint: Any) -> list[type]:
@@ -160,7 +186,9 @@ def flat(values: dict[str, Any], place: str = "") -> dict[str, Any]:
     """{"engine": {"steps": 3}} as {"engine.steps": 3}."""
     found: dict[str, Any] = {}
     for name, value in values.items():
-        found |= flat(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}": value}
+        found |= (
+            flat(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}": value}
+        )
     return found
 
 

@@ -1,7 +1,8 @@
-"""A run's folder: its config, its numbers, its samples, its checkpoints' place, and the lock that keeps a second run out.
+"""A run's folder: its config, its numbers, its samples, its checkpoints' place, and the lock that
+keeps a second run out.
 
-Imports no torch: the viewer and the quick verbs read folders too. Everything is written so that a kill at any instant
-leaves either the old state or the new one.
+Imports no torch: the viewer and the quick verbs read folders too. Everything is written so that a
+kill at any instant leaves either the old state or the new one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,14 @@ EARLIER = "earlier"
 
 
 def for_samples(place: Path) -> Path:
-    """A place that samples may be written to: a new folder, an empty one, or one that holds earlier samples."""
-    if place.exists() and (not place.is_dir() or (lying_in(place) and not (place / "settings.json").exists())):
-        raise Refused(f"{place} holds other things than samples. Give another --out; nothing was changed.")
+    """A place that samples may be written to: a new folder, an empty one, or one that holds earlier
+    samples."""
+    if place.exists() and (
+        not place.is_dir() or (lying_in(place) and not (place / "settings.json").exists())
+    ):
+        raise UserError(
+            f"{place} holds other things than samples. Give another --out; nothing was changed."
+        )
     return place
 
 
@@ -52,7 +58,7 @@ def next_free(folder: Path, name: str) -> Path:
     return folder / f"{name}-{number:03d}"
 
 
-class Refused(Exception):
+class UserError(Exception):
     """Something a person asked for cannot be done; the message is a letter to that person."""
 
     exit_code = 2
@@ -70,9 +76,11 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """The whole text is added to the file, or none of it: what a full disk took in part is taken back.
+    """The whole text is added to the file, or none of it: what a full disk took in part is taken
+    back.
 
-    Unbuffered, because a buffer would try to write its rest once more when the file is truncated or closed.
+    Unbuffered, because a buffer would try to write its rest once more when the file is truncated or
+    closed.
     """
     data = text.encode("utf-8")
     with open(path, "ab", buffering=0) as file:
@@ -94,7 +102,7 @@ def fsync_folder(path: Path) -> None:
         os.close(descriptor)
 
 
-class RunFolder:
+class RunDirectory:
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.config = self.path / "config.json"
@@ -110,7 +118,9 @@ class RunFolder:
     @property
     def begun(self) -> bool:
         """Whether there is anything that a step has left."""
-        return self.metrics.exists() or any(any(place.iterdir()) for place in (self.checkpoints, self.samples))
+        return self.metrics.exists() or any(
+            any(place.iterdir()) for place in (self.checkpoints, self.samples)
+        )
 
     # ---- opening and closing
 
@@ -118,7 +128,9 @@ class RunFolder:
         """Creates the folder and what lies in it, or says why it cannot."""
         for place in (self.samples, self.checkpoints, *self.checkpoints.parents):
             if place.is_file():
-                raise Refused(f"{self.path} cannot be a run's folder: {place} is a file. Give another --out.")
+                raise UserError(
+                    f"{self.path} cannot be a run's folder: {place} is a file. Give another --out."
+                )
         with self._told_if_not_writable():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.samples.mkdir(exist_ok=True)
@@ -128,15 +140,15 @@ class RunFolder:
         try:
             yield
         except OSError as error:
-            raise Refused(
+            raise UserError(
                 f"The run's folder {self.path} cannot be written ({error.strerror}). Make room, or give another --out."
             ) from None
 
     def lock(self) -> None:
         """Keeps a second run out of this folder for as long as this process lives.
 
-        A POSIX record lock: it goes with the process, however that dies, and unlike flock it is not inherited by
-        loader workers that may outlive a killed run by some seconds.
+        A POSIX record lock: it goes with the process, however that dies, and unlike flock it is not
+        inherited by loader workers that may outlive a killed run by some seconds.
         """
         if self._lock is not None:
             return
@@ -148,7 +160,7 @@ class RunFolder:
         except OSError:
             holder = os.read(descriptor, 32).decode(errors="replace").strip()
             os.close(descriptor)
-            raise Refused(
+            raise UserError(
                 f"Another run is at work in {self.path} (process {holder or 'unknown'}). "
                 "Wait for it, stop it, or give another --out."
             ) from None
@@ -166,15 +178,17 @@ class RunFolder:
 
     def read_config(self) -> dict[str, Any]:
         if not self.path.is_dir():
-            raise Refused(f"There is no run in {self.path}: no such folder.")
+            raise UserError(f"There is no run in {self.path}: no such folder.")
         if not self.config.is_file():
-            raise Refused(f"There is no run in {self.path}: it has no config.json.")
+            raise UserError(f"There is no run in {self.path}: it has no config.json.")
         try:
             config = json.loads(self.config.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise Refused(f"{self.config} is not readable as JSON: {error}.") from None
+            raise UserError(f"{self.config} is not readable as JSON: {error}.") from None
         if not isinstance(config, dict):
-            raise Refused(f"{self.config} must hold a group of settings, but it holds {config!r}.")
+            raise UserError(
+                f"{self.config} must hold a group of settings, but it holds {config!r}."
+            )
         return config
 
     def write_config(self, config: dict[str, Any]) -> None:
@@ -184,8 +198,11 @@ class RunFolder:
     # ---- the numbers
 
     def log(self, record: dict[str, Any]) -> bool:
-        """Appends one line. A line that a full disk refuses is kept and written with the next; False says so."""
-        self._unwritten.append(json.dumps({key: _plain(value) for key, value in record.items()}) + "\n")
+        """Appends one line. A line that a full disk refuses is kept and written with the next;
+        False says so."""
+        self._unwritten.append(
+            json.dumps({key: _plain(value) for key, value in record.items()}) + "\n"
+        )
         try:
             append(self.metrics, "".join(self._unwritten))
         except OSError:
@@ -193,8 +210,9 @@ class RunFolder:
         self._unwritten.clear()
         return True
 
-    def make_lines_last(self) -> None:
-        """Before a checkpoint: what was logged up to it survives a power cut too. A kill alone takes no written line."""
+    def fsync_metrics(self) -> None:
+        """Before a checkpoint: what was logged up to it survives a power cut too. A kill alone
+        takes no written line."""
         if self.metrics.exists():
             with open(self.metrics, "rb") as file:
                 os.fsync(file.fileno())
@@ -204,19 +222,25 @@ class RunFolder:
         lines = [*_lines(self.metrics), *self._unwritten]
         if kind is None:
             return _parsed(lines)
-        likely = [line for line in lines if f'"{kind}"' in line]  # a month's worth is not parsed to find a few
+        likely = [
+            line for line in lines if f'"{kind}"' in line
+        ]  # a month's worth is not parsed to find a few
         return [record for record in _parsed(likely) if record.get("kind") == kind]
 
     def forget_after(self, step: int) -> None:
-        """Drops the lines of steps that a resumed run will do again, so that no step appears twice."""
+        """Drops the lines of steps that a resumed run will do again, so that no step appears
+        twice."""
         if self.metrics.exists():
             kept = [record for record in self.records() if record["step"] <= step]
             with self._told_if_not_writable():
-                write_atomically(self.metrics, "".join(json.dumps(record) + "\n" for record in kept))
+                write_atomically(
+                    self.metrics, "".join(json.dumps(record) + "\n" for record in kept)
+                )
             self._unwritten.clear()
 
     def note(self, file_name: str, record: dict[str, Any]) -> None:
-        """Adds a line to one of the run's smaller journals (rejected examples, non-finite steps, alarms)."""
+        """Adds a line to one of the run's smaller journals (rejected examples, non-finite steps,
+        alarms)."""
         with contextlib.suppress(OSError):
             append(self.path / file_name, json.dumps(record) + "\n")
 

@@ -1,7 +1,9 @@
-"""Classifier-free guidance (Ho 2022, arXiv 2207.12598, eq. 6): away from what would be drawn without the prompt.
+"""Classifier-free guidance (Ho 2022, arXiv 2207.12598, eq. 6): away from what would be drawn
+without the prompt.
 
-How far may depend on how far the drawing has come: guidance in the middle only, or growing, costs less variety
-(Kynkäänniemi 2024, 2404.07724, for an interval; Chang 2023, 2301.00704, section 2.7, for a ramp).
+How far may depend on how far the drawing has come: guidance in the middle only, or growing, costs
+less variety (Kynkäänniemi 2024, 2404.07724, for an interval; Chang 2023, 2301.00704, section 2.7,
+for a ramp).
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class Guidance:
         if not self.start <= progress <= self.end:
             return 1.0
         way = (progress - self.start) / (self.end - self.start) if self.end > self.start else 1.0
-        grown = {"constant": 1.0, "linear": way, "cosine": (1 - math.cos(math.pi * way)) / 2}[self.ramp]
+        grown = {"constant": 1.0, "linear": way, "cosine": (1 - math.cos(math.pi * way)) / 2}[
+            self.ramp
+        ]
         return 1.0 + (self.scale - 1.0) * grown
 
 

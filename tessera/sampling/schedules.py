@@ -1,4 +1,5 @@
-"""How many symbols are hidden when: all of them at time 0, none at time 1 (Chang 2022, arXiv 2202.04200, section 3.3)."""
+"""How many symbols are hidden when: all of them at time 0, none at time 1 (Chang 2022, arXiv
+2202.04200, section 3.3)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ def mean_share(schedule: Schedule) -> float:
     return {"cosine": 2 / math.pi, "arccos": 2 / math.pi, "linear": 0.5, "power": 2 / 3}[schedule]
 
 
-def hidden_after(schedule: Schedule, round_number: int, rounds: int, total: int) -> int:
+def hidden_after(schedule: Schedule, round_number: int, decoding_steps: int, total: int) -> int:
     """How many of `total` stay hidden after round 0, 1, ...; 0 after the last one."""
-    if round_number + 1 >= rounds:
+    if round_number + 1 >= decoding_steps:
         return 0
-    return math.floor(total * hidden_share(schedule, (round_number + 1) / rounds))
+    return math.floor(total * hidden_share(schedule, (round_number + 1) / decoding_steps))

@@ -1,9 +1,10 @@
-"""Text encoders: captions in; out come states (a vector for each symbol, and which are real) for another network to look at.
+"""Text encoders: captions in; out come states (a vector for each symbol, and which are real) for
+another network to look at.
 
-`LearnedText` is small, starts from nothing and learns with the network that it serves. `PretrainedText` is somebody
-else's encoder (T5, as Muse and Imagen take it: arXiv 2301.00704, section 2.1; or BERT, CLIP, ...): frozen, and in no
-checkpoint. Both keep one contract, `TextEncoder`. Beyond rounding, a text's states do not depend on what else is in the
-batch.
+`LearnedText` is small, starts from nothing and learns with the network that it serves.
+`PretrainedText` is somebody else's encoder (T5, as Muse and Imagen take it: arXiv 2301.00704,
+section 2.1; or BERT, CLIP, ...): frozen, and in no checkpoint. Both keep one contract,
+`TextEncoder`. Beyond rounding, a text's states do not depend on what else is in the batch.
 
 B texts, L symbols of the longest among them, W width.
 """
@@ -17,7 +18,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
+from itertools import grad_accum_steps, pairwise
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,7 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from tessera.nn.bpe import PADDING, Alphabet, refuse_too_few
+from tessera.nn.bpe import BPE, PADDING, refuse_too_few
 from tessera.nn.precision import full_precision
 from tessera.nn.transformer import States, Transformer
 from tessera.text.huggingface import library, read_weights, told
@@ -36,7 +37,7 @@ from tessera.text.huggingface import library, read_weights, told
 class TextEncoder(nn.Module):
     """The contract of all text encoders."""
 
-    width: int
+    dim: int
     depth: int = 1
     """Layers that can be asked for states: 1, if there are only those of the last."""
 
@@ -46,11 +47,14 @@ class TextEncoder(nn.Module):
     def layers(self, texts: Sequence[str], at: Sequence[int] = ()) -> list[States]:
         """The states after each of `at` layers, and last the result."""
         if at:
-            raise ValueError(f"This text encoder has no states of layers {', '.join(map(str, at))}: only those of its last.")
+            raise ValueError(
+                f"This text encoder has no states of layers {', '.join(map(str, at))}: only those of its last."
+            )
         return [self(texts)]
 
-    def meet(self, texts: Iterable[str], place: Path | None = None) -> None:
-        """Sees all captions of a run before the first step; `place` is a folder for what is worth keeping."""
+    def prepare_text(self, texts: Iterable[str], place: Path | None = None) -> None:
+        """Sees all captions of a run before the first step; `place` is a folder for what is worth
+        keeping."""
         raise NotImplementedError
 
     def fits(self, text: str) -> bool:
@@ -64,7 +68,9 @@ class TextEncoder(nn.Module):
 
 def refuse_one_text(texts: Sequence[str]) -> None:
     if isinstance(texts, str):
-        raise TypeError(f"A text encoder reads a list of texts, but was given the text {texts[:40]!r}: put it in a list.")
+        raise TypeError(
+            f"A text encoder reads a list of texts, but was given the text {texts[:40]!r}: put it in a list."
+        )
 
 
 def padded(rows: list[Tensor]) -> States:
@@ -81,13 +87,14 @@ def padded(rows: list[Tensor]) -> States:
 class LearnedTextConfig:
     """A small text encoder that learns with the network it serves."""
 
-    width: int = 128
+    dim: int = 128
     depth: int = 2
     """Transformer blocks."""
     heads: int = 4
-    symbols: int = 512
-    """Size of the alphabet: 258 are taken (256 bytes), the rest are pieces of words, learnt from the training captions."""
-    longest: int = 64
+    tokens: int = 512
+    """Size of the alphabet: 258 are taken (256 bytes), the rest are pieces of words, learnt from
+    the training captions."""
+    max_len: int = 64
     """Symbols of a text that are read, the one that begins it included."""
     casefold: bool = True
     """Whether capitals count as small letters: prompts are typed in any case."""
@@ -95,12 +102,14 @@ class LearnedTextConfig:
     def __post_init__(self) -> None:
         for name in ("width", "depth", "heads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"A text encoder's {name} is at least 1, but it is {getattr(self, name)}.")
-        if self.longest < 2:
+                raise ValueError(
+                    f"A text encoder's {name} is at least 1, but it is {getattr(self, name)}."
+                )
+        if self.max_len < 2:
             raise ValueError(
-                f"Every text begins with a symbol of its own, so `longest` is at least 2, but it is {self.longest}."
+                f"Every text begins with a symbol of its own, so `max_len` is at least 2, but it is {self.max_len}."
             )
-        refuse_too_few(self.symbols)
+        refuse_too_few(self.tokens)
 
     def build(self) -> LearnedText:
         return LearnedText(self)
@@ -109,46 +118,50 @@ class LearnedTextConfig:
 class LearnedText(TextEncoder):
     def __init__(self, config: LearnedTextConfig):
         super().__init__()
-        self.width, self.depth, self.longest = config.width, config.depth, config.longest
-        self.alphabet = Alphabet(config.symbols, casefold=config.casefold)
-        self.embedding = nn.Embedding(config.symbols, config.width)
+        self.dim, self.depth, self.max_len = config.dim, config.depth, config.max_len
+        self.bpe = BPE(config.tokens, casefold=config.casefold)
+        self.embedding = nn.Embedding(config.tokens, config.dim)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.transformer = Transformer(config.width, config.depth, config.heads)
+        self.transformer = Transformer(config.dim, config.depth, config.heads)
 
     def forward(self, texts: Sequence[str]) -> States:
         return self.layers(texts)[-1]
 
     def layers(self, texts: Sequence[str], at: Sequence[int] = ()) -> list[States]:
-        symbols_BL = self.symbols(texts)
+        symbols_BL = self.tokens(texts)
         mask_BL = symbols_BL != PADDING
         passed = self.transformer.layers(self.embedding(symbols_BL), mask_BN=mask_BL, at=at)
         return [States(values_BLW * mask_BL[..., None], mask_BL) for values_BLW in passed]
 
-    def symbols(self, texts: Sequence[str]) -> Tensor:
-        """(B, L), padded at the end and cut at `longest`."""
+    def tokens(self, texts: Sequence[str]) -> Tensor:
+        """(B, L), padded at the end and cut at `max_len`."""
         refuse_one_text(texts)
-        spelt = [self.alphabet.encode(text)[: self.longest] for text in texts]
-        # A finished model pads alike whoever is beside a text, so that not even a rounding depends on it.
-        most = max(map(len, spelt)) if self.training else self.longest
-        rows = [symbols + [PADDING] * (most - len(symbols)) for symbols in spelt]
+        spelt = [self.bpe.encode(text)[: self.max_len] for text in texts]
+        # A finished model pads alike whoever is beside a text, so that not even a rounding depends
+        # on it.
+        most = max(map(len, spelt)) if self.training else self.max_len
+        rows = [tokens + [PADDING] * (most - len(tokens)) for tokens in spelt]
         return torch.tensor(rows, device=self.embedding.weight.device)
 
-    def meet(self, texts: Iterable[str], place: Path | None = None) -> None:
-        """Learns the alphabet, anew each time: the same captions give the same one. Nothing is kept on disk."""
-        self.alphabet.learn(texts)
+    def prepare_text(self, texts: Iterable[str], place: Path | None = None) -> None:
+        """Learns the alphabet, anew each time: the same captions give the same one. Nothing is kept
+        on disk."""
+        self.bpe.learn(texts)
 
     def fits(self, text: str) -> bool:
-        return len(self.alphabet.encode(text)) <= self.longest
+        return len(self.bpe.encode(text)) <= self.max_len
 
 
 # ---------------------------------------------------------------------------------------------------------- pretrained
 
 TEXTS_AT_ONCE = 64
 TEXTS_IN_A_FILE = 64 * TEXTS_AT_ONCE
-"""Whole batches, so that a text is computed in the same company however often the work was interrupted."""
+"""Whole batches, so that a text is computed in the same company however often the work was
+interrupted."""
 
 PROBE = "Two RED Cafés, 3 bicycles & naïve_木 🚲!"
-"""Capitals, accents, digits, signs, other scripts: what tokenizers with the same vocabulary may treat differently."""
+"""Capitals, accents, digits, signs, other scripts: what tokenizers with the same vocabulary may
+treat differently."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,31 +169,39 @@ class PretrainedTextConfig:
     """Somebody else's text encoder, frozen. Needs the extra `text`."""
 
     name: str
-    """A folder with an encoder and its tokenizer in the Hugging Face layout, or the name of one on the hub."""
-    longest: int = 77
+    """A folder with an encoder and its tokenizer in the Hugging Face layout, or the name of one on
+    the hub."""
+    max_len: int = 77
     """Symbols of a text that are read."""
     download: bool = False
     """Whether what is not yet on this machine may be fetched from the hub."""
 
     def __post_init__(self) -> None:
         if not self.name.strip():
-            raise ValueError("A pretrained text encoder needs a name: a folder that holds one, or its name on the hub.")
-        if self.longest < 1:
-            raise ValueError(f"At least 1 symbol of a text must be read, but `longest` is {self.longest}.")
+            raise ValueError(
+                "A pretrained text encoder needs a name: a folder that holds one, or its name on the hub."
+            )
+        if self.max_len < 1:
+            raise ValueError(
+                f"At least 1 symbol of a text must be read, but `max_len` is {self.max_len}."
+            )
 
     def build(self) -> PretrainedText:
         return PretrainedText(self)
 
 
 class PretrainedText(TextEncoder):
-    """The network is held and not registered: no optimizer, average or checkpoint sees it. It follows `.to(device)`."""
+    """The network is held and not registered: no optimizer, average or checkpoint sees it. It
+    follows `.to(device)`."""
 
     def __init__(self, config: PretrainedTextConfig):
         super().__init__()
         found = find_encoder(config)
-        self.longest = config.longest
-        self.width: int = found.network.config.hidden_size
-        self._held = (found.network.eval().requires_grad_(False),)  # a tuple, so that nn.Module does not register it
+        self.max_len = config.max_len
+        self.dim: int = found.network.config.hidden_size
+        self._held = (
+            found.network.eval().requires_grad_(False),
+        )  # a tuple, so that nn.Module does not register it
         self._facts, self._tokenizer = found.facts, found.tokenizer
         self._kept = Kept()
 
@@ -200,7 +221,8 @@ class PretrainedText(TextEncoder):
         return self
 
     def forward(self, texts: Sequence[str]) -> States:
-        """Kept states where there are some; whatever else is asked for (a prompt) is computed now."""
+        """Kept states where there are some; whatever else is asked for (a prompt) is computed
+        now."""
         refuse_one_text(texts)
         rows = {text: self._kept[text] for text in texts if text in self._kept}
         missing = [text for text in dict.fromkeys(texts) if text not in rows]
@@ -210,45 +232,62 @@ class PretrainedText(TextEncoder):
 
     @torch.no_grad()
     def compute(self, texts: Sequence[str]) -> list[Tensor]:
-        """The states (l, W) of each text, in float32 also under autocast: T5 is known to overflow in float16."""
-        symbols = [torch.tensor(self.symbols(text, truncation=True, max_length=self.longest)) for text in texts]
-        ids = padded(symbols)
+        """The states (l, W) of each text, in float32 also under autocast: T5 is known to overflow
+        in float16."""
+        tokens = [
+            torch.tensor(self.tokens(text, truncation=True, max_length=self.max_len))
+            for text in texts
+        ]
+        ids = padded(tokens)
         with full_precision(self.device.type):
-            seen = self.network(input_ids=ids.values.to(self.device), attention_mask=ids.mask.long().to(self.device))
-        return [values[: len(one)].float() for values, one in zip(seen.last_hidden_state, symbols)]
+            seen = self.network(
+                input_ids=ids.values.to(self.device), attention_mask=ids.mask.long().to(self.device)
+            )
+        return [values[: len(one)].float() for values, one in zip(seen.last_hidden_state, tokens)]
 
-    def symbols(self, text: str, **how: Any) -> list[int]:
-        """As the tokenizer spells it. Half a character, left in a prompt by a terminal of another encoding, is read as "?".
+    def tokens(self, text: str, **how: Any) -> list[int]:
+        """As the tokenizer spells it. Half a character, left in a prompt by a terminal of another
+        encoding, is read as "?".
 
-        Where the tokenizer makes nothing of a text of nothing, there is one symbol to look at all the same.
+        Where the tokenizer makes nothing of a text of nothing, there is one symbol to look at all
+        the same.
         """
         whole = text.encode("utf-8", "replace").decode("utf-8")
-        return self._tokenizer(whole, verbose=False, **how)["input_ids"] or [self._tokenizer.pad_token_id or 0]
+        return self._tokenizer(whole, verbose=False, **how)["input_ids"] or [
+            self._tokenizer.pad_token_id or 0
+        ]
 
     def fits(self, text: str) -> bool:
-        return len(self.symbols(text)) <= self.longest
+        return len(self.tokens(text)) <= self.max_len
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that a text's states depend on, and of nothing else: where the encoder lies and who reads it may change.
+        """Of all that a text's states depend on, and of nothing else: where the encoder lies and
+        who reads it may change.
 
-        Weights count without their names, which are the library's and may change with it, and once each: whether it lists two
-        that are tied is its affair too.
+        Weights count without their names, which are the library's and may change with it, and once
+        each: whether it lists two that are tied is its affair too.
         """
         weights = {_digest(tensor) for tensor in self.network.state_dict().values()}
         words = sorted(self._tokenizer.get_vocab().items())
-        facts = [self._facts, sorted(weights), words, self.symbols(PROBE), self.longest]
-        return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        facts = [self._facts, sorted(weights), words, self.tokens(PROBE), self.max_len]
+        return hashlib.blake2b(
+            json.dumps(facts, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
-    def meet(self, texts: Iterable[str], place: Path | None = None) -> None:
-        """Computes every caption once and keeps it in `place`; without a place texts are computed when they come.
+    def prepare_text(self, texts: Iterable[str], place: Path | None = None) -> None:
+        """Computes every caption once and keeps it in `place`; without a place texts are computed
+        when they come.
 
-        They go in the order of their lengths, so that little is computed for padding, and after each file what is done is done.
+        They go in the order of their lengths, so that little is computed for padding, and after
+        each file what is done is done.
         """
         if place is None:
             return
         self._kept = Kept(place, self.fingerprint)
-        waiting = {text: len(self.symbols(text)) for text in dict.fromkeys(texts) if text not in self._kept}
+        waiting = {
+            text: len(self.tokens(text)) for text in dict.fromkeys(texts) if text not in self._kept
+        }
         ordered = sorted(waiting, key=lambda text: (waiting[text], text))
         for start in range(0, len(ordered), TEXTS_IN_A_FILE):
             some = ordered[start : start + TEXTS_IN_A_FILE]
@@ -258,7 +297,9 @@ class PretrainedText(TextEncoder):
 
 def _digest(tensor: Tensor) -> str:
     data = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return hashlib.blake2b(f"{tensor.dtype} {tuple(tensor.shape)}".encode() + data.tobytes(), digest_size=16).hexdigest()
+    return hashlib.blake2b(
+        f"{tensor.dtype} {tuple(tensor.shape)}".encode() + data.tobytes(), digest_size=16
+    ).hexdigest()
 
 
 # ---- finding it
@@ -273,19 +314,33 @@ class Found:
 
 
 def find_encoder(config: PretrainedTextConfig) -> Found:
-    """Reads an encoder whole, or says what is missing. Only safetensors are read, and no code that comes with a model runs."""
+    """Reads an encoder whole, or says what is missing. Only safetensors are read, and no code that
+    comes with a model runs."""
     transformers = library("A pretrained text encoder", "take the text encoder that learns")
     what = f"The text encoder {config.name!r}"
-    place, how = place_of(config), {"local_files_only": not config.download, "trust_remote_code": False}
+    place, how = (
+        place_of(config),
+        {"local_files_only": not config.download, "trust_remote_code": False},
+    )
     with told(transformers, what, PARTS):
         facts, _ = transformers.PreTrainedConfig.get_config_dict(place, **how)
         settings = transformers.AutoConfig.from_pretrained(place, **how)
         tokenizer = transformers.AutoTokenizer.from_pretrained(place, **how)
         weights = read_weights(_class_for(settings, transformers), place, **how)
-    network = weights.refuse_half(what, unused=("pooler",))  # which is not used here, and many files have none
-    network = network.get_encoder() if settings.is_encoder_decoder else getattr(network, "text_model", network)
+    network = weights.refuse_half(
+        what, unused=("pooler",)
+    )  # which is not used here, and many files have none
+    network = (
+        network.get_encoder()
+        if settings.is_encoder_decoder
+        else getattr(network, "text_model", network)
+    )
     refuse_length(config, network.config, tokenizer)
-    saying = {name: value for name, value in facts.items() if name != "transformers_version" and not name.startswith("_")}
+    saying = {
+        name: value
+        for name, value in facts.items()
+        if name != "transformers_version" and not name.startswith("_")
+    }
     return Found(network, tokenizer, saying)
 
 
@@ -295,8 +350,9 @@ PARTS = 'config.json, the files of its tokenizer (some of them need packages tha
 def place_of(config: PretrainedTextConfig) -> str:
     """A folder; only where something may be fetched, a name on the hub.
 
-    What was fetched before is looked up here, because the library calls the hub even when it is told to stay with local
-    files (huggingface_hub 2.4 asks it for a list of programs, to say by which of them it is used).
+    What was fetched before is looked up here, because the library calls the hub even when it is
+    told to stay with local files (huggingface_hub 2.4 asks it for a list of programs, to say by
+    which of them it is used).
     """
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
@@ -323,13 +379,14 @@ def _class_for(settings: Any, transformers: Any) -> Any:
 
 
 def refuse_length(config: PretrainedTextConfig, settings: Any, tokenizer: Any) -> None:
-    """T5 reads any length; where places have learnt vectors there are only so many, and the tokenizer may know of fewer."""
+    """T5 reads any length; where places have learnt vectors there are only so many, and the
+    tokenizer may know of fewer."""
     places = getattr(settings, "max_position_embeddings", None)
     least = tokenizer.num_special_tokens_to_add() + 1
-    most = config.longest if places is None else min(places, tokenizer.model_max_length)
-    if not least <= config.longest <= most:
+    most = config.max_len if places is None else min(places, tokenizer.model_max_length)
+    if not least <= config.max_len <= most:
         raise ValueError(
-            f"`longest` is {config.longest}, but the text encoder {config.name!r} reads from {least} up to "
+            f"`max_len` is {config.max_len}, but the text encoder {config.name!r} reads from {least} up to "
             f"{'any number of' if places is None else most} symbols, those that it adds itself included."
         )
 
@@ -340,10 +397,11 @@ def refuse_length(config: PretrainedTextConfig, settings: Any, tokenizer: Any) -
 class Kept:
     """States of texts on disk, each file whole in itself: texts-KEY-CHECKSUM.safetensors.
 
-    The key is the encoder's fingerprint. A file holds some texts (as JSON), all their rows one below the other, and where
-    each text's begin. Its name is the checksum of what is in it, so a file that is not what was written is left alone and
-    its texts are computed anew, and processes that write at the same time write the same or different files. Rows are
-    mapped into memory: the disk is read when they are asked for.
+    The key is the encoder's fingerprint. A file holds some texts (as JSON), all their rows one
+    below the other, and where each text's begin. Its name is the checksum of what is in it, so a
+    file that is not what was written is left alone and its texts are computed anew, and processes
+    that write at the same time write the same or different files. Rows are mapped into memory: the
+    disk is read when they are asked for.
     """
 
     def __init__(self, place: Path | None = None, key: str = ""):
@@ -366,15 +424,21 @@ class Kept:
         found = load_file(path)
         texts = json.loads(bytes(found["texts"].numpy()))
         begins = found["begins"].tolist()
-        self._homes |= {text: found["rows"][begin:end] for text, (begin, end) in zip(texts, pairwise(begins), strict=True)}
+        self._homes |= {
+            text: found["rows"][begin:end]
+            for text, (begin, end) in zip(texts, pairwise(begins), strict=True)
+        }
 
     def add(self, texts: list[str], rows: list[Tensor]) -> None:
         temporary = self.place / f".texts-{self.key}-{os.getpid()}"
-        begins = [0, *accumulate(map(len, rows))]
+        begins = [0, *grad_accum_steps(map(len, rows))]
         written = torch.frombuffer(bytearray(json.dumps(texts).encode()), dtype=torch.uint8)
         try:
             self.place.mkdir(parents=True, exist_ok=True)
-            save_file({"texts": written, "begins": torch.tensor(begins), "rows": torch.cat(rows)}, temporary)
+            save_file(
+                {"texts": written, "begins": torch.tensor(begins), "rows": torch.cat(rows)},
+                temporary,
+            )
             path = self.place / self.name_for(temporary)
             os.replace(temporary, path)
         except (OSError, SafetensorError) as problem:

@@ -1,7 +1,8 @@
-"""Networks of others in the Hugging Face layout, folders with config.json and .safetensors, read with the library transformers.
+"""Networks of others in the Hugging Face layout, folders with config.json and .safetensors, read
+with the library transformers.
 
-They are read whole and in silence or refused with what to do; only safetensors are read, no code that comes with a model runs,
-and nothing is downloaded here.
+They are read whole and in silence or refused with what to do; only safetensors are read, no code
+that comes with a model runs, and nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def library(what: str, instead: str) -> Any:
 
 @contextmanager
 def quiet(transformers: Any) -> Iterator[None]:
-    """Its progress bars and reports go to a terminal where a run shows its own; what they tell is asked for and refused."""
+    """Its progress bars and reports go to a terminal where a run shows its own; what they tell is
+    asked for and refused."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -64,9 +66,11 @@ class Weights:
     report: dict[str, Any]
 
     def refuse_half(self, what: str, *, unused: Sequence[str] = ()) -> Any:
-        """The network, if it is whole; the library would fill in chance and go on. What has one of the words of `unused` in its
-        name may be missing."""
-        missing = sorted(name for name in self.report["missing_keys"] if not any(word in name for word in unused))
+        """The network, if it is whole; the library would fill in chance and go on. What has one of
+        the words of `unused` in its name may be missing."""
+        missing = sorted(
+            name for name in self.report["missing_keys"] if not any(word in name for word in unused)
+        )
         other = sorted(name for name, *_ in self.report["mismatched_keys"])
         if missing or other:
             named = ", ".join((missing + other)[:5])
@@ -80,7 +84,9 @@ class Weights:
 def read_weights(kind: Any, place: str, **how: Any) -> Weights:
     """In float32. What does not fit is told to us, who refuse it."""
     asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    return Weights(*kind.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **asked, **how))
+    return Weights(
+        *kind.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **asked, **how)
+    )
 
 
 def refuse_no_folder(path: str, what: str) -> None:

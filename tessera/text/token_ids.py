@@ -1,6 +1,8 @@
-"""A text encoder for texts that somebody else has written as numbers: captions such as "17 4 256", one number for each symbol.
+"""A text encoder for texts that somebody else has written as numbers: captions such as "17 4 256",
+one number for each symbol.
 
-For whoever has a tokenizer of their own. It learns with the network that it serves, as `LearnedText` does, and has no alphabet.
+For whoever has a tokenizer of their own. It learns with the network that it serves, as
+`LearnedText` does, and has no alphabet.
 """
 
 from __future__ import annotations
@@ -18,42 +20,49 @@ from tessera.text.encoder import LearnedText, refuse_one_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumberedTextConfig:
+class TokenIdTextConfig:
     """Reads texts that come as numbers."""
 
-    symbols: int
+    tokens: int
     """How many symbols the tokenizer has: numbers are 0 up to below this."""
-    width: int = 128
+    dim: int = 128
     depth: int = 2
     """Transformer blocks."""
     heads: int = 4
-    longest: int = 256
+    max_len: int = 256
     """Symbols of a text that are read."""
 
     def __post_init__(self) -> None:
         for name in ("symbols", "width", "depth", "heads", "longest"):
             if getattr(self, name) < 1:
-                raise ValueError(f"A text encoder's {name} is at least 1, but it is {getattr(self, name)}.")
+                raise ValueError(
+                    f"A text encoder's {name} is at least 1, but it is {getattr(self, name)}."
+                )
 
-    def build(self) -> NumberedText:
-        return NumberedText(self)
+    def build(self) -> TokenIdText:
+        return TokenIdText(self)
 
 
-class NumberedText(LearnedText):
+class TokenIdText(LearnedText):
     """Number n is symbol n + 1: symbol 0 is padding."""
 
-    def __init__(self, config: NumberedTextConfig):
-        nn.Module.__init__(self)  # LearnedText's own makes an alphabet, and here somebody else has one
-        self.width, self.depth, self.longest = config.width, config.depth, config.longest
-        self.embedding = nn.Embedding(config.symbols + 1, config.width)
+    def __init__(self, config: TokenIdTextConfig):
+        nn.Module.__init__(
+            self
+        )  # LearnedText's own makes an alphabet, and here somebody else has one
+        self.dim, self.depth, self.max_len = config.dim, config.depth, config.max_len
+        self.embedding = nn.Embedding(config.tokens + 1, config.dim)
         nn.init.normal_(self.embedding.weight, std=0.02)
-        self.transformer = Transformer(config.width, config.depth, config.heads)
+        self.transformer = Transformer(config.dim, config.depth, config.heads)
 
-    def symbols(self, texts: Sequence[str]) -> Tensor:
+    def tokens(self, texts: Sequence[str]) -> Tensor:
         refuse_one_text(texts)
-        spelt = [self.numbers(text)[: self.longest] for text in texts]
-        most = max(map(len, spelt)) if self.training else self.longest
-        rows = [[number + 1 for number in numbers] + [PADDING] * (most - len(numbers)) for numbers in spelt]
+        spelt = [self.numbers(text)[: self.max_len] for text in texts]
+        most = max(map(len, spelt)) if self.training else self.max_len
+        rows = [
+            [number + 1 for number in numbers] + [PADDING] * (most - len(numbers))
+            for numbers in spelt
+        ]
         return torch.tensor(rows, device=self.embedding.weight.device)
 
     def numbers(self, text: str) -> list[int]:
@@ -67,10 +76,11 @@ class NumberedText(LearnedText):
             )
         return numbers
 
-    def meet(self, texts: Iterable[str], place: Path | None = None) -> None:
-        """There is no alphabet to learn; numbers that it does not know are refused before the first step."""
+    def prepare_text(self, texts: Iterable[str], place: Path | None = None) -> None:
+        """There is no alphabet to learn; numbers that it does not know are refused before the first
+        step."""
         for text in texts:
             self.numbers(text)
 
     def fits(self, text: str) -> bool:
-        return len(self.numbers(text)) <= self.longest
+        return len(self.numbers(text)) <= self.max_len

@@ -3,8 +3,9 @@
     trainer = VQGanVAETrainer(VQGAN(VQGANConfig()), folder="pictures", image_size=64, batch_size=8, num_train_steps=1000)
     trainer.train(log_fn=print)
 
-The parameters and their defaults are theirs; what they do is what they say. The results folder is a run's folder: the
-command line's verbs work on it, a second construction goes on where the first stopped, and nothing is asked or deleted.
+The parameters and their defaults are theirs; what they do is what they say. The results folder is a
+run's folder: the command line's verbs work on it, a second construction goes on where the first
+stopped, and nothing is asked or deleted.
 """
 
 from __future__ import annotations

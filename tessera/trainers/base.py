@@ -8,11 +8,11 @@ from typing import Any
 
 from tessera.data.dataset import Split
 from tessera.engine import checkpoint
-from tessera.engine.engine import Engine, Moved, averaged
+from tessera.engine.engine import Engine, UpdateResult, mean_logs
 from tessera.engine.task import Task
 from tessera.run.config import Run
-from tessera.run.directory import Refused, RunFolder
-from tessera.run.train import card_of, engine_of, write_card
+from tessera.run.directory import RunDirectory, UserError
+from tessera.run.train import build_engine, card_of, write_card
 
 Logs = dict[str, Any]
 
@@ -20,11 +20,19 @@ Logs = dict[str, Any]
 class Trainer:
     """Train, one step, save, load."""
 
-    def __init__(self, run: Run, results_folder: str | Path, task: Task | None = None, split: Split | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        results_folder: str | Path,
+        task: Task | None = None,
+        split: Split | None = None,
+    ) -> None:
         self._heard: Callable[[Logs], None] | None = None
         self.run = run
-        self.engine: Engine = engine_of(run, RunFolder(results_folder), task=task, split=split, on_log=self._tell)
-        self._steps: Iterator[dict[str, Moved]] = self.engine.steps()
+        self.engine: Engine = build_engine(
+            run, RunDirectory(results_folder), task=task, split=split, on_log=self._tell
+        )
+        self._steps: Iterator[dict[str, UpdateResult]] = self.engine.steps()
 
     @property
     def steps(self) -> int:
@@ -37,32 +45,38 @@ class Trainer:
         return self.engine.task.model
 
     def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
-        """All steps that are left; `log_fn` hears each record: a step's numbers, or a validation's."""
+        """All steps that are left; `log_fn` hears each record: a step's numbers, or a
+        validation's."""
         self._heard = log_fn
         for _ in self._steps:
             pass
-        if self.engine.meeting.main:
+        if self.engine.dist.is_main:
             write_card(self.run, self.engine.folder, card_of(self.engine.folder))
 
     def train_step(self) -> Logs:
         """One step, and its losses; nothing once the last step is done."""
-        moved = next(self._steps, None)
-        if moved is None:
+        results = next(self._steps, None)
+        if results is None:
             return {}
-        return {f"{name}/{k}": float(v) for name, one in moved.items() for k, v in averaged(one.told).items()}
+        return {
+            f"{name}/{k}": float(v)
+            for name, one in results.items()
+            for k, v in mean_logs(one.logs).items()
+        }
 
     def save(self, path: str | Path) -> None:
         """Everything needed to go on, as a folder of its own: complete, or not there."""
-        if self.engine.meeting.main:
+        if self.engine.dist.is_main:
             checkpoint.write_at(Path(path), self.engine.snapshot())
 
     def load(self, path: str | Path) -> None:
-        """Goes to the step that `save`, or the run itself, wrote: weights, average, optimizers, step."""
-        problem = checkpoint.damage(Path(path))
+        """Goes to the step that `save`, or the run itself, wrote: weights, average, optimizers,
+        step."""
+        problem = checkpoint.find_corruption(Path(path))
         if problem is not None:
-            raise Refused(f"{path} cannot be loaded: {problem}.")
+            raise UserError(f"{path} cannot be loaded: {problem}.")
         self.engine.restore(checkpoint.read(Path(path)))
-        self.engine.meeting.main_does(lambda: self.engine.folder.forget_after(self.steps))
+        self.engine.dist.on_main(lambda: self.engine.folder.forget_after(self.steps))
         self._steps = self.engine.steps()
 
     def _tell(self, record: Logs) -> None:

@@ -1,4 +1,5 @@
-"""Front doors of pictures: the tokenizer's trainer, and the one of text to image over its symbols."""
+"""Front doors of pictures: the tokenizer's trainer, and the one of text to image over its
+symbols."""
 
 from __future__ import annotations
 
@@ -7,17 +8,21 @@ from pathlib import Path
 from typing import Any
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.modalities.image.dataset import Images
+from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import PerceptualConfig
-from tessera.modalities.image.reconstruction import ImageFidelityConfig, ImageJudges, TokenizeImages
+from tessera.modalities.image.reconstruction import (
+    ImageAdversaryConfig,
+    ImageReconstructionConfig,
+    ImageTokenizerConfig,
+)
 from tessera.modalities.image.vqgan import VQGAN
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
 from tessera.objectives.masked import MaskedConfig, MaskingConfig
 from tessera.run.config import Run
-from tessera.run.train import task_of
+from tessera.run.train import build_task
 from tessera.sampling.schedules import Schedule
-from tessera.trainers.arguments import averaged_by, life_of
+from tessera.trainers.arguments import ema_config, engine_config
 from tessera.trainers.base import Trainer
 
 JUDGE = PatchDiscriminatorConfig()
@@ -27,7 +32,8 @@ TRANSFORMER = MaskedTransformerConfig()
 class VQGanVAETrainer(Trainer):
     """Trains an image tokenizer on a folder of pictures, with a discriminator unless it is None.
 
-    `batch_size * grad_accum_every` examples make a step, whatever the number of processes that share them.
+    `batch_size * grad_accum_every` examples make a step, whatever the number of processes that
+    share them.
     """
 
     def __init__(
@@ -56,42 +62,44 @@ class VQGanVAETrainer(Trainer):
         discriminator: PatchDiscriminatorConfig | None = JUDGE,
         perceptual: PerceptualConfig | None = None,
     ) -> None:
-        adversary = ImageJudges(
+        adversary = ImageAdversaryConfig(
             discriminator=discriminator,
             adaptive=True,
             weight=1.0,
-            penalty=10.0,
-            penalty_centre=1.0,
-            penalty_every=apply_grad_penalty_every,
-            optimizer=OptimizerConfig(kind="adam", rate=lr, betas=(0.9, 0.999), clip=discr_max_grad_norm),
+            gp_weight=10.0,
+            gp_center=1.0,
+            gp_every=apply_grad_penalty_every,
+            optimizer=OptimizerConfig(name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=discr_max_grad_norm),
         ) if discriminator is not None else None  # fmt: skip
         run = Run(
             recipe="images-vqgan",
-            task=TokenizeImages(
+            task=ImageTokenizerConfig(
                 model=vae.config,
-                fidelity=ImageFidelityConfig(perceptual=perceptual),
+                reconstruction=ImageReconstructionConfig(perceptual=perceptual),
                 adversary=adversary,
-                optimizer=OptimizerConfig(kind="adam", rate=lr, betas=(0.9, 0.999), clip=max_grad_norm),
+                optimizer=OptimizerConfig(name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm),
             ),
-            data=Images(
-                path=str(folder), size=image_size, flip=True, crop="centre", validation_share=valid_frac,
+            data=ImageDataConfig(
+                path=str(folder), size=image_size, flip=True, crop="centre", val_fraction=valid_frac,
                 split_seed=random_split_seed,
             ),
-            engine=life_of(
+            engine=engine_config(
                 num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every,
-                averaged_by(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
+                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
             ),
         )  # fmt: skip
-        task = task_of(run)
+        task = build_task(run)
         task.model.load_state_dict(vae.state_dict())
         super().__init__(run, results_folder, task)
 
 
 class MaskGitTrainer(Trainer):
-    """Trains text to image on a folder of captioned pictures, over the symbols of a finished tokenizer run.
+    """Trains text to image on a folder of captioned pictures, over the symbols of a finished
+    tokenizer run.
 
-    The research system has the networks and no trainer; the parameters here are those of its tokenizer's trainer and of its
-    MaskGit. With `smaller`, the run of a tokenizer of smaller pictures, it trains super-resolution.
+    The research system has the networks and no trainer; the parameters here are those of its
+    tokenizer's trainer and of its MaskGit. With `smaller`, the run of a tokenizer of smaller
+    pictures, it trains super-resolution.
     """
 
     def __init__(
@@ -121,7 +129,9 @@ class MaskGitTrainer(Trainer):
         ema_update_every: int = 1,
         accelerate_kwargs: Mapping[str, Any] | None = None,
     ) -> None:
-        optimizer = OptimizerConfig(kind="adam", rate=lr, betas=(0.9, 0.999), clip=max_grad_norm)
+        optimizer = OptimizerConfig(
+            name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
+        )
         run = Run(
             recipe="images-maskgit" if smaller is None else "images-maskgit-superres",
             task=MaskedConfig(
@@ -131,15 +141,15 @@ class MaskGitTrainer(Trainer):
                 critic=token_critic,
                 critic_optimizer=optimizer,
                 masking=MaskingConfig(schedule=noise_schedule),
-                drop_condition=cond_drop_prob,
+                cond_drop_prob=cond_drop_prob,
                 optimizer=optimizer,
             ),
-            data=Images(
-                path=str(folder), size=image_size, crop="centre", validation_share=valid_frac, split_seed=random_split_seed
+            data=ImageDataConfig(
+                path=str(folder), size=image_size, crop="centre", val_fraction=valid_frac, split_seed=random_split_seed
             ),
-            engine=life_of(
+            engine=engine_config(
                 num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every,
-                averaged_by(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
+                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
             ),
         )  # fmt: skip
         super().__init__(run, results_folder)

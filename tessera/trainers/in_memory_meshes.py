@@ -1,7 +1,9 @@
-"""Meshes that a caller has in memory, as a source: tuples or dictionaries with vertices, faces and maybe a text.
+"""Meshes that a caller has in memory, as a source: tuples or dictionaries with vertices, faces and
+maybe a text.
 
-A mesh is written down as one from a file would be (`modalities/mesh/canonical.py`): it fills its cube and comes in the canonical order.
-Its faces have other numbers then, so pairs of neighbouring faces that came with it are not used but found anew.
+A mesh is written down as one from a file would be (`modalities/mesh/canonical.py`): it fills its
+cube and comes in the canonical order. Its faces have other numbers then, so pairs of neighbouring
+faces that came with it are not used but found anew.
 """
 
 from __future__ import annotations
@@ -14,35 +16,41 @@ from typing import Any
 import numpy as np
 import torch
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
-from tessera.modalities.mesh.dataset import Meshes
+from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.mesh.media import Mesh
 from tessera.run.config import did_you_mean
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 
 FIELDS = ("vertices", "faces", "face_edges", "texts", "text_embeds")
-"""What an item may hold. Embeddings of texts may be there, for other readers, and are not looked at."""
+"""What an item may hold. Embeddings of texts may be there, for other readers, and are not looked
+at."""
 
 
 def names_of(dataset: Any, data_kwargs: Sequence[str]) -> tuple[str, ...]:
-    """What the values of a tuple are: as the dataset itself says, or else as the trainer was told."""
+    """What the values of a tuple are: as the dataset itself says, or else as the trainer was
+    told."""
     names = tuple(getattr(dataset, "data_kwargs", data_kwargs))
     for name in names:
         if name not in FIELDS:
-            raise Refused(f"data_kwargs has {name!r}, which is nothing that a mesh has here{did_you_mean(name, FIELDS)}")
+            raise UserError(
+                f"data_kwargs has {name!r}, which is nothing that a mesh has here{did_you_mean(name, FIELDS)}"
+            )
     if not {"vertices", "faces"} <= set(names):
-        raise Refused(f"A mesh is made of vertices and faces, but data_kwargs names only {', '.join(names) or 'nothing'}.")
+        raise UserError(
+            f"A mesh is made of vertices and faces, but data_kwargs names only {', '.join(names) or 'nothing'}."
+        )
     return names
 
 
 @dataclass(frozen=True)
-class GivenMeshes:
+class InMemoryMeshes:
     """The source: somebody's own meshes, neither stretched nor turned."""
 
     items: Sequence[Any]
     names: tuple[str, ...]
-    data: Meshes
+    data: MeshDataConfig
 
     def __len__(self) -> int:
         return len(self.items)
@@ -56,16 +64,20 @@ class GivenMeshes:
             return ""
         text = self.fields(index).get("texts", "")
         if not isinstance(text, str):
-            raise Unreadable(f"{self.name(index)}: its text is {type(text).__name__}, but it should be one string")
+            raise UnreadableFile(
+                f"{self.name(index)}: its text is {type(text).__name__}, but it should be one string"
+            )
         return text
 
-    def mark(self, index: int) -> str:
+    def signature(self, index: int) -> str:
         """Changes when the mesh does."""
         try:
             example = self.item(index, np.random.default_rng(0))
-        except Unreadable:
+        except UnreadableFile:
             return "unusable"
-        return hashlib.blake2b(example.vertices.tobytes() + example.faces.tobytes(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            example.vertices.tobytes() + example.faces.tobytes(), digest_size=16
+        ).hexdigest()
 
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
         fields, caption = self.fields(index), self.caption(index)
@@ -73,7 +85,7 @@ class GivenMeshes:
             mesh = self.fitting(Mesh(array(fields["vertices"]), array(fields["faces"])))
             return MeshExample.of(mesh, self.data.bins, caption)
         except ValueError as error:  # Mesh's own, or Unreadable
-            raise Unreadable(f"{self.name(index)}: {error}") from error
+            raise UnreadableFile(f"{self.name(index)}: {error}") from error
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
@@ -86,18 +98,24 @@ class GivenMeshes:
         elif isinstance(item, (tuple, list)) and len(item) <= len(self.names):
             fields = dict(zip(self.names, item))
         else:
-            met = f"{len(item)} values" if isinstance(item, (tuple, list)) else f"a {type(item).__name__}"
-            raise Unreadable(
+            met = (
+                f"{len(item)} values"
+                if isinstance(item, (tuple, list))
+                else f"a {type(item).__name__}"
+            )
+            raise UnreadableFile(
                 f"{self.name(index)}: it is {met}, but an item is a dictionary, or a tuple of at most {len(self.names)} "
                 f"({', '.join(self.names)}): say what its values are with data_kwargs"
             )
         if strange := [name for name in fields if name not in FIELDS]:
-            raise Unreadable(f"{self.name(index)}: it has {strange[0]!r}{did_you_mean(str(strange[0]), FIELDS)}")
+            raise UnreadableFile(
+                f"{self.name(index)}: it has {strange[0]!r}{did_you_mean(str(strange[0]), FIELDS)}"
+            )
         for name in ("vertices", "faces"):
             if name not in fields:
-                raise Unreadable(f"{self.name(index)}: it has no {name}")
+                raise UnreadableFile(f"{self.name(index)}: it has no {name}")
         if isinstance(fields.get("face_edges"), str):
-            raise Unreadable(
+            raise UnreadableFile(
                 f"{self.name(index)}: a text stands where face_edges are expected: say what the values are, as in "
                 'data_kwargs=("vertices", "faces", "texts")'
             )
@@ -106,13 +124,15 @@ class GivenMeshes:
     def fitting(self, mesh: Mesh) -> Mesh:
         """Of the faces that are asked for, and not too many of them."""
         if not np.isfinite(mesh.vertices).all():
-            raise Unreadable("some of its vertices are not numbers (NaN or infinite)")
+            raise UnreadableFile("some of its vertices are not numbers (NaN or infinite)")
         if self.data.polygons == "triangles":
             mesh = Mesh(mesh.vertices, mesh.triangles())
         elif mesh.faces.shape[1] != 4:
-            raise Unreadable("its faces are triangles, but this network is one of quads")
-        if len(mesh.faces) > self.data.most_faces:
-            raise Unreadable(f"it has {len(mesh.faces):,} {self.data.polygons}, more than the {self.data.most_faces:,} allowed")
+            raise UnreadableFile("its faces are triangles, but this network is one of quads")
+        if len(mesh.faces) > self.data.max_faces:
+            raise UnreadableFile(
+                f"it has {len(mesh.faces):,} {self.data.polygons}, more than the {self.data.max_faces:,} allowed"
+            )
         return mesh
 
 

@@ -1,8 +1,10 @@
-"""Music that a caller has in memory, as a source: tuples or dictionaries with a wave and what is said about it.
+"""Music that a caller has in memory, as a source: tuples or dictionaries with a wave and what is
+said about it.
 
-What a value is, its name tells, or its type: floats are a wave, a string (or a list of them) is what is said, whole numbers
-are the same as somebody's tokenizer wrote it. Waves are (samples,) or (channels, samples), whose mean is taken. They are
-padded with silence to one length, and captions are never cut to one another's.
+What a value is, its name tells, or its type: floats are a wave, a string (or a list of them) is
+what is said, whole numbers are the same as somebody's tokenizer wrote it. Waves are (samples,) or
+(channels, samples), whose mean is taken. They are padded with silence to one length, and captions
+are never cut to one another's.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.audio.media import padded
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.run.config import did_you_mean
@@ -29,8 +31,9 @@ NAMES: dict[str, Field] = {
 
 
 @dataclass(frozen=True)
-class GivenMusic:
-    """The source: somebody's own clips. A longer one is cut at a place that is drawn at each visit, or in its middle."""
+class InMemoryMusic:
+    """The source: somebody's own clips. A longer one is cut at a place that is drawn at each visit,
+    or in its middle."""
 
     items: Sequence[Any]
     length: int
@@ -47,10 +50,12 @@ class GivenMusic:
         return f"clip-{index:06d}"
 
     def caption(self, index: int) -> str:
-        return next(iter(self.sayings(index)), "")
+        return next(iter(self.all_captions(index)), "")
 
-    def sayings(self, index: int) -> list[str]:
-        return said(fields_of(self.items[index], self.name(index)), self.reads_numbers, self.name(index))
+    def all_captions(self, index: int) -> list[str]:
+        return said(
+            fields_of(self.items[index], self.name(index)), self.reads_numbers, self.name(index)
+        )
 
     def item(self, index: int, rng: np.random.Generator) -> MusicExample:
         """A draw for the beginning, and one for the caption where there are several."""
@@ -67,13 +72,15 @@ class GivenMusic:
         return collate(examples)
 
 
-def longest(items: Sequence[Any]) -> int:
+def max_len(items: Sequence[Any]) -> int:
     """Samples of the longest clip; what is no clip is met, and told, when it is drawn."""
     lengths = [1]
     for index in range(len(items)):
         try:
-            lengths.append(wave_of(fields_of(items[index], f"clip-{index:06d}")["wave"], "").shape[1])
-        except Unreadable:
+            lengths.append(
+                wave_of(fields_of(items[index], f"clip-{index:06d}")["wave"], "").shape[1]
+            )
+        except UnreadableFile:
             continue
     return max(lengths)
 
@@ -83,23 +90,29 @@ def fields_of(item: Any, name: str) -> dict[Field, Any]:
     if isinstance(item, Mapping):
         for key in item:
             if key not in NAMES:
-                raise Unreadable(f"{name}: it has {key!r}{did_you_mean(str(key), NAMES)}")
+                raise UnreadableFile(f"{name}: it has {key!r}{did_you_mean(str(key), NAMES)}")
         named = [(NAMES[key], value) for key, value in item.items()]
     elif isinstance(item, (tuple, list)):
         named = [(kind_of(value, name), value) for value in item]
     else:
-        raise Unreadable(f"{name}: it is a {type(item).__name__}, but an item is a wave and a text, as a tuple or a dictionary")
+        raise UnreadableFile(
+            f"{name}: it is a {type(item).__name__}, but an item is a wave and a text, as a tuple or a dictionary"
+        )
     fields: dict[Field, Any] = {}
     for kind, value in named:
         if kind in fields:
-            raise Unreadable(
+            raise UnreadableFile(
                 f"{name}: two of its values could be the {kind}: give a dictionary, with one of them as {one_name(kind)}"
             )
         fields[kind] = value
     if "wave" not in fields or len(fields) < 2:
-        raise Unreadable(f"{name}: it has {' and '.join(fields) or 'nothing'}, but an item is a wave and what is said about it")
+        raise UnreadableFile(
+            f"{name}: it has {' and '.join(fields) or 'nothing'}, but an item is a wave and what is said about it"
+        )
     if len(fields) == 3:
-        raise Unreadable(f"{name}: it has a text in words and one in numbers: which is it to be? Leave one out")
+        raise UnreadableFile(
+            f"{name}: it has a text in words and one in numbers: which is it to be? Leave one out"
+        )
     return fields
 
 
@@ -108,7 +121,9 @@ def one_name(kind: Field) -> str:
 
 
 def kind_of(value: Any, name: str) -> Field:
-    if isinstance(value, str) or (isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value)):
+    if isinstance(value, str) or (
+        isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value)
+    ):
         return "text"
     if isinstance(value, (torch.Tensor, np.ndarray)):
         tensor = torch.as_tensor(value)
@@ -116,10 +131,10 @@ def kind_of(value: Any, name: str) -> Field:
             return "wave"
         if not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim == 1:
             return "numbers"
-        raise Unreadable(
+        raise UnreadableFile(
             f"{name}: nobody knows what {tensor.dtype} of shape {tuple(tensor.shape)} is: waves are floats, texts ids (n,)"
         )
-    raise Unreadable(
+    raise UnreadableFile(
         f"{name}: nobody knows what a {type(value).__name__} is: waves are tensors of floats, texts strings or ids"
     )
 
@@ -129,17 +144,24 @@ def wave_of(value: Any, name: str) -> np.ndarray:
     wave = torch.as_tensor(value).detach().cpu().float().numpy()
     wave = wave[None] if wave.ndim == 1 else wave
     if wave.ndim != 2 or not wave.size or len(wave) > wave.shape[1]:
-        raise Unreadable(f"{name}: its wave is {tuple(wave.shape)}, but a wave is (samples,) or (channels, samples)")
+        raise UnreadableFile(
+            f"{name}: its wave is {tuple(wave.shape)}, but a wave is (samples,) or (channels, samples)"
+        )
     if not np.isfinite(wave).all():
-        raise Unreadable(f"{name}: some of its samples are not numbers (NaN or infinite)")
+        raise UnreadableFile(f"{name}: some of its samples are not numbers (NaN or infinite)")
     return wave.mean(axis=0, keepdims=True).clip(-1, 1)
 
 
 def said(fields: Mapping[Field, Any], reads_numbers: bool, name: str) -> list[str]:
-    """The captions; numbers as words that an encoder of numbers reads, without the zeros that pad them."""
+    """The captions; numbers as words that an encoder of numbers reads, without the zeros that pad
+    them."""
     if reads_numbers != ("numbers" in fields):
-        met, reads = ("numbers", "words") if "numbers" in fields else ("words", "numbers, of somebody's tokenizer")
-        raise Unreadable(
+        met, reads = (
+            ("numbers", "words")
+            if "numbers" in fields
+            else ("words", "numbers, of somebody's tokenizer")
+        )
+        raise UnreadableFile(
             f"{name}: its text is in {met}, but the network reads {reads}: give the other, or build it with another text"
         )
     if reads_numbers:
@@ -151,5 +173,5 @@ def said(fields: Mapping[Field, Any], reads_numbers: bool, name: str) -> list[st
         captions = [fields["text"]] if isinstance(fields["text"], str) else list(fields["text"])
     captions = [" ".join(caption.split()) for caption in captions if caption.strip()]
     if not captions:
-        raise Unreadable(f"{name}: nothing is said about it")
+        raise UnreadableFile(f"{name}: nothing is said about it")
     return captions

@@ -11,32 +11,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.data.dataset import Some, Split, divide
-from tessera.engine.ema import AverageConfig
+from tessera.data.dataset import Split, Subset, divide
+from tessera.engine.ema import EMAConfig
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.modalities.music.contrastive import ContrastMusic
-from tessera.modalities.music.dataset import Music
+from tessera.modalities.music.contrastive import MusicContrastiveConfig
+from tessera.modalities.music.dataset import MusicDataConfig
 from tessera.modalities.music.mulan import MuLaN
 from tessera.objectives.contrastive import Kind
 from tessera.run.config import Run
-from tessera.run.directory import Refused
-from tessera.run.train import task_of
-from tessera.text.token_ids import NumberedTextConfig
-from tessera.trainers.arguments import GIVEN, life_of, refuse_clearing
+from tessera.run.directory import UserError
+from tessera.run.train import build_task
+from tessera.text.token_ids import TokenIdTextConfig
+from tessera.trainers.arguments import GIVEN, engine_config, refuse_clearing
 from tessera.trainers.base import Trainer
-from tessera.trainers.in_memory_music import GivenMusic, longest
+from tessera.trainers.in_memory_music import InMemoryMusic, max_len
 
 SECONDS = 10.0
 """Of a folder's clips, where data_max_length does not say otherwise."""
 
 
 class MuLaNTrainer(Trainer):
-    """Trains a MuLaN on `dataset`, anything with a length whose items are a wave and a text (`trainers/in_memory_music.py` says
-    how they may look), or on a `folder` of recordings with captions.
+    """Trains a MuLaN on `dataset`, anything with a length whose items are a wave and a text
+    (`trainers/in_memory_music.py` says how they may look), or on a `folder` of recordings with
+    captions.
 
-    `batch_size * grad_accum_every` examples make a step, and each of them is told apart from all the others: accumulation
-    really enlarges what a text is compared with. Without `num_train_steps` each example is met once. `results_folder` is the
-    run's folder; a second construction goes on where the first stopped, and nothing is asked or deleted.
+    `batch_size * grad_accum_every` examples make a step, and each of them is told apart from all
+    the others: accumulation really enlarges what a text is compared with. Without `num_train_steps`
+    each example is met once. `results_folder` is the run's folder; a second construction goes on
+    where the first stopped, and nothing is asked or deleted.
     """
 
     def __init__(
@@ -64,60 +66,77 @@ class MuLaNTrainer(Trainer):
         refuse_clearing(force_clear_prev_results)
         refuse_unclear(dataset, folder, batch_size, grad_accum_every)
         audio = mulan.config.audio
-        clip = data_max_length or (longest(dataset) if dataset is not None else round(SECONDS * audio.rate_hz))
-        data = Music(
-            path=str(folder) if folder is not None else GIVEN, rate_hz=audio.rate_hz, samples=clip, validation_share=valid_frac,
+        clip = data_max_length or (
+            max_len(dataset) if dataset is not None else round(SECONDS * audio.rate_hz)
+        )
+        data = MusicDataConfig(
+            path=str(folder) if folder is not None else GIVEN, rate_hz=audio.rate_hz, samples=clip, val_fraction=valid_frac,
             split_seed=random_split_seed,
         )  # fmt: skip
         split = given_split(dataset, data, mulan) if dataset is not None else data.build()
         steps = num_train_steps or max(1, len(split.train) // (batch_size * grad_accum_every))
         run = Run(
             recipe="music-mulan",
-            task=ContrastMusic(
+            task=MusicContrastiveConfig(
                 model=mulan.config,
                 loss=loss_of(mulan, loss),
                 layers=len(mulan.log_scale) - 1,
-                optimizer=OptimizerConfig(kind="lion" if use_lion else "adam", rate=lr, betas=betas, clip=max_grad_norm),
+                optimizer=OptimizerConfig(
+                    name="lion" if use_lion else "adam",
+                    lr=lr,
+                    betas=betas,
+                    max_grad_norm=max_grad_norm,
+                ),
             ),
             data=data,
-            engine=life_of(
+            engine=engine_config(
                 steps,
                 batch_size,
                 grad_accum_every,
                 save_model_every,
                 save_model_every,
-                AverageConfig(decay=0.0),
+                EMAConfig(decay=0.0),
                 accelerate_kwargs,
             ),
         )
-        task = task_of(run)
+        task = build_task(run)
         task.model.load_state_dict(mulan.state_dict())
         super().__init__(run, results_folder, task, split)
 
 
-def given_split(dataset: Sequence[Any], data: Music, mulan: MuLaN) -> Split:
-    numbers = isinstance(mulan.config.text, NumberedTextConfig)
-    source = GivenMusic(dataset, data.length, data.rate_hz, numbers)
-    train, validation = divide([source.name(i) for i in range(len(source))], data.validation_share, data.split_seed)
-    return Split(Some(source, train), Some(replace(source, crop="centre"), validation))
+def given_split(dataset: Sequence[Any], data: MusicDataConfig, mulan: MuLaN) -> Split:
+    numbers = isinstance(mulan.config.text, TokenIdTextConfig)
+    source = InMemoryMusic(dataset, data.length, data.rate_hz, numbers)
+    train, validation = divide(
+        [source.name(i) for i in range(len(source))], data.val_fraction, data.split_seed
+    )
+    return Split(Subset(source, train), Subset(replace(source, crop="centre"), validation))
 
 
 def loss_of(mulan: MuLaN, asked: Kind | None) -> Kind:
     """As asked; else by what the network was built for."""
     fits = "sigmoid" if mulan.bias is not None else asked or "decoupled"
     if asked is not None and (asked == "sigmoid") != (mulan.bias is not None):
-        built = "for the sigmoid loss" if mulan.bias is not None else "without a bias, which the sigmoid loss needs"
-        raise Refused(
+        built = (
+            "for the sigmoid loss"
+            if mulan.bias is not None
+            else "without a bias, which the sigmoid loss needs"
+        )
+        raise UserError(
             f"The loss asked for is {asked!r}, but the network was built {built}: build it with biased={asked == 'sigmoid'}."
         )
     return fits
 
 
-def refuse_unclear(dataset: Any, folder: Any, batch_size: int, accumulate: int) -> None:
+def refuse_unclear(dataset: Any, folder: Any, batch_size: int, grad_accum_steps: int) -> None:
     if (dataset is None) == (folder is None):
         met = "neither a dataset nor a folder" if dataset is None else "both a dataset and a folder"
-        raise Refused(f"A trainer learns from one place, but was given {met}: give one of them.")
+        raise UserError(f"A trainer learns from one place, but was given {met}: give one of them.")
     if dataset is not None and len(dataset) < 2:
-        raise Refused(f"What belongs to what can be learnt from 2 pairs or more, but the dataset has {len(dataset)}.")
-    if batch_size * accumulate < 2:
-        raise Refused("A batch of one pair has nothing to be told apart from: give a batch_size of 2 or more, better 64.")
+        raise UserError(
+            f"What belongs to what can be learnt from 2 pairs or more, but the dataset has {len(dataset)}."
+        )
+    if batch_size * grad_accum_steps < 2:
+        raise UserError(
+            "A batch of one pair has nothing to be told apart from: give a batch_size of 2 or more, better 64."
+        )

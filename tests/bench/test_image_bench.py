@@ -25,10 +25,17 @@ def test_our_generator_is_of_the_size_that_is_compared_and_learns(images, tmp_pa
     assert side.step()["model"].norm > 0
 
 
-def test_what_is_cached_and_what_is_live_teach_the_same_from_the_same_files(images, monkeypatch, tmp_path):
+def test_what_is_cached_and_what_is_live_teach_the_same_from_the_same_files(
+    images, monkeypatch, tmp_path
+):
     monkeypatch.setattr(images.cached, "PICTURES", 32)
-    cached, live = (images.cached.step(tmp_path, size="64", codes=codes) for codes in ("cache", "live"))
-    assert sorted(path.suffix for path in (tmp_path / "pictures").iterdir()) == [".jpg"] * 32 + [".txt"] * 32
+    cached, live = (
+        images.cached.step(tmp_path, size="64", codes=codes) for codes in ("cache", "raw")
+    )
+    assert (
+        sorted(path.suffix for path in (tmp_path / "pictures").iterdir())
+        == [".jpg"] * 32 + [".txt"] * 32
+    )
     for _ in range(2):
         torch.testing.assert_close(cached.step()["model"].norm, live.step()["model"].norm)
     assert (tmp_path / "cache" / "cache").is_dir() and not (tmp_path / "live" / "cache").exists()

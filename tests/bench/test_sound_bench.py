@@ -1,4 +1,5 @@
-"""bench/sound.py in small: its sides do the work they claim, and its judges are not blind. Nothing is timed here."""
+"""bench/sound.py in small: its sides do the work they claim, and its judges are not blind. Nothing
+is timed here."""
 
 from __future__ import annotations
 
@@ -16,21 +17,30 @@ def sound(monkeypatch):
     """The bench as a module; it is a script and in no package."""
     monkeypatch.syspath_prepend(str(BENCH))
     module = importlib.import_module("sound")
-    monkeypatch.setattr(module.pairs, "pin", lambda threads: None)  # the threads of the tests are not the bench's to choose
+    monkeypatch.setattr(
+        module.pairs, "pin", lambda threads: None
+    )  # the threads of the tests are not the bench's to choose
     return module
 
 
 def test_our_side_learns_by_levels_under_what_is_said(sound, tmp_path, monkeypatch):
     moved = []
     step = importlib.import_module("tessera.engine.engine").Engine.step
-    monkeypatch.setattr("tessera.engine.engine.Engine.step", lambda self, *rest: moved.append(self) or step(self, *rest))
+    monkeypatch.setattr(
+        "tessera.engine.engine.Engine.step",
+        lambda self, *rest: moved.append(self) or step(self, *rest),
+    )
     side = sound.OURS["our engine"](tmp_path)
     side.step()
     network = moved[0].task.model.network
     before = network.smaller.embedding.table.weight.clone()
     side.step()
-    assert len(moved) == 2 and not torch.equal(network.smaller.embedding.table.weight, before), "the condition is learnt from"
-    assert side.about.parameters["model"] == sum(parameter.numel() for parameter in moved[0].task.model.parameters())
+    assert len(moved) == 2 and not torch.equal(network.smaller.embedding.table.weight, before), (
+        "the condition is learnt from"
+    )
+    assert side.about.parameters["model"] == sum(
+        parameter.numel() for parameter in moved[0].task.model.parameters()
+    )
 
 
 def test_our_network_is_about_as_large_as_theirs(sound):
@@ -59,7 +69,9 @@ def test_whoever_does_other_work_is_refused(sound):
         networks.checked(lambda: None, [0], short)()
 
 
-def test_the_long_sample_is_taken_only_a_few_times_and_the_package_must_be_given(sound, monkeypatch, capsys, tmp_path):
+def test_the_long_sample_is_taken_only_a_few_times_and_the_package_must_be_given(
+    sound, monkeypatch, capsys, tmp_path
+):
     asked = []
 
     def noted(self, comparisons, how):

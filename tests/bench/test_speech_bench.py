@@ -1,6 +1,8 @@
-"""bench/speech_quality.py in small: which recordings are taken, what is told of them, and that its numbers are not blind.
+"""bench/speech_quality.py in small: which recordings are taken, what is told of them, and that its
+numbers are not blind.
 
-The two networks that listen lie in packages that tests do not need; here a simple ear is in their place.
+The two networks that listen lie in packages that tests do not need; here a simple ear is in their
+place.
 """
 
 from __future__ import annotations
@@ -15,8 +17,8 @@ import pytest
 import torch
 
 from tessera.losses.spectra import mfcc
-from tessera.modalities.audio.dataset import Sounds
-from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.dataset import AudioDataConfig
+from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.synthetic_voices import SPEAKERS, Syllable, spoken
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
@@ -31,7 +33,9 @@ class Ear:
 
 class Timbre:
     def __call__(self, samples_N: np.ndarray) -> torch.Tensor:
-        heard = mfcc(torch.from_numpy(samples_N)[None], rate_hz=16_000, window=640, hop=320)[0, 1:].mean(1)
+        heard = mfcc(torch.from_numpy(samples_N)[None], rate_hz=16_000, window=640, hop=320)[
+            0, 1:
+        ].mean(1)
         return heard / heard.norm()
 
 
@@ -46,14 +50,15 @@ def bench(monkeypatch):
     return module
 
 
-def said(speaker: int, seed: int, vowels: str = "ah ee oo eh") -> Sound:
+def said(speaker: int, seed: int, vowels: str = "ah ee oo eh") -> Audio:
     words = tuple(Syllable("m", vowel) for vowel in vowels.split())
     samples = spoken(SPEAKERS[speaker], words, False, 1.6, 0.4, 16_000, np.random.default_rng(seed))
-    return Sound((0.5 * samples / np.abs(samples).max())[None].astype(np.float32), 16_000)
+    return Audio((0.5 * samples / np.abs(samples).max())[None].astype(np.float32), 16_000)
 
 
 class Coarse(torch.nn.Module):
-    """A codec of two levels: the first rounds to steps of 1/8, the second what is left to steps of 1/128."""
+    """A codec of two levels: the first rounds to steps of 1/8, the second what is left to steps of
+    1/128."""
 
     def __init__(self):
         super().__init__()
@@ -73,26 +78,49 @@ def folder(tmp_path):
     place.mkdir()
     for number in range(4):
         said(1 + number % 2, number).write(place / f"{number}.wav")
-    Sound(np.zeros((1, 800), np.float32), 16_000).write(place / "short.wav")
+    Audio(np.zeros((1, 800), np.float32), 16_000).write(place / "short.wav")
     return place
 
 
-def test_a_codec_is_told_of_level_by_level_on_whole_recordings(bench, folder, tmp_path, monkeypatch, capsys):
-    data = Sounds(path=str(folder), seconds=0.1, validation_share=0.0)
+def test_a_codec_is_told_of_level_by_level_on_whole_recordings(
+    bench, folder, tmp_path, monkeypatch, capsys
+):
+    data = AudioDataConfig(path=str(folder), seconds=0.1, val_fraction=0.0)
     codec = SimpleNamespace(model=Coarse(), levels=2, steps=7, run=SimpleNamespace(data=data))
     monkeypatch.setattr(bench, "finished", lambda run: run)
     monkeypatch.setattr(bench, "Codec", lambda made: codec)
-    assert bench.main(["RUN", "--levels", "1", "2", "8", "--count", "9", "--json", str(tmp_path / "numbers.json")]) == 0
+    assert (
+        bench.main(
+            [
+                "RUN",
+                "--levels",
+                "1",
+                "2",
+                "8",
+                "--count",
+                "9",
+                "--json",
+                str(tmp_path / "numbers.json"),
+            ]
+        )
+        == 0
+    )
     found = json.loads((tmp_path / "numbers.json").read_text())
     assert found["recordings"] == 4, "what is shorter than a second is left out"
     assert found["seconds"] == pytest.approx(sum(said(1, 0).seconds for _ in range(4)))
     coarse, fine = found["levels"]["1"], found["levels"]["2"]
     assert set(found["levels"]) == {"1", "2"} and fine["si_sdr"] > coarse["si_sdr"] + 10
-    assert fine["stoi"] > coarse["stoi"] and fine["pesq"] > coarse["pesq"] and fine["mel_distance"] < coarse["mel_distance"]
+    assert (
+        fine["stoi"] > coarse["stoi"]
+        and fine["pesq"] > coarse["pesq"]
+        and fine["mel_distance"] < coarse["mel_distance"]
+    )
     assert fine["voice"] > coarse["voice"] and "2 of 2 levels" in capsys.readouterr().out
 
 
-def test_recordings_are_told_of_beside_their_prompts_and_chance_is_lower(bench, folder, tmp_path, capsys):
+def test_recordings_are_told_of_beside_their_prompts_and_chance_is_lower(
+    bench, folder, tmp_path, capsys
+):
     made = tmp_path / "made"
     for number in range(4):
         said(1 + number % 2, 10 + number, "oo ah eh ee").save(made / str(number))
@@ -113,9 +141,9 @@ def test_what_cannot_be_done_is_said(bench, folder, tmp_path):
 
 
 def test_a_missing_package_is_named_with_what_to_install(bench):
-    judges = importlib.import_module("speech_judges")
+    discriminators = importlib.import_module("speech_judges")
     with pytest.raises(SystemExit, match="no_such_package.*\n.*pip install"):
-        judges.file_of("no_such_package", "weights.pt")
+        discriminators.file_of("no_such_package", "weights.pt")
 
 
 def test_mel_bands_of_voices_have_equal_areas_and_rising_peaks(bench):

@@ -1,4 +1,5 @@
-"""What is said about a file is found where people write it, and never taken from where it must not be."""
+"""What is said about a file is found where people write it, and never taken from where it must not
+be."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ import pytest
 
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import scan
-from tessera.data.errors import Unreadable
-from tessera.run.directory import Refused
+from tessera.data.errors import UnreadableFile
+from tessera.run.directory import UserError
 
 
 def captions_of(folder) -> Captions:
@@ -33,9 +34,20 @@ def jsonl(*rows) -> str:
 
 
 def test_a_text_file_beside_a_picture_is_its_caption(tmp_path):
-    put(tmp_path, a_png="", a_txt="\ufeff a red\n circle \n", sub__b_png="", sub__b_txt="größer", c_png="")
+    put(
+        tmp_path,
+        a_png="",
+        a_txt="\ufeff a red\n circle \n",
+        sub__b_png="",
+        sub__b_txt="größer",
+        c_png="",
+    )
     captions = captions_of(tmp_path)
-    assert [captions.of(name) for name in ("a.png", "sub/b.png", "c.png")] == ["a red circle", "größer", ""]
+    assert [captions.of(name) for name in ("a.png", "sub/b.png", "c.png")] == [
+        "a red circle",
+        "größer",
+        "",
+    ]
     assert captions.counts(["a.png", "sub/b.png", "c.png"]) == {"text files": 2}
 
 
@@ -44,20 +56,28 @@ def test_a_text_file_that_is_no_text_makes_only_its_picture_unreadable(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     captions = captions_of(tmp_path)
     assert captions.of("b.png") == "fine"
-    with pytest.raises(Unreadable, match="a.txt: the caption cannot be read"):
+    with pytest.raises(UnreadableFile, match="a.txt: the caption cannot be read"):
         captions.of("a.png")
 
 
 @pytest.mark.parametrize("column", ["text", "caption"])
 def test_metadata_in_json_lines_is_read(tmp_path, column):
-    rows = jsonl({"file_name": "a.png", column: "one"}, {"file_name": "./sub/b.png", column: "two", "width": 3})
+    rows = jsonl(
+        {"file_name": "a.png", column: "one"},
+        {"file_name": "./sub/b.png", column: "two", "width": 3},
+    )
     put(tmp_path, a_png="", sub__b_png="", c_png="", metadata_jsonl=rows + "\n")
     captions = captions_of(tmp_path)
     assert [captions.of(name) for name in ("a.png", "sub/b.png", "c.png")] == ["one", "two", ""]
 
 
 def test_metadata_in_csv_is_read_with_commas_and_quotes(tmp_path):
-    put(tmp_path, a_png="", b_png="", metadata_csv='file_name,text\na.png,"red, and ""round"""\nb.png,\n')
+    put(
+        tmp_path,
+        a_png="",
+        b_png="",
+        metadata_csv='file_name,text\na.png,"red, and ""round"""\nb.png,\n',
+    )
     captions = captions_of(tmp_path)
     assert captions.of("a.png") == 'red, and "round"'
     assert captions.of("b.png") == ""
@@ -73,7 +93,9 @@ def test_metadata_of_a_subfolder_speaks_of_that_subfolder(tmp_path):
 
 
 def test_a_text_file_is_more_particular_than_metadata(tmp_path):
-    rows = jsonl({"file_name": "a.png", "text": "general"}, {"file_name": "b.png", "text": "general"})
+    rows = jsonl(
+        {"file_name": "a.png", "text": "general"}, {"file_name": "b.png", "text": "general"}
+    )
     put(tmp_path, a_png="", a_txt="particular", b_png="", metadata_jsonl=rows)
     captions = captions_of(tmp_path)
     assert (captions.of("a.png"), captions.of("b.png")) == ("particular", "general")
@@ -94,7 +116,11 @@ def test_folders_of_classes_give_their_names(tmp_path):
         {"0001__1_png": "", "0002__2_png": ""},
         {"train__1_png": "", "val__2_png": ""},
         {"cats__1_png": "", "dogs__2_png": "", "dogs__2_txt": "a dog"},
-        {"cats__1_png": "", "dogs__2_png": "", "metadata_csv": "file_name,text\ndogs/2.png,a dog\n"},
+        {
+            "cats__1_png": "",
+            "dogs__2_png": "",
+            "metadata_csv": "file_name,text\ndogs/2.png,a dog\n",
+        },
     ],
     ids=["a single folder", "numbers", "train and val", "a text file exists", "metadata exists"],
 )
@@ -104,10 +130,17 @@ def test_folder_names_that_need_not_describe_are_no_captions(tmp_path, files):
     assert captions.of(next(iter(files)).replace("__", "/").replace("_png", ".png")) == ""
 
 
-@pytest.mark.parametrize("name", ["../a.png", "/etc/a.png", "sub/../../a.png", "..", "..\\a.png", "C:\\a.png"])
+@pytest.mark.parametrize(
+    "name", ["../a.png", "/etc/a.png", "sub/../../a.png", "..", "..\\a.png", "C:\\a.png"]
+)
 def test_metadata_cannot_point_out_of_its_folder(tmp_path, name):
-    put(tmp_path, a_png="", in__a_png="", in__metadata_jsonl=jsonl({"file_name": "a.png"}, {"file_name": name}))
-    with pytest.raises(Refused, match=r"metadata.jsonl, line 2: .* leads out of the folder"):
+    put(
+        tmp_path,
+        a_png="",
+        in__a_png="",
+        in__metadata_jsonl=jsonl({"file_name": "a.png"}, {"file_name": name}),
+    )
+    with pytest.raises(UserError, match=r"metadata.jsonl, line 2: .* leads out of the folder"):
         captions_of(tmp_path)
 
 
@@ -120,19 +153,25 @@ def test_metadata_cannot_point_out_of_its_folder(tmp_path, name):
         ('{"file": "a.png", "text": "x"}\n', 'line 1: needs a "file_name".* has file, text'),
         ('{"file_name": 3}\n', 'line 1: needs a "file_name"'),
         ('{"file_name": "a.png", "text": ["x", 3]}\n', "line 1: the caption must be a text"),
-        ('{"file_name": "a.png"}\n{"file_name": "./a.png"}\n', "line 2: 'a.png' was named before, in .*line 1"),
+        (
+            '{"file_name": "a.png"}\n{"file_name": "./a.png"}\n',
+            "line 2: 'a.png' was named before, in .*line 1",
+        ),
     ],
 )
 def test_a_malformed_line_of_json_is_refused_with_its_number(tmp_path, metadata, complaint):
     put(tmp_path, a_png="", b_png="", metadata_jsonl=metadata)
-    with pytest.raises(Refused, match=f"metadata.jsonl, {complaint}"):
+    with pytest.raises(UserError, match=f"metadata.jsonl, {complaint}"):
         captions_of(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("metadata", "complaint"),
     [
-        ("file_name,text\na.png,red, and round\n", "line 2: has 3 fields where the first line has 2"),
+        (
+            "file_name,text\na.png,red, and round\n",
+            "line 2: has 3 fields where the first line has 2",
+        ),
         ("file_name,text\na.png,x\nb.png\n", "line 3: has 1 fields where the first line has 2"),
         ("name,text\na.png,x\n", 'line 2: needs a "file_name"'),
         ('file_name,text\na.png,"x" y\n', "line 2: is not CSV"),
@@ -140,27 +179,27 @@ def test_a_malformed_line_of_json_is_refused_with_its_number(tmp_path, metadata,
 )
 def test_a_malformed_line_of_csv_is_refused_with_its_number(tmp_path, metadata, complaint):
     put(tmp_path, a_png="", b_png="", metadata_csv=metadata)
-    with pytest.raises(Refused, match=f"metadata.csv, {complaint}"):
+    with pytest.raises(UserError, match=f"metadata.csv, {complaint}"):
         captions_of(tmp_path)
 
 
 def test_metadata_that_is_no_utf8_is_refused(tmp_path):
     put(tmp_path, a_png="")
     (tmp_path / "metadata.csv").write_bytes("file_name,text\na.png,größer\n".encode("latin-1"))
-    with pytest.raises(Refused, match="metadata.csv: cannot be read .*UTF-8"):
+    with pytest.raises(UserError, match="metadata.csv: cannot be read .*UTF-8"):
         captions_of(tmp_path)
 
 
 def test_metadata_of_which_no_file_is_there_is_refused(tmp_path):
     put(tmp_path, a_png="", metadata_jsonl=jsonl({"file_name": "a", "text": "x"}))
-    with pytest.raises(Refused, match="names 1 files, of which none is there .*'a'"):
+    with pytest.raises(UserError, match="names 1 files, of which none is there .*'a'"):
         captions_of(tmp_path)
 
 
 def test_some_lines_without_their_file_are_listed_and_no_reason_to_stop(tmp_path):
     rows = jsonl({"file_name": "a.png", "text": "x"}, {"file_name": "lost.png", "text": "y"})
     put(tmp_path, a_png="", metadata_jsonl=rows)
-    assert captions_of(tmp_path).strangers == ("lost.png",)
+    assert captions_of(tmp_path).unmatched == ("lost.png",)
 
 
 def test_captions_can_be_sent_to_a_worker(tmp_path):
@@ -174,6 +213,13 @@ def test_a_file_may_have_several_captions_and_the_first_is_its_caption(tmp_path)
     put(tmp_path, a_png="", b_png="", c_png="", c_txt="one\ntwo", metadata_jsonl=lines)
     captions = captions_of(tmp_path)
     assert captions.all_of("a.png") == ["red", "round thing"] and captions.of("a.png") == "red"
-    assert captions.all_of("b.png") == ["blue, flat, old", "with blue, flat and old", "with old, flat and blue"]
-    assert captions.all_of("c.png") == ["one two"] and captions.all_of("c.png", lines=True) == ["one", "two"]
+    assert captions.all_of("b.png") == [
+        "blue, flat, old",
+        "with blue, flat and old",
+        "with old, flat and blue",
+    ]
+    assert captions.all_of("c.png") == ["one two"] and captions.all_of("c.png", lines=True) == [
+        "one",
+        "two",
+    ]
     assert captions.counts(["a.png", "b.png", "c.png"]) == {"text files": 1, "metadata": 2}

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor
 
 from tessera.data import tokens as codes_module
-from tessera.data.tokens import About, read_codes, write_codes
-from tessera.run.directory import Refused
+from tessera.data.tokens import TokensInfo, read_tokens_dir, write_tokens
+from tessera.run.directory import UserError
 
-ABOUT = About(fingerprint="f" * 64, vocabulary=64, recipe="images-vqgan", steps=20, transform={"size": 16})
+ABOUT = TokensInfo(
+    fingerprint="f" * 64, vocab_size=64, recipe="images-vqgan", steps=20, preprocessing={"size": 16}
+)
 
 
 def some(count: int, each: int = 3) -> Iterator[tuple[list[str], list[str], Tensor]]:
@@ -26,33 +28,45 @@ def some(count: int, each: int = 3) -> Iterator[tuple[list[str], list[str], Tens
 
 
 def test_codes_come_back_in_their_order_with_names_and_origin(tmp_path):
-    assert write_codes(tmp_path / "codes", some(8), ABOUT) == 8
-    found = read_codes(tmp_path / "codes", ABOUT.fingerprint)
+    assert write_tokens(tmp_path / "codes", some(8), ABOUT) == 8
+    found = read_tokens_dir(tmp_path / "codes", ABOUT.fingerprint)
     assert found.names == [f"{i}.png" for i in range(8)]
-    assert torch.equal(found.codes, torch.cat([codes for _, _, codes in some(8)])) and found.codes.dtype == torch.int64
+    assert (
+        torch.equal(found.codes, torch.cat([codes for _, _, codes in some(8)]))
+        and found.codes.dtype == torch.int64
+    )
     assert found.about == ABOUT
 
 
 def test_many_codes_are_many_files(tmp_path, monkeypatch):
     monkeypatch.setattr(codes_module, "SHARD", 4)
-    write_codes(tmp_path, some(20), ABOUT)
+    write_tokens(tmp_path, some(20), ABOUT)
     assert len(list(tmp_path.glob("codes-*.safetensors"))) == 4
-    found = read_codes(tmp_path, ABOUT.fingerprint)
+    found = read_tokens_dir(tmp_path, ABOUT.fingerprint)
     assert found.codes[:, 0, 0].tolist() == list(range(20)) and len(found.names) == 20
 
 
 def test_symbols_of_a_huge_vocabulary_survive(tmp_path):
     huge = torch.tensor([[2**40 + 5, 2**31], [0, 2**41 - 1]])
-    write_codes(tmp_path, [(["a.png", "b.png"], ["1", "2"], huge)], About("f", 2**41, "images-vqgan", 1, {}))
-    assert torch.equal(read_codes(tmp_path, "f").codes, huge)
+    write_tokens(
+        tmp_path,
+        [(["a.png", "b.png"], ["1", "2"], huge)],
+        TokensInfo("f", 2**41, "images-vqgan", 1, {}),
+    )
+    assert torch.equal(read_tokens_dir(tmp_path, "f").codes, huge)
 
 
 def test_codes_of_another_tokenizer_are_refused(tmp_path):
-    write_codes(tmp_path, some(3), ABOUT)
-    with pytest.raises(Refused) as refused:
-        read_codes(tmp_path, "0" * 64)
+    write_tokens(tmp_path, some(3), ABOUT)
+    with pytest.raises(UserError) as refused:
+        read_tokens_dir(tmp_path, "0" * 64)
     letter = str(refused.value)
-    assert "another tokenizer" in letter and "f" * 12 in letter and "0" * 12 in letter and "tessera tokenize" in letter
+    assert (
+        "another tokenizer" in letter
+        and "f" * 12 in letter
+        and "0" * 12 in letter
+        and "tessera tokenize" in letter
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -60,10 +74,10 @@ def files(folder: Path) -> dict[str, bytes]:
 
 
 def test_codes_are_never_written_over(tmp_path):
-    write_codes(tmp_path, some(3), ABOUT)
+    write_tokens(tmp_path, some(3), ABOUT)
     before = files(tmp_path)
-    with pytest.raises(Refused, match="already holds codes.*nothing was changed"):
-        write_codes(tmp_path, some(5), ABOUT)
+    with pytest.raises(UserError, match="already holds codes.*nothing was changed"):
+        write_tokens(tmp_path, some(5), ABOUT)
     assert files(tmp_path) == before
 
 
@@ -71,18 +85,20 @@ def test_a_place_that_is_a_file_is_refused(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("mine")
     for out in (file, file / "codes"):
-        with pytest.raises(Refused, match="cannot be written"):
-            write_codes(out, some(3), ABOUT)
+        with pytest.raises(UserError, match="cannot be written"):
+            write_tokens(out, some(3), ABOUT)
     assert file.read_text() == "mine"
 
 
 def test_where_nothing_could_be_read_there_are_no_codes(tmp_path):
-    assert write_codes(tmp_path / "codes", iter([]), ABOUT) == 0
-    with pytest.raises(Refused, match="no index.json"):
-        read_codes(tmp_path / "codes", ABOUT.fingerprint)
+    assert write_tokens(tmp_path / "codes", iter([]), ABOUT) == 0
+    with pytest.raises(UserError, match="no index.json"):
+        read_tokens_dir(tmp_path / "codes", ABOUT.fingerprint)
 
 
-def test_a_tokenization_that_was_interrupted_is_no_codes_and_can_be_done_again(tmp_path, monkeypatch):
+def test_a_tokenization_that_was_interrupted_is_no_codes_and_can_be_done_again(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(codes_module, "SHARD", 4)
 
     def interrupted() -> Iterator[tuple[list[str], Tensor]]:
@@ -90,11 +106,11 @@ def test_a_tokenization_that_was_interrupted_is_no_codes_and_can_be_done_again(t
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_codes(tmp_path, interrupted(), ABOUT)
-    with pytest.raises(Refused, match="no index.json"):
-        read_codes(tmp_path, ABOUT.fingerprint)
-    write_codes(tmp_path, some(5), ABOUT)
-    assert len(read_codes(tmp_path, ABOUT.fingerprint).names) == 5
+        write_tokens(tmp_path, interrupted(), ABOUT)
+    with pytest.raises(UserError, match="no index.json"):
+        read_tokens_dir(tmp_path, ABOUT.fingerprint)
+    write_tokens(tmp_path, some(5), ABOUT)
+    assert len(read_tokens_dir(tmp_path, ABOUT.fingerprint).names) == 5
 
 
 def lose_a_file(folder: Path) -> None:
@@ -116,9 +132,11 @@ def lose_a_part_of_the_index(folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index))
 
 
-@pytest.mark.parametrize("harm", [lose_a_file, cut_a_file_short, tear_the_index, lose_a_part_of_the_index])
+@pytest.mark.parametrize(
+    "harm", [lose_a_file, cut_a_file_short, tear_the_index, lose_a_part_of_the_index]
+)
 def test_damaged_codes_are_refused_with_what_to_do(harm, tmp_path):
-    write_codes(tmp_path, some(3), ABOUT)
+    write_tokens(tmp_path, some(3), ABOUT)
     harm(tmp_path)
-    with pytest.raises(Refused, match="damaged.*tessera tokenize"):
-        read_codes(tmp_path, ABOUT.fingerprint)
+    with pytest.raises(UserError, match="damaged.*tessera tokenize"):
+        read_tokens_dir(tmp_path, ABOUT.fingerprint)

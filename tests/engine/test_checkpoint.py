@@ -1,4 +1,5 @@
-"""A checkpoint is complete or it is not there: round trips, damage, full disks, and death at every file operation."""
+"""A checkpoint is complete or it is not there: round trips, damage, full disks, and death at every
+file operation."""
 
 from __future__ import annotations
 
@@ -18,8 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from tessera.engine import checkpoint
-from tessera.engine.checkpoint import Snapshot, Writer, damage, newest, prune, read, restore_network, staged, steps_in
-from tessera.run.directory import Refused
+from tessera.engine.checkpoint import (
+    Snapshot,
+    Writer,
+    find_corruption,
+    newest,
+    prune,
+    read,
+    restore_network,
+    stage,
+    steps_in,
+)
+from tessera.run.directory import UserError
 from tests.engine.toy import toy_engine
 
 KEEP_ALL = set
@@ -38,13 +49,15 @@ def snapshot(done: int) -> Snapshot:
             },
             "optimizer.model": {"exp_avg/encoder.weight": torch.randn(4, 3, generator=generator)},
         },
-        state={"guard": {"skipped": 2, "in_a_row": {"model": 1}}, "torch": "any"},
+        state={"guard": {"skipped_steps": 2, "in_a_row": {"model": 1}}, "torch": "any"},
     )
 
 
 def same(left: Snapshot, right: Snapshot) -> bool:
     def exactly(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
-        return a.keys() == b.keys() and all(a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a)
+        return a.keys() == b.keys() and all(
+            a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a
+        )
 
     return (
         (left.done, left.state) == (right.done, right.state)
@@ -64,7 +77,11 @@ def checkpoints(tmp_path: Path) -> Path:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def nobody_speaks(text: str) -> None:
@@ -84,7 +101,12 @@ def test_what_is_read_is_what_was_written(checkpoints):
 def test_a_checkpoint_is_tensors_and_json_with_a_manifest_of_all_of_it(checkpoints):
     folder = checkpoints / "000020"
     files = {path.name for path in folder.iterdir()}
-    assert files == {"model.safetensors", "optimizer.model.safetensors", "state.json", "manifest.json"}
+    assert files == {
+        "model.safetensors",
+        "optimizer.model.safetensors",
+        "state.json",
+        "manifest.json",
+    }
     manifest = json.loads((folder / "manifest.json").read_text())
     assert manifest["files"].keys() == files - {"manifest.json"}
     for name, described in manifest["files"].items():
@@ -105,11 +127,16 @@ def test_a_folder_without_checkpoints_has_none(tmp_path):
 
 def test_a_staged_copy_does_not_follow_the_running_step():
     weight = nn.Parameter(torch.ones(4, 4))
-    copied = staged({"whole": weight, "turned": weight.T})
+    copied = stage({"whole": weight, "turned": weight.T})
     with torch.no_grad():
         weight.add_(1)
-    assert all(torch.equal(tensor, torch.ones(4, 4)) and tensor.is_contiguous() for tensor in copied.values())
-    assert copied["whole"].data_ptr() != copied["turned"].data_ptr(), "safetensors stores no tensor twice"
+    assert all(
+        torch.equal(tensor, torch.ones(4, 4)) and tensor.is_contiguous()
+        for tensor in copied.values()
+    )
+    assert copied["whole"].data_ptr() != copied["turned"].data_ptr(), (
+        "safetensors stores no tensor twice"
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------ damage
@@ -168,7 +195,7 @@ def test_where_no_checkpoint_is_complete_the_run_is_refused_and_nothing_touched(
         harm(folder)
     before = contents(checkpoints)
     said: list[str] = []
-    with pytest.raises(Refused, match="None of the 2 checkpoints .* Nothing was changed"):
+    with pytest.raises(UserError, match="None of the 2 checkpoints .* Nothing was changed"):
         newest(checkpoints, said.append)
     assert len(said) == 2
     assert contents(checkpoints) == before
@@ -182,20 +209,22 @@ def test_no_flipped_bit_in_any_file_goes_unnoticed_or_ends_in_an_accident(checkp
             harmed = bytearray(whole)
             harmed[place] ^= 1 << (place % 8)
             file.write_bytes(harmed)
-            problem = damage(folder)
-            if file.name == "manifest.json" and problem is None:  # a digit of its step or a space: nothing hangs on it
+            problem = find_corruption(folder)
+            if (
+                file.name == "manifest.json" and problem is None
+            ):  # a digit of its step or a space: nothing hangs on it
                 assert same(read(folder), snapshot(20))
             else:
                 assert problem is not None, (file.name, place)
         file.write_bytes(whole)
-    assert damage(folder) is None
+    assert find_corruption(folder) is None
 
 
 def test_a_manifest_cannot_lead_out_of_its_folder(checkpoints):
     (checkpoints / "000010" / "manifest.json").write_text(
         json.dumps({"done": 10, "files": {"../000020/state.json": {"bytes": 1, "sha256": ""}}})
     )
-    assert damage(checkpoints / "000010") == "../000020/state.json is missing"
+    assert find_corruption(checkpoints / "000010") == "../000020/state.json is missing"
 
 
 def test_nothing_is_unpickled(checkpoints, tmp_path):
@@ -204,12 +233,14 @@ def test_nothing_is_unpickled(checkpoints, tmp_path):
             return (Path.touch, (tmp_path / "exploded",))
 
     (checkpoints / "bomb.safetensors").write_bytes(pickle.dumps(Bomb()))
-    with pytest.raises(Refused, match="not a readable safetensors file"):
+    with pytest.raises(UserError, match="not a readable safetensors file"):
         checkpoint.tensors_in(checkpoints / "bomb.safetensors")
     assert not (tmp_path / "exploded").exists()
     found: list[str] = []
     watching = True
-    sys.addaudithook(lambda event, _: found.append(event) if watching and event == "pickle.find_class" else None)
+    sys.addaudithook(
+        lambda event, _: found.append(event) if watching and event == "pickle.find_class" else None
+    )
     pickle.loads(pickle.dumps(Path("a")))
     assert found, "the watch is awake"
     found.clear()
@@ -236,7 +267,8 @@ def test_the_only_checkpoint_is_never_pruned(tmp_path):
 
 
 def test_a_damaged_newer_one_does_not_stand_in_for_the_one_just_written(checkpoints):
-    """The run fell back to step 10, went on, and saved step 15: the ruin of step 20 is not "the newest" to keep."""
+    """The run fell back to step 10, went on, and saved step 15: the ruin of step 20 is not "the
+    newest" to keep."""
     cut_short(checkpoints / "000020")
     checkpoint.write(checkpoints, snapshot(15))
     for last, left in ((2, [10, 15, 20]), (1, [15, 20])):
@@ -257,8 +289,18 @@ def test_a_writer_that_keeps_one_always_has_a_complete_one(checkpoints):
 
 def test_the_newest_the_best_and_the_multiples_are_worth_keeping(tmp_path):
     engine = toy_engine(tmp_path, keep_last=2, keep_every=40)
-    for step, error in [(10, 0.5), (20, 0.1), (30, 0.3), (40, 0.2), (50, 0.2), (60, 0.4), (70, None)]:
-        engine.folder.log({"step": step, "kind": "validation", "average/error": error, "live/error": 0.0})
+    for step, error in [
+        (10, 0.5),
+        (20, 0.1),
+        (30, 0.3),
+        (40, 0.2),
+        (50, 0.2),
+        (60, 0.4),
+        (70, None),
+    ]:
+        engine.folder.log(
+            {"step": step, "kind": "validation", "val_ema/error": error, "val/error": 0.0}
+        )
     assert engine.worth_keeping([10, 20, 30, 40, 50, 60, 70]) == {20, 40, 60, 70}
     assert engine.worth_keeping([50, 60, 70]) == {50, 60, 70}, "the best of those that are left"
 
@@ -294,20 +336,27 @@ def test_what_an_interrupted_write_left_is_swept_and_nothing_else(checkpoints):
 def test_tensors_of_another_network_are_refused_with_both_sides_named():
     network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    found = {"0.weight": torch.zeros(3, 2), "0.bias": torch.zeros(4), "1.weight": torch.zeros(1, 3), "2.bias": torch.zeros(1)}
-    with pytest.raises(Refused) as refused:
+    found = {
+        "0.weight": torch.zeros(3, 2),
+        "0.bias": torch.zeros(4),
+        "1.weight": torch.zeros(1, 3),
+        "2.bias": torch.zeros(1),
+    }
+    with pytest.raises(UserError) as refused:
         restore_network(network, found, "model in the checkpoint")
     letter = str(refused.value)
     assert "model in the checkpoint comes from another network" in letter
     assert "1.bias is missing from the file" in letter
     assert "2.bias is in the file but not in the network" in letter
     assert "0.bias has shape (4,) in the file and (3,) in the network" in letter
-    assert all(torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items()), "not even in part"
+    assert all(
+        torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items()
+    ), "not even in part"
 
 
 def test_many_differences_are_counted_and_not_all_told():
     network = nn.Sequential(*[nn.Linear(1, 1) for _ in range(10)])
-    with pytest.raises(Refused, match="and 12 more"):
+    with pytest.raises(UserError, match="and 12 more"):
         restore_network(network, {}, "model")
 
 
@@ -321,7 +370,7 @@ def test_a_matching_network_is_restored_exactly():
 # ------------------------------------------------------------------------------------------------------- a full disk
 
 
-def full(tensors: dict[str, Tensor], path: Path, **_: Any) -> None:
+def to_fp32(tensors: dict[str, Tensor], path: Path, **_: Any) -> None:
     """Takes a part, as a disk does that becomes full."""
     path.write_bytes(b"half a file")
     raise OSError(errno.ENOSPC, "No space left on device")
@@ -332,7 +381,7 @@ def test_a_write_that_fails_is_told_and_the_old_ones_stay(checkpoints, monkeypat
     writer = Writer(checkpoints, KEEP_ALL, told.append)
     before = contents(checkpoints)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "save_file", full)
+        patched.setattr(checkpoint, "save_file", to_fp32)
         writer.begin(snapshot(30))
         assert not writer.wait()
     assert [str(error) for error in told] == ["[Errno 28] No space left on device"]
@@ -346,7 +395,7 @@ def test_a_write_that_fails_is_told_and_the_old_ones_stay(checkpoints, monkeypat
 def test_a_failure_is_told_at_the_latest_when_the_next_write_begins(checkpoints, monkeypatch):
     told: list[Exception] = []
     writer = Writer(checkpoints, KEEP_ALL, told.append)
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "save_file", to_fp32)
     writer.begin(snapshot(30))
     writer.begin(snapshot(40))
     assert len(told) == 1
@@ -379,7 +428,8 @@ class Killed(BaseException):
 
 
 class Death:
-    """Comes before the n-th file operation, or in the middle of it if it writes; from then on nothing reaches the disk."""
+    """Comes before the n-th file operation, or in the middle of it if it writes; from then on
+    nothing reaches the disk."""
 
     def __init__(self, at: int):
         self.left = at
@@ -430,7 +480,8 @@ def as_it_was(checkpoints: Path) -> None:
 
 
 def in_disarray(checkpoints: Path) -> None:
-    """A life of this run wrote step 30 before, which was found damaged, and others were killed in writing and deleting."""
+    """A life of this run wrote step 30 before, which was found damaged, and others were killed in
+    writing and deleting."""
     checkpoint.write(checkpoints, snapshot(30))
     cut_short(checkpoints / "000030")
     for name in (".writing-000030", ".deleting-000030", ".deleting-000005"):
@@ -438,7 +489,9 @@ def in_disarray(checkpoints: Path) -> None:
 
 
 @pytest.mark.parametrize("state", [as_it_was, in_disarray])
-def test_killed_at_any_file_operation_there_is_the_old_one_or_the_new_one_complete(state, checkpoints, tmp_path):
+def test_killed_at_any_file_operation_there_is_the_old_one_or_the_new_one_complete(
+    state, checkpoints, tmp_path
+):
     state(checkpoints)
 
     def write_and_prune(folder: Path) -> None:

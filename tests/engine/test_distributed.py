@@ -1,4 +1,5 @@
-"""How processes come together: alone everything is as it was; two agree on sums, rows, answers, refusals and weights."""
+"""How processes come together: alone everything is as it was; two agree on sums, rows, answers,
+refusals and weights."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.engine.distributed import Processes
-from tessera.run.directory import Refused
+from tessera.engine.distributed import Distributed
+from tessera.run.directory import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -24,31 +25,31 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_alone_everything_comes_back_as_it_was_given():
-    alone = Processes()
+    alone = Distributed()
     tensor, items = torch.randn(3, 2), [1, "two"]
     tensors = {"model": {"weight": tensor}}
-    assert alone.main and alone.processes == 1
+    assert alone.main and alone.world_size == 1
     assert alone.sum(tensor) is tensor and alone.rows(tensor) is tensor
     assert alone.lists(items) is items and alone.handed_out(tensors) is tensors
     assert alone.any(True) is True and alone.any(False) is False and alone.largest(7) == 7
-    assert alone.main_does(lambda: 5) == 5
+    assert alone.on_main(lambda: 5) == 5
     network = nn.Linear(1, 1)
     assert alone.wrapped(network) is network
 
 
 def test_alone_a_refusal_or_an_accident_passes_through():
     def refuse() -> None:
-        raise Refused("no")
+        raise UserError("no")
 
-    with pytest.raises(Refused, match="no"):
-        Processes().main_does(refuse)
+    with pytest.raises(UserError, match="no"):
+        Distributed().on_main(refuse)
     with pytest.raises(ZeroDivisionError):
-        Processes().main_does(lambda: 1 / 0)
+        Distributed().on_main(lambda: 1 / 0)
 
 
 def test_without_a_launcher_a_run_is_alone():
-    here = Processes.of_this_run()
-    assert (here.rank, here.processes) == (0, 1)
+    here = Distributed.from_environment()
+    assert (here.rank, here.world_size) == (0, 1)
 
 
 # --------------------------------------------------------------------------------------------------------------- two
@@ -122,7 +123,12 @@ def free_port() -> int:
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two processes found out, in one launch: starting them is what costs."""
     place, port = tmp_path_factory.mktemp("two"), free_port()
-    shared = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    shared = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
     children = [
         subprocess.Popen(
             [sys.executable, "-c", CHILD, str(place / f"{rank}.json")],
@@ -139,7 +145,10 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_two_processes_know_each_other(two):
-    assert [(one["rank"], one["processes"], one["main"]) for one in two] == [(0, 2, True), (1, 2, False)]
+    assert [(one["rank"], one["processes"], one["main"]) for one in two] == [
+        (0, 2, True),
+        (1, 2, False),
+    ]
 
 
 def test_a_sum_is_the_same_on_both_and_leaves_its_parts_alone(two):
@@ -170,7 +179,10 @@ def test_only_the_main_process_needs_to_have_read_the_checkpoint(two):
             "half": ["torch.bfloat16", [2], [1, 1]],
             "started": ["torch.bool", [], [1]],
         },
-        "optimizer.model": {"step/weight": ["torch.float32", [], [12]], "counter": ["torch.int64", [2], [1, 2]]},
+        "optimizer.model": {
+            "step/weight": ["torch.float32", [], [12]],
+            "counter": ["torch.int64", [2], [1, 2]],
+        },
     }
     assert [one["handed out"] for one in two] == [expected] * 2
 
@@ -182,5 +194,6 @@ def test_gradients_are_averaged_over_both_unless_they_wait(two):
 
 
 def test_buffers_are_left_alone_during_training(two):
-    """DDP would send the main process's at each forward, which costs time; `settle` keeps them equal."""
+    """DDP would send the main process's at each forward, which costs time; `commit` keeps them
+    equal."""
     assert [one["buffer"] for one in two] == [5.0, 6.0]

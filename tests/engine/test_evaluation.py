@@ -1,4 +1,5 @@
-"""Measuring: sums are added, rows are laid one below the other in the order of the set, on any number of processes."""
+"""Measuring: sums are added, rows are laid one below the other in the order of the set, on any
+number of processes."""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.engine.distributed import Processes
-from tessera.engine.evaluation import measure
+from tessera.engine.distributed import Distributed
+from tessera.engine.evaluation import evaluate_task
 from tessera.engine.task import Batch, Rows, Task
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 
 
 class Stream:
@@ -32,15 +33,19 @@ class Stream:
 class Collecting(Task):
     """Sees even numbers only, and tells all it is told."""
 
-    def observe(self, batch: Batch) -> dict[str, Any]:
+    def eval_step(self, batch: Batch) -> dict[str, Any]:
         even = batch.examples[batch.examples % 2 == 0]
-        return {"sum": batch.examples.sum(), "even": Rows(even), "large": Rows(batch.examples + 2**60)}
+        return {
+            "sum": batch.examples.sum(),
+            "even": Rows(even),
+            "large": Rows(batch.examples + 2**60),
+        }
 
-    def conclude(self, totals: dict[str, torch.Tensor]) -> dict[str, Any]:
+    def compute_metrics(self, totals: dict[str, torch.Tensor]) -> dict[str, Any]:
         return {name: value.tolist() for name, value in totals.items()}
 
 
-class Several(Processes):
+class Several(Distributed):
     """One of several processes; what the others would send was collected before."""
 
     def __init__(self, rank: int, processes: int, others: dict[int, list[list[Any]]]):
@@ -59,7 +64,7 @@ class Several(Processes):
 
 
 def test_rows_come_in_the_order_of_the_set_and_keep_their_type() -> None:
-    found = measure(Collecting(), Stream(8), Processes())
+    found = evaluate_task(Collecting(), Stream(8), Distributed())
     assert found["even"] == [0, 2, 4, 6] and found["sum"] == 28
     assert found["large"] == [2**60 + n for n in range(8)], "as floats they would be rounded"
 
@@ -68,22 +73,28 @@ def test_rows_come_in_the_order_of_the_set_and_keep_their_type() -> None:
 def test_rows_are_the_same_on_three_processes(count: int) -> None:
     sent: dict[int, list[list[Any]]] = {}
     for rank in range(3):
-        meeting = Several(rank, 3, {})
-        measure_quietly(count, meeting)
-        sent[rank] = meeting.sent
+        dist = Several(rank, 3, {})
+        measure_quietly(count, dist)
+        sent[rank] = dist.sent
     for rank in range(3):
-        found = measure(Collecting(), Stream(count), Several(rank, 3, {other: sent[other] for other in sent if other != rank}))
-        assert found["large"] == [2**60 + n for n in range(count)] and found["even"] == list(range(0, count, 2))
+        found = evaluate_task(
+            Collecting(),
+            Stream(count),
+            Several(rank, 3, {other: sent[other] for other in sent if other != rank}),
+        )
+        assert found["large"] == [2**60 + n for n in range(count)] and found["even"] == list(
+            range(0, count, 2)
+        )
 
 
-def measure_quietly(count: int, meeting: Several) -> None:
+def measure_quietly(count: int, dist: Several) -> None:
     """A process by itself may have seen nothing at all."""
     try:
-        measure(Collecting(), Stream(count), meeting)
-    except Refused:
-        assert count <= 3 * meeting.rank
+        evaluate_task(Collecting(), Stream(count), dist)
+    except UserError:
+        assert count <= 3 * dist.rank
 
 
 def test_of_nothing_nothing_can_be_measured() -> None:
-    with pytest.raises(Refused, match="no readable example"):
-        measure(Collecting(), Stream(0), Processes())
+    with pytest.raises(UserError, match="no readable example"):
+        evaluate_task(Collecting(), Stream(0), Distributed())

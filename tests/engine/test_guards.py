@@ -1,4 +1,5 @@
-"""A sick step is skipped and counted, a sick run is stopped with a letter, and alarms are raised once."""
+"""A sick step is skipped and counted, a sick run is stopped with a letter, and alarms are raised
+once."""
 
 from __future__ import annotations
 
@@ -67,11 +68,15 @@ def test_a_step_that_is_not_finite_touches_no_weight_and_no_moment(tmp_path):
     seen: list[torch.Tensor] = []
     for _ in engine.steps():
         moments = engine.prepared["model"].optimizer.state[engine.task.model[0].weight]["exp_avg"]
-        seen.append(torch.cat([engine.task.model[0].weight.detach().flatten(), moments.flatten()]).clone())
+        seen.append(
+            torch.cat([engine.task.model[0].weight.detach().flatten(), moments.flatten()]).clone()
+        )
     assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
-    assert [record["skipped"] for record in engine.folder.records("train")] == [0, 1, 1]
+    assert [record["skipped_steps"] for record in engine.folder.records("train")] == [0, 1, 1]
     noted = engine.folder.noted("nonfinite.jsonl")
-    assert [(line["step"], line["update"], len(line["examples"])) for line in noted] == [(1, "model", 4)]
+    assert [(line["step"], line["update"], len(line["examples"])) for line in noted] == [
+        (1, "model", 4)
+    ]
     assert all(name.startswith("row ") for name in noted[0]["examples"])
 
 
@@ -88,11 +93,15 @@ def test_a_run_that_stays_sick_ends_and_its_checkpoint_is_healthy(tmp_path):
 
 # ------------------------------------------------------------------------------------------------------------ alarms
 
-LOW = Alarm(name="flat", metric="model/contrast", below=0.1, patience=3, after=100, remedy="Lower the rate.")
-HIGH = Alarm(name="wins", metric="judge/accuracy", above=0.9, patience=1, remedy="Raise the penalty.")
+LOW = Alarm(
+    name="flat", metric="model/contrast", below=0.1, patience=3, after=100, hint="Lower the rate."
+)
+HIGH = Alarm(name="wins", metric="judge/accuracy", above=0.9, patience=1, hint="Raise the penalty.")
 
 
-def heard(health: Health, values: list[float], metric: str = "model/contrast", first: int = 100) -> list[int]:
+def heard(
+    health: Health, values: list[float], metric: str = "model/contrast", first: int = 100
+) -> list[int]:
     """The places of the values at which an alarm was raised."""
     return [i for i, value in enumerate(values) if health.listen(first + i, {metric: value})]
 
@@ -110,7 +119,9 @@ def test_a_good_value_in_between_starts_the_patience_again():
 
 
 def test_much_is_allowed_to_a_young_run():
-    assert heard(Health((LOW,)), [0.05] * 6, first=97) == [5], "records before step 100 do not count"
+    assert heard(Health((LOW,)), [0.05] * 6, first=97) == [5], (
+        "records before step 100 do not count"
+    )
 
 
 def test_a_record_without_the_number_says_nothing():

@@ -1,4 +1,5 @@
-"""Mirrors of metrics.jsonl: they get every number, and whatever they do, the run does not hear of it."""
+"""Mirrors of metrics.jsonl: they get every number, and whatever they do, the run does not hear of
+it."""
 
 from __future__ import annotations
 
@@ -8,12 +9,12 @@ from typing import Any
 import pytest
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
 
-from tessera.engine.distributed import Processes
-from tessera.engine.logging import TRACKERS, Mirrors
+from tessera.engine.distributed import Distributed
+from tessera.engine.logging import TRACKERS, Trackers
 from tessera.modalities.image.recipes import images_vqgan
 from tessera.run.config import encode, flat
 
-Processes.of_this_run()  # Accelerate's trackers ask which process is the main one
+Distributed.from_environment()  # Accelerate's trackers ask which process is the main one
 
 
 class Diary(GeneralTracker):
@@ -60,16 +61,18 @@ def diary(monkeypatch: pytest.MonkeyPatch) -> type[Diary]:
 
 def test_a_mirror_is_told_the_settings_and_every_number_under_its_step(diary, tmp_path):
     said: list[str] = []
-    mirrors = Mirrors(("tensorboard",), tmp_path / "my-run", {"engine.steps": 3}, said.append)
-    mirrors.log({"step": 1, "kind": "train", "model/loss": 0.5, "model/nothing": None, "skipped": 0})
-    mirrors.log({"step": 2, "kind": "validation", "average/psnr": 20.0})
-    mirrors.close()
+    trackers = Trackers(("tensorboard",), tmp_path / "my-run", {"engine.steps": 3}, said.append)
+    trackers.log(
+        {"step": 1, "kind": "train", "model/loss": 0.5, "model/nothing": None, "skipped_steps": 0}
+    )
+    trackers.log({"step": 2, "kind": "validation", "val_ema/psnr": 20.0})
+    trackers.close()
     assert diary.last.run_name == "my-run"
     assert diary.last.told == [
         ("start",),
         ("config", {"engine.steps": 3}),
-        ("log", 1, {"model/loss": 0.5, "skipped": 0}),
-        ("log", 2, {"average/psnr": 20.0}),
+        ("log", 1, {"model/loss": 0.5, "skipped_steps": 0}),
+        ("log", 2, {"val_ema/psnr": 20.0}),
         ("finish",),
     ]
     assert not said
@@ -79,12 +82,16 @@ def test_a_mirror_is_told_the_settings_and_every_number_under_its_step(diary, tm
 def test_a_mirror_that_breaks_is_named_once_and_left_alone(place, diary, tmp_path):
     diary.fails_in = place
     said: list[str] = []
-    mirrors = Mirrors(("tensorboard",), tmp_path, {}, said.append)
+    trackers = Trackers(("tensorboard",), tmp_path, {}, said.append)
     for step in (1, 2, 3):
-        mirrors.log({"step": step, "model/loss": 0.5})
-    mirrors.close()
+        trackers.log({"step": step, "model/loss": 0.5})
+    trackers.close()
     assert len(said) == 1
-    assert "tensorboard" in said[0] and "nobody answers" in said[0] and "metrics.jsonl has everything" in said[0]
+    assert (
+        "tensorboard" in said[0]
+        and "nobody answers" in said[0]
+        and "metrics.jsonl has everything" in said[0]
+    )
 
 
 def test_a_mirror_that_is_not_installed_is_told_and_the_others_work(diary, tmp_path, monkeypatch):
@@ -94,9 +101,9 @@ def test_a_mirror_that_is_not_installed_is_told_and_the_others_work(diary, tmp_p
     absent.requires_logging_directory = False  # type: ignore[attr-defined]
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", absent)
     said: list[str] = []
-    mirrors = Mirrors(("wandb", "tensorboard"), tmp_path, {}, said.append)
-    mirrors.log({"step": 1, "model/loss": 0.5})
-    mirrors.close()
+    trackers = Trackers(("wandb", "tensorboard"), tmp_path, {}, said.append)
+    trackers.log({"step": 1, "model/loss": 0.5})
+    trackers.close()
     assert ("log", 1, {"model/loss": 0.5}) in diary.last.told
     assert len(said) == 1 and "No module named 'wandb'" in said[0]
 
@@ -110,9 +117,9 @@ def test_tensorboard_really_takes_a_whole_run_and_its_numbers(tmp_path):
     """With the settings of a real recipe: None, lists and all."""
     said: list[str] = []
     config = flat(encode(images_vqgan(preset="tiny")))
-    mirrors = Mirrors(("tensorboard",), tmp_path / "run", config, said.append)
-    mirrors.log({"step": 1, "kind": "train", "model/loss": 0.5})
-    mirrors.close()
+    trackers = Trackers(("tensorboard",), tmp_path / "run", config, said.append)
+    trackers.log({"step": 1, "kind": "train", "model/loss": 0.5})
+    trackers.close()
     assert not said
     files: list[Path] = list(tmp_path.rglob("events.out.tfevents.*"))
     assert any(b"model/loss" in file.read_bytes() for file in files)

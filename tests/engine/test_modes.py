@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.engine.modes import evaluating, mixed, only, seed
+from tessera.engine.modes import eval_mode, hash_seed, only, seed
 from tessera.engine.task import Frozen
 
 
@@ -73,7 +73,7 @@ def test_evaluating_is_eval_mode_without_gradients_and_ends():
     task = Pair()
     task.judge.eval()
     before = [m.training for m in task.modules()]
-    with pytest.raises(ValueError), evaluating(task):
+    with pytest.raises(ValueError), eval_mode(task):
         assert modes(task.model) == modes(task.judge) == modes(task.eye.network) == {False}
         assert not task.model(torch.randn(1, 2)).requires_grad
         raise ValueError
@@ -97,13 +97,14 @@ def test_all_global_randomness_is_a_function_of_the_address():
 
 
 def test_neighbouring_addresses_never_meet():
-    """Seeds, ranks and steps around zero, a negative part, and addresses of other lengths: each its own number."""
+    """Seeds, ranks and steps around zero, a negative part, and addresses of other lengths: each its
+    own number."""
     addresses = [
         *itertools.product(range(-1, 4), range(-2, 5), range(1000)),
         *itertools.product(range(100), range(100)),
         *((part,) for part in range(-500, 500)),
     ]
-    numbers = {mixed(*address) for address in addresses}
+    numbers = {hash_seed(*address) for address in addresses}
     assert len(numbers) == len(addresses)
     assert all(0 <= number < 2**63 for number in numbers)
 
@@ -111,7 +112,9 @@ def test_neighbouring_addresses_never_meet():
 def test_each_bit_of_an_address_turns_half_the_bits_of_its_number():
     """Otherwise generators of neighbours, which are seeded with these numbers, could be alike."""
     turned = [
-        bin(mixed(3, 1, step) ^ mixed(3, 1, step ^ (1 << bit))).count("1") for bit in range(20) for step in range(200)
+        bin(hash_seed(3, 1, step) ^ hash_seed(3, 1, step ^ (1 << bit))).count("1")
+        for bit in range(20)
+        for step in range(200)
     ]
     assert 29 < sum(turned) / len(turned) < 34  # of 63
     assert min(turned) > 8

@@ -79,22 +79,37 @@ def test_beside_the_main_thread_it_does_nothing_and_does_no_harm():
 
 def in_training(engine) -> None:
     step = engine.step
-    engine.step = lambda number, micros: (send(signal.SIGTERM) if number == 3 else None, step(number, micros))[1]
+    engine.step = lambda number, micros: (
+        send(signal.SIGTERM) if number == 3 else None,
+        step(number, micros),
+    )[1]
 
 
 def in_validation(engine) -> None:
-    observe = engine.task.observe
-    engine.task.observe = lambda batch: (send(signal.SIGTERM) if engine.done == 4 else None, observe(batch))[1]
+    eval_step = engine.task.eval_step
+    engine.task.eval_step = lambda batch: (
+        send(signal.SIGTERM) if engine.done == 4 else None,
+        eval_step(batch),
+    )[1]
 
 
 def in_sampling(engine) -> None:
     sample = engine.task.sample
-    engine.task.sample = lambda batch: (send(signal.SIGTERM) if engine.done == 4 else None, sample(batch))[1]
+    engine.task.sample = lambda batch: (
+        send(signal.SIGTERM) if engine.done == 4 else None,
+        sample(batch),
+    )[1]
 
 
 @pytest.mark.parametrize("when", [in_training, in_validation, in_sampling])
 def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on_from_there(when, tmp_path):
-    cadence = {"steps": 8, "checkpoint_every": 8, "validate_every": 2, "sample_every": 2, "log_every": 1}
+    cadence = {
+        "steps": 8,
+        "checkpoint_every": 8,
+        "validate_every": 2,
+        "sample_every": 2,
+        "log_every": 1,
+    }
     engine = toy_engine(tmp_path, **cadence)
     when(engine)
     before = handlers()
@@ -106,6 +121,13 @@ def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on_from_there(when,
     assert again.done == 4
     again.run()
     records = again.folder.records()
-    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7, 8], "no gap and no double"
+    assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7, 8], (
+        "no gap and no double"
+    )
     assert [r["step"] for r in records if r["kind"] == "validation"] == [2, 4, 6, 8]
-    assert sorted(path.name for path in again.folder.samples.iterdir()) == ["000002", "000004", "000006", "000008"]
+    assert sorted(path.name for path in again.folder.samples.iterdir()) == [
+        "000002",
+        "000004",
+        "000006",
+        "000008",
+    ]

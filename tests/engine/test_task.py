@@ -1,4 +1,5 @@
-"""The contract of a task: networks that are held and not trained, and parameters that belong to exactly one update."""
+"""The contract of a task: networks that are held and not trained, and parameters that belong to
+exactly one update."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, Frozen, Loss, Objective, Task, Update, refuse_strays
+from tessera.engine.task import Batch, Frozen, Loss, Objective, Task, Update, check_ownership
 
 
 class Looks(nn.Module):
@@ -22,7 +23,9 @@ class Looks(nn.Module):
 def test_a_frozen_network_is_registered_nowhere():
     held, alone = Looks(), nn.ModuleDict({"model": nn.Linear(3, 3)})
     assert list(held.state_dict()) == list(alone.state_dict())
-    assert [name for name, _ in held.named_parameters()] == [name for name, _ in alone.named_parameters()]
+    assert [name for name, _ in held.named_parameters()] == [
+        name for name, _ in alone.named_parameters()
+    ]
     assert not list(held.named_buffers())
     assert {type(module) for module in held.modules()} == {Looks, nn.Linear, Frozen}
 
@@ -64,34 +67,43 @@ class Two(Task):
 
 
 def update(name: str, network: nn.Module) -> Update:
-    return Update(name=name, trains=network, loss=lambda batch, step: Loss({}), optimizer=OptimizerConfig())
+    return Update(
+        name=name, trains=network, loss=lambda batch, step: Loss({}), optimizer=OptimizerConfig()
+    )
 
 
 def test_a_task_whose_parameters_are_all_owned_once_is_accepted():
-    refuse_strays(Two("model", "judge"))
+    check_ownership(Two("model", "judge"))
 
 
 def test_a_parameter_that_would_never_move_is_named():
     with pytest.raises(ValueError) as refused:
-        refuse_strays(Two("model"))
+        check_ownership(Two("model"))
     letter = str(refused.value)
-    assert "judge.weight belongs to no update" in letter and "judge.bias belongs to no update" in letter
+    assert (
+        "judge.weight belongs to no update" in letter
+        and "judge.bias belongs to no update" in letter
+    )
     assert "model.weight" not in letter and "Frozen" in letter
 
 
 def test_a_parameter_that_two_updates_would_move_is_named_with_both():
     task = Two("model", "judge")
     task.updates += (update("again", nn.ModuleList([task.judge])),)
-    with pytest.raises(ValueError, match="judge.weight belongs to judge and again, which would both move it"):
-        refuse_strays(task)
+    with pytest.raises(
+        ValueError, match="judge.weight belongs to judge and again, which would both move it"
+    ):
+        check_ownership(task)
 
 
 def test_a_network_that_would_move_but_never_be_saved_is_named():
     """It is not part of the task, so no checkpoint would hold it."""
     task = Two("model", "judge")
     task.updates += (update("apart", nn.Linear(2, 2)),)
-    with pytest.raises(ValueError, match="weight of the network that 'apart' trains is no part of the task"):
-        refuse_strays(task)
+    with pytest.raises(
+        ValueError, match="weight of the network that 'apart' trains is no part of the task"
+    ):
+        check_ownership(task)
 
 
 def test_two_updates_of_one_name_are_refused():
@@ -99,14 +111,14 @@ def test_two_updates_of_one_name_are_refused():
     task = Two("model", "judge")
     task.updates = (update("both", task.model), update("both", task.judge))
     with pytest.raises(ValueError, match="two updates are called 'both'"):
-        refuse_strays(task)
+        check_ownership(task)
 
 
 def test_a_long_list_of_strays_is_cut():
     task = Two("model", "judge")
     task.more = nn.ModuleList(nn.Linear(1, 1) for _ in range(20))
     with pytest.raises(ValueError, match="and 30 more"):
-        refuse_strays(task)
+        check_ownership(task)
 
 
 def test_an_objective_holds_the_network_of_its_update_and_nothing_else():

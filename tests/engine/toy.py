@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.data.loader import Training, Validation
+from tessera.data.loader import EvalLoader, TrainLoader
 from tessera.engine.engine import Engine, EngineConfig
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, Headline, Loss, Task, Update
-from tessera.run.directory import RunFolder
+from tessera.engine.task import Batch, BestMetric, Loss, Task, Update
+from tessera.run.directory import RunDirectory
 
 
 class Numbers:
@@ -39,13 +39,15 @@ class Numbers:
 
 
 class Toy(Task):
-    headline = Headline(metric="error", higher_is_better=False)
+    best_metric = BestMetric(metric="error", higher_is_better=False)
 
     def __init__(self, optimizer: OptimizerConfig):
         super().__init__()
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
-        self.updates = (Update(name="model", trains=self.model, loss=self.miss, optimizer=optimizer),)
+        self.updates = (
+            Update(name="model", trains=self.model, loss=self.miss, optimizer=optimizer),
+        )
 
     def miss(self, batch: Batch, step: int) -> Loss:
         return Loss({"error": self.errors(batch).mean()})
@@ -53,10 +55,10 @@ class Toy(Task):
     def errors(self, batch: Batch) -> Tensor:
         return (self.model(batch.examples)[:, 0] - batch.examples.sum(1)).square()
 
-    def observe(self, batch: Batch) -> dict[str, Tensor]:
+    def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         return {"error": self.errors(batch).sum(), "examples": torch.tensor(len(batch))}
 
-    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
+    def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         return {"error": float(totals["error"] / totals["examples"])}
 
     def sample(self, batch: Batch) -> list[Any]:
@@ -66,11 +68,16 @@ class Toy(Task):
 def toy_engine(path: Path, optimizer: OptimizerConfig | None = None, **settings: Any) -> Engine:
     """An engine at the start of a toy run, its folder made and opened."""
     config = EngineConfig(**({"steps": 10, "batch_size": 4} | settings))
-    folder = RunFolder(path)
+    folder = RunDirectory(path)
     folder.make()
     source = Numbers()
-    training = Training(source, seed=config.seed, batch_size=config.batch_size, accumulate=config.accumulate)
-    validation = Validation(source, seed=config.seed, batch_size=8)
+    training = TrainLoader(
+        source,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        grad_accum_steps=config.grad_accum_steps,
+    )
+    validation = EvalLoader(source, seed=config.seed, batch_size=8)
     engine = Engine(Toy(optimizer or OptimizerConfig()), training, validation, config, folder)
     engine.open({})
     return engine

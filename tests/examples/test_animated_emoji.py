@@ -1,4 +1,5 @@
-"""The animated emoji's archive comes from strangers: nothing in it decides where a file is written."""
+"""The animated emoji's archive comes from strangers: nothing in it decides where a file is
+written."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def webp(frames: int, red: int = 255) -> bytes:
         pixels[: number + 2] = (red, 0, 0, 255)
         pictures.append(PIL.Image.fromarray(pixels))
     buffer = BytesIO()
-    pictures[0].save(buffer, "WEBP", save_all=True, append_images=pictures[1:], duration=50, lossless=True)
+    pictures[0].save(
+        buffer, "WEBP", save_all=True, append_images=pictures[1:], duration=50, lossless=True
+    )
     return buffer.getvalue()
 
 
@@ -52,7 +55,12 @@ def archive(path: Path, **files: bytes) -> Path:
     return path
 
 
-NAMES = {"1f44b": "waving hand", "1f44b-1f3fb": "waving hand, light skin tone", "2764": "red heart", "1f600": "grinning face"}
+NAMES = {
+    "1f44b": "waving hand",
+    "1f44b-1f3fb": "waving hand, light skin tone",
+    "2764": "red heart",
+    "1f600": "grinning face",
+}
 
 
 def test_named_emoji_that_move_become_clips_with_their_captions(tmp_path, emoji):
@@ -69,18 +77,26 @@ def test_named_emoji_that_move_become_clips_with_their_captions(tmp_path, emoji)
     )
     out = tmp_path / "out"
     assert emoji.lay_out(animations, NAMES, out) == 2
-    assert sorted(path.name for path in out.iterdir()) == ["1f44b.mp4", "2764-fe0f.mp4", "metadata.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1f44b.mp4",
+        "2764-fe0f.mp4",
+        "metadata.jsonl",
+    ]
     assert [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()] == [
         {"file_name": "1f44b.mp4", "text": "waving hand"},
         {"file_name": "2764-fe0f.mp4", "text": "red heart"},
     ]
     facts, clip = probe(out / "2764-fe0f.mp4"), Video.load(out / "2764-fe0f.mp4")
     assert (facts.frames, facts.width, facts.height, facts.rate_hz) == (8, 16, 16, 20)
-    assert clip.frames[:, 0, 8, 1].max() < 60 and clip.frames[:, 14, 8].min() > 200, "red on white paper"
+    assert clip.frames[:, 0, 8, 1].max() < 60 and clip.frames[:, 14, 8].min() > 200, (
+        "red on white paper"
+    )
 
 
 def test_a_broken_animation_is_left_out_and_told(tmp_path, emoji, capsys):
-    animations = archive(tmp_path / "a.tgz", **{"package/1f44b.webp": b"broken", "package/2764.webp": webp(4)})
+    animations = archive(
+        tmp_path / "a.tgz", **{"package/1f44b.webp": b"broken", "package/2764.webp": webp(4)}
+    )
     assert emoji.lay_out(animations, NAMES, tmp_path / "out") == 1
     assert "left out 1f44b.webp: " in capsys.readouterr().out
 
@@ -91,5 +107,12 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         **{"../../1f44b.webp": webp(3), "/2764.webp": webp(3), "package/..\\x.webp": webp(3)},
     )
     emoji.lay_out(animations, {**NAMES, "..\\x": "evil"}, tmp_path / "deep" / "out")
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {"evil.tgz", "deep/out/1f44b.mp4", "deep/out/2764.mp4", "deep/out/metadata.jsonl"}
+    written = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert written == {
+        "evil.tgz",
+        "deep/out/1f44b.mp4",
+        "deep/out/2764.mp4",
+        "deep/out/metadata.jsonl",
+    }

@@ -38,13 +38,19 @@ def archive(path: Path, **files: bytes) -> Path:
 
 
 NAMES = [
-    {"name": "WAVING HAND SIGN", "unified": "1F44B", "skin_variations": {"1F3FB": {"unified": "1F44B-1F3FB"}}},
+    {
+        "name": "WAVING HAND SIGN",
+        "unified": "1F44B",
+        "skin_variations": {"1F3FB": {"unified": "1F44B-1F3FB"}},
+    },
     {"name": None, "short_name": "red_heart", "unified": "2764-FE0F", "non_qualified": "2764"},
 ]
 
 
 def test_named_emoji_are_laid_on_white_with_their_captions(tmp_path, emoji):
-    names = emoji.read_names(archive(tmp_path / "names.tgz", **{"package/emoji.json": json.dumps(NAMES).encode()}))
+    names = emoji.read_names(
+        archive(tmp_path / "names.tgz", **{"package/emoji.json": json.dumps(NAMES).encode()})
+    )
     pictures = archive(
         tmp_path / "pictures.tgz",
         **{
@@ -57,7 +63,11 @@ def test_named_emoji_are_laid_on_white_with_their_captions(tmp_path, emoji):
     )
     out = tmp_path / "out"
     assert emoji.lay_out(pictures, names, out) == 2
-    assert sorted(path.name for path in out.iterdir()) == ["1f44b-1f3fb.png", "2764.png", "metadata.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "1f44b-1f3fb.png",
+        "2764.png",
+        "metadata.jsonl",
+    ]
     rows = [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()]
     assert rows == [
         {"file_name": "1f44b-1f3fb.png", "text": "waving hand sign, light skin tone"},
@@ -77,5 +87,12 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
     )
     out = tmp_path / "deep" / "out"
     emoji.lay_out(pictures, {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}, out)
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
-    assert written == {"evil.tgz", "deep/out/1f44b.png", "deep/out/2764.png", "deep/out/metadata.jsonl"}
+    written = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
+    assert written == {
+        "evil.tgz",
+        "deep/out/1f44b.png",
+        "deep/out/2764.png",
+        "deep/out/metadata.jsonl",
+    }

@@ -42,13 +42,25 @@ def piece(number: int, identity: str, name: str, model: str, **more: str) -> str
 
 def test_pieces_become_small_meshes_with_their_captions_and_credits(tmp_path, furniture):
     properties = "# a comment\nlicense=Creative  Commons\n"
-    properties += piece(1, "Maker#bed1", "Bed", "/maker/bed1.obj", tags="Double, Bedroom\\u00e9", creator="Ann")
+    properties += piece(
+        1, "Maker#bed1", "Bed", "/maker/bed1.obj", tags="Double, Bedroom\\u00e9", creator="Ann"
+    )
     properties += piece(2, "Maker#ball", "Round  Ball", "/maker/ball.obj", tags="SCPTS, Ball")
-    properties += piece(3, "Maker#gone", "Gone", "/maker/gone.obj") + piece(4, "Maker#odd", "Odd", "/maker/odd.obj")
-    data = catalogue(properties, **{"maker/bed1.obj": TRIANGLE, "maker/ball.obj": BALL, "maker/odd.obj": "nothing"})
+    properties += piece(3, "Maker#gone", "Gone", "/maker/gone.obj") + piece(
+        4, "Maker#odd", "Odd", "/maker/odd.obj"
+    )
+    data = catalogue(
+        properties,
+        **{"maker/bed1.obj": TRIANGLE, "maker/ball.obj": BALL, "maker/odd.obj": "nothing"},
+    )
     assert furniture.lay_out([data], tmp_path / "out") == 2
     out = tmp_path / "out"
-    assert sorted(path.name for path in out.iterdir()) == ["CREDITS.md", "maker-ball.obj", "maker-bed1.obj", "metadata.jsonl"]
+    assert sorted(path.name for path in out.iterdir()) == [
+        "CREDITS.md",
+        "maker-ball.obj",
+        "maker-bed1.obj",
+        "metadata.jsonl",
+    ]
     assert [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()] == [
         {"file_name": "maker-ball.obj", "text": "round ball"},
         {"file_name": "maker-bed1.obj", "text": "bed, double, bedroomé"},
@@ -62,7 +74,11 @@ def test_pieces_become_small_meshes_with_their_captions_and_credits(tmp_path, fu
 
 
 def test_a_piece_that_cannot_be_read_is_left_out_and_told(tmp_path, furniture, capsys):
-    properties = piece(1, "a", "Bed", "/bed.obj") + piece(2, "b", "Chair", "/chair.obj") + piece(3, "c", "Sofa", "/sofa.obj")
+    properties = (
+        piece(1, "a", "Bed", "/bed.obj")
+        + piece(2, "b", "Chair", "/chair.obj")
+        + piece(3, "c", "Sofa", "/sofa.obj")
+    )
     data = catalogue(properties, **{"bed.obj": "dear reader", "sofa.obj": TRIANGLE})
     assert furniture.lay_out([data], tmp_path / "out") == 1
     said = capsys.readouterr().out
@@ -71,15 +87,25 @@ def test_a_piece_that_cannot_be_read_is_left_out_and_told(tmp_path, furniture, c
 
 def test_a_piece_is_turned_as_its_catalogue_says(tmp_path, furniture):
     properties = piece(1, "a", "Post", "/a.obj", modelRotation="1 0 0 0 0 1 0 -1 0")
-    furniture.lay_out([catalogue(properties, **{"a.obj": "v 0 0 0\nv 1 0 0\nv 0 0 3\nf 1 2 3\n"})], tmp_path / "out")
+    furniture.lay_out(
+        [catalogue(properties, **{"a.obj": "v 0 0 0\nv 1 0 0\nv 0 0 3\nf 1 2 3\n"})],
+        tmp_path / "out",
+    )
     post = Mesh.load(tmp_path / "out" / "a.obj").vertices
     assert (post.min(axis=0).tolist(), post.max(axis=0).tolist()) == ([0, 0, 0], [1, 0, 3])
 
 
 def test_an_archive_cannot_write_outside_the_folder(tmp_path, furniture):
     names = ["../../evil", "/evil", "..\\evil", "", "CON/../../x"]
-    properties = "".join(piece(number, name, "Evil", "/a.obj") for number, name in enumerate(names, start=1))
-    furniture.lay_out([catalogue(properties, **{"a.obj": TRIANGLE, "../../b.obj": TRIANGLE})], tmp_path / "deep" / "out")
-    written = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()}
+    properties = "".join(
+        piece(number, name, "Evil", "/a.obj") for number, name in enumerate(names, start=1)
+    )
+    furniture.lay_out(
+        [catalogue(properties, **{"a.obj": TRIANGLE, "../../b.obj": TRIANGLE})],
+        tmp_path / "deep" / "out",
+    )
+    written = {
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    }
     inside = {"evil.obj", "unnamed.obj", "con-x.obj", "metadata.jsonl", "CREDITS.md"}
     assert written == {f"deep/out/{name}" for name in inside}

@@ -1,4 +1,5 @@
-"""What an example fetches with a tool of the system cannot be had without it: a sentence says so, and nothing is begun."""
+"""What an example fetches with a tool of the system cannot be had without it: a sentence says so,
+and nothing is begun."""
 
 from __future__ import annotations
 
@@ -12,9 +13,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    ("example", "tool"), [("emoji", "npm"), ("animated_emoji", "npm"), ("furniture", "apt-get"), ("prompts", "apt-get")]
+    ("example", "tool"),
+    [("emoji", "npm"), ("animated_emoji", "npm"), ("furniture", "apt-get"), ("prompts", "apt-get")],
 )
-def test_without_its_tool_an_example_ends_in_a_sentence(tmp_path: Path, example: str, tool: str) -> None:
+def test_without_its_tool_an_example_ends_in_a_sentence(
+    tmp_path: Path, example: str, tool: str
+) -> None:
     tried = subprocess.run(
         [sys.executable, str(ROOT / f"examples/{example}.py"), str(tmp_path / "out")],
         env={"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},

@@ -11,8 +11,8 @@ import av
 import numpy as np
 import pytest
 
-from tessera.modalities.audio.dataset import Sounds
-from tessera.modalities.audio.media import Sound
+from tessera.modalities.audio.dataset import AudioDataConfig
+from tessera.modalities.audio.media import Audio
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "prompts.py"
 VOICE = "usr/share/asterisk/sounds/en_US_f_Allison"
@@ -37,7 +37,9 @@ def prompts(monkeypatch):
 
 def g722(hertz: float = 440.0, seconds: float = 0.2) -> bytes:
     """A tone, as the telephone exchange has it: two samples in a byte, and no header."""
-    samples = (8000 * np.sin(2 * np.pi * hertz * np.arange(round(16_000 * seconds)) / 16_000)).astype(np.int16)
+    samples = (
+        8000 * np.sin(2 * np.pi * hertz * np.arange(round(16_000 * seconds)) / 16_000)
+    ).astype(np.int16)
     encoder = av.CodecContext.create("g722", "w")
     encoder.sample_rate, encoder.layout, encoder.format = 16_000, "mono", "s16"
     frame = av.AudioFrame.from_ndarray(samples[None], format="s16", layout="mono")
@@ -51,11 +53,18 @@ def files(**data: bytes) -> list[tuple[PurePosixPath, bytes]]:
 
 def transcripts(prompts, text: str = TEXT) -> dict[str, str]:
     path = "usr/share/doc/asterisk-core-sounds-en/core-sounds-en.txt.gz"
-    return prompts.read_transcripts(files(**{path: gzip.compress(text.encode()), "usr/share/doc/other.txt": b"a: b"}))
+    return prompts.read_transcripts(
+        files(**{path: gzip.compress(text.encode()), "usr/share/doc/other.txt": b"a: b"})
+    )
 
 
 def test_transcripts_are_what_is_spoken(prompts):
-    told = {"hello": "Hello, world!", "digits/1": "one", "missing": "Nobody recorded this.", "broken": "Nobody can hear this."}
+    told = {
+        "hello": "Hello, world!",
+        "digits/1": "one",
+        "missing": "Nobody recorded this.",
+        "broken": "Nobody can hear this.",
+    }
     assert transcripts(prompts) == told
     latin = files(**{"core-sounds-fr.txt": "un: déjà".encode("latin-1")})
     assert prompts.read_transcripts(latin) == {"un": "déjà"}
@@ -83,22 +92,31 @@ def test_prompts_become_recordings_with_their_transcripts(tmp_path, prompts, cap
     ]
     assert "CC-BY-SA-3.0" in (out / "CREDITS.md").read_text()
     assert "left out en/broken.flac: " in capsys.readouterr().out
-    sound = Sound.load(out / "en" / "hello.flac")
+    sound = Audio.load(out / "en" / "hello.flac")
     assert (sound.rate_hz, sound.samples.shape) == (16_000, (1, 3200))
     assert abs(np.fft.rfft(sound.samples[0])).argmax() == 440 * 3200 // 16_000
 
 
 def test_what_is_laid_out_can_be_learnt_from(tmp_path, prompts):
     recordings = files(**{f"{VOICE}/hello.g722": g722(), f"{VOICE}/digits/1.g722": g722(880)})
-    prompts.finish(prompts.lay_out(recordings, transcripts(prompts), "en", tmp_path), ["en"], tmp_path)
-    source = Sounds(path=str(tmp_path), seconds=0.1).everything()
-    assert [source.item(i, np.random.default_rng(0)).caption for i in range(2)] == ["one", "Hello, world!"]
+    prompts.finish(
+        prompts.lay_out(recordings, transcripts(prompts), "en", tmp_path), ["en"], tmp_path
+    )
+    source = AudioDataConfig(path=str(tmp_path), seconds=0.1).full()
+    assert [source.item(i, np.random.default_rng(0)).caption for i in range(2)] == [
+        "one",
+        "Hello, world!",
+    ]
 
 
 def test_an_archive_cannot_write_outside_the_folder(tmp_path, prompts):
     names = ["../../evil", "/evil", "..\\evil", "..", "a/../../../b"]
     told = {prompts.prompt_name(PurePosixPath(f"{VOICE}/{name}.g722")): "evil" for name in names}
-    recordings = [(PurePosixPath(f"{VOICE}/{name}.g722"), g722()) for name in names] + files(**{"../../../x.g722": g722()})
+    recordings = [(PurePosixPath(f"{VOICE}/{name}.g722"), g722()) for name in names] + files(
+        **{"../../../x.g722": g722()}
+    )
     prompts.lay_out(recordings, {**told, "../../../x": "evil"}, "en", tmp_path / "deep" / "out")
-    written = [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()]
+    written = [
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    ]
     assert written and all(Path(path).parent.as_posix() == "deep/out/en" for path in written)

@@ -1,4 +1,5 @@
-"""Scores become clips with true captions; music21 and the bank are stood in for, since `make` does not install them."""
+"""Scores become clips with true captions; music21 and the bank are stood in for, since `make` does
+not install them."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tessera.modalities.music.dataset import Music
+from tessera.modalities.music.dataset import MusicDataConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "scores.py"
 
@@ -25,12 +26,18 @@ def scores(monkeypatch):
     return module
 
 
-def score(*notes: tuple[float, float, int], key: str = "G", mode: str = "minor", metre: str = "3/4"):
+def score(
+    *notes: tuple[float, float, int], key: str = "G", mode: str = "minor", metre: str = "3/4"
+):
     """As music21 would give it."""
     heard = [
-        SimpleNamespace(offset=at, quarterLength=length, pitches=[SimpleNamespace(midi=pitch)]) for at, length, pitch in notes
+        SimpleNamespace(offset=at, quarterLength=length, pitches=[SimpleNamespace(midi=pitch)])
+        for at, length, pitch in notes
     ]
-    flat = SimpleNamespace(notes=heard, getElementsByClass=lambda kind: [SimpleNamespace(ratioString=metre)] if metre else [])
+    flat = SimpleNamespace(
+        notes=heard,
+        getElementsByClass=lambda kind: [SimpleNamespace(ratioString=metre)] if metre else [],
+    )
     tonic = SimpleNamespace(tonic=SimpleNamespace(name=key), mode=mode)
     return SimpleNamespace(flatten=lambda: flat, analyze=lambda what: tonic)
 
@@ -48,20 +55,32 @@ def test_clips_come_with_captions_that_the_data_reads(tmp_path, scores) -> None:
         ("ryans-x", Path("corpus/ryansMammoth/HuntTheFoxJig.abc"), TUNE),
     ]
     assert scores.lay_out(iter(given), played, tmp_path / "out", 10, 1.0) == 2
-    lines = [json.loads(line) for line in (tmp_path / "out/metadata.jsonl").read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (tmp_path / "out/metadata.jsonl").read_text().splitlines()
+    ]
     assert [line["file_name"] for line in lines] == ["bach-bwv1-6.flac", "ryans-x.flac"]
-    assert len(lines[0]["text"]) == 4 and lines[0]["text"][0].startswith("chorale by Bach in G minor, 3/4 time, ")
-    assert {"chorale", "Bach", "minor key", "3/4 time"} <= set(lines[0]["tags"]) and "jig" in lines[1]["tags"]
-    source = Music(path=str(tmp_path / "out"), rate_hz=16000, seconds=1.0).everything()
+    assert len(lines[0]["text"]) == 4 and lines[0]["text"][0].startswith(
+        "chorale by Bach in G minor, 3/4 time, "
+    )
+    assert {"chorale", "Bach", "minor key", "3/4 time"} <= set(lines[0]["tags"]) and "jig" in lines[
+        1
+    ]["tags"]
+    source = MusicDataConfig(path=str(tmp_path / "out"), rate_hz=16000, seconds=1.0).full()
     example = source.item(0, np.random.default_rng(0))
-    assert example.caption in lines[0]["text"] and example.tags == tuple(lines[0]["tags"]) and example.length == 16000
+    assert (
+        example.caption in lines[0]["text"]
+        and example.tags == tuple(lines[0]["tags"])
+        and example.length == 16000
+    )
 
 
 def test_tempo_and_instrument_are_the_scores_own_and_the_same_everywhere(scores) -> None:
     path = Path("corpus/bach/bwv1.6.mxl")
     facts = [scores.facts_of(f"name-{number}", path, TUNE) for number in range(60)]
     assert facts == [scores.facts_of(f"name-{number}", path, TUNE) for number in range(60)]
-    assert {fact.tempo for fact in facts} == set(scores.TEMPOS) and len({fact.instrument for fact in facts}) > 10
+    assert {fact.tempo for fact in facts} == set(scores.TEMPOS) and len(
+        {fact.instrument for fact in facts}
+    ) > 10
     assert scores.facts_of("x", path, score(key="B-", mode="major", metre="")).key == "B flat major"
     assert scores.facts_of("x", path, score(metre="")).metre == "free"
 
@@ -110,7 +129,7 @@ def test_the_bank_plays_the_notes_when_they_are_due(scores) -> None:
             self.sounding.add(pitch)
 
         def noteoff(self, channel: int, pitch: int) -> None:
-            self.sounding.discard(pitch)
+            self.sounding.rollback(pitch)
 
         def generate(self, count: int) -> memoryview:
             level = np.float32(sum(self.sounding))
@@ -121,7 +140,9 @@ def test_the_bank_plays_the_notes_when_they_are_due(scores) -> None:
     sound = synth.play([(0.0, 1.0, 60), (1.0, 1.0, 64)], facts, seconds=2.0)
     second = round(60 / scores.TEMPOS["slow"] * 16000)
     assert sound.shape == (32000,) and synth.synth.program == (3, 73)
-    assert set(sound[:second]) == {30.0} and set(sound[second : 2 * second]) == {32.0}, "the mean of both channels"
+    assert set(sound[:second]) == {30.0} and set(sound[second : 2 * second]) == {32.0}, (
+        "the mean of both channels"
+    )
 
 
 def test_books_are_opened_and_what_cannot_be_read_is_told(scores, capsys) -> None:
@@ -135,14 +156,21 @@ def test_books_are_opened_and_what_cannot_be_read_is_told(scores, capsys) -> Non
 
     converter = SimpleNamespace(parse=parse)
     names = [
-        name for path in ("a/book.abc", "a/one.xml", "a/bad.xml") for name, _, _ in scores.scores_in(Path(path), converter)
+        name
+        for path in ("a/book.abc", "a/one.xml", "a/bad.xml")
+        for name, _, _ in scores.scores_in(Path(path), converter)
     ]
     assert len(names) == 41 and names[0] == "a-book-000" and names[-1] == "a-one"
     assert "left out bad.xml: KeyError" in capsys.readouterr().out
 
 
-def test_what_is_silent_or_odd_is_left_out_and_names_cannot_lead_anywhere(tmp_path, scores, capsys) -> None:
-    given = [("silent", Path("corpus/bach/x.mxl"), score()), ("odd", Path("corpus/bach/x.mxl"), SimpleNamespace())]
+def test_what_is_silent_or_odd_is_left_out_and_names_cannot_lead_anywhere(
+    tmp_path, scores, capsys
+) -> None:
+    given = [
+        ("silent", Path("corpus/bach/x.mxl"), score()),
+        ("odd", Path("corpus/bach/x.mxl"), SimpleNamespace()),
+    ]
     assert scores.lay_out(iter(given), played, tmp_path / "deep/out", 10, 1.0) == 0
     said = capsys.readouterr().out
     assert "left out silent: nothing is heard" in said and "left out odd: AttributeError" in said
@@ -150,7 +178,9 @@ def test_what_is_silent_or_odd_is_left_out_and_names_cannot_lead_anywhere(tmp_pa
 
 
 def test_every_collection_comes_early(scores) -> None:
-    paths = [Path(f"corpus/bach/{n}.mxl") for n in range(90)] + [Path(f"corpus/haydn/{n}.mxl") for n in range(10)]
+    paths = [Path(f"corpus/bach/{n}.mxl") for n in range(90)] + [
+        Path(f"corpus/haydn/{n}.mxl") for n in range(10)
+    ]
     first = scores.chosen(paths, 20)
     assert len(first) == 20 and sum("haydn" in str(path) for path in first) == 2
     assert scores.chosen(paths[::-1], 20) == first and len(scores.chosen(paths, 1000)) == 100

@@ -22,7 +22,9 @@ EXACT = {"rtol": 0, "atol": 1e-10}
 
 
 def patch_judge() -> nn.Module:
-    return nn.Sequential(nn.Conv2d(3, 6, 4, 2, 1), nn.SiLU(), nn.Conv2d(6, 1, 3, padding=1)).double()
+    return nn.Sequential(
+        nn.Conv2d(3, 6, 4, 2, 1), nn.SiLU(), nn.Conv2d(6, 1, 3, padding=1)
+    ).double()
 
 
 def images(count: int = 4, size: int = 8) -> Tensor:
@@ -89,97 +91,119 @@ def test_logits_in_half_precision_are_averaged_in_full(loss):
 
 @pytest.mark.parametrize("centre", [0.0, 1.0])
 def test_the_penalty_is_the_squared_steepness_of_each_example(centre):
-    judge, batch = patch_judge(), images()
+    discriminator, batch = patch_judge(), images()
     expected = []
     for image in batch:
-        slope = torch.autograd.functional.jacobian(lambda x: judge(x[None]).sum() / 16**0.5, image)
+        slope = torch.autograd.functional.jacobian(
+            lambda x: discriminator(x[None]).sum() / 16**0.5, image
+        )
         expected.append((slope.norm() - centre) ** 2)
 
-    torch.testing.assert_close(gradient_penalty(judge, batch, centre), torch.stack(expected).mean(), **EXACT)
+    torch.testing.assert_close(
+        gradient_penalty(discriminator, batch, centre), torch.stack(expected).mean(), **EXACT
+    )
 
 
 def test_patches_that_do_not_overlap_are_penalised_as_if_each_were_an_image():
-    judge = nn.Sequential(nn.Conv2d(3, 5, 4, stride=4), nn.SiLU(), nn.Conv2d(5, 1, 1)).double()
+    discriminator = nn.Sequential(
+        nn.Conv2d(3, 5, 4, stride=4), nn.SiLU(), nn.Conv2d(5, 1, 1)
+    ).double()
     whole = images(2, size=8)
     patches = whole.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(8, 3, 4, 4)
 
-    torch.testing.assert_close(gradient_penalty(judge, whole), gradient_penalty(judge, patches), **EXACT)
+    torch.testing.assert_close(
+        gradient_penalty(discriminator, whole), gradient_penalty(discriminator, patches), **EXACT
+    )
 
 
 @pytest.mark.parametrize("centre", [0.0, 1.0])
 def test_descending_the_penalty_flattens_the_judge_as_finite_differences_say(centre):
-    judge, batch = patch_judge(), images()
-    weight = judge[0].weight
-    gradient = gradients(judge, gradient_penalty(judge, batch, centre))[0]
+    discriminator, batch = patch_judge(), images()
+    weight = discriminator[0].weight
+    gradient = gradients(discriminator, gradient_penalty(discriminator, batch, centre))[0]
 
     step = 1e-5
     with torch.no_grad():
         weight[2, 1, 0, 3] += step
-        above = gradient_penalty(judge, batch, centre)
+        above = gradient_penalty(discriminator, batch, centre)
         weight[2, 1, 0, 3] -= 2 * step
-        below = gradient_penalty(judge, batch, centre)
+        below = gradient_penalty(discriminator, batch, centre)
 
-    assert gradient[2, 1, 0, 3].item() == pytest.approx(((above - below) / (2 * step)).item(), rel=1e-5, abs=1e-9)
+    assert gradient[2, 1, 0, 3].item() == pytest.approx(
+        ((above - below) / (2 * step)).item(), rel=1e-5, abs=1e-9
+    )
 
 
 def test_four_micro_batches_are_one_batch_for_the_judge_penalty_included():
-    judge, real, fake = patch_judge(), images(8), images(8)
+    discriminator, real, fake = patch_judge(), images(8), images(8)
 
     def loss(real: Tensor, fake: Tensor) -> Tensor:
-        told_apart = hinge_discriminator(judge(real), judge(fake))
-        return told_apart + gradient_penalty(judge, real) + 10 * gradient_penalty(judge, fake, centre=1.0)
+        told_apart = hinge_discriminator(discriminator(real), discriminator(fake))
+        return (
+            told_apart
+            + gradient_penalty(discriminator, real)
+            + 10 * gradient_penalty(discriminator, fake, centre=1.0)
+        )
 
-    whole = gradients(judge, loss(real, fake))
+    whole = gradients(discriminator, loss(real, fake))
     micros = [loss(real[i : i + 2], fake[i : i + 2]) for i in range(0, 8, 2)]
 
-    for accumulated, at_once in zip(gradients(judge, torch.stack(micros).mean()), whole):
+    for accumulated, at_once in zip(gradients(discriminator, torch.stack(micros).mean()), whole):
         torch.testing.assert_close(accumulated, at_once, **EXACT)
 
 
 def test_the_penalty_under_autocast_is_the_float32_penalty():
-    judge, batch = patch_judge().float(), images(2).float()
-    plain = gradients(judge, gradient_penalty(judge, batch))
+    discriminator, batch = patch_judge().float(), images(2).float()
+    plain = gradients(discriminator, gradient_penalty(discriminator, batch))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert judge(batch).dtype == torch.bfloat16
-        penalty = gradient_penalty(judge, batch)
+        assert discriminator(batch).dtype == torch.bfloat16
+        penalty = gradient_penalty(discriminator, batch)
 
     assert penalty.dtype == torch.float32
-    for under_autocast, expected in zip(gradients(judge, penalty), plain):
+    for under_autocast, expected in zip(gradients(discriminator, penalty), plain):
         assert torch.equal(under_autocast, expected)
 
 
 def test_the_penalty_has_a_value_in_validation_and_nothing_to_descend():
-    judge, batch = patch_judge(), images()
+    discriminator, batch = patch_judge(), images()
 
     with torch.no_grad():
-        penalty = gradient_penalty(judge, batch)
+        penalty = gradient_penalty(discriminator, batch)
 
     assert not penalty.requires_grad
-    torch.testing.assert_close(penalty, gradient_penalty(judge, batch).detach(), **EXACT)
+    torch.testing.assert_close(penalty, gradient_penalty(discriminator, batch).detach(), **EXACT)
 
 
 def test_the_penalty_leaves_the_images_as_they_were():
-    network, judge = nn.Conv2d(3, 3, 1).double(), patch_judge()
+    network, discriminator = nn.Conv2d(3, 3, 1).double(), patch_judge()
     output = network(images())
 
-    gradient_penalty(judge, output).backward()
+    gradient_penalty(discriminator, output).backward()
 
     assert output.requires_grad
     assert network.weight.grad is None
-    assert all(parameter.grad is not None for name, parameter in judge.named_parameters() if name != "2.bias")
+    assert all(
+        parameter.grad is not None
+        for name, parameter in discriminator.named_parameters()
+        if name != "2.bias"
+    )
 
 
 def test_a_judge_that_ignores_its_image_gives_finite_gradients():
-    judge = patch_judge()
-    nn.init.zeros_(judge[2].weight)
+    discriminator = patch_judge()
+    nn.init.zeros_(discriminator[2].weight)
 
-    penalty = gradient_penalty(judge, images(), centre=1.0)
-    judge.zero_grad()
+    penalty = gradient_penalty(discriminator, images(), centre=1.0)
+    discriminator.zero_grad()
     penalty.backward()
 
     assert penalty.item() == pytest.approx(1)
-    assert all(parameter.grad.isfinite().all() for parameter in judge.parameters() if parameter.grad is not None)
+    assert all(
+        parameter.grad.isfinite().all()
+        for parameter in discriminator.parameters()
+        if parameter.grad is not None
+    )
 
 
 def test_a_judge_with_one_logit_an_image_needs_no_second_dimension():
@@ -211,8 +235,10 @@ class Scene:
     """A network with a last layer, a judge, an eye, and the three terms that VQGAN has."""
 
     def __init__(self) -> None:
-        self.network = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 3, 3, padding=1)).double()
-        self.judge = patch_judge().requires_grad_(False)
+        self.network = nn.Sequential(
+            nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 3, 3, padding=1)
+        ).double()
+        self.discriminator = patch_judge().requires_grad_(False)
         self.eye = nn.Sequential(nn.Conv2d(3, 5, 3, 2), nn.SiLU()).double().requires_grad_(False)
         self.images = images()
         self.passes = {"judge": 0, "eye": 0}
@@ -234,12 +260,18 @@ class Scene:
             "pixels": (output - self.images).abs().mean(),
             "perceptual": 0.7 * (seen - self.eye(self.images)).square().mean(),
         }
-        return output, reconstruction, hinge_generator(self.judge(Counted.apply(output, self.count("judge"))))
+        return (
+            output,
+            reconstruction,
+            hinge_generator(self.discriminator(Counted.apply(output, self.count("judge")))),
+        )
 
     def weight(self) -> Tensor:
         """Eq. 7, by two passes through everything."""
         _, reconstruction, adversarial = self.evaluate()
-        [pull] = torch.autograd.grad(sum(reconstruction.values()), self.last_weight, retain_graph=True)
+        [pull] = torch.autograd.grad(
+            sum(reconstruction.values()), self.last_weight, retain_graph=True
+        )
         [push] = torch.autograd.grad(adversarial, self.last_weight)
         return pull.norm() / (push.norm() + 1e-6)
 
@@ -251,8 +283,12 @@ def test_balancing_gives_the_gradients_of_the_formula_with_two_backward_passes()
     expected = gradients(scene.network, (sum(reconstruction.values()) + weight * adversarial) / 4)
 
     output, reconstruction, adversarial = scene.evaluate()
-    balanced = balanced_adversarial(reconstruction, adversarial, output, scene.last_weight, ceiling=1e4)
-    found = gradients(scene.network, (sum(balanced.reconstruction.values()) + balanced.adversarial) / 4)
+    balanced = balanced_adversarial(
+        reconstruction, adversarial, output, scene.last_weight, adaptive_max=1e4
+    )
+    found = gradients(
+        scene.network, (sum(balanced.reconstruction.values()) + balanced.adversarial) / 4
+    )
 
     torch.testing.assert_close(balanced.weight, weight, **EXACT)
     for ours, naive in zip(found, expected):
@@ -271,7 +307,9 @@ def test_each_balanced_term_has_its_own_value_and_its_own_gradient():
 
         assert list(balanced.reconstruction) == ["pixels", "perceptual"]
         assert balanced.reconstruction[name].item() == reconstruction[name].item()
-        assert balanced.adversarial.item() == pytest.approx(balanced.weight.item() * adversarial.item(), rel=1e-12)
+        assert balanced.adversarial.item() == pytest.approx(
+            balanced.weight.item() * adversarial.item(), rel=1e-12
+        )
         for ours, naive in zip(gradients(scene.network, balanced.reconstruction[name]), expected):
             torch.testing.assert_close(ours, naive, **EXACT)
 
@@ -290,7 +328,9 @@ def test_the_weight_stops_at_the_ceiling_and_is_not_descended():
     scene = Scene()
     output, reconstruction, adversarial = scene.evaluate()
 
-    balanced = balanced_adversarial(reconstruction, 1e-9 * adversarial, output, scene.last_weight, ceiling=50.0)
+    balanced = balanced_adversarial(
+        reconstruction, 1e-9 * adversarial, output, scene.last_weight, adaptive_max=50.0
+    )
 
     assert balanced.weight.item() == 50.0
     assert not balanced.weight.requires_grad
@@ -299,7 +339,7 @@ def test_the_weight_stops_at_the_ceiling_and_is_not_descended():
 
 def test_a_judge_without_opinion_pulls_at_nothing():
     scene = Scene()
-    nn.init.zeros_(scene.judge[2].weight)
+    nn.init.zeros_(scene.discriminator[2].weight)
     output, reconstruction, adversarial = scene.evaluate()
 
     balanced = balanced_adversarial(reconstruction, adversarial, output, scene.last_weight)
@@ -314,7 +354,9 @@ def test_terms_that_share_a_part_of_their_way_can_be_balanced():
     seen = scene.eye(output)
     terms = {"mean": seen.mean().square(), "spread": seen.square().mean()}
 
-    balanced = balanced_adversarial(terms, hinge_generator(scene.judge(output)), output, scene.last_weight)
+    balanced = balanced_adversarial(
+        terms, hinge_generator(scene.discriminator(output)), output, scene.last_weight
+    )
 
     assert {name: term.item() for name, term in balanced.reconstruction.items()} == {
         name: term.item() for name, term in terms.items()
@@ -339,4 +381,6 @@ def test_a_term_that_does_not_hang_on_the_output_is_refused_by_name(stray):
     }
 
     with pytest.raises(ValueError, match=f"{stray} does not depend on the output"):
-        balanced_adversarial({**reconstruction, stray: terms[stray]}, adversarial, output, scene.last_weight)
+        balanced_adversarial(
+            {**reconstruction, stray: terms[stray]}, adversarial, output, scene.last_weight
+        )

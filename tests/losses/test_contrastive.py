@@ -11,7 +11,7 @@ from tessera.losses.contrastive import (
     apart,
     auc,
     decoupled_contrast,
-    of_chance,
+    loss_over_chance,
     ranks,
     recall_by_chance,
     sigmoid_contrast,
@@ -40,8 +40,12 @@ def one_way(table: list[list[float]], said: list[int], with_own: bool) -> float:
     return sum(found) / len(found)
 
 
-@pytest.mark.parametrize(("loss", "with_own"), [(softmax_contrast, True), (decoupled_contrast, False)])
-@pytest.mark.parametrize("said", [SAID, torch.arange(5), torch.zeros(5)], ids=["two alike", "all apart", "all alike"])
+@pytest.mark.parametrize(
+    ("loss", "with_own"), [(softmax_contrast, True), (decoupled_contrast, False)]
+)
+@pytest.mark.parametrize(
+    "said", [SAID, torch.arange(5), torch.zeros(5)], ids=["two alike", "all apart", "all alike"]
+)
 def test_the_losses_are_what_their_papers_say(loss, with_own, said):
     table = logits()
     slow = [one_way(rows.tolist(), said.tolist(), with_own) for rows in (table, table.T)]
@@ -60,9 +64,9 @@ def test_the_sigmoid_loss_asks_of_each_pair_by_itself():
 
 @every_loss
 def test_at_a_temperature_of_e_to_the_ten_all_is_finite_in_fp32(loss):
-    nearness = torch.nn.functional.normalize(torch.randn(16, 8), dim=-1) @ torch.nn.functional.normalize(
-        torch.randn(8, 16), dim=0
-    )
+    nearness = torch.nn.functional.normalize(
+        torch.randn(16, 8), dim=-1
+    ) @ torch.nn.functional.normalize(torch.randn(8, 16), dim=0)
     nearness.requires_grad_()
     found = loss(math.exp(10) * nearness, apart(torch.arange(16)))
     found.backward()
@@ -72,7 +76,9 @@ def test_at_a_temperature_of_e_to_the_ten_all_is_finite_in_fp32(loss):
 @every_loss
 def test_half_precision_is_summed_in_full(loss):
     table = logits().half()
-    assert float(loss(table, apart(SAID))) == pytest.approx(float(loss(table.float(), apart(SAID))), rel=1e-6)
+    assert float(loss(table, apart(SAID))) == pytest.approx(
+        float(loss(table.float(), apart(SAID))), rel=1e-6
+    )
 
 
 @every_loss
@@ -88,20 +94,34 @@ def test_a_pair_by_itself_has_nothing_to_be_told_apart_from(loss):
     table = torch.full((1, 1), 2.0, requires_grad=True)
     found = loss(table, apart(torch.zeros(1)))
     found.backward()
-    expected = -torch.nn.functional.logsigmoid(torch.tensor(2.0)) if loss is sigmoid_contrast else 0.0
-    assert float(found.detach()) == pytest.approx(float(expected), abs=1e-7) and table.grad.isfinite().all()
+    expected = (
+        -torch.nn.functional.logsigmoid(torch.tensor(2.0)) if loss is sigmoid_contrast else 0.0
+    )
+    assert (
+        float(found.detach()) == pytest.approx(float(expected), abs=1e-7)
+        and table.grad.isfinite().all()
+    )
 
 
 def test_a_model_that_tells_nothing_apart_is_at_chance():
-    assert float(of_chance(torch.full((7, 7), 3.0), apart(torch.arange(7)))) == pytest.approx(1.0)
-    assert float(of_chance(10 * torch.eye(7), apart(torch.arange(7)))) < 0.01
-    assert float(of_chance(torch.ones(1, 1), apart(torch.arange(1)))) == 0, "of one there is no chance to speak of"
+    assert float(
+        loss_over_chance(torch.full((7, 7), 3.0), apart(torch.arange(7)))
+    ) == pytest.approx(1.0)
+    assert float(loss_over_chance(10 * torch.eye(7), apart(torch.arange(7)))) < 0.01
+    assert float(loss_over_chance(torch.ones(1, 1), apart(torch.arange(1)))) == 0, (
+        "of one there is no chance to speak of"
+    )
 
 
 def test_ranks_are_places_in_a_sorted_list():
-    asking, answering = torch.randn(30, 6, dtype=torch.float64), torch.randn(30, 6, dtype=torch.float64)
+    asking, answering = (
+        torch.randn(30, 6, dtype=torch.float64),
+        torch.randn(30, 6, dtype=torch.float64),
+    )
     scores = asking @ answering.T
-    sorted_places = [int((scores[i].argsort(descending=True) == i).nonzero()) + 1 for i in range(30)]
+    sorted_places = [
+        int((scores[i].argsort(descending=True) == i).nonzero()) + 1 for i in range(30)
+    ]
     assert ranks(asking, answering, torch.arange(30)).tolist() == sorted_places
 
 
@@ -128,7 +148,9 @@ def test_large_tables_are_looked_at_in_blocks(monkeypatch):
 def test_chance_is_a_share_of_the_candidates():
     assert float(recall_by_chance(torch.arange(256), 10)) == 10 / 256
     assert float(recall_by_chance(torch.arange(4), 10)) == 1
-    assert float(recall_by_chance(torch.tensor([1, 1, 2]), 1)) == pytest.approx((1 / 2 + 1 / 2 + 1 / 3) / 3)
+    assert float(recall_by_chance(torch.tensor([1, 1, 2]), 1)) == pytest.approx(
+        (1 / 2 + 1 / 2 + 1 / 3) / 3
+    )
 
 
 def test_auc_counts_pairs_in_the_right_order():

@@ -27,7 +27,9 @@ def test_the_distance_is_that_of_directions_averaged_over_places_and_depths():
             depths.append(sum(places) / len(places))
         expected.append(sum(depths) / len(depths))
 
-    torch.testing.assert_close(perceptual_distance_B(a, b), torch.stack(expected), rtol=1e-4, atol=0)
+    torch.testing.assert_close(
+        perceptual_distance_B(a, b), torch.stack(expected), rtol=1e-4, atol=0
+    )
 
 
 def test_the_distance_is_symmetric_and_nothing_at_equality():
@@ -51,7 +53,9 @@ def test_gradients_are_finite_where_images_are_equal_and_where_all_channels_are_
     a = torch.randn(2, 4, 3, 3) if kind == "equal" else torch.zeros(2, 4, 3, 3)
     moved = a.clone().requires_grad_()
 
-    perceptual_distance_B([moved], [a if kind == "equal" else torch.randn(2, 4, 3, 3)]).mean().backward()
+    perceptual_distance_B(
+        [moved], [a if kind == "equal" else torch.randn(2, 4, 3, 3)]
+    ).mean().backward()
 
     assert moved.grad.isfinite().all()
     assert (moved.grad == 0).all() == (kind == "equal")
@@ -78,7 +82,9 @@ def test_half_precision_features_are_compared_in_float32():
     torch.testing.assert_close(distance_B, perceptual_distance_B([a.float()], [b.float()]))
 
 
-@pytest.mark.parametrize("other", [features((3, 4, 5, 5)), features((3, 4, 5, 5), (3, 7, 2, 2)), []])
+@pytest.mark.parametrize(
+    "other", [features((3, 4, 5, 5)), features((3, 4, 5, 5), (3, 7, 2, 2)), []]
+)
 def test_features_of_other_shapes_are_refused(other):
     with pytest.raises(ValueError, match="take both from one network"):
         perceptual_distance_B(features(*SHAPES), other)

@@ -12,7 +12,10 @@ from tests.networks import doubles
 
 def test_without_smoothing_it_is_the_cross_entropy():
     logits, bins = doubles(2, 3, 9, 8), torch.randint(8, (2, 3, 9))
-    assert torch.allclose(smoothed_cross_entropy(logits, bins, 0), F.cross_entropy(logits.flatten(0, 2), bins.flatten()))
+    assert torch.allclose(
+        smoothed_cross_entropy(logits, bins, 0),
+        F.cross_entropy(logits.flatten(0, 2), bins.flatten()),
+    )
 
 
 def test_the_true_bin_is_spread_over_its_neighbours_by_a_gaussian():
@@ -33,7 +36,9 @@ def test_every_bin_is_spread_into_shares_also_at_the_border():
 
 def test_the_next_bin_is_a_smaller_mistake_than_a_far_one():
     sure = 5 * F.one_hot(torch.tensor([[[4]]]), 9).double()
-    losses = [float(smoothed_cross_entropy(sure, torch.tensor([[[bin]]]), 0.6)) for bin in (4, 5, 7)]
+    losses = [
+        float(smoothed_cross_entropy(sure, torch.tensor([[[bin]]]), 0.6)) for bin in (4, 5, 7)
+    ]
     assert losses == sorted(losses) and losses[0] < losses[1] < losses[2]
 
 

@@ -1,4 +1,5 @@
-"""What the ear is told of a sound: energy is kept, a tone lights its own band, silence has gradients, and padding is inert."""
+"""What the ear is told of a sound: energy is kept, a tone lights its own band, silence has
+gradients, and padding is inert."""
 
 from __future__ import annotations
 
@@ -7,7 +8,16 @@ import math
 import pytest
 import torch
 
-from tessera.losses.spectra import deltas, log_mel, mel, mel_filters, mel_of_hertz, mfcc, stft, with_deltas
+from tessera.losses.spectra import (
+    deltas,
+    log_mel,
+    mel,
+    mel_filters,
+    mel_of_hertz,
+    mfcc,
+    stft,
+    with_deltas,
+)
 
 RATE = 16_000
 
@@ -17,7 +27,8 @@ def sine(hertz: float, count: int = RATE) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(
-    ("count", "hop", "frames"), [(16_000, 320, 50), (16_001, 320, 51), (319, 320, 1), (1, 64, 1), (64, 64, 1)]
+    ("count", "hop", "frames"),
+    [(16_000, 320, 50), (16_001, 320, 51), (319, 320, 1), (1, 64, 1), (64, 64, 1)],
 )
 def test_every_hop_of_samples_has_a_frame(count, hop, frames):
     assert stft(torch.zeros(2, count), 640, hop).shape == (2, 321, frames)
@@ -27,7 +38,9 @@ def test_a_frame_stands_where_its_samples_are():
     click = torch.zeros(1, 3200)
     click[0, 5 * 320 + 160] = 1  # the middle of the sixth hop
     loudness = stft(click, 640, 320).abs().sum(dim=1)[0]
-    assert int(loudness.argmax()) == 5 and loudness[4] == pytest.approx(float(loudness[6]), abs=1e-3)
+    assert int(loudness.argmax()) == 5 and loudness[4] == pytest.approx(
+        float(loudness[6]), abs=1e-3
+    )
 
 
 def test_the_energy_of_a_sound_is_the_energy_of_its_spectrum():
@@ -49,7 +62,11 @@ def test_a_full_scale_sine_has_a_magnitude_of_one_at_its_own_frequency():
 @pytest.mark.parametrize("hertz", [120.0, 440.0, 1234.0, 3000.0, 6500.0])
 def test_a_sine_lights_the_band_around_its_frequency(hertz):
     bands = 40
-    loudest = mel(sine(hertz), rate_hz=RATE, window=1024, hop=256, bands=bands)[0, :, 5:-5].mean(dim=1).argmax()
+    loudest = (
+        mel(sine(hertz), rate_hz=RATE, window=1024, hop=256, bands=bands)[0, :, 5:-5]
+        .mean(dim=1)
+        .argmax()
+    )
     expected = mel_of_hertz(hertz) / mel_of_hertz(RATE / 2) * (bands + 1) - 1
     assert abs(int(loudest) - expected) < 0.75
 
@@ -78,7 +95,10 @@ def test_silence_is_as_quiet_as_it_gets_and_has_gradients():
     silence = torch.zeros(1, 3200, requires_grad=True)
     spectrum = log_mel(silence, rate_hz=RATE, window=512, hop=128, bands=20)
     assert torch.allclose(spectrum, torch.full_like(spectrum, math.log(1e-5)))
-    for function in (lambda x: mel(x, rate_hz=RATE, window=512, hop=128, bands=20), lambda x: stft(x, 512, 128).abs()):
+    for function in (
+        lambda x: mel(x, rate_hz=RATE, window=512, hop=128, bands=20),
+        lambda x: stft(x, 512, 128).abs(),
+    ):
         (gradient,) = torch.autograd.grad(function(silence).sum(), silence)
         assert gradient.isfinite().all()
 
@@ -87,12 +107,16 @@ def test_a_louder_sound_moves_only_the_first_coefficient():
     sound = torch.randn(1, 8000) * 0.1
     quiet, loud = (mfcc(each, rate_hz=RATE, window=640, hop=320) for each in (sound, 10 * sound))
     assert torch.allclose(quiet[:, 1:], loud[:, 1:], atol=1e-3)
-    assert torch.allclose(loud[:, 0] - quiet[:, 0], torch.tensor(math.log(10) * math.sqrt(40)), atol=1e-3)
+    assert torch.allclose(
+        loud[:, 0] - quiet[:, 0], torch.tensor(math.log(10) * math.sqrt(40)), atol=1e-3
+    )
 
 
 def test_deltas_are_slopes():
     ramp = torch.arange(20.0).expand(1, 3, 20) * torch.tensor([1.0, -2.0, 0.0])[:, None]
-    assert torch.allclose(deltas(ramp)[0, :, 2:-2], torch.tensor([1.0, -2.0, 0.0])[:, None].expand(3, 16))
+    assert torch.allclose(
+        deltas(ramp)[0, :, 2:-2], torch.tensor([1.0, -2.0, 0.0])[:, None].expand(3, 16)
+    )
     joined = with_deltas(ramp)
     assert joined.shape == (1, 9, 20) and torch.equal(joined[:, :3], ramp)
     assert joined[0, 6:, 4:-4].abs().max() < 1e-6, "a ramp does not bend"

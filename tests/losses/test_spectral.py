@@ -1,4 +1,5 @@
-"""Distances of sounds: nothing for equal ones, known numbers for known differences, nothing of what lies beyond a length."""
+"""Distances of sounds: nothing for equal ones, known numbers for known differences, nothing of what
+lies beyond a length."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_a_tenth_of_the_loudness_is_one_power_of_ten():
 
 def test_a_tenth_of_the_magnitudes_is_known_to_the_stft_too():
     expected = 0.9 / math.sqrt(1 + 0.1**2) + math.log(10)
-    torch.testing.assert_close(stft(noise(), noise() / 10), torch.full((2,), expected), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        stft(noise(), noise() / 10), torch.full((2,), expected), atol=0.01, rtol=0
+    )
 
 
 @spectral
@@ -75,7 +78,10 @@ def test_all_windows_count_alike():
 @pytest.mark.parametrize("samples", [1, 20, 1600])
 def test_all_the_usual_windows_take_sounds_of_any_length(samples):
     a, b = noise(samples), noise(samples, seed=2)
-    assert mel_distance_B(a, b, rate_hz=RATE).isfinite().all() and stft_distance_B(a, b).isfinite().all()
+    assert (
+        mel_distance_B(a, b, rate_hz=RATE).isfinite().all()
+        and stft_distance_B(a, b).isfinite().all()
+    )
 
 
 @spectral
@@ -110,7 +116,9 @@ def test_what_lies_beyond_its_length_does_not_change_a_sound(distance):
     lengths = [1600, 900, 130, 1]
     a, b = noise(count=4), noise(count=4, seed=2)
     together = distance(a, b, torch.tensor(lengths))
-    alone = torch.cat([distance(a[i : i + 1, :, :n], b[i : i + 1, :, :n]) for i, n in enumerate(lengths)])
+    alone = torch.cat(
+        [distance(a[i : i + 1, :, :n], b[i : i + 1, :, :n]) for i, n in enumerate(lengths)]
+    )
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
     other = torch.cat([a[:1], a[1:] + F.pad(noise(700, 3, seed=4), (900, 0))])
     torch.testing.assert_close(distance(other, b, torch.tensor(lengths)), together)
@@ -126,7 +134,10 @@ def test_half_precision_is_summed_in_full(distance):
 
 
 @every_one
-@pytest.mark.parametrize("shapes", [((2, 1, 8), (2, 1, 9)), ((2, 8), (2, 8)), ((1, 2, 8), (1, 2, 8)), ((1, 1, 0), (1, 1, 0))])
+@pytest.mark.parametrize(
+    "shapes",
+    [((2, 1, 8), (2, 1, 9)), ((2, 8), (2, 8)), ((1, 2, 8), (1, 2, 8)), ((1, 1, 0), (1, 1, 0))],
+)
 def test_sounds_that_cannot_be_compared_are_refused(distance, shapes):
     with pytest.raises(ValueError, match="the same"):
         distance(torch.zeros(shapes[0]), torch.zeros(shapes[1]))
@@ -137,9 +148,13 @@ def test_sounds_that_cannot_be_compared_are_refused(distance, shapes):
 
 @pytest.mark.parametrize("decibels", [-10.0, 0.0, 10.0, 35.0])
 def test_noise_of_a_known_power_gives_its_ratio(decibels):
-    original = tone(500, 3200)  # whole periods, so that the other tone has nothing in common with it
+    original = tone(
+        500, 3200
+    )  # whole periods, so that the other tone has nothing in common with it
     disturbed = original + tone(1000, 3200) * 10 ** (-decibels / 20)
-    torch.testing.assert_close(sdr(disturbed, original), torch.tensor([decibels]), atol=0.01, rtol=0)
+    torch.testing.assert_close(
+        sdr(disturbed, original), torch.tensor([decibels]), atol=0.01, rtol=0
+    )
 
 
 def test_neither_loudness_nor_an_offset_is_a_distortion():
@@ -163,7 +178,9 @@ def test_equal_sounds_and_silence_have_numbers_that_can_be_averaged():
 def test_features_are_compared_relative_to_what_is_seen_of_the_real_sound():
     real = [torch.full((2, 3, 4), 2.0), torch.full((2, 1, 5, 2), -10.0)]
     fake = [real[0] + 1, real[1] - 1]
-    torch.testing.assert_close(feature_matching_B(real, fake), torch.full((2,), (1 / 2 + 1 / 10) / 2))
+    torch.testing.assert_close(
+        feature_matching_B(real, fake), torch.full((2,), (1 / 2 + 1 / 10) / 2)
+    )
     assert torch.equal(feature_matching_B(real, real), torch.zeros(2))
 
 
@@ -173,7 +190,10 @@ def test_only_the_fake_is_descended_and_silent_layers_do_no_harm():
     assert real.grad is None and fake.grad.isfinite().all() and fake.grad.abs().sum() > 0
 
 
-@pytest.mark.parametrize(("real", "fake"), [([], []), ([torch.zeros(1, 2)], []), ([torch.zeros(1, 2)], [torch.zeros(1, 3)])])
+@pytest.mark.parametrize(
+    ("real", "fake"),
+    [([], []), ([torch.zeros(1, 2)], []), ([torch.zeros(1, 2)], [torch.zeros(1, 3)])],
+)
 def test_features_of_different_judges_are_refused(real, fake):
     with pytest.raises(ValueError, match="one judge"):
         feature_matching_B(real, fake)

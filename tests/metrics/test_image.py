@@ -15,7 +15,9 @@ from tessera.metrics.image import code_perplexity, code_usage, frechet, moments,
 
 def slow_ssim(a: np.ndarray, b: np.ndarray) -> float:
     """Wang 2004, eq. 13 to 16, window by window, of one channel in [-1, 1]."""
-    weights = np.array([[math.exp(-(y * y + x * x) / (2 * 1.5**2)) for x in range(-5, 6)] for y in range(-5, 6)])
+    weights = np.array(
+        [[math.exp(-(y * y + x * x) / (2 * 1.5**2)) for x in range(-5, 6)] for y in range(-5, 6)]
+    )
     weights /= weights.sum()
     c1, c2 = (0.01 * 2) ** 2, (0.03 * 2) ** 2
     values = []
@@ -34,7 +36,9 @@ def slow_ssim(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.mean(values))
 
 
-def images(count: int = 2, height: int = 16, width: int = 13, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def images(
+    count: int = 2, height: int = 16, width: int = 13, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     return torch.rand(count, 3, height, width, dtype=dtype) * 2 - 1
 
 
@@ -77,10 +81,14 @@ def test_ssim_is_the_papers_formula_window_by_window():
     a = images(dtype=torch.float64)
     b = (a + 0.4 * torch.randn(a.shape, dtype=torch.float64)).clamp(-1, 1)
 
-    expected = [np.mean([slow_ssim(a[i, c].numpy(), b[i, c].numpy()) for c in range(3)]) for i in range(2)]
+    expected = [
+        np.mean([slow_ssim(a[i, c].numpy(), b[i, c].numpy()) for c in range(3)]) for i in range(2)
+    ]
 
     torch.testing.assert_close(ssim_B(a, b), torch.tensor(expected), rtol=0, atol=1e-12)
-    torch.testing.assert_close(ssim_B(a.float(), b.float()), torch.tensor(expected).float(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        ssim_B(a.float(), b.float()), torch.tensor(expected).float(), rtol=0, atol=1e-5
+    )
 
 
 def test_ssim_is_one_for_equal_images_and_falls_with_noise():
@@ -155,7 +163,10 @@ def test_perplexity_lies_between_one_and_the_codes_in_use(counts):
 
 
 def test_the_distance_of_two_sets_is_the_formula_with_a_matrix_root():
-    real, fake = torch.randn(50, 6).double(), torch.randn(70, 6).double() @ torch.randn(6, 6).double() + 0.5
+    real, fake = (
+        torch.randn(50, 6).double(),
+        torch.randn(70, 6).double() @ torch.randn(6, 6).double() + 0.5,
+    )
     covariances = np.cov(real.numpy().T), np.cov(fake.numpy().T)
 
     root_trace = np.sqrt(np.linalg.eigvals(covariances[0] @ covariances[1]).real).sum()
@@ -183,7 +194,8 @@ def test_a_set_is_at_no_distance_from_itself_and_a_shift_counts_squared():
 
 
 def test_fewer_examples_than_dimensions_give_the_right_number_too():
-    """The reference never makes a covariance: for centred rows A and B the root's trace is A B^T's nuclear norm."""
+    """The reference never makes a covariance: for centred rows A and B the root's trace is A B^T's
+    nuclear norm."""
     real, fake = torch.randn(5, 64).double(), 2 * torch.randn(7, 64).double()
     a = (real - real.mean(0)) / math.sqrt(4)
     b = (fake - fake.mean(0)) / math.sqrt(6)
@@ -200,7 +212,9 @@ def test_features_far_from_zero_lose_no_digits_that_matter():
 
     near = frechet(moments(features), moments(others))
 
-    assert frechet(moments(features + 1000), moments(others + 1000)) == pytest.approx(near, rel=1e-6)
+    assert frechet(moments(features + 1000), moments(others + 1000)) == pytest.approx(
+        near, rel=1e-6
+    )
 
 
 def test_half_precision_features_are_summed_in_full():

@@ -1,4 +1,5 @@
-"""The Conformer: padding is seen by nobody, neighbours are, and it can stand where a Transformer stood."""
+"""The Conformer: padding is seen by nobody, neighbours are, and it can stand where a Transformer
+stood."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.nn.conformer import Conformer, ConformerConfig, Convolution
-from tessera.nn.transformer import States, Transformer, Turn, turn
+from tessera.nn.transformer import Rotary, States, Transformer, rope_cache
 from tessera.run.config import decode, encode
 from tests.networks import awake, doubles
 
@@ -16,8 +17,8 @@ def made(context: int | None = None, depth: int = 2, kernel: int = 5) -> Conform
     return awake(ConformerConfig(kernel=kernel).build(24, depth, 2, context=context)).double()
 
 
-def said(batch: int = 2, length: int = 4, width: int = 12) -> States:
-    return States(doubles(batch, length, width), torch.ones(batch, length, dtype=torch.bool))
+def said(batch: int = 2, length: int = 4, dim: int = 12) -> States:
+    return States(doubles(batch, length, dim), torch.ones(batch, length, dtype=torch.bool))
 
 
 def first(lengths: list[int], places: int) -> Tensor:
@@ -61,12 +62,23 @@ def test_examples_do_not_see_each_other():
 def test_the_convolution_looks_equally_far_to_both_sides():
     convolution, x = awake(Convolution(5, 24)).double(), doubles(1, 9, 24).requires_grad_()
     convolution(x, None)[0, 4].square().sum().backward()
-    assert (x.grad.abs().sum((0, 2)) > 0).tolist() == [False, False, True, True, True, True, True, False, False]
+    assert (x.grad.abs().sum((0, 2)) > 0).tolist() == [
+        False,
+        False,
+        True,
+        True,
+        True,
+        True,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_it_hears_order_without_being_told_of_places():
-    """With all places turned alike, attention cannot tell how examples are ordered; the convolution can."""
-    still = Turn(torch.ones(6, 12, dtype=torch.float64), torch.zeros(6, 12, dtype=torch.float64))
+    """With all places turned alike, attention cannot tell how examples are ordered; the convolution
+    can."""
+    still = Rotary(torch.ones(6, 12, dtype=torch.float64), torch.zeros(6, 12, dtype=torch.float64))
     x, order = doubles(1, 6, 24), torch.tensor([3, 1, 0, 5, 2, 4])
     conformer, transformer = made(), awake(Transformer(24, 2, 2)).double()
     torch.testing.assert_close(transformer(x[:, order], still), transformer(x, still)[:, order])
@@ -80,9 +92,9 @@ def test_it_learns_what_only_the_place_before_knows():
     parameters = [*network.parameters(), *head.parameters(), *embedding.parameters()]
     optimizer = torch.optim.Adam(parameters, lr=1e-2)
     for _ in range(80):
-        symbols = torch.randint(4, (16, 12))
-        logits = head(network(embedding(symbols)))[:, 1:]
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), symbols[:, :-1].flatten())
+        tokens = torch.randint(4, (16, 12))
+        logits = head(network(embedding(tokens)))[:, 1:]
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, :-1].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -95,7 +107,7 @@ def test_it_learns_what_only_the_place_before_knows():
 def test_places_may_be_given_as_rotations():
     network, x = made(), doubles(2, 6, 24)
     places = torch.arange(6, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(network(x, turn(places, network.head_width)), network(x))
+    torch.testing.assert_close(network(x, rope_cache(places, network.head_dim)), network(x))
     torch.testing.assert_close(network(x, places + 3), network(x))
     assert not torch.allclose(network(x, 2 * places), network(x))
 
@@ -104,8 +116,10 @@ def test_each_example_may_be_read_under_two_contexts_at_once():
     network, x, mask = made(context=12), doubles(2, 6, 24), first([6, 3], 6)
     one, two = said(), said()
     both = States(torch.cat([one.values, two.values]), torch.cat([one.mask, two.mask]))
-    at_once = network(x, mask_BN=mask, context=network.look(both))
-    apart = torch.cat([network(x, mask_BN=mask, context=one), network(x, mask_BN=mask, context=two)])
+    at_once = network(x, mask_BN=mask, context=network.project_context(both))
+    apart = torch.cat(
+        [network(x, mask_BN=mask, context=one), network(x, mask_BN=mask, context=two)]
+    )
     torch.testing.assert_close(at_once, apart)
     assert not torch.allclose(apart[0], apart[2])
 
@@ -116,7 +130,11 @@ def test_a_context_that_it_was_not_given_is_asked_for():
 
 
 def test_its_matrices_are_marked_for_muon_and_its_kernels_are_not():
-    marked = {name for name, weight in made(context=12).named_parameters() if getattr(weight, "between_states", False)}
+    marked = {
+        name
+        for name, weight in made(context=12).named_parameters()
+        if getattr(weight, "between_states", False)
+    }
     assert {
         "blocks.0.attention.out.weight",
         "blocks.1.convolution.to_inner.weight",

@@ -1,4 +1,5 @@
-"""What all quantizers promise alike, held for each kind, plain and projected, alone and in a cascade."""
+"""What all quantizers promise alike, held for each kind, plain and projected, alone and in a
+cascade."""
 
 from __future__ import annotations
 
@@ -8,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tessera.nn.precision import full_precision, wide
-from tessera.nn.quantize import FSQConfig, GroupedConfig, LFQConfig, Quantizer, QuantizerConfig, ResidualConfig, VQConfig
+from tessera.nn.precision import full_precision, to_fp32
+from tessera.nn.quantize import (
+    FSQConfig,
+    GroupedConfig,
+    LFQConfig,
+    Quantizer,
+    QuantizerConfig,
+    ResidualConfig,
+    VQConfig,
+)
 
 FSQ = FSQConfig(levels=(5, 4, 2, 3))
 LFQ = LFQConfig(codebook_size=16, group_bits=3)
@@ -51,7 +60,9 @@ def build(kind: str) -> Quantizer:
     return config.build(dim)
 
 
-def latents(quantizer: Quantizer, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def latents(
+    quantizer: Quantizer, *shape: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, quantizer.dim, generator=generator, dtype=torch.float64).to(dtype)
 
@@ -70,7 +81,7 @@ def test_decoding_the_codes_gives_the_latent(kind: str, shape: list[int], seed: 
     quantized = quantizer(latents(quantizer, *shape, seed=seed))
     decoded = quantizer.decode(quantized.codes)
     assert decoded.shape == (*shape, quantizer.dim) and decoded.dtype == quantized.latent.dtype
-    if quantizer.dim == quantizer.width:
+    if quantizer.dim == quantizer.code_dim:
         assert torch.equal(decoded, quantized.latent)
     else:
         torch.testing.assert_close(decoded, quantized.latent, rtol=0, atol=1e-6)
@@ -84,12 +95,15 @@ def test_codes_are_whole_numbers_below_the_vocabulary(kind: str, seed: int, scal
     codes = quantizer(latents(quantizer, 2, 5, seed=seed) * scale).codes
     assert codes.dtype == torch.int64
     assert codes.shape == ((2, 5, quantizer.levels) if "residual" in kind else (2, 5))
-    assert codes.min() >= 0 and codes.max() < quantizer.vocabulary
+    assert codes.min() >= 0 and codes.max() < quantizer.vocab_size
 
 
 @every_kind
 @few_cases
-@given(seed=st.integers(0, 2**16), rubbish=st.sampled_from([0.0, -7.0, 1e30, float("inf"), float("nan")]))
+@given(
+    seed=st.integers(0, 2**16),
+    rubbish=st.sampled_from([0.0, -7.0, 1e30, float("inf"), float("nan")]),
+)
 def test_whatever_stands_at_masked_places_changes_nothing(kind: str, seed: int, rubbish: float):
     quantizer = build(kind)
     mask = some_mask(3, 2, 4, seed=seed)
@@ -114,7 +128,9 @@ def test_a_mask_that_hides_nothing_is_no_mask(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 3)
     with_mask, without = quantizer(latent, torch.ones(2, 3, dtype=torch.bool)), quantizer(latent)
-    assert torch.equal(with_mask.latent, without.latent) and torch.equal(with_mask.codes, without.codes)
+    assert torch.equal(with_mask.latent, without.latent) and torch.equal(
+        with_mask.codes, without.codes
+    )
     assert with_mask.penalties == without.penalties
 
 
@@ -141,10 +157,18 @@ def test_gradients_pass_straight_through_to_what_entered(kind: str):
     bounds = {
         "fsq": lambda z: torch.tanh(0.851 * z),
         "sphere": lambda z: z / z.norm(dim=-1, keepdim=True),
-        "circles": lambda z: (z.unflatten(-1, (2, 2)) / z.unflatten(-1, (2, 2)).norm(dim=-1, keepdim=True)).flatten(-2),
+        "circles": lambda z: (
+            z.unflatten(-1, (2, 2)) / z.unflatten(-1, (2, 2)).norm(dim=-1, keepdim=True)
+        ).flatten(-2),
         "free": lambda z: z,
     }
-    bound = "fsq" if "fsq" in kind else "sphere" if kind in ("lfq on the sphere", "vq", "residual vq") else "free"
+    bound = (
+        "fsq"
+        if "fsq" in kind
+        else "sphere"
+        if kind in ("lfq on the sphere", "vq", "residual vq")
+        else "free"
+    )
     bound = "circles" if kind == "grouped residual vq" else bound
     bounds[bound](entered).mul(direction).sum().backward()
     torch.testing.assert_close(seen.grad, entered.grad, rtol=1e-12, atol=1e-12)
@@ -159,7 +183,9 @@ def test_autocast_to_bfloat16_chooses_the_same_codes(kind: str):
         cast = quantizer(latent)
         decoded = quantizer.decode(cast.codes)
     assert torch.equal(cast.codes, plain.codes)
-    assert torch.equal(cast.latent, plain.latent) and torch.equal(decoded, quantizer.decode(plain.codes))
+    assert torch.equal(cast.latent, plain.latent) and torch.equal(
+        decoded, quantizer.decode(plain.codes)
+    )
     assert cast.penalties == plain.penalties
 
 
@@ -169,7 +195,9 @@ def test_a_half_precision_latent_is_chosen_for_in_float32(kind: str):
     half = latents(quantizer, 2, 30).bfloat16()
     quantized, widened = quantizer(half), quantizer(half.float())
     assert torch.equal(quantized.codes, widened.codes)
-    assert quantized.latent.dtype == torch.bfloat16 and torch.equal(quantized.latent, widened.latent.bfloat16())
+    assert quantized.latent.dtype == torch.bfloat16 and torch.equal(
+        quantized.latent, widened.latent.bfloat16()
+    )
     assert all(penalty.dtype == torch.float32 for penalty in quantized.penalties.values())
 
 
@@ -188,7 +216,9 @@ def test_float64_stays_float64(kind: str):
     quantized = quantizer(latents(quantizer, 2, 3, dtype=torch.float64))
     assert quantized.latent.dtype == torch.float64
     assert all(penalty.dtype == torch.float64 for penalty in quantized.penalties.values())
-    torch.testing.assert_close(quantizer.decode(quantized.codes), quantized.latent, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        quantizer.decode(quantized.codes), quantized.latent, rtol=0, atol=1e-14
+    )
 
 
 @every_kind
@@ -196,10 +226,12 @@ def test_float64_stays_float64(kind: str):
 def test_forward_and_observe_change_nothing_that_is_saved(kind: str, training: bool):
     quantizer = build(kind).train(training)
     before = {name: value.clone() for name, value in quantizer.state_dict().items()}
-    quantizer.observe(latents(quantizer, 2, 3))
+    quantizer.batch_stats(latents(quantizer, 2, 3))
     quantizer(latents(quantizer, 2, 3))
     after = quantizer.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert before.keys() == after.keys() and all(
+        torch.equal(before[name], after[name]) for name in before
+    )
 
 
 @every_kind
@@ -209,14 +241,14 @@ def test_a_latent_that_is_not_finite_shows_and_still_has_valid_codes(kind: str):
     latent[1, 2] = float("nan")
     quantized = quantizer(latent)
     assert quantized.latent[1, 2].isnan().all()
-    assert quantized.codes.min() >= 0 and quantized.codes.max() < quantizer.vocabulary
+    assert quantized.codes.min() >= 0 and quantized.codes.max() < quantizer.vocab_size
 
 
 @every_kind
 def test_projections_exist_only_where_the_width_differs(kind: str):
     quantizer = build(kind)
     linears = [module for module in quantizer.modules() if isinstance(module, nn.Linear)]
-    assert len(linears) == (0 if quantizer.dim == quantizer.width else 2)
+    assert len(linears) == (0 if quantizer.dim == quantizer.code_dim else 2)
     assert "projected" in kind or not list(quantizer.parameters())
 
 
@@ -225,27 +257,41 @@ def test_every_parameter_learns(kind: str):
     quantizer = build(kind)
     quantized = quantizer(latents(quantizer, 2, 3))
     (quantized.latent.square().sum() + sum(quantized.penalties.values())).backward()
-    assert all(parameter.grad is not None and parameter.grad.any() for parameter in quantizer.parameters())
+    assert all(
+        parameter.grad is not None and parameter.grad.any() for parameter in quantizer.parameters()
+    )
 
 
 @pytest.mark.parametrize(
-    "kind", ["lfq", "vq", "residual lfq", "residual vq", "lfq on the sphere, projected", "grouped residual lfq, projected"]
+    "kind",
+    [
+        "lfq",
+        "vq",
+        "residual lfq",
+        "residual vq",
+        "lfq on the sphere, projected",
+        "grouped residual lfq, projected",
+    ],
 )
 def test_uneven_padding_in_micro_batches_is_one_batch_once_the_whole_is_known(kind: str):
     quantizer = build(kind).double()
     latent = latents(quantizer, 8, 5, dtype=torch.float64)
     mask = some_mask(8, 5)
     whole = gradient_of_penalties(quantizer, latent, mask, micro_batches=1)
-    quantizer.expect(sum(quantizer.observe(*micro) for micro in zip(latent.chunk(4), mask.chunk(4))))
+    quantizer.set_global_stats(
+        sum(quantizer.batch_stats(*micro) for micro in zip(latent.chunk(4), mask.chunk(4)))
+    )
     parts = gradient_of_penalties(quantizer, latent, mask, micro_batches=4)
     torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
 
-    quantizer.expect(None)
+    quantizer.set_global_stats(None)
     each_for_itself = gradient_of_penalties(quantizer, latent, mask, micro_batches=4)
     assert (each_for_itself - whole).abs().max() > 1e-6, "this test would not notice"
 
 
-def gradient_of_penalties(quantizer: Quantizer, latent: Tensor, mask: Tensor, *, micro_batches: int) -> Tensor:
+def gradient_of_penalties(
+    quantizer: Quantizer, latent: Tensor, mask: Tensor, *, micro_batches: int
+) -> Tensor:
     """As an engine accumulates: the mean of the micro-batches' losses."""
     latent = latent.clone().requires_grad_()
     for part, part_mask in zip(latent.chunk(micro_batches), mask.chunk(micro_batches)):
@@ -254,18 +300,21 @@ def gradient_of_penalties(quantizer: Quantizer, latent: Tensor, mask: Tensor, *,
 
 
 def test_only_entropy_asks_for_the_whole_batch():
-    asks = {name: config.build(4).whole_batch for name, config in NATIVE.items()}
+    asks = {name: config.build(4).needs_global_stats for name, config in NATIVE.items()}
     assert {name for name, whole in asks.items() if whole} == {
         "lfq",
         "lfq on the sphere",
         "residual lfq",
         "grouped residual lfq",
     }
-    assert not LFQConfig(codebook_size=16, entropy_weight=0.0).build(4).whole_batch
+    assert not LFQConfig(codebook_size=16, entropy_weight=0.0).build(4).needs_global_stats
 
 
 def test_fsq_has_no_penalty_and_the_others_name_theirs():
-    names = {name: set(config.build(4)(torch.randn(1, 2, 4)).penalties) for name, config in NATIVE.items()}
+    names = {
+        name: set(config.build(4)(torch.randn(1, 2, 4)).penalties)
+        for name, config in NATIVE.items()
+    }
     assert names["fsq"] == names["residual fsq"] == set()
     assert names["lfq"] == names["residual lfq"] == {"entropy", "commitment"}
     assert names["vq"] == names["residual vq"] == {"commitment"}
@@ -290,11 +339,17 @@ def test_fsq_has_no_penalty_and_the_others_name_theirs():
         (lambda: VQConfig(code_dim=1), ["sphere", "2 or more"]),
         (lambda: VQConfig(code_dim=0, normalised=False), ["1 or more"]),
         (lambda: VQConfig(decay=1.0), ["decay", "0.99"]),
-        (lambda: VQConfig(revive_below=1.5), ["revive_below", "0.1"]),
+        (lambda: VQConfig(expire_below=1.5), ["revive_below", "0.1"]),
         (lambda: ResidualConfig(levels=0), ["0 levels", "1 or more"]),
         (lambda: ResidualConfig(dropout=1.5), ["probability"]),
-        (lambda: ResidualConfig(quantizer=FSQConfig(levels=(8, 5)), levels=9).build(2), ["8 levels or fewer"]),
-        (lambda: ResidualConfig(quantizer=LFQConfig(codebook_size=4), levels=25).build(2), ["24 levels or fewer"]),
+        (
+            lambda: ResidualConfig(quantizer=FSQConfig(levels=(8, 5)), levels=9).build(2),
+            ["8 levels or fewer"],
+        ),
+        (
+            lambda: ResidualConfig(quantizer=LFQConfig(codebook_size=4), levels=25).build(2),
+            ["24 levels or fewer"],
+        ),
     ],
 )
 def test_an_impossible_setting_is_refused_with_a_letter(make, words: list[str]):
@@ -312,8 +367,8 @@ def test_what_does_not_fit_is_refused_with_a_letter(kind: str):
         quantizer(torch.randn(2, 3, 4), torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"bool mask of shape \(2, 3\)"):
         quantizer(torch.randn(2, 3, 4), torch.ones(2, dtype=torch.bool))
-    for stranger in (-1, quantizer.vocabulary):
-        with pytest.raises(ValueError, match=f"{stranger}.*0 to {quantizer.vocabulary - 1}"):
+    for stranger in (-1, quantizer.vocab_size):
+        with pytest.raises(ValueError, match=f"{stranger}.*0 to {quantizer.vocab_size - 1}"):
             quantizer.decode(torch.full((1, 2, 3), stranger))
 
 
@@ -325,5 +380,10 @@ def test_full_precision_switches_autocast_off_and_wide_keeps_float64():
             assert (a @ a).dtype == torch.float32
         assert (a @ a).dtype == torch.bfloat16
     with full_precision("meta"):
-        assert wide(a.bfloat16()).dtype == wide(a.half()).dtype == wide(a).dtype == torch.float32
-    assert wide(a.double()).dtype == torch.float64
+        assert (
+            to_fp32(a.bfloat16()).dtype
+            == to_fp32(a.half()).dtype
+            == to_fp32(a).dtype
+            == torch.float32
+        )
+    assert to_fp32(a.double()).dtype == torch.float64

@@ -28,9 +28,13 @@ def slow_fsq(z: float, bins: int) -> tuple[int, float]:
 @settings(max_examples=40)
 @given(levels=some_levels, seed=st.integers(0, 2**16))
 def test_cells_and_codes_are_those_of_the_slow_formula(levels: tuple[int, ...], seed: int):
-    latent = 2 * torch.randn(6, len(levels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    latent = 2 * torch.randn(
+        6, len(levels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
     quantized = FSQConfig(levels=levels).build(len(levels)).double()(latent)
-    for row, code, value in zip(latent.tolist(), quantized.codes.tolist(), quantized.latent.tolist()):
+    for row, code, value in zip(
+        latent.tolist(), quantized.codes.tolist(), quantized.latent.tolist()
+    ):
         cells, centres = zip(*(slow_fsq(z, bins) for z, bins in zip(row, levels)))
         assert code == sum(cell * math.prod(levels[:i]) for i, cell in enumerate(cells))
         assert value == pytest.approx(centres, abs=1e-15)
@@ -48,7 +52,7 @@ def test_a_dimension_takes_exactly_as_many_values_as_it_has_bins(bins: int):
 @pytest.mark.parametrize("levels", [(2, 2, 2), (8, 5, 3), (4, 7)])
 def test_every_code_names_one_point_of_the_grid_and_is_found_again(levels: tuple[int, ...]):
     quantizer = FSQConfig(levels=levels).build(len(levels)).double()
-    codes = torch.arange(quantizer.vocabulary)
+    codes = torch.arange(quantizer.vocab_size)
     points = quantizer.decode(codes)
     grid = list(product(*([-1 + (2 * i + 1) / n for i in range(n)] for n in reversed(levels))))
     torch.testing.assert_close(points.flip(-1), torch.tensor(grid, dtype=torch.float64))
@@ -65,8 +69,8 @@ def test_a_saturated_latent_stays_in_the_outermost_cell(scale: float):
 def test_gaussian_latents_use_all_symbols_almost_evenly(levels: tuple[int, ...]):
     quantizer = FSQConfig(levels=levels).build(len(levels))
     codes = quantizer(torch.randn(1, 200_000, len(levels))).codes
-    share = torch.bincount(codes.flatten(), minlength=quantizer.vocabulary) / codes.numel()
-    entropy = -(share * share.log()).sum() / math.log(quantizer.vocabulary)
+    share = torch.bincount(codes.flatten(), minlength=quantizer.vocab_size) / codes.numel()
+    entropy = -(share * share.log()).sum() / math.log(quantizer.vocab_size)
     assert share.min() > 0
     assert entropy > 0.995
 
@@ -76,13 +80,17 @@ def test_bins_are_used_more_evenly_than_with_the_papers_bound():
     for bins in (3, 4, 5, 8, 16):
         ours = FSQConfig(levels=(bins,)).build(1)(latent).codes
         papers = oracle.FSQ(levels=[bins])(latent)[1].long()
-        rarest = [torch.bincount(codes.flatten(), minlength=bins).min() * bins / 100_000 for codes in (ours, papers)]
+        rarest = [
+            torch.bincount(codes.flatten(), minlength=bins).min() * bins / 100_000
+            for codes in (ours, papers)
+        ]
         assert rarest[0] > 0.85 and rarest[0] > rarest[1]
 
 
 @pytest.mark.parametrize("levels", [(8, 8, 8, 8), (8, 5, 5, 5), (2, 3, 7)])
 def test_codes_equal_those_of_the_oracle_given_the_same_bounded_latent(levels: tuple[int, ...]):
-    """The oracle rounds (n - 1)(x + 1)/2, and we take the floor of n(u + 1)/2: the same cell when x = n u / (n - 1)."""
+    """The oracle rounds (n - 1)(x + 1)/2, and we take the floor of n(u + 1)/2: the same cell when x
+    = n u / (n - 1)."""
     latent = torch.randn(2, 500, len(levels))
     quantized = FSQConfig(levels=levels).build(len(levels))(latent)
     bins = torch.tensor(levels)
@@ -95,15 +103,17 @@ def test_codes_equal_those_of_the_oracle_given_the_same_bounded_latent(levels: t
 def slow_evenness(rows_PW: torch.Tensor, levels: tuple[int, ...]) -> float:
     """The entropy of the mean soft assignment, symbol by symbol and row by row."""
     use = {}
-    for symbol in product(*map(range, levels)):
+    for token in product(*map(range, levels)):
         shares = []
         for row in torch.tanh(0.851 * rows_PW).tolist():
             share = 1.0
-            for value, cell, bins in zip(row, symbol, levels, strict=True):
-                weights = [exp(-4 * ((value * bins + bins - 1) / 2 - other) ** 2) for other in range(bins)]
+            for value, cell, bins in zip(row, token, levels, strict=True):
+                weights = [
+                    exp(-4 * ((value * bins + bins - 1) / 2 - other) ** 2) for other in range(bins)
+                ]
                 share *= weights[cell] / sum(weights)
             shares.append(share)
-        use[symbol] = sum(shares) / len(shares)
+        use[token] = sum(shares) / len(shares)
     return -sum(p * log(p) for p in use.values())
 
 
@@ -111,7 +121,9 @@ def test_the_diversity_penalty_is_what_uneven_use_lacks_of_the_most_even() -> No
     levels = (4, 3, 2)
     rows_PW = torch.randn(7, 3, dtype=torch.float64)
     quantized = FSQConfig(levels=levels, diversity=0.3).build(3)(rows_PW)
-    assert quantized.penalties["diversity"].item() == pytest.approx(0.3 * (log(24) - slow_evenness(rows_PW, levels)), abs=1e-12)
+    assert quantized.penalties["diversity"].item() == pytest.approx(
+        0.3 * (log(24) - slow_evenness(rows_PW, levels)), abs=1e-12
+    )
     assert FSQConfig(levels=levels).build(3)(rows_PW).penalties == {}
 
 
@@ -123,11 +135,15 @@ def test_four_micro_batches_have_the_diversity_of_one_batch() -> None:
     quantizer(whole).penalties["diversity"].backward()
     parts = batch.clone().requires_grad_()
     micros = parts.chunk(4)
-    quantizer.expect(torch.stack([quantizer.observe(micro.detach()) for micro in micros]).sum(0))
+    quantizer.set_global_stats(
+        torch.stack([quantizer.batch_stats(micro.detach()) for micro in micros]).sum(0)
+    )
     losses = [quantizer(micro).penalties["diversity"] for micro in micros]
     (sum(losses) / 4).backward()
     assert torch.allclose(parts.grad, whole.grad, atol=1e-12)
-    assert torch.stack(losses).mean().item() == pytest.approx(quantizer(whole).penalties["diversity"].item(), abs=1e-12)
+    assert torch.stack(losses).mean().item() == pytest.approx(
+        quantizer(whole).penalties["diversity"].item(), abs=1e-12
+    )
 
 
 def test_descending_the_diversity_penalty_fills_the_grid() -> None:

@@ -31,14 +31,16 @@ def test_a_code_is_the_word_of_signs(spherical: bool, bits: int, seed: int):
     latent[0, 0] = 0.0
     quantized = config_of(bits, spherical=spherical).build(bits)(latent)
     reach = 1 / math.sqrt(bits) if spherical else 1.0
-    for row, code, value in zip(latent.tolist(), quantized.codes.tolist(), quantized.latent.tolist()):
+    for row, code, value in zip(
+        latent.tolist(), quantized.codes.tolist(), quantized.latent.tolist()
+    ):
         assert code == sum(2**i for i, z in enumerate(row) if z > 0)
         assert value == pytest.approx([reach if z > 0 else -reach for z in row])
 
 
 def all_symbols(bits: int, spherical: bool) -> Tensor:
-    symbols = torch.tensor(list(product([-1.0, 1.0], repeat=bits)), dtype=torch.float64)
-    return symbols / math.sqrt(bits) if spherical else symbols
+    tokens = torch.tensor(list(product([-1.0, 1.0], repeat=bits)), dtype=torch.float64)
+    return tokens / math.sqrt(bits) if spherical else tokens
 
 
 def entropy(probabilities: Tensor) -> Tensor:
@@ -49,14 +51,16 @@ def slow_probabilities(latent: Tensor, config: LFQConfig) -> Tensor:
     """(P, V): the softmax of minus the squared distance to every symbol."""
     rows = latent.reshape(-1, config.bits)
     rows = rows / rows.norm(dim=-1, keepdim=True) if config.spherical else rows
-    symbols = all_symbols(config.bits, config.spherical)
-    return torch.softmax(-config.inverse_temperature * torch.cdist(rows, symbols).square(), dim=-1)
+    tokens = all_symbols(config.bits, config.spherical)
+    return torch.softmax(-config.inverse_temperature * torch.cdist(rows, tokens).square(), dim=-1)
 
 
 @both_forms
 @pytest.mark.parametrize("bits", [1, 2, 5, 8])
 def test_the_entropy_penalty_equals_the_enumeration_of_all_symbols(spherical: bool, bits: int):
-    config = config_of(bits, spherical=spherical, diversity=1.7, entropy_weight=0.3, inverse_temperature=0.8)
+    config = config_of(
+        bits, spherical=spherical, diversity=1.7, entropy_weight=0.3, inverse_temperature=0.8
+    )
     latent = torch.randn(3, 4, bits, dtype=torch.float64, requires_grad=True)
     penalty = config.build(bits)(latent).penalties["entropy"]
     probabilities = slow_probabilities(latent, config)
@@ -90,9 +94,14 @@ def test_groups_are_few_and_even(bits: int, most: int):
 
 @both_forms
 def test_codes_entropy_and_commitment_equal_those_of_the_oracle(spherical: bool):
-    """The oracle has the first dimension in the highest bit, and floors logarithms at 1e-5: nothing here is so rare."""
-    theirs = oracle.LFQ(codebook_size=64, dim=6, spherical=spherical, commitment_loss_weight=1.0).train()
-    ours = config_of(6, spherical=spherical, entropy_weight=1.0, commitment_weight=1.0, inverse_temperature=0.2)
+    """The oracle has the first dimension in the highest bit, and floors logarithms at 1e-5: nothing
+    here is so rare."""
+    theirs = oracle.LFQ(
+        codebook_size=64, dim=6, spherical=spherical, commitment_loss_weight=1.0
+    ).train()
+    ours = config_of(
+        6, spherical=spherical, entropy_weight=1.0, commitment_weight=1.0, inverse_temperature=0.2
+    )
     latent = torch.randn(2, 40, 6).clamp(-2, 2)
     result, breakdown = theirs(latent.flip(-1), inv_temperature=0.2, return_loss_breakdown=True)
     quantized = ours.build(6)(latent)
@@ -110,12 +119,17 @@ def test_four_micro_batches_that_observed_are_one_batch(spherical: bool):
 
     def penalties_and_gradients(micro_batches: int) -> tuple[Tensor, list[Tensor]]:
         seen = latent.clone().requires_grad_()
-        total = sum(sum(quantizer(part).penalties.values()) for part in seen.chunk(micro_batches)) / micro_batches
-        return total.detach(), list(torch.autograd.grad(total, [seen, *quantizer.project_in.parameters()]))
+        total = (
+            sum(sum(quantizer(part).penalties.values()) for part in seen.chunk(micro_batches))
+            / micro_batches
+        )
+        return total.detach(), list(
+            torch.autograd.grad(total, [seen, *quantizer.project_in.parameters()])
+        )
 
     whole, gradients = penalties_and_gradients(1)
     alone, alone_gradients = penalties_and_gradients(4)
-    quantizer.expect(sum(quantizer.observe(part) for part in latent.chunk(4)))
+    quantizer.set_global_stats(sum(quantizer.batch_stats(part) for part in latent.chunk(4)))
     together, together_gradients = penalties_and_gradients(4)
 
     torch.testing.assert_close(together, whole, rtol=1e-10, atol=1e-10)
@@ -124,20 +138,24 @@ def test_four_micro_batches_that_observed_are_one_batch(spherical: bool):
 
 
 def test_the_expected_total_gives_every_micro_batch_the_entropy_of_the_whole():
-    quantizer = config_of(4, entropy_weight=1.0, diversity=1.0, commitment_weight=0.0).build(4).double()
+    quantizer = (
+        config_of(4, entropy_weight=1.0, diversity=1.0, commitment_weight=0.0).build(4).double()
+    )
     latent = torch.randn(4, 5, 4, dtype=torch.float64)
     use = -entropy(slow_probabilities(latent, quantizer.config).mean(0))
-    quantizer.expect(sum(quantizer.observe(part) for part in latent.chunk(2)))
+    quantizer.set_global_stats(sum(quantizer.batch_stats(part) for part in latent.chunk(2)))
     for part in latent.chunk(2):
         doubt = entropy(slow_probabilities(part, quantizer.config)).mean()
-        torch.testing.assert_close(quantizer(part).penalties["entropy"], doubt + use, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(
+            quantizer(part).penalties["entropy"], doubt + use, rtol=1e-10, atol=1e-10
+        )
 
 
 def test_validation_does_not_meet_the_total_of_a_step():
     quantizer = config_of(4).build(4)
     latent, other = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     alone = quantizer.eval()(latent).penalties
-    quantizer.expect(quantizer.observe(other))
+    quantizer.set_global_stats(quantizer.batch_stats(other))
     assert quantizer.eval()(latent).penalties == alone
     assert quantizer.train()(latent).penalties["entropy"] != alone["entropy"]
 
@@ -159,9 +177,9 @@ class Widest(TorchDispatchMode):
 def test_two_to_the_eighteen_symbols_need_no_row_that_wide(group_bits: int, bound: int):
     quantizer = config_of(18, group_bits=group_bits).build(18)
     latent = torch.randn(1, 100, 18, requires_grad=True)
-    with Widest() as widest:
+    with Widest() as max_channels:
         sum(quantizer(latent).penalties.values()).backward()
-    assert 0 < widest.numbers <= bound < 100 * 2**18
+    assert 0 < max_channels.numbers <= bound < 100 * 2**18
 
 
 @both_forms
@@ -183,4 +201,6 @@ def test_the_penalty_spreads_latents_that_had_collapsed():
         quantizer(latent).penalties["entropy"].backward()
         optimizer.step()
     share = torch.bincount(quantizer(latent).codes.flatten(), minlength=16) / 256
-    assert share.min() > 0 and share.max() < 0.35, "those that were sure from the start stay; the rest spreads"
+    assert share.min() > 0 and share.max() < 0.35, (
+        "those that were sure from the start stay; the rest spreads"
+    )

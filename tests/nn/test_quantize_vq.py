@@ -1,6 +1,8 @@
-"""VQ: lookups by loops, averages by hand, and a table that moves only when a finite step is settled, alike everywhere.
+"""VQ: lookups by loops, averages by hand, and a table that moves only when a finite step is
+settled, alike everywhere.
 
-Levels of a residual cascade settle as tables of their own, so that side of the residual form is told here too.
+Levels of a residual cascade settle as tables of their own, so that side of the residual form is
+told here too.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from torch import Tensor
 from tessera.nn.quantize import VQ, Quantizer, ResidualConfig, VQConfig
 from tessera.nn.quantize.vq import SAMPLE_PER_EXAMPLE, marked, nearest_rows, sample_of
 
-SMALL = VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, revive_below=0.0)
+SMALL = VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.0)
 
 
 class Alone:
@@ -64,11 +66,11 @@ class Seat:
         return torch.stack(both, dim=1).flatten(0, 1)
 
 
-def settle_all(quantizer: Quantizer, meeting: Alone | Seat, step: int) -> int:
-    """As the engine does: whatever has `settle` is settled."""
+def settle_all(quantizer: Quantizer, dist: Alone | Seat, step: int) -> int:
+    """As the engine does: whatever has `commit` is settled."""
     found = [module for module in quantizer.modules() if hasattr(module, "settle")]
     for module in found:
-        module.settle(meeting, step)
+        module.commit(dist, step)
     return len(found)
 
 
@@ -77,7 +79,7 @@ def started(config: VQConfig, dim: int | None = None, *, seed: int = 0) -> VQ:
     torch.manual_seed(seed)
     quantizer = config.build(dim or config.code_dim)
     quantizer(torch.randn(8, 20, quantizer.dim))
-    quantizer.settle(Alone(), 0)
+    quantizer.commit(Alone(), 0)
     assert quantizer.started
     return quantizer
 
@@ -87,7 +89,9 @@ def state(quantizer: Quantizer) -> dict[str, Tensor]:
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
-    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 # Looking up
@@ -99,9 +103,14 @@ def test_a_latent_gets_the_symbol_that_a_loop_finds_nearest(normalised: bool):
     quantizer.table_VW *= 1.0 if normalised else torch.rand(12, 1) + 0.5
     latent = 2 * torch.randn(5, 4, 3)
     quantized = quantizer(latent)
-    for row, code, value in zip(latent.view(-1, 3), quantized.codes.flatten(), quantized.latent.view(-1, 3)):
+    for row, code, value in zip(
+        latent.view(-1, 3), quantized.codes.flatten(), quantized.latent.view(-1, 3)
+    ):
         row = row / row.norm() if normalised else row
-        distances = [sum((a - b) ** 2 for a, b in zip(row.tolist(), symbol)) for symbol in quantizer.table_VW.tolist()]
+        distances = [
+            sum((a - b) ** 2 for a, b in zip(row.tolist(), token))
+            for token in quantizer.table_VW.tolist()
+        ]
         assert code == distances.index(min(distances))
         assert torch.equal(value, quantizer.table_VW[code])
 
@@ -126,7 +135,9 @@ def test_a_lookup_in_chunks_is_the_same_lookup(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_commitment_is_the_weighted_mean_square_to_the_symbol_and_moves_the_latent_alone():
-    quantizer = VQConfig(codebook_size=6, code_dim=3, normalised=False, commitment_weight=0.7).build(3)
+    quantizer = VQConfig(
+        codebook_size=6, code_dim=3, normalised=False, commitment_weight=0.7
+    ).build(3)
     latent = torch.randn(2, 5, 3, requires_grad=True)
     quantized = quantizer(latent)
     values = quantized.latent.detach()
@@ -144,17 +155,17 @@ def test_the_averages_and_the_table_follow_as_computed_by_hand():
     before = state(quantizer)
     latent = torch.randn(4, 5, 3)
     codes = quantizer(latent).codes.flatten()
-    quantizer.settle(Alone(), 1)
-    for symbol in range(6):
-        rows = latent.view(-1, 3)[codes == symbol]
-        count = 0.9 * before["average_count_V"][symbol] + 0.1 * len(rows)
-        total = 0.9 * before["average_sum_VW"][symbol] + 0.1 * rows.sum(0)
-        torch.testing.assert_close(quantizer.average_count_V[symbol], count)
-        torch.testing.assert_close(quantizer.average_sum_VW[symbol], total)
+    quantizer.commit(Alone(), 1)
+    for token in range(6):
+        rows = latent.view(-1, 3)[codes == token]
+        count = 0.9 * before["average_count_V"][token] + 0.1 * len(rows)
+        total = 0.9 * before["average_sum_VW"][token] + 0.1 * rows.sum(0)
+        torch.testing.assert_close(quantizer.average_count_V[token], count)
+        torch.testing.assert_close(quantizer.average_sum_VW[token], total)
         if len(rows):
-            torch.testing.assert_close(quantizer.table_VW[symbol], total / count)
+            torch.testing.assert_close(quantizer.table_VW[token], total / count)
         else:
-            assert torch.equal(quantizer.table_VW[symbol], before["table_VW"][symbol])
+            assert torch.equal(quantizer.table_VW[token], before["table_VW"][token])
     assert len(codes.unique()) > 1
 
 
@@ -162,7 +173,7 @@ def test_symbols_on_the_sphere_stay_on_it():
     quantizer = started(VQConfig(codebook_size=10, code_dim=4, decay=0.5), dim=7)
     for step in range(1, 5):
         quantizer(torch.randn(3, 9, 7))
-        quantizer.settle(Alone(), step)
+        quantizer.commit(Alone(), step)
         torch.testing.assert_close(quantizer.table_VW.norm(dim=1), torch.ones(10))
 
 
@@ -172,7 +183,7 @@ def test_a_symbol_that_nobody_chooses_stays_exactly_where_it_is():
     near_others = quantizer.table_VW[[0, 1, 3, 4, 5]].unsqueeze(0)
     for step in range(1, 400):
         quantizer(near_others)
-        quantizer.settle(Alone(), step)
+        quantizer.commit(Alone(), step)
     assert torch.equal(quantizer.table_VW[2], far) and quantizer.table_VW.isfinite().all()
 
 
@@ -181,30 +192,30 @@ def test_nothing_moves_before_settle_and_eval_takes_no_notes():
     before = state(quantizer)
     quantizer(torch.randn(4, 5, 3))
     assert same(state(quantizer), before) and quantizer.notes is not None
-    quantizer.discard()
+    quantizer.rollback()
     quantizer.eval()(torch.randn(4, 5, 3))
     assert quantizer.notes is None
-    quantizer.settle(Alone(), 1)
+    quantizer.commit(Alone(), 1)
     assert same(state(quantizer), before)
 
 
 def test_a_batch_that_is_not_finite_never_reaches_the_table():
     poisoned, spared = started(SMALL), started(SMALL)
     poisoned(torch.full((4, 5, 3), float("nan")))
-    poisoned.discard()
+    poisoned.rollback()
     latent = torch.randn(4, 5, 3)
     for quantizer in (poisoned, spared):
         quantizer(latent)
-        quantizer.settle(Alone(), 1)
+        quantizer.commit(Alone(), 1)
     assert same(state(poisoned), state(spared)) and poisoned.table_VW.isfinite().all()
 
 
 def test_notes_are_dropped_once_settled():
     quantizer = started(SMALL)
     quantizer(torch.randn(4, 5, 3))
-    quantizer.settle(Alone(), 1)
+    quantizer.commit(Alone(), 1)
     once = state(quantizer)
-    quantizer.settle(Alone(), 2)
+    quantizer.commit(Alone(), 2)
     assert same(state(quantizer), once)
 
 
@@ -216,7 +227,7 @@ def test_notes_are_neither_buffers_nor_saved():
     assert {name for name, _ in quantizer.named_buffers()} == saved | {"like"}
 
 
-REVIVING = VQConfig(codebook_size=40, code_dim=3, decay=0.6, revive_below=0.4)
+REVIVING = VQConfig(codebook_size=40, code_dim=3, decay=0.6, expire_below=0.4)
 CASCADE = ResidualConfig(quantizer=REVIVING, levels=3, dropout=0.5)
 
 
@@ -224,7 +235,8 @@ def masked_steps(steps: int) -> list[tuple[Tensor, Tensor]]:
     """Eight examples of 30 places, real ones uneven in number."""
     generator = torch.Generator().manual_seed(5)
     return [
-        (torch.randn(8, 30, 3, generator=generator), torch.rand(8, 30, generator=generator) < 0.7) for _ in range(steps)
+        (torch.randn(8, 30, 3, generator=generator), torch.rand(8, 30, generator=generator) < 0.7)
+        for _ in range(steps)
     ]
 
 
@@ -247,11 +259,16 @@ def test_what_is_sampled_does_not_depend_on_how_examples_are_dealt():
     rows = marked(torch.randn(1000, 2))
     per_example = torch.tensor([0, 300, 256, 7, 437])
     together = sample_of(rows, per_example)
-    apart = [sample_of(part, size[None]) for part, size in zip(rows.split(per_example.tolist()), per_example)]
+    apart = [
+        sample_of(part, size[None])
+        for part, size in zip(rows.split(per_example.tolist()), per_example)
+    ]
     assert together.shape == (5, SAMPLE_PER_EXAMPLE, 3) and torch.equal(together, torch.cat(apart))
     assert together[..., -1].sum(1).tolist() == [0, 256, 256, 7, 256]
     assert torch.equal(together[2], rows[300:556]) and torch.equal(together[3, :7], rows[556:563])
-    assert torch.equal(together[4, -1], rows[563 + 255 * 437 // 256]), "spread to the end of the example"
+    assert torch.equal(together[4, -1], rows[563 + 255 * 437 // 256]), (
+        "spread to the end of the example"
+    )
 
 
 def on_two_processes(work: Callable[[int, Seat], None]) -> Table:
@@ -301,23 +318,28 @@ def test_two_processes_stay_equal_to_the_bit_and_equal_one(config: VQConfig | Re
 
 @pytest.mark.parametrize("normalised", [True, False])
 def test_the_first_settle_finds_the_clusters(normalised: bool):
-    """Symbols become the means of what is near them: closer to it than the rows that k-means began with."""
+    """Symbols become the means of what is near them: closer to it than the rows that k-means began
+    with."""
     corners = torch.eye(4) * (1.0 if normalised else 3.0)
     latent = corners.repeat(10, 5, 1) + 0.1 * torch.randn(10, 20, 4)
     quantizer = VQConfig(codebook_size=12, code_dim=4, normalised=normalised).build(4)
     quantizer(latent)
     assert not quantizer.started
-    quantizer.settle(Alone(), 0)
+    quantizer.commit(Alone(), 0)
     assert quantizer.started
-    assert torch.cdist(quantizer.table_VW, corners).min(1).values.max() < 0.3, "every symbol is in a cluster"
-    assert torch.cdist(corners, quantizer.table_VW).min(1).values.max() < 0.15, "every cluster has a symbol"
-    rows = quantizer.enter(latent.view(-1, 4))
+    assert torch.cdist(quantizer.table_VW, corners).min(1).values.max() < 0.3, (
+        "every symbol is in a cluster"
+    )
+    assert torch.cdist(corners, quantizer.table_VW).min(1).values.max() < 0.15, (
+        "every cluster has a symbol"
+    )
+    rows = quantizer.bound(latent.view(-1, 4))
     codes = quantizer(latent).codes.flatten()
-    for symbol in range(12):
-        mean = rows[codes == symbol].mean(0)
+    for token in range(12):
+        mean = rows[codes == token].mean(0)
         expected = mean / mean.norm() if normalised else mean
-        torch.testing.assert_close(quantizer.table_VW[symbol], expected, rtol=0, atol=0.03)
-        assert quantizer.average_count_V[symbol] == pytest.approx((codes == symbol).sum(), abs=4)
+        torch.testing.assert_close(quantizer.table_VW[token], expected, rtol=0, atol=0.03)
+        assert quantizer.average_count_V[token] == pytest.approx((codes == token).sum(), abs=4)
 
 
 def test_a_restored_table_does_not_start_again():
@@ -327,20 +349,20 @@ def test_a_restored_table_does_not_start_again():
     latent = torch.randn(4, 5, 3)
     for quantizer in (trained, restored):
         quantizer(latent)
-        quantizer.settle(Alone(), 1)
+        quantizer.commit(Alone(), 1)
     assert same(state(restored), state(trained))
 
 
 def test_with_fewer_rows_than_symbols_every_row_becomes_one_and_the_rest_follow():
-    quantizer = VQConfig(codebook_size=50, code_dim=3, normalised=False, revive_below=0.1).build(3)
+    quantizer = VQConfig(codebook_size=50, code_dim=3, normalised=False, expire_below=0.1).build(3)
     first = torch.randn(1, 20, 3)
     quantizer(first)
-    quantizer.settle(Alone(), 0)
+    quantizer.commit(Alone(), 0)
     torch.testing.assert_close(quantizer.eval()(first).latent, first)
     used = []
     for step in range(1, 4):
         quantizer.train()(torch.randn(1, 20, 3))
-        quantizer.settle(Alone(), step)
+        quantizer.commit(Alone(), step)
         used.append(int((quantizer.average_count_V > 0).sum()))
     assert used[0] >= 40 and used[1:] == [50, 50]
 
@@ -349,7 +371,7 @@ def test_a_first_step_of_nothing_but_padding_does_not_start_the_table():
     quantizer = SMALL.build(3)
     before = state(quantizer)
     quantizer(torch.randn(2, 3, 3), torch.zeros(2, 3, dtype=torch.bool))
-    quantizer.settle(Alone(), 0)
+    quantizer.commit(Alone(), 0)
     assert same(state(quantizer), before)
 
 
@@ -357,7 +379,7 @@ def test_a_started_table_beats_the_random_one():
     quantizer = VQConfig(codebook_size=64).build(8)
     latent = torch.randn(16, 64, 8)
     random = quantizer(latent).penalties["commitment"]
-    quantizer.settle(Alone(), 0)
+    quantizer.commit(Alone(), 0)
     assert quantizer(latent).penalties["commitment"] < 0.8 * random
 
 
@@ -375,26 +397,30 @@ def lonely(config: VQConfig) -> tuple[VQ, Tensor]:
 def settled_until_dead(quantizer: VQ, latent: Tensor) -> int:
     for step in range(1, 100):
         quantizer(latent)
-        quantizer.settle(Alone(), step)
+        quantizer.commit(Alone(), step)
         if quantizer.table_VW[3].max() < 99:
             return step
     raise AssertionError("symbol 3 was never revived")
 
 
 def test_a_dead_code_is_revived_from_the_batch():
-    quantizer, latent = lonely(VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, revive_below=0.2))
+    quantizer, latent = lonely(
+        VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.2)
+    )
     settled_until_dead(quantizer, latent)
     assert (latent.view(-1, 3) == quantizer.table_VW[3]).all(1).any()
 
 
 def test_a_revived_code_is_not_pulled_back_by_the_averages_of_its_former_life():
-    quantizer, latent = lonely(VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, revive_below=0.2))
+    quantizer, latent = lonely(
+        VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.2)
+    )
     step = settled_until_dead(quantizer, latent)
     born = quantizer.table_VW[3].clone()
     torch.testing.assert_close(quantizer.average_sum_VW[3] / quantizer.average_count_V[3], born)
     for later in range(step + 1, step + 20):
         assert (quantizer(latent).codes == 3).any()
-        quantizer.settle(Alone(), later)
+        quantizer.commit(Alone(), later)
         assert quantizer.table_VW[3].abs().max() < latent.abs().max()
 
 
@@ -406,10 +432,12 @@ def test_without_revival_a_dead_code_stays_dead():
 
 def test_who_is_revived_as_what_depends_on_the_step_alone():
     def revived_at(step: int, noise: int) -> Tensor:
-        quantizer, latent = lonely(VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.0, revive_below=0.2))
+        quantizer, latent = lonely(
+            VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.0, expire_below=0.2)
+        )
         torch.manual_seed(noise)
         quantizer(latent)
-        quantizer.settle(Alone(), step)
+        quantizer.commit(Alone(), step)
         return quantizer.table_VW[3].clone()
 
     assert torch.equal(revived_at(7, noise=0), revived_at(7, noise=1))
@@ -417,18 +445,21 @@ def test_who_is_revived_as_what_depends_on_the_step_alone():
 
 
 def test_revival_puts_the_whole_table_to_use():
-    """Latents that fill a corner only: without revival most of a large table would never be chosen."""
+    """Latents that fill a corner only: without revival most of a large table would never be
+    chosen."""
     shares = {}
-    for revive_below in (0.0, 0.1):
+    for expire_below in (0.0, 0.1):
         torch.manual_seed(0)
-        quantizer = VQConfig(codebook_size=128, code_dim=4, decay=0.8, revive_below=revive_below).build(4)
+        quantizer = VQConfig(
+            codebook_size=128, code_dim=4, decay=0.8, expire_below=expire_below
+        ).build(4)
         quantizer(torch.randn(1, 16, 4))
-        quantizer.settle(Alone(), 0)
+        quantizer.commit(Alone(), 0)
         for step in range(1, 40):
             quantizer(0.5 * torch.randn(8, 64, 4) + 2)
-            quantizer.settle(Alone(), step)
+            quantizer.commit(Alone(), step)
         codes = quantizer.eval()(0.5 * torch.randn(8, 512, 4) + 2).codes
-        shares[revive_below] = len(codes.unique()) / 128
+        shares[expire_below] = len(codes.unique()) / 128
     assert shares[0.1] > 0.95 > 0.5 > shares[0.0]
 
 
@@ -448,7 +479,9 @@ def test_a_level_starts_only_after_the_level_above():
     for step in range(3):
         cascade(latent)
         settle_all(cascade, Alone(), step)
-        assert [bool(level.started) for level in cascade.cascade] == [number <= step for number in range(3)]
+        assert [bool(level.started) for level in cascade.cascade] == [
+            number <= step for number in range(3)
+        ]
 
 
 def test_a_level_learns_only_from_the_examples_that_reach_it():
@@ -457,7 +490,7 @@ def test_a_level_learns_only_from_the_examples_that_reach_it():
     for step in range(2):
         cascade(latent)
         settle_all(cascade, Alone(), step)
-    cascade(latent, keep_B=torch.tensor([1, 2, 2, 1, 1, 2]))
+    cascade(latent, num_quantizers_B=torch.tensor([1, 2, 2, 1, 1, 2]))
     first, second = (level.notes.total_VC[:, -1].sum() for level in cascade.cascade)
     assert (first, second) == (60, 30)
     sampled = torch.cat(cascade.cascade[1].notes.samples)[..., -1].sum(1)
@@ -466,7 +499,11 @@ def test_a_level_learns_only_from_the_examples_that_reach_it():
 
 def test_a_cascade_equals_the_oracle():
     theirs = oracle.ResidualVQ(dim=4, num_quantizers=3, codebook_size=16).eval()
-    ours = ResidualConfig(quantizer=VQConfig(codebook_size=16, code_dim=4, normalised=False), levels=3).build(4).eval()
+    ours = (
+        ResidualConfig(quantizer=VQConfig(codebook_size=16, code_dim=4, normalised=False), levels=3)
+        .build(4)
+        .eval()
+    )
     for level, layer in zip(ours.cascade, theirs.layers):
         layer._codebook.embed.data.copy_(level.table_VW)
     latent = torch.randn(2, 30, 4)

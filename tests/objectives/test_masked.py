@@ -1,4 +1,5 @@
-"""The masked task: what must be guessed is never seen, guidance is its formula, and a seed is a picture in any company.
+"""The masked task: what must be guessed is never seen, guidance is its formula, and a seed is a
+picture in any company.
 
 The tokenizer here is none: examples are codes already, and what codes look like is not asked.
 """
@@ -14,15 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.data.tokens import CodedBatch
+from tessera.data.tokens import TokenizedBatch
 from tessera.engine.engine import heard
-from tessera.engine.modes import evaluating, mixed
-from tessera.engine.task import Batch, refuse_strays
+from tessera.engine.modes import eval_mode, hash_seed
+from tessera.engine.task import Batch, check_ownership
 from tessera.modalities.image.recipes import images_maskgit
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
-from tessera.objectives.generation import Wanted
+from tessera.objectives.generation import GenerationRequest
 from tessera.objectives.masked import Guide, MaskedConfig, MaskedTask
-from tessera.objectives.masking import Chances, MaskingConfig, Mosaic
+from tessera.objectives.masking import ExampleRandomness, MaskingConfig, TokenBatch
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import Schedule, mean_share
@@ -30,17 +31,19 @@ from tessera.text.encoder import LearnedTextConfig
 from tests.networks import awake
 
 VOCABULARY = 10
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, tokens=300, max_len=16)
 TEXTS = ["a red circle", "two blue squares", "x", "a green ring"]
 
 
 class NoTokenizer:
     """Codes on a grid of 4 x 4, or of 2 x 2 for the smaller pictures."""
 
-    def __init__(self, side: int = 4, vocabulary: int = VOCABULARY):
+    def __init__(self, side: int = 4, vocab_size: int = VOCABULARY):
         self.network = nn.Identity()
-        self.vocabulary, self.grid, self.levels = vocabulary, (side, side), 1
-        self.features = torch.randn(vocabulary, 3, generator=torch.Generator().manual_seed(vocabulary))
+        self.vocab_size, self.grid, self.levels = vocab_size, (side, side), 1
+        self.features = torch.randn(
+            vocab_size, 3, generator=torch.Generator().manual_seed(vocab_size)
+        )
         self.seconds = None
 
     def codes(self, examples: Any) -> Tensor:
@@ -53,18 +56,18 @@ class NoTokenizer:
 def ready(task: MaskedTask) -> MaskedTask:
     """It has something to say everywhere, and has met the texts."""
     for reader in task.readers():
-        reader.text.meet(TEXTS)
+        reader.text.prepare_text(TEXTS)
     return awake(task)
 
 
-def task_of(smaller: bool = False, **choices: Any) -> MaskedTask:
-    model = MaskedTransformerConfig(width=24, depth=2, heads=2, text=TEXT)
+def build_task(smaller: bool = False, **choices: Any) -> MaskedTask:
+    model = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT)
     config = MaskedConfig(**{"model": model, "places": 4, **choices})
     return ready(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if smaller else {})))
 
 
 def remembering() -> MaskedTransformerConfig:
-    return MaskedTransformerConfig(width=24, depth=2, heads=2, text=TEXT, self_condition=True)
+    return MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT, self_condition=True)
 
 
 def batch_of(count: int = 4, smaller: bool = False, first: int = 0) -> Batch:
@@ -73,7 +76,9 @@ def batch_of(count: int = 4, smaller: bool = False, first: int = 0) -> Batch:
         codes["smaller"] = torch.randint(7, (count, 2, 2))
     texts = [TEXTS[(first + i) % len(TEXTS)] for i in range(count)]
     names = [str(first + i) for i in range(count)]
-    return Batch(CodedBatch(codes, texts), names, [mixed(5, first + i) for i in range(count)])
+    return Batch(
+        TokenizedBatch(codes, texts), names, [hash_seed(5, first + i) for i in range(count)]
+    )
 
 
 def generator(seed: int) -> torch.Generator:
@@ -87,19 +92,21 @@ def generator(seed: int) -> torch.Generator:
 def test_the_true_symbol_under_a_mask_never_reaches_what_is_shown(replace):
     masking = MaskingConfig(replace=replace)
     for seed in range(30):
-        symbols = torch.randint(VOCABULARY, (4, 4), generator=generator(seed))
-        masked = masking.draw(symbols, VOCABULARY, generator(seed))
-        others = torch.where(masked.asked, (symbols + 1 + seed % 8) % VOCABULARY, symbols)
+        tokens = torch.randint(VOCABULARY, (4, 4), generator=generator(seed))
+        masked = masking.draw(tokens, VOCABULARY, generator(seed))
+        others = torch.where(masked.asked, (tokens + 1 + seed % 8) % VOCABULARY, tokens)
         again = masking.draw(others, VOCABULARY, generator(seed))
         assert torch.equal(again.shown, masked.shown) and torch.equal(again.asked, masked.asked)
-        assert torch.equal(masked.shown[~masked.asked], symbols[~masked.asked])
+        assert torch.equal(masked.shown[~masked.asked], tokens[~masked.asked])
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"critic": CriticHeadConfig(width=8)}, {"model": remembering()}], ids=["plain", "head", "remembers"]
+    "choices",
+    [{}, {"critic": CriticHeadConfig(dim=8)}, {"model": remembering()}],
+    ids=["plain", "head", "remembers"],
 )
 def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
-    task, batch = task_of(**choices).double(), batch_of()
+    task, batch = build_task(**choices).double(), batch_of()
     seen: list[Tensor] = []
     read = task.model.network.read
 
@@ -108,22 +115,25 @@ def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
         return seen[-1]
 
     task.model.network.read = noted
-    losses = [task.guess(batch, 0).total()]
-    asked = task.masked(task.mosaic(batch.examples), Chances.of(batch)).asked
+    losses = [task.masked_token_loss(batch, 0).total()]
+    asked = task.masked(task.token_batch(batch.examples), ExampleRandomness.of(batch)).asked
     codes = batch.examples.codes["tokenizer"]
-    hidden = task.layout.unfolded(asked)
+    hidden = task.layout.unpatchify(asked)
     batch.examples.codes["tokenizer"] = torch.where(hidden, (codes + 3) % VOCABULARY, codes)
-    losses.append(task.guess(batch, 0).total())
+    losses.append(task.masked_token_loss(batch, 0).total())
     assert torch.equal(seen[0], seen[1]) and losses[0] != losses[1]
 
 
 def test_no_gradient_flows_to_the_row_of_a_symbol_that_is_hidden_everywhere():
-    task, batch = task_of(model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=None), places=None), batch_of(2)
-    symbols = task.mosaic(batch.examples).symbols_BNS
-    asked = task.masked(Mosaic.of(symbols), Chances.of(batch)).asked
-    codes = torch.where(task.layout.unfolded(asked), 9, batch.examples.codes["tokenizer"] % 9)
+    task, batch = (
+        build_task(model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None), places=None),
+        batch_of(2),
+    )
+    tokens = task.token_batch(batch.examples).tokens_BNS
+    asked = task.masked(TokenBatch.of(tokens), ExampleRandomness.of(batch)).asked
+    codes = torch.where(task.layout.unpatchify(asked), 9, batch.examples.codes["tokenizer"] % 9)
     batch.examples.codes["tokenizer"] = codes
-    task.guess(batch, 0).total().backward()
+    task.masked_token_loss(batch, 0).total().backward()
     table = task.model.network.embedding.table.weight.grad
     assert (table[9] == 0).all(), "9 is only ever hidden"
     assert (table[VOCABULARY] != 0).any() and (table[:9] != 0).any()
@@ -131,8 +141,10 @@ def test_no_gradient_flows_to_the_row_of_a_symbol_that_is_hidden_everywhere():
 
 @pytest.mark.parametrize("schedule", typing.get_args(Schedule))
 def test_as_many_are_hidden_on_average_as_the_schedule_says_and_at_least_one(schedule):
-    masking, symbols = MaskingConfig(schedule=schedule), torch.zeros(16, 4, dtype=torch.long)
-    counts = [int(masking.draw(symbols, VOCABULARY, generator(seed)).asked.sum()) for seed in range(1500)]
+    masking, tokens = MaskingConfig(schedule=schedule), torch.zeros(16, 4, dtype=torch.long)
+    counts = [
+        int(masking.draw(tokens, VOCABULARY, generator(seed)).asked.sum()) for seed in range(1500)
+    ]
     assert min(counts) >= 1 and max(counts) <= 64
     assert sum(counts) / len(counts) / 64 == pytest.approx(mean_share(schedule), abs=0.03)
 
@@ -143,28 +155,41 @@ def test_of_a_mosaic_of_one_symbol_that_one_is_hidden():
 
 
 def test_every_symbol_is_hidden_equally_often():
-    masking, symbols = MaskingConfig(schedule="linear"), torch.zeros(4, 2, dtype=torch.long)
-    often = torch.stack([masking.draw(symbols, VOCABULARY, generator(seed)).asked for seed in range(3000)]).float().mean(0)
+    masking, tokens = MaskingConfig(schedule="linear"), torch.zeros(4, 2, dtype=torch.long)
+    often = (
+        torch.stack(
+            [masking.draw(tokens, VOCABULARY, generator(seed)).asked for seed in range(3000)]
+        )
+        .float()
+        .mean(0)
+    )
     assert torch.allclose(often, often.mean().expand(4, 2), atol=0.04)
 
 
 def test_some_hidden_symbols_are_shown_after_all_and_some_are_replaced():
-    masking, symbols = MaskingConfig(keep=0.2, replace=0.3), torch.full((64, 16), 3)
-    drawn = [masking.draw(symbols, VOCABULARY, generator(seed)) for seed in range(20)]
+    masking, tokens = MaskingConfig(keep=0.2, replace=0.3), torch.full((64, 16), 3)
+    drawn = [masking.draw(tokens, VOCABULARY, generator(seed)) for seed in range(20)]
     shown = torch.cat([one.shown[one.asked] for one in drawn])
-    share = {name: (shown == value).float().mean().item() for name, value in (("mask", VOCABULARY), ("true", 3))}
+    share = {
+        name: (shown == value).float().mean().item()
+        for name, value in (("mask", VOCABULARY), ("true", 3))
+    }
     assert share["mask"] == pytest.approx(0.5, abs=0.02)
     assert share["true"] == pytest.approx(0.2 + 0.3 / VOCABULARY, abs=0.02)
 
 
 def test_what_is_hidden_does_not_depend_on_keeping_and_replacing():
-    symbols = torch.randint(VOCABULARY, (8, 4))
-    one = MaskingConfig().draw(symbols, VOCABULARY, generator(3))
-    other = MaskingConfig(keep=0.4, replace=0.4).draw(symbols, VOCABULARY, generator(3))
+    tokens = torch.randint(VOCABULARY, (8, 4))
+    one = MaskingConfig().draw(tokens, VOCABULARY, generator(3))
+    other = MaskingConfig(keep=0.4, replace=0.4).draw(tokens, VOCABULARY, generator(3))
     assert torch.equal(one.asked, other.asked)
 
 
-@pytest.mark.parametrize("wrong", [{"keep": -0.1}, {"replace": -0.1}, {"keep": 0.6, "replace": 0.6}, {"keep": 1.1}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"keep": -0.1}, {"replace": -0.1}, {"keep": 0.6, "replace": 0.6}, {"keep": 1.1}],
+    ids=str,
+)
 def test_shares_that_are_none_are_refused(wrong):
     with pytest.raises(ValueError, match="shares"):
         MaskingConfig(**wrong)
@@ -174,23 +199,32 @@ def test_shares_that_are_none_are_refused(wrong):
 
 
 def test_the_loss_is_the_cross_entropy_of_the_hidden_symbols():
-    task, batch = task_of(drop_condition=0.0).double(), batch_of()
-    symbols = task.mosaic(batch.examples).symbols_BNS
-    masked = task.masked(Mosaic.of(symbols), Chances.of(batch))
+    task, batch = build_task(cond_drop_prob=0.0).double(), batch_of()
+    tokens = task.token_batch(batch.examples).tokens_BNS
+    masked = task.masked(TokenBatch.of(tokens), ExampleRandomness.of(batch))
     logits = task.logits_of(masked, batch, batch.examples.captions)
-    expected = F.cross_entropy(logits, symbols[masked.asked], reduction="sum") / (4 * 16 * mean_share("cosine"))
-    loss = task.guess(batch, 0)
-    assert torch.allclose(loss.terms["cross_entropy"], expected) and loss.terms.keys() == {"cross_entropy"}
-    with evaluating(task):
-        numbers = task.conclude(task.observe(batch))
-    mean = F.cross_entropy(logits, symbols[masked.asked])
+    expected = F.cross_entropy(logits, tokens[masked.asked], reduction="sum") / (
+        4 * 16 * mean_share("cosine")
+    )
+    loss = task.masked_token_loss(batch, 0)
+    assert torch.allclose(loss.terms["cross_entropy"], expected) and loss.terms.keys() == {
+        "cross_entropy"
+    }
+    with eval_mode(task):
+        numbers = task.compute_metrics(task.eval_step(batch))
+    mean = F.cross_entropy(logits, tokens[masked.asked])
     assert numbers["cross_entropy"] == pytest.approx(mean.item())
     assert 0 <= numbers["accuracy"] <= 1 and "condition_gain" in numbers
 
 
-@pytest.mark.parametrize("choices", [{}, {"critic": CriticConfig(width=16, depth=1, heads=2)}, {"model": remembering()}])
+@pytest.mark.parametrize(
+    "choices", [{}, {"critic": CriticConfig(dim=16, depth=1, heads=2)}, {"model": remembering()}]
+)
 def test_a_batch_of_four_is_two_of_two(choices):
-    task, whole = task_of(masking=MaskingConfig(keep=0.1, replace=0.1), **choices).double(), batch_of()
+    task, whole = (
+        build_task(masking=MaskingConfig(keep=0.1, replace=0.1), **choices).double(),
+        batch_of(),
+    )
     halves = []
     for start in (0, 2):
         part = batch_of(2, first=start)
@@ -199,7 +233,9 @@ def test_a_batch_of_four_is_two_of_two(choices):
     for update in task.updates:
         losses = [update.loss(batch, 0) for batch in (whole, *halves)]
         for name in losses[0].terms:
-            assert torch.allclose(losses[0].terms[name], (losses[1].terms[name] + losses[2].terms[name]) / 2)
+            assert torch.allclose(
+                losses[0].terms[name], (losses[1].terms[name] + losses[2].terms[name]) / 2
+            )
         metrics = [heard(loss) for loss in losses]
         for name in metrics[0]:
             assert torch.allclose(metrics[0][name], (metrics[1][name] + metrics[2][name]) / 2)
@@ -209,14 +245,18 @@ def test_a_dropped_caption_does_not_enter_the_loss():
     batch, other = batch_of(), batch_of()
     other.examples.codes["tokenizer"] = batch.examples.codes["tokenizer"]
     other.examples.captions = list(reversed(batch.examples.captions))
-    always = task_of(drop_condition=0.999999).double()
-    assert torch.allclose(always.guess(batch, 0).total(), always.guess(other, 0).total())
-    never = task_of(drop_condition=0.0).double()
-    assert not torch.allclose(never.guess(batch, 0).total(), never.guess(other, 0).total())
+    always = build_task(cond_drop_prob=0.999999).double()
+    assert torch.allclose(
+        always.masked_token_loss(batch, 0).total(), always.masked_token_loss(other, 0).total()
+    )
+    never = build_task(cond_drop_prob=0.0).double()
+    assert not torch.allclose(
+        never.masked_token_loss(batch, 0).total(), never.masked_token_loss(other, 0).total()
+    )
 
 
 def test_captions_are_dropped_as_often_as_asked():
-    task = task_of(drop_condition=0.3)
+    task = build_task(cond_drop_prob=0.3)
     dropped: list[bool] = []
     condition = task.model.network.condition
 
@@ -226,19 +266,23 @@ def test_captions_are_dropped_as_often_as_asked():
 
     task.model.network.condition = noted
     for first in range(0, 800, 100):
-        task.guess(batch_of(100, first=first), 0)
+        task.masked_token_loss(batch_of(100, first=first), 0)
     assert sum(dropped) / len(dropped) == pytest.approx(0.3, abs=0.05)
 
 
 def test_smoothing_the_labels_is_for_training_only():
     batch = batch_of()
     torch.manual_seed(1)
-    plain = task_of().double()
+    plain = build_task().double()
     torch.manual_seed(1)
-    smooth = task_of(label_smoothing=0.2).double()
-    assert not torch.allclose(plain.guess(batch, 0).total(), smooth.guess(batch, 0).total())
-    with evaluating(plain), evaluating(smooth):
-        assert torch.equal(plain.observe(batch)["cross_entropy"], smooth.observe(batch)["cross_entropy"])
+    smooth = build_task(label_smoothing=0.2).double()
+    assert not torch.allclose(
+        plain.masked_token_loss(batch, 0).total(), smooth.masked_token_loss(batch, 0).total()
+    )
+    with eval_mode(plain), eval_mode(smooth):
+        assert torch.equal(
+            plain.eval_step(batch)["cross_entropy"], smooth.eval_step(batch)["cross_entropy"]
+        )
 
 
 @pytest.mark.parametrize("name", ["drop_condition", "label_smoothing"])
@@ -249,58 +293,76 @@ def test_settings_that_are_no_shares_are_refused(name, value):
 
 
 def test_right_captions_are_held_against_those_of_neighbours():
-    task, batch = task_of().double(), batch_of()
-    with evaluating(task):
-        seen = task.observe(batch)
-        masked = task.masked(task.mosaic(batch.examples), Chances.of(batch))
+    task, batch = build_task().double(), batch_of()
+    with eval_mode(task):
+        seen = task.eval_step(batch)
+        masked = task.masked(task.token_batch(batch.examples), ExampleRandomness.of(batch))
         shuffled = task.logits_of(masked, batch, TEXTS[1:] + TEXTS[:1])
-    wrong = F.cross_entropy(shuffled, task.mosaic(batch.examples).symbols_BNS[masked.asked], reduction="sum")
+    wrong = F.cross_entropy(
+        shuffled, task.token_batch(batch.examples).tokens_BNS[masked.asked], reduction="sum"
+    )
     assert torch.allclose(seen["gain"], wrong - seen["cross_entropy"])
     batch.examples.captions = ["x"] * 4
-    with evaluating(task):
-        assert task.observe(batch)["gain"].abs() < 1e-9, "where all captions are the same no shuffling shows"
-        assert "gain" not in task.observe(batch_of(1)), "one example has nobody to borrow a caption from"
+    with eval_mode(task):
+        assert task.eval_step(batch)["gain"].abs() < 1e-9, (
+            "where all captions are the same no shuffling shows"
+        )
+        assert "gain" not in task.eval_step(batch_of(1)), (
+            "one example has nobody to borrow a caption from"
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- critics
 
 
-@pytest.mark.parametrize("critic", [CriticConfig(width=16, depth=1, heads=2), CriticHeadConfig(width=8)])
+@pytest.mark.parametrize(
+    "critic", [CriticConfig(dim=16, depth=1, heads=2), CriticHeadConfig(dim=8)]
+)
 def test_the_critic_is_shown_real_and_drawn_symbols_and_told_which(critic):
-    task, batch = task_of(critic=critic), batch_of()
-    refuse_strays(task)
+    task, batch = build_task(critic=critic), batch_of()
+    check_ownership(task)
     assert [update.name for update in task.updates] == ["model", "critic"]
-    task.guess(batch, 0)
-    filled, drawn = batch.kept["filled"], batch.kept["drawn"]
-    symbols = task.mosaic(batch.examples).symbols_BNS
-    assert (filled < VOCABULARY).all() and torch.equal(filled[~drawn], symbols[~drawn])
-    assert not torch.equal(filled[drawn], symbols[drawn])
-    beliefs = task.beliefs(filled, batch.examples, task.mosaic(batch.examples))
-    expected = F.binary_cross_entropy_with_logits(beliefs, (~drawn).float())
-    loss = task.tell_drawn(batch, 0)
+    task.masked_token_loss(batch, 0)
+    filled, drawn = batch.scratch["filled"], batch.scratch["drawn"]
+    tokens = task.token_batch(batch.examples).tokens_BNS
+    assert (filled < VOCABULARY).all() and torch.equal(filled[~drawn], tokens[~drawn])
+    assert not torch.equal(filled[drawn], tokens[drawn])
+    realness_logits = task.realness_logits(filled, batch.examples, task.token_batch(batch.examples))
+    expected = F.binary_cross_entropy_with_logits(realness_logits, (~drawn).float())
+    loss = task.critic_loss(batch, 0)
     assert torch.allclose(loss.total(), expected)
     loss.total().backward()
     assert all(p.grad is not None for p in task.model.critic.parameters() if p.requires_grad)
 
 
 def test_with_symbols_kept_in_sight_what_the_critic_sees_as_drawn_is_drawn():
-    task, batch = task_of(critic=CriticHeadConfig(width=8), masking=MaskingConfig(keep=0.5, replace=0.5)), batch_of()
-    task.guess(batch, 0)
-    assert not torch.equal(batch.kept["filled"], task.mosaic(batch.examples).symbols_BNS) and batch.kept["drawn"].any()
+    task, batch = (
+        build_task(critic=CriticHeadConfig(dim=8), masking=MaskingConfig(keep=0.5, replace=0.5)),
+        batch_of(),
+    )
+    task.masked_token_loss(batch, 0)
+    assert (
+        not torch.equal(batch.scratch["filled"], task.token_batch(batch.examples).tokens_BNS)
+        and batch.scratch["drawn"].any()
+    )
 
 
-@pytest.mark.parametrize("critic", [CriticConfig(width=16, depth=1, heads=2), CriticHeadConfig(width=8)])
+@pytest.mark.parametrize(
+    "critic", [CriticConfig(dim=16, depth=1, heads=2), CriticHeadConfig(dim=8)]
+)
 def test_sampling_by_the_critic_asks_it(critic):
-    task = task_of(critic=critic)
-    wanted = Wanted(TEXTS, [1, 2, 3, 4])
-    by_critic = task.generate(wanted, MaskedSampling(rounds=4, order="critic", noise=0.0))
-    by_confidence = task.generate(wanted, MaskedSampling(rounds=4, noise=0.0))
+    task = build_task(critic=critic)
+    wanted = GenerationRequest(TEXTS, [1, 2, 3, 4])
+    by_critic = task.generate(wanted, MaskedSampling(decoding_steps=4, order="critic", noise=0.0))
+    by_confidence = task.generate(wanted, MaskedSampling(decoding_steps=4, noise=0.0))
     assert not torch.equal(by_critic, by_confidence) and by_critic.max() < VOCABULARY
 
 
 def test_a_model_without_a_critic_says_so():
     with pytest.raises(ValueError, match="no critic"):
-        task_of().generate(Wanted(TEXTS, [1, 2, 3, 4]), MaskedSampling(order="critic"))
+        build_task().generate(
+            GenerationRequest(TEXTS, [1, 2, 3, 4]), MaskedSampling(order="critic")
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- guidance
@@ -310,117 +372,177 @@ def noting_rows(task: MaskedTask) -> list[int]:
     """How many rows each pass of the network ends with."""
     rows: list[int] = []
     last = task.model.network.transformer.blocks[-1]
-    among_others = last.among_others
+    attn = last.attn
 
     def noted(*looking: Any) -> Tensor:
-        made = among_others(*looking)
+        made = attn(*looking)
         rows.append(len(made))
         return made
 
-    last.among_others = noted
+    last.attn = noted
     return rows
 
 
 def hidden_mosaic(task: MaskedTask, count: int = 4) -> tuple[Tensor, Tensor]:
-    symbols = torch.randint(VOCABULARY, (count, 4, 4))
-    asked = torch.rand(symbols.shape) < 0.6
-    return symbols.masked_fill(asked, VOCABULARY), asked
+    tokens = torch.randint(VOCABULARY, (count, 4, 4))
+    asked = torch.rand(tokens.shape) < 0.6
+    return tokens.masked_fill(asked, VOCABULARY), asked
 
 
-def passed(task: MaskedTask, symbols: Tensor, asked: Tensor, texts: list[str], dropped: bool = False) -> Tensor:
+def passed(
+    task: MaskedTask, tokens: Tensor, asked: Tensor, texts: list[str], dropped: bool = False
+) -> Tensor:
     network = task.model.network
-    return network.logits(network.states(symbols, network.condition(texts, [dropped] * len(texts))), asked)
+    return network.logits(
+        network.states(tokens, network.condition(texts, [dropped] * len(texts))), asked
+    )
 
 
 def test_a_scale_of_one_is_the_conditional_pass_to_the_bit_and_at_half_the_cost():
-    task = task_of()
-    symbols, asked = hidden_mosaic(task)
-    expected = passed(task, symbols, asked, TEXTS)
+    task = build_task()
+    tokens, asked = hidden_mosaic(task)
+    expected = passed(task, tokens, asked, TEXTS)
     rows = noting_rows(task)
-    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=1.0), torch.device("cpu"))
-    assert torch.equal(guide(symbols, asked, 0.5), expected) and rows == [4]
+    guide = Guide(
+        task.model.network,
+        GenerationRequest(TEXTS, [0] * 4),
+        Guidance(scale=1.0),
+        torch.device("cpu"),
+    )
+    assert torch.equal(guide(tokens, asked, 0.5), expected) and rows == [4]
 
 
 def test_a_scale_is_the_formula_of_two_passes():
-    task = task_of().double()
-    symbols, asked = hidden_mosaic(task)
-    with_prompt, without = passed(task, symbols, asked, TEXTS), passed(task, symbols, asked, TEXTS, dropped=True)
+    task = build_task().double()
+    tokens, asked = hidden_mosaic(task)
+    with_prompt, without = (
+        passed(task, tokens, asked, TEXTS),
+        passed(task, tokens, asked, TEXTS, dropped=True),
+    )
     rows = noting_rows(task)
-    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=2.5), torch.device("cpu"))
-    assert torch.allclose(guide(symbols, asked, 0.5), without + 2.5 * (with_prompt - without)) and rows == [8]
+    guide = Guide(
+        task.model.network,
+        GenerationRequest(TEXTS, [0] * 4),
+        Guidance(scale=2.5),
+        torch.device("cpu"),
+    )
+    assert torch.allclose(
+        guide(tokens, asked, 0.5), without + 2.5 * (with_prompt - without)
+    ) and rows == [8]
 
 
 def test_a_negative_prompt_takes_the_place_of_nothing():
-    task = task_of().double()
-    symbols, asked = hidden_mosaic(task)
-    with_prompt, instead = passed(task, symbols, asked, TEXTS), passed(task, symbols, asked, ["a blue ring, blurred"] * 4)
-    wanted = Wanted(TEXTS, [0] * 4, negative=["a blue ring, blurred"] * 4)
+    task = build_task().double()
+    tokens, asked = hidden_mosaic(task)
+    with_prompt, instead = (
+        passed(task, tokens, asked, TEXTS),
+        passed(task, tokens, asked, ["a blue ring, blurred"] * 4),
+    )
+    wanted = GenerationRequest(TEXTS, [0] * 4, negative=["a blue ring, blurred"] * 4)
     guide = Guide(task.model.network, wanted, Guidance(scale=3.0), torch.device("cpu"))
-    assert torch.allclose(guide(symbols, asked, 0.0), instead + 3 * (with_prompt - instead))
+    assert torch.allclose(guide(tokens, asked, 0.0), instead + 3 * (with_prompt - instead))
 
 
 def test_guidance_costs_twice_only_within_its_interval():
-    task = task_of()
+    task = build_task()
     rows = noting_rows(task)
     guidance = Guidance(scale=3.0, start=0.25, end=0.5)
-    task.generate(Wanted(TEXTS, [1, 2, 3, 4]), MaskedSampling(rounds=8), guidance)
+    task.generate(
+        GenerationRequest(TEXTS, [1, 2, 3, 4]), MaskedSampling(decoding_steps=8), guidance
+    )
     assert rows == [4, 4, 8, 8, 8, 4, 4, 4]
     rows.clear()
-    task.generate(Wanted(TEXTS, [1, 2, 3, 4]), MaskedSampling(rounds=4), Guidance(scale=3.0, ramp="linear"))
+    task.generate(
+        GenerationRequest(TEXTS, [1, 2, 3, 4]),
+        MaskedSampling(decoding_steps=4),
+        Guidance(scale=3.0, ramp="linear"),
+    )
     assert rows == [4, 8, 8, 8], "a ramp begins at 1"
 
 
 def test_a_ramp_is_the_formula_with_its_own_scale():
-    task = task_of().double()
-    symbols, asked = hidden_mosaic(task)
-    with_prompt, without = passed(task, symbols, asked, TEXTS), passed(task, symbols, asked, TEXTS, dropped=True)
-    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=5.0, ramp="linear"), torch.device("cpu"))
-    assert torch.allclose(guide(symbols, asked, 0.25), without + 2.0 * (with_prompt - without))
+    task = build_task().double()
+    tokens, asked = hidden_mosaic(task)
+    with_prompt, without = (
+        passed(task, tokens, asked, TEXTS),
+        passed(task, tokens, asked, TEXTS, dropped=True),
+    )
+    guide = Guide(
+        task.model.network,
+        GenerationRequest(TEXTS, [0] * 4),
+        Guidance(scale=5.0, ramp="linear"),
+        torch.device("cpu"),
+    )
+    assert torch.allclose(guide(tokens, asked, 0.25), without + 2.0 * (with_prompt - without))
 
 
 def test_where_there_is_no_text_there_is_no_guidance():
-    task = task_of(model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=None))
+    task = build_task(model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None))
     rows = noting_rows(task)
-    task.generate(Wanted([""] * 3, [1, 2, 3]), MaskedSampling(rounds=3), Guidance(scale=5.0))
+    task.generate(
+        GenerationRequest([""] * 3, [1, 2, 3]),
+        MaskedSampling(decoding_steps=3),
+        Guidance(scale=5.0),
+    )
     assert rows == [3, 3, 3]
 
 
 def test_guidance_of_one_that_remembers_keeps_both_memories():
-    """Each pass sees its own states of the round before; where guidance begins late, both see the conditional ones."""
-    task = task_of(model=remembering()).double()
+    """Each pass sees its own states of the round before; where guidance begins late, both see the
+    conditional ones."""
+    task = build_task(model=remembering()).double()
     network = task.model.network
-    symbols, asked = hidden_mosaic(task)
-    guide = Guide(task.model.network, Wanted(TEXTS, [0] * 4), Guidance(scale=3.0), torch.device("cpu"))
-    guide(symbols, asked, 0.0)
-    second = guide(symbols, asked, 0.5)
+    tokens, asked = hidden_mosaic(task)
+    guide = Guide(
+        task.model.network,
+        GenerationRequest(TEXTS, [0] * 4),
+        Guidance(scale=3.0),
+        torch.device("cpu"),
+    )
+    guide(tokens, asked, 0.0)
+    second = guide(tokens, asked, 0.5)
     logits = []
     for dropped in (False, True):
         condition = network.condition(TEXTS, [dropped] * 4)
-        before = network.states(symbols, condition)
-        logits.append(network.logits(network.states(symbols, condition, before), asked))
+        before = network.states(tokens, condition)
+        logits.append(network.logits(network.states(tokens, condition, before), asked))
     assert torch.allclose(second, logits[1] + 3 * (logits[0] - logits[1]))
 
 
 # ---------------------------------------------------------------------------------------------------- one seed, one picture
 
 
-def company(task: MaskedTask, size: int, wanted: Callable[[int], tuple[str, int]], count: int = 8, **settings: Any) -> Tensor:
+def company(
+    task: MaskedTask,
+    size: int,
+    wanted: Callable[[int], tuple[str, int]],
+    count: int = 8,
+    **settings: Any,
+) -> Tensor:
     parts = []
     for first in range(0, count, size):
         some = [wanted(i) for i in range(first, min(first + size, count))]
-        parts.append(task.generate(Wanted([text for text, _ in some], [seed for _, seed in some]), **settings))
+        parts.append(
+            task.generate(
+                GenerationRequest([text for text, _ in some], [seed for _, seed in some]),
+                **settings,
+            )
+        )
     return torch.cat(parts)
 
 
 def one_of(i: int) -> tuple[str, int]:
-    return ["a red circle", "two blue squares left of a ring", "x", ""][i % 4], mixed(3, i)
+    return ["a red circle", "two blue squares left of a ring", "x", ""][i % 4], hash_seed(3, i)
 
 
 @pytest.mark.parametrize("order", ["confidence", "halton", "critic"])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_the_same_seed_is_the_same_picture_whatever_the_batch(order, scale):
-    task = task_of(critic=CriticHeadConfig(width=8)).eval()
-    settings = {"sampling": MaskedSampling(rounds=6, order=order), "guidance": Guidance(scale=scale)}
+    task = build_task(critic=CriticHeadConfig(dim=8)).eval()
+    settings = {
+        "sampling": MaskedSampling(decoding_steps=6, order=order),
+        "guidance": Guidance(scale=scale),
+    }
     together = company(task, 8, one_of, **settings)
     for size in (1, 3):
         assert torch.equal(company(task, size, one_of, **settings), together)
@@ -434,42 +556,55 @@ def as_small() -> MaskedTask:
     return ready(images_maskgit("small").task.build(NoTokenizer(16, 1000))).eval()
 
 
-@pytest.mark.parametrize("texts", [["a red circle"] * 8, ["a red circle", "two blue squares left of a ring", "x", ""] * 2])
+@pytest.mark.parametrize(
+    "texts",
+    [["a red circle"] * 8, ["a red circle", "two blue squares left of a ring", "x", ""] * 2],
+)
 @pytest.mark.parametrize("share", [1.0, 0.5, 0.13, 0.03])
 def test_a_guess_is_the_same_to_the_bit_whoever_is_guessed_beside_it(as_small, share, texts):
-    """Else a seed is now and then another picture: a sum that is rounded otherwise moves the border between two symbols."""
-    symbols = torch.randint(1000, (8, 64, 4), generator=generator(1))
-    asked = torch.rand(symbols.shape, generator=generator(2)) < share
-    shown = symbols.masked_fill(asked, 1000)
+    """Else a seed is now and then another picture: a sum that is rounded otherwise moves the border
+    between two symbols."""
+    tokens = torch.randint(1000, (8, 64, 4), generator=generator(1))
+    asked = torch.rand(tokens.shape, generator=generator(2)) < share
+    shown = tokens.masked_fill(asked, 1000)
     with torch.no_grad():
         together = passed(as_small, shown, asked, texts)
         for size in (1, 3):
             parts = [slice(first, first + size) for first in range(0, 8, size)]
-            apart = torch.cat([passed(as_small, shown[some], asked[some], texts[some]) for some in parts])
-            assert torch.equal(apart, together), f"{size}: up to {(apart - together).abs().max():.1e} apart"
+            apart = torch.cat(
+                [passed(as_small, shown[some], asked[some], texts[some]) for some in parts]
+            )
+            assert torch.equal(apart, together), (
+                f"{size}: up to {(apart - together).abs().max():.1e} apart"
+            )
 
 
 def test_the_same_seed_is_the_same_picture_with_a_network_of_the_small_presets_shape(as_small):
-    settings = {"sampling": MaskedSampling(rounds=6), "guidance": Guidance(scale=3.0)}
+    settings = {"sampling": MaskedSampling(decoding_steps=6), "guidance": Guidance(scale=3.0)}
     together = company(as_small, 8, one_of, **settings)
-    apart = {size: (company(as_small, size, one_of, **settings) != together).sum().item() for size in (1, 3)}
+    apart = {
+        size: (company(as_small, size, one_of, **settings) != together).sum().item()
+        for size in (1, 3)
+    }
     assert apart == {1: 0, 3: 0}, f"of {together.numel()} symbols so many are others"
 
 
 def test_a_seed_decides_and_so_does_the_text():
-    task = task_of().eval()
+    task = build_task().eval()
 
     def made(text: str, seed: int) -> Tensor:
-        return task.generate(Wanted([text], [seed]))
+        return task.generate(GenerationRequest([text], [seed]))
 
     assert torch.equal(made("x", 1), made("x", 1))
-    assert not torch.equal(made("x", 1), made("x", 2)) and not torch.equal(made("x", 1), made("a red circle", 1))
+    assert not torch.equal(made("x", 1), made("x", 2)) and not torch.equal(
+        made("x", 1), made("a red circle", 1)
+    )
 
 
 def test_sampling_leaves_the_global_generator_alone():
-    task = task_of()
+    task = build_task()
     before = torch.get_rng_state()
-    task.generate(Wanted(["x"], [1]))
+    task.generate(GenerationRequest(["x"], [1]))
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -478,47 +613,58 @@ def test_sampling_leaves_the_global_generator_alone():
 
 @pytest.mark.parametrize("order", ["confidence", "halton", "critic"])
 def test_what_is_not_to_be_drawn_anew_stays_as_it_was(order):
-    task = task_of(critic=CriticHeadConfig(width=8))
+    task = build_task(critic=CriticHeadConfig(dim=8))
     codes = torch.randint(VOCABULARY, (4, 4, 4))
     hidden = torch.zeros(4, 4, 4, dtype=torch.bool)
     hidden[:, 1:3, 2:] = True
-    mended = task.generate(Wanted(TEXTS, [1, 2, 3, 4], codes=codes, hidden=hidden), MaskedSampling(rounds=3, order=order))
+    mended = task.generate(
+        GenerationRequest(TEXTS, [1, 2, 3, 4], codes=codes, hidden=hidden),
+        MaskedSampling(decoding_steps=3, order=order),
+    )
     assert torch.equal(mended[~hidden], codes[~hidden]) and not torch.equal(mended, codes)
     other = torch.where(hidden, 0, codes)
-    again = task.generate(Wanted(TEXTS, [1, 2, 3, 4], codes=other, hidden=hidden), MaskedSampling(rounds=3, order=order))
+    again = task.generate(
+        GenerationRequest(TEXTS, [1, 2, 3, 4], codes=other, hidden=hidden),
+        MaskedSampling(decoding_steps=3, order=order),
+    )
     assert torch.equal(again, mended), "what was under the mask is not looked at"
 
 
 def test_the_smaller_picture_has_its_say_in_loss_and_samples():
-    task, batch = task_of(smaller=True).double(), batch_of(smaller=True)
-    loss = task.guess(batch, 0).total()
+    task, batch = build_task(smaller=True).double(), batch_of(smaller=True)
+    loss = task.masked_token_loss(batch, 0).total()
     smaller = batch.examples.codes["smaller"]
     batch.examples.codes["smaller"] = (smaller + 1) % 7
-    assert not torch.allclose(task.guess(batch, 0).total(), loss)
-    one, other = (task.generate(Wanted(TEXTS, [1, 2, 3, 4], coarser=codes)) for codes in (smaller, (smaller + 1) % 7))
+    assert not torch.allclose(task.masked_token_loss(batch, 0).total(), loss)
+    one, other = (
+        task.generate(GenerationRequest(TEXTS, [1, 2, 3, 4], coarser=codes))
+        for codes in (smaller, (smaller + 1) % 7)
+    )
     assert not torch.equal(one, other)
 
 
 def overfitted(task: MaskedTask, batch: Batch, steps: int) -> MaskedTask:
     optimizer = torch.optim.AdamW(task.parameters(), 3e-3)
     for step in range(steps):
-        batch.seeds = [mixed(9, step, i) for i in range(len(batch))]
+        batch.seeds = [hash_seed(9, step, i) for i in range(len(batch))]
         optimizer.zero_grad()
-        task.guess(batch, step).total().backward()
+        task.masked_token_loss(batch, step).total().backward()
         optimizer.step()
     return task
 
 
 def seen_after(task: MaskedTask, batch: Batch) -> float:
-    batch.seeds = [mixed(1, i) for i in range(len(batch))]
-    with evaluating(task):
-        return task.conclude(task.observe(batch))["cross_entropy"]
+    batch.seeds = [hash_seed(1, i) for i in range(len(batch))]
+    with eval_mode(task):
+        return task.compute_metrics(task.eval_step(batch))["cross_entropy"]
 
 
 def test_super_resolution_learns_from_the_smaller_picture():
     batch = batch_of(8, smaller=True)
     batch.examples.captions = ["x"] * 8
-    task = overfitted(task_of(smaller=True, masking=MaskingConfig(schedule="cosine")), batch, 150)
+    task = overfitted(
+        build_task(smaller=True, masking=MaskingConfig(schedule="cosine")), batch, 150
+    )
     right = seen_after(task, batch)
     batch.examples.codes["smaller"] = batch.examples.codes["smaller"].roll(1, 0)
     shuffled = seen_after(task, batch)
@@ -527,10 +673,10 @@ def test_super_resolution_learns_from_the_smaller_picture():
 
 def test_captions_are_learnt_from():
     batch = batch_of(4)
-    task = overfitted(task_of(), batch, 150)
-    batch.seeds = [mixed(1, i) for i in range(4)]
-    with evaluating(task):
-        numbers = task.conclude(task.observe(batch))
+    task = overfitted(build_task(), batch, 150)
+    batch.seeds = [hash_seed(1, i) for i in range(4)]
+    with eval_mode(task):
+        numbers = task.compute_metrics(task.eval_step(batch))
     assert numbers["cross_entropy"] < 1.6 and numbers["condition_gain"] > 1, numbers
 
 
@@ -538,18 +684,27 @@ def test_captions_are_learnt_from():
 
 
 def test_not_one_caption_is_refused_and_some_are_enough(tmp_path):
-    task = task_of()
+    task = build_task()
     with pytest.raises(ValueError, match="Not one example has a caption.*--text none"):
-        task.meet(["", ""], tmp_path)
-    task.meet(["", "a ring"], tmp_path)
-    task_of(model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=None)).meet(["", ""], tmp_path)
+        task.prepare_text(["", ""], tmp_path)
+    task.prepare_text(["", "a ring"], tmp_path)
+    build_task(model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None)).prepare_text(
+        ["", ""], tmp_path
+    )
 
 
 def test_a_critic_of_its_own_hears_the_captions_too(tmp_path):
     task = MaskedConfig(
-        model=MaskedTransformerConfig(width=24, depth=2, heads=2, text=TEXT), critic=CriticConfig(width=16, depth=1, heads=2)
+        model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT),
+        critic=CriticConfig(dim=16, depth=1, heads=2),
     ).build(NoTokenizer())
-    before = [reader.text.symbols(["a green ring"]).shape[1] for reader in (task.model.network, task.model.critic)]
-    task.meet(TEXTS * 3, tmp_path)
-    after = [reader.text.symbols(["a green ring"]).shape[1] for reader in (task.model.network, task.model.critic)]
+    before = [
+        reader.text.tokens(["a green ring"]).shape[1]
+        for reader in (task.model.network, task.model.critic)
+    ]
+    task.prepare_text(TEXTS * 3, tmp_path)
+    after = [
+        reader.text.tokens(["a green ring"]).shape[1]
+        for reader in (task.model.network, task.model.critic)
+    ]
     assert after[0] == after[1] < before[0] == before[1]

@@ -1,4 +1,5 @@
-"""A run's folder: what a kill, a full disk, a file in the way or a second run can do to it, which is nothing."""
+"""A run's folder: what a kill, a full disk, a file in the way or a second run can do to it, which
+is nothing."""
 
 from __future__ import annotations
 
@@ -15,21 +16,22 @@ from pathlib import Path
 import pytest
 
 from tessera.run import directory as folder_module
-from tessera.run.directory import Refused, RunFolder, write_atomically
+from tessera.run.directory import RunDirectory, UserError, write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> RunFolder:
-    folder = RunFolder(tmp_path / "run")
+def run(tmp_path: Path) -> RunDirectory:
+    folder = RunDirectory(tmp_path / "run")
     folder.make()
     return folder
 
 
 @contextmanager
 def room_for(size: int) -> Iterator[None]:
-    """Files cannot grow beyond this many bytes: as on a full disk, a write fails after it has taken a part."""
+    """Files cannot grow beyond this many bytes: as on a full disk, a write fails after it has taken
+    a part."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -42,7 +44,7 @@ def room_for(size: int) -> Iterator[None]:
 
 
 def test_a_folder_is_made_with_its_parents_and_made_again_without_harm(tmp_path):
-    folder = RunFolder(tmp_path / "a" / "b" / "run")
+    folder = RunDirectory(tmp_path / "a" / "b" / "run")
     folder.make()
     (folder.checkpoints / "kept").write_text("x")
     folder.make()
@@ -53,8 +55,8 @@ def test_a_folder_is_made_with_its_parents_and_made_again_without_harm(tmp_path)
 def test_a_file_in_the_way_is_named_and_left_alone(below, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("mine")
-    with pytest.raises(Refused) as refused:
-        RunFolder(file / below).make()
+    with pytest.raises(UserError) as refused:
+        RunDirectory(file / below).make()
     assert f"{file} is a file" in str(refused.value) and "--out" in str(refused.value)
     assert file.read_text() == "mine"
 
@@ -65,26 +67,26 @@ def read_only(*_: object, **__: object) -> None:
 
 def test_a_disk_that_cannot_be_written_is_told_when_the_folder_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", read_only)
-    with pytest.raises(Refused, match=r"cannot be written \(Read-only file system\).*--out"):
-        RunFolder(tmp_path / "run").make()
+    with pytest.raises(UserError, match=r"cannot be written \(Read-only file system\).*--out"):
+        RunDirectory(tmp_path / "run").make()
 
 
 def test_a_disk_that_cannot_be_written_is_told_when_the_folder_is_locked(run, monkeypatch):
     monkeypatch.setattr(folder_module.os, "open", read_only)
-    with pytest.raises(Refused, match=r"cannot be written \(Read-only file system\)"):
+    with pytest.raises(UserError, match=r"cannot be written \(Read-only file system\)"):
         run.lock()
 
 
 def test_a_disk_that_cannot_be_written_is_told_when_the_settings_are_kept(run, monkeypatch):
     run.write_config({"recipe": "a"})
     monkeypatch.setattr(folder_module.os, "replace", read_only)
-    with pytest.raises(Refused, match=r"cannot be written \(Read-only file system\)"):
+    with pytest.raises(UserError, match=r"cannot be written \(Read-only file system\)"):
         run.write_config({"recipe": "b"})
     assert run.read_config() == {"recipe": "a"}
 
 
 def test_a_full_disk_is_told_when_the_folder_is_locked(run):
-    with room_for(0), pytest.raises(Refused, match="cannot be written"):
+    with room_for(0), pytest.raises(UserError, match="cannot be written"):
         run.lock()
 
 
@@ -104,7 +106,11 @@ sys.stdin.read()
 def another_run_in(path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that holds the folder until it is let go."""
     holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HOLD, str(path)],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "locked\n"
@@ -117,7 +123,9 @@ def another_run_in(path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_run_is_kept_out_for_as_long_as_the_first_lives(run):
     with another_run_in(run.path) as holder:
         for _ in range(2):
-            with pytest.raises(Refused, match=f"Another run is at work in .* \\(process {holder.pid}\\).*--out"):
+            with pytest.raises(
+                UserError, match=f"Another run is at work in .* \\(process {holder.pid}\\).*--out"
+            ):
                 run.lock()
         holder.kill()
         holder.wait(timeout=30)
@@ -129,7 +137,7 @@ def test_a_second_run_is_kept_out_for_as_long_as_the_first_lives(run):
 def test_an_unlocked_folder_is_free_for_another_process(run):
     run.lock()
     run.unlock()
-    with another_run_in(run.path), pytest.raises(Refused, match="Another run"):
+    with another_run_in(run.path), pytest.raises(UserError, match="Another run"):
         run.lock()
 
 
@@ -149,23 +157,23 @@ def test_settings_come_back_and_a_kill_leaves_the_old_ones(run, monkeypatch):
 
 
 def test_where_there_is_no_run_it_is_said_why(tmp_path, run):
-    with pytest.raises(Refused, match="no such folder"):
-        RunFolder(tmp_path / "nowhere").read_config()
-    with pytest.raises(Refused, match=r"it has no config\.json"):
+    with pytest.raises(UserError, match="no such folder"):
+        RunDirectory(tmp_path / "nowhere").read_config()
+    with pytest.raises(UserError, match=r"it has no config\.json"):
         run.read_config()
 
 
 @pytest.mark.parametrize("text", ["", "{", '{"a": }', "\x00"])
 def test_settings_that_are_no_json_are_refused(text, run):
     run.config.write_text(text)
-    with pytest.raises(Refused, match=r"config\.json is not readable as JSON"):
+    with pytest.raises(UserError, match=r"config\.json is not readable as JSON"):
         run.read_config()
 
 
 @pytest.mark.parametrize("text", ["[]", "3", '"images-vqgan"', "null"])
 def test_settings_that_are_no_group_of_settings_are_refused(text, run):
     run.config.write_text(text)
-    with pytest.raises(Refused, match=r"config\.json"):
+    with pytest.raises(UserError, match=r"config\.json"):
         run.read_config()
 
 
@@ -191,7 +199,9 @@ def test_numbers_come_back_exactly_and_those_that_are_none_as_none(run):
     loss = 0.1 + 0.2
     assert run.log(line(1, loss=loss, nan=float("nan"), infinite=float("-inf"), count=3))
     assert run.records() == [line(1, loss=loss, nan=None, infinite=None, count=3)]
-    json.loads(run.metrics.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    json.loads(
+        run.metrics.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
+    )
 
 
 def test_records_can_be_asked_for_by_kind(run):
@@ -235,7 +245,9 @@ def test_lines_that_a_full_disk_refuses_are_written_once_there_is_room(run):
         assert not run.log(line(2))
         assert not run.log(line(3))
         assert run.metrics.read_bytes() == before, "what was taken in part was taken back"
-        assert [record["step"] for record in run.records("train")] == [1, 2, 3], "those that wait are records too"
+        assert [record["step"] for record in run.records("train")] == [1, 2, 3], (
+            "those that wait are records too"
+        )
     assert run.log(line(4))
     assert run.records() == [line(step) for step in (1, 2, 3, 4)]
     assert len(run.metrics.read_text().splitlines()) == 4

@@ -34,7 +34,9 @@ def test_a_ramp_grows_from_one_to_the_scale_within_the_interval():
     linear = Guidance(scale=5.0, start=0.2, end=0.6, ramp="linear")
     assert [linear.at(time) for time in (0.1, 0.2, 0.4, 0.6, 0.7)] == pytest.approx([1, 1, 3, 5, 1])
     cosine = Guidance(scale=5.0, ramp="cosine")
-    assert [cosine.at(time) for time in (0, 0.25, 0.5, 1)] == pytest.approx([1, 1 + 4 * (1 - 2**-0.5) / 2, 3, 5])
+    assert [cosine.at(time) for time in (0, 0.25, 0.5, 1)] == pytest.approx(
+        [1, 1 + 4 * (1 - 2**-0.5) / 2, 3, 5]
+    )
 
 
 @pytest.mark.parametrize(("start", "end"), [(-0.1, 1), (0, 1.1), (0.6, 0.4), (float("nan"), 1)])

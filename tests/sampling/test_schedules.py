@@ -20,7 +20,8 @@ def test_all_is_hidden_at_first_and_nothing_at_last(schedule):
 
 
 @pytest.mark.parametrize(
-    ("schedule", "at_half"), [("cosine", math.sqrt(0.5)), ("linear", 0.5), ("arccos", 2 / 3), ("power", 0.75)]
+    ("schedule", "at_half"),
+    [("cosine", math.sqrt(0.5)), ("linear", 0.5), ("arccos", 2 / 3), ("power", 0.75)],
 )
 def test_each_has_its_own_shape(schedule, at_half):
     assert hidden_share(schedule, 0.5) == pytest.approx(at_half)
@@ -34,8 +35,12 @@ def test_the_mean_share_is_the_mean_of_the_shares(schedule):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("rounds", "total"), [(1, 16), (4, 16), (12, 256), (40, 7)])
-def test_fewer_stay_hidden_after_every_round_and_none_after_the_last(schedule, rounds, total):
-    left = [hidden_after(schedule, number, rounds, total) for number in range(rounds)]
+def test_fewer_stay_hidden_after_every_round_and_none_after_the_last(
+    schedule, decoding_steps, total
+):
+    left = [
+        hidden_after(schedule, number, decoding_steps, total) for number in range(decoding_steps)
+    ]
     assert left == sorted(left, reverse=True) and left[-1] == 0
     assert all(0 <= one <= total for one in left)
 

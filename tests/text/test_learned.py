@@ -1,4 +1,5 @@
-"""The text encoder that learns: a text by itself is the text among others, and what is learnt is learnt."""
+"""The text encoder that learns: a text by itself is the text among others, and what is learnt is
+learnt."""
 
 from __future__ import annotations
 
@@ -13,13 +14,13 @@ from tessera.text.encoder import LearnedText, LearnedTextConfig
 from tests.networks import awake
 from tests.texts import CAPTIONS, real
 
-TINY = LearnedTextConfig(width=16, depth=2, heads=2, symbols=300, longest=24)
+TINY = LearnedTextConfig(dim=16, depth=2, heads=2, tokens=300, max_len=24)
 
 
 def learned(**settings: Any) -> LearnedText:
     torch.manual_seed(0)
     encoder = replace(TINY, **settings).build()
-    encoder.meet(CAPTIONS)
+    encoder.prepare_text(CAPTIONS)
     awake(encoder)
     return encoder
 
@@ -27,8 +28,8 @@ def learned(**settings: Any) -> LearnedText:
 def test_a_text_is_a_vector_for_each_symbol():
     encoder = learned()
     states = encoder(CAPTIONS)
-    lengths = [len(encoder.alphabet.encode(text)) for text in CAPTIONS]
-    assert states.values.shape == (5, max(lengths), 16) and encoder.width == 16
+    lengths = [len(encoder.bpe.encode(text)) for text in CAPTIONS]
+    assert states.values.shape == (5, max(lengths), 16) and encoder.dim == 16
     assert states.mask.dtype == torch.bool and states.mask.sum(1).tolist() == lengths
     assert lengths[-1] == 1, "a text of nothing has something to look at"
 
@@ -38,7 +39,9 @@ def test_a_text_does_not_depend_on_what_else_is_in_the_batch(mode):
     """In double precision, where rounding (1.5e-6 in single) cannot hide a small influence."""
     encoder = learned().double().train(mode == "train")
     for number, text in enumerate(CAPTIONS):
-        torch.testing.assert_close(real(encoder, CAPTIONS, number), real(encoder, [text]), rtol=0, atol=1e-12)
+        torch.testing.assert_close(
+            real(encoder, CAPTIONS, number), real(encoder, [text]), rtol=0, atol=1e-12
+        )
         states = encoder([text, "a small circle above a blue square"])
         assert not states.values[~states.mask].any(), "padding is zero"
 
@@ -53,14 +56,20 @@ def test_every_weight_learns():
     encoder = learned()
     states = encoder(CAPTIONS)
     (states.values * torch.randn(states.values.shape)).sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() and p.grad.any() for p in encoder.parameters())
+    assert all(
+        p.grad is not None and p.grad.isfinite().all() and p.grad.any()
+        for p in encoder.parameters()
+    )
 
 
 def test_it_learns_what_the_words_of_a_caption_mean():
     encoder = learned()
     head = nn.Linear(16, 1)
     texts = [
-        f"{count} {colour} {shape}" for count in ("a", "two") for colour in ("red", "blue") for shape in ("circle", "square")
+        f"{count} {colour} {shape}"
+        for count in ("a", "two")
+        for colour in ("red", "blue")
+        for shape in ("circle", "square")
     ]
     truth = torch.tensor([float("red" in text) for text in texts])
     optimizer = torch.optim.AdamW([*encoder.parameters(), *head.parameters()], lr=3e-3)
@@ -76,7 +85,7 @@ def test_it_learns_what_the_words_of_a_caption_mean():
 
 def test_the_alphabet_is_in_the_checkpoint_and_nowhere_else(tmp_path):
     encoder = learned()
-    encoder.meet(CAPTIONS, tmp_path)
+    encoder.prepare_text(CAPTIONS, tmp_path)
     assert "alphabet.merges" in encoder.state_dict() and not list(tmp_path.iterdir())
     other = TINY.build()
     other.load_state_dict(encoder.state_dict())
@@ -86,12 +95,12 @@ def test_the_alphabet_is_in_the_checkpoint_and_nowhere_else(tmp_path):
 def test_meeting_the_same_captions_again_changes_nothing():
     encoder = learned()
     before = encoder.state_dict()["alphabet.merges"].clone()
-    encoder.meet(iter(reversed(CAPTIONS)))
-    assert torch.equal(encoder.alphabet.merges, before)
+    encoder.prepare_text(iter(reversed(CAPTIONS)))
+    assert torch.equal(encoder.bpe.merges, before)
 
 
 def test_a_long_text_is_cut_and_somebody_can_tell():
-    encoder = learned(longest=6)
+    encoder = learned(max_len=6)
     short, long = "a red circle", "a red zebra, a blue zebra and a small zebra"
     assert encoder.fits(short) and not encoder.fits(long)
     assert encoder.cut([long, short, long]) == [long]

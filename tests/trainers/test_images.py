@@ -12,9 +12,9 @@ import torch
 from tessera import VQGAN, Generator, MaskGitTrainer, Tokenizer, VQGANConfig, VQGanVAETrainer
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.media import Image
-from tessera.modalities.image.synthetic import ToyImages
+from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.nn.masked_transformer import MaskedTransformerConfig
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 from tessera.text.encoder import LearnedTextConfig
 from tests.runs import records_of, tensors_of, tokenizer
 
@@ -22,7 +22,7 @@ from tests.runs import records_of, tensors_of, tokenizer
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
-    toys = ToyImages(count=24, size=24, seed=5)
+    toys = SyntheticImages(count=24, size=24, seed=5)
     for i in range(len(toys)):
         Image.from_floats(toys.item(i, np.random.default_rng(0)).pixels).save(folder / f"{i}")
     return folder
@@ -53,35 +53,45 @@ def test_its_parameters_and_defaults_are_the_documented_ones() -> None:
         assert parameters[required].default is inspect.Parameter.empty
 
 
-def test_it_trains_the_network_it_was_given_and_tells_log_fn(pictures: Path, tmp_path: Path) -> None:
+def test_it_trains_the_network_it_was_given_and_tells_log_fn(
+    pictures: Path, tmp_path: Path
+) -> None:
     heard: list[dict] = []
     given = vae()
-    door = trainer(pictures, tmp_path)
-    assert all(torch.equal(a, b) for a, b in zip(door.model.parameters(), given.parameters(), strict=True))
-    door.train(log_fn=heard.append)
+    entry_point = trainer(pictures, tmp_path)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(entry_point.model.parameters(), given.parameters(), strict=True)
+    )
+    entry_point.train(log_fn=heard.append)
     assert [record["step"] for record in heard if record["kind"] == "train"] == [1, 2, 3, 4, 5, 6]
     assert [record["step"] for record in heard if record["kind"] == "validation"] == [3, 6]
-    assert not all(torch.equal(a, b) for a, b in zip(door.model.parameters(), given.parameters(), strict=True))
+    assert not all(
+        torch.equal(a, b)
+        for a, b in zip(entry_point.model.parameters(), given.parameters(), strict=True)
+    )
     assert (tmp_path / "samples/000006/sheet.png").is_file()
 
 
 def test_one_step_at_a_time_is_the_same_run(pictures: Path, tmp_path: Path) -> None:
     trainer(pictures, tmp_path / "whole").train()
-    door = trainer(pictures, tmp_path / "stepped")
+    entry_point = trainer(pictures, tmp_path / "stepped")
     losses = []
-    while logs := door.train_step():
+    while logs := entry_point.train_step():
         losses.append(logs["model/loss"])
     assert len(losses) == 6
     assert records_of(tmp_path / "whole") == records_of(tmp_path / "stepped")
 
 
-def test_its_periodic_checkpoints_resume_step_optimizers_and_average(pictures: Path, tmp_path: Path) -> None:
+def test_its_periodic_checkpoints_resume_step_optimizers_and_average(
+    pictures: Path, tmp_path: Path
+) -> None:
     trainer(pictures, tmp_path / "whole").train()
-    door = trainer(pictures, tmp_path / "cut")
+    entry_point = trainer(pictures, tmp_path / "cut")
     for _ in range(5):
-        door.train_step()
-    door.engine.writer.wait()
-    del door
+        entry_point.train_step()
+    entry_point.engine.writer.wait()
+    del entry_point
     again = trainer(pictures, tmp_path / "cut")
     assert again.steps == 4
     again.train()
@@ -91,24 +101,24 @@ def test_its_periodic_checkpoints_resume_step_optimizers_and_average(pictures: P
 
 
 def test_save_and_load_by_hand(pictures: Path, tmp_path: Path) -> None:
-    door = trainer(pictures, tmp_path / "run")
+    entry_point = trainer(pictures, tmp_path / "run")
     for _ in range(3):
-        door.train_step()
-    door.save(tmp_path / "by hand")
-    remembered = [p.clone() for p in door.model.parameters()]
+        entry_point.train_step()
+    entry_point.save(tmp_path / "by hand")
+    remembered = [p.clone() for p in entry_point.model.parameters()]
     other = trainer(pictures, tmp_path / "other")
     other.load(tmp_path / "by hand")
     assert other.steps == 3
     assert all(torch.equal(a, b) for a, b in zip(other.model.parameters(), remembered, strict=True))
     other.train()
     assert other.steps == 6
-    with pytest.raises(Refused, match="manifest is missing"):
+    with pytest.raises(UserError, match="manifest is missing"):
         other.load(tmp_path)
 
 
 def test_the_rate_of_averaging_asked_for_is_the_rate_used(pictures: Path, tmp_path: Path) -> None:
-    door = trainer(pictures, tmp_path, ema_beta=0.5)
-    assert door.engine.average.decay_at(1000) == 0.5
+    entry_point = trainer(pictures, tmp_path, ema_beta=0.5)
+    assert entry_point.engine.ema.decay_at(1000) == 0.5
 
 
 def test_the_gradient_penalty_comes_as_often_as_asked(pictures: Path, tmp_path: Path) -> None:
@@ -117,9 +127,9 @@ def test_the_gradient_penalty_comes_as_often_as_asked(pictures: Path, tmp_path: 
 
 
 def test_it_trains_without_a_discriminator(pictures: Path, tmp_path: Path) -> None:
-    door = trainer(pictures, tmp_path, discriminator=None)
-    door.train()
-    assert list(door.engine.prepared) == ["model"]
+    entry_point = trainer(pictures, tmp_path, discriminator=None)
+    entry_point.train()
+    assert list(entry_point.engine.prepared) == ["model"]
 
 
 def test_accumulation_draws_as_many_examples_as_it_says(pictures: Path, tmp_path: Path) -> None:
@@ -127,11 +137,13 @@ def test_accumulation_draws_as_many_examples_as_it_says(pictures: Path, tmp_path
     assert records_of(tmp_path)[0]["examples"] == 12
 
 
-def test_what_was_meant_for_accelerate_is_understood_or_refused_and_never_changed(pictures: Path, tmp_path: Path) -> None:
+def test_what_was_meant_for_accelerate_is_understood_or_refused_and_never_changed(
+    pictures: Path, tmp_path: Path
+) -> None:
     asked = {"mixed_precision": "bf16"}
     assert trainer(pictures, tmp_path / "a", accelerate_kwargs=asked).engine.precision == "bf16"
     assert asked == {"mixed_precision": "bf16"}
-    with pytest.raises(Refused, match="split_batches"):
+    with pytest.raises(UserError, match="split_batches"):
         trainer(pictures, tmp_path / "b", accelerate_kwargs={"split_batches": True})
 
 
@@ -148,16 +160,26 @@ def test_text_to_image_has_a_trainer_too(pictures: Path, tmp_path: Path) -> None
     """The research system left this one to its users."""
     for picture in pictures.glob("*.png"):
         picture.with_suffix(".txt").write_text(f"toy {picture.stem}")
-    settings = {"folder": pictures, "image_size": 16, "batch_size": 4, "num_train_steps": 4, "save_results_every": 2}
-    network = MaskedTransformerConfig(width=16, depth=1, heads=2, text=LearnedTextConfig(width=16, depth=1, heads=2))
+    settings = {
+        "folder": pictures,
+        "image_size": 16,
+        "batch_size": 4,
+        "num_train_steps": 4,
+        "save_results_every": 2,
+    }
+    network = MaskedTransformerConfig(
+        width=16, depth=1, heads=2, text=LearnedTextConfig(width=16, depth=1, heads=2)
+    )
     doors = [
-        MaskGitTrainer(tokenizer(), results_folder=tmp_path / name, transformer=network, lr=1e-3, **settings)
+        MaskGitTrainer(
+            tokenizer(), results_folder=tmp_path / name, transformer=network, lr=1e-3, **settings
+        )
         for name in ("whole", "again")
     ]
     heard: list[dict] = []
     doors[0].train(log_fn=heard.append)
     assert [record["step"] for record in heard if record["kind"] == "train"] == [1, 2, 3, 4]
-    assert heard[0]["model/rate"] == 1e-3
+    assert heard[0]["model/lr"] == 1e-3
     losses = doors[1].train_step()
     assert losses["model/cross_entropy"] == pytest.approx(heard[0]["model/cross_entropy"])
     [picture] = Generator.load(tmp_path / "whole").generate("toy 3")

@@ -1,4 +1,5 @@
-"""The front doors of meshes: theirs in name and parameters, without the defects (shared facts: SEEDS 5.5)."""
+"""The front doors of meshes: theirs in name and parameters, without the defects (shared facts:
+SEEDS 5.5)."""
 
 from __future__ import annotations
 
@@ -20,15 +21,15 @@ from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.synthetic import imagine
 from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
 from tessera.nn.quantize import FSQConfig, ResidualConfig
-from tessera.run.directory import Refused, RunFolder
-from tessera.run.load import Codec, finished
+from tessera.run.directory import RunDirectory, UserError
+from tessera.run.load import Tokenizer, load_run
 from tessera.text.encoder import LearnedTextConfig
 from tessera.trainers import MeshAutoencoderTrainer, MeshTransformerTrainer
 from tests.diary import Diary
 from tests.runs import assert_same_run, records_of, tokenizer
 
 BINS, MOST = 32, 64
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=32)
+TEXT = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300, max_len=32)
 
 
 def toy(number: int) -> tuple[Mesh, str]:
@@ -39,11 +40,16 @@ def toy(number: int) -> tuple[Mesh, str]:
 def meshes(count: int = 8, first: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """As the research code had them: vertices and faces, as tensors."""
     made = [toy(number)[0] for number in range(first, first + count)]
-    return [(torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)) for mesh in made]
+    return [
+        (torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)) for mesh in made
+    ]
 
 
 def captioned(count: int = 8) -> list[dict[str, Any]]:
-    return [{"vertices": v, "faces": f, "texts": toy(number)[1]} for number, (v, f) in enumerate(meshes(count))]
+    return [
+        {"vertices": v, "faces": f, "texts": toy(number)[1]}
+        for number, (v, f) in enumerate(meshes(count))
+    ]
 
 
 def autoencoder(**choices: Any) -> MeshAutoencoder:
@@ -55,12 +61,12 @@ def autoencoder(**choices: Any) -> MeshAutoencoder:
     return MeshAutoencoder(replace(config, **choices))
 
 
-def transformer(vocabulary: int = 16, **choices: Any) -> MeshTransformer:
+def transformer(vocab_size: int = 16, **choices: Any) -> MeshTransformer:
     torch.manual_seed(1)
     config = MeshTransformerConfig(
-        width=24, depth=1, heads=2, fine_width=16, fine_depth=1, fine_heads=2, longest=MOST, text=TEXT
+        width=24, depth=1, heads=2, fine_dim=16, fine_depth=1, fine_heads=2, max_len=MOST, text=TEXT
     )  # fmt: skip
-    return replace(config, **choices).build(vocabulary, 3, 2)
+    return replace(config, **choices).build(vocab_size, 3, 2)
 
 
 SMALL = {
@@ -70,12 +76,14 @@ SMALL = {
 
 
 def autoencoder_trainer(folder: Path, **settings: Any) -> MeshAutoencoderTrainer:
-    given = SMALL | {"checkpoint_folder": folder, "most_faces": MOST} | settings
-    return MeshAutoencoderTrainer(given.pop("model", None) or autoencoder(), given.pop("dataset", meshes()), **given)
+    given = SMALL | {"checkpoint_folder": folder, "max_faces": MOST} | settings
+    return MeshAutoencoderTrainer(
+        given.pop("model", None) or autoencoder(), given.pop("dataset", meshes()), **given
+    )
 
 
 @pytest.fixture(scope="module")
-def beneath(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def default_dependency(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An autoencoder's run."""
     place = tmp_path_factory.mktemp("runs") / "autoencoder"
     autoencoder_trainer(place, learning_rate=1e-3)()
@@ -84,7 +92,9 @@ def beneath(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def transformer_trainer(folder: Path, tokenizer: Path, **settings: Any) -> MeshTransformerTrainer:
     given = SMALL | {"checkpoint_folder": folder, "tokenizer": tokenizer} | settings
-    return MeshTransformerTrainer(given.pop("model", None) or transformer(), given.pop("dataset", captioned()), **given)
+    return MeshTransformerTrainer(
+        given.pop("model", None) or transformer(), given.pop("dataset", captioned()), **given
+    )
 
 
 def trained(folder: Path) -> list[dict[str, Any]]:
@@ -107,35 +117,47 @@ def test_their_parameters_and_defaults_are_the_documented_ones() -> None:
             "val_every": 1, "learning_rate": 2e-4, "max_grad_norm": 0.5, "data_kwargs": (*edges, "texts")
         },
     }  # fmt: skip
-    for door, settings in own.items():
-        parameters = inspect.signature(door).parameters
+    for entry_point, settings in own.items():
+        parameters = inspect.signature(entry_point).parameters
         documented = both | settings
         assert {name: parameters[name].default for name in documented} == documented
         for required in ("model", "dataset", "num_train_steps", "batch_size", "grad_accum_every"):
             assert parameters[required].default is inspect.Parameter.empty
 
 
-def test_the_rate_asked_for_is_the_rate_used_and_the_warm_up_is_its(beneath: Path, tmp_path: Path) -> None:
+def test_the_rate_asked_for_is_the_rate_used_and_the_warm_up_is_its(
+    default_dependency: Path, tmp_path: Path
+) -> None:
     """Theirs stayed at the rate divided by the steps of the warm-up."""
     autoencoder_trainer(tmp_path / "a", learning_rate=8e-3, warmup_steps=4)()
-    transformer_trainer(tmp_path / "t", beneath, learning_rate=4e-3, warmup_steps=2, val_every=4)()
-    assert [record["model/rate"] for record in trained(tmp_path / "a")] == pytest.approx([2e-3, 4e-3, 6e-3, 8e-3])
-    assert [record["model/rate"] for record in trained(tmp_path / "t")] == pytest.approx([2e-3, 4e-3, 4e-3, 4e-3])
+    transformer_trainer(
+        tmp_path / "t", default_dependency, learning_rate=4e-3, warmup_steps=2, val_every=4
+    )()
+    assert [record["model/lr"] for record in trained(tmp_path / "a")] == pytest.approx(
+        [2e-3, 4e-3, 6e-3, 8e-3]
+    )
+    assert [record["model/lr"] for record in trained(tmp_path / "t")] == pytest.approx(
+        [2e-3, 4e-3, 4e-3, 4e-3]
+    )
 
 
 def test_decay_clipping_and_average_are_as_asked_and_else_theirs(tmp_path: Path) -> None:
     plain = autoencoder_trainer(tmp_path / "a")
-    assert (plain.run.task.optimizer.betas, plain.run.task.optimizer.decay, plain.run.task.optimizer.clip) == (
+    assert (plain.run.task.optimizer.betas, plain.run.task.optimizer.weight_decay, plain.run.task.optimizer.max_grad_norm) == (
         (0.9, 0.99), 0.0, None
     )  # fmt: skip
-    assert (plain.run.engine.average.decay, plain.run.engine.average.update_after) == (0.9999, 100)
+    assert (plain.run.engine.ema.decay, plain.run.engine.ema.update_after) == (0.9999, 100)
     told = autoencoder_trainer(
-        tmp_path / "b", weight_decay=0.5, max_grad_norm=0.25, optimizer_kwargs={"eps": 1e-6}, ema_kwargs={"beta": 0.5}
+        tmp_path / "b",
+        weight_decay=0.5,
+        max_grad_norm=0.25,
+        optimizer_kwargs={"eps": 1e-6},
+        ema_kwargs={"beta": 0.5},
     )
     groups = told.engine.prepared["model"].optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0]  # matrices, and the rest
     assert {group["eps"] for group in groups} == {1e-6}
-    assert (told.run.task.optimizer.clip, told.run.engine.average.decay) == (0.25, 0.5)
+    assert (told.run.task.optimizer.max_grad_norm, told.run.engine.ema.decay) == (0.25, 0.5)
 
 
 def test_accumulation_draws_as_many_meshes_as_it_says(tmp_path: Path) -> None:
@@ -156,8 +178,8 @@ def test_what_a_caller_gives_is_never_written_to(tmp_path: Path) -> None:
 # ---- what they learn from
 
 
-def examples(door: Any) -> list[MeshExample]:
-    source = door.engine.training.source
+def examples(entry_point: Any) -> list[MeshExample]:
+    source = entry_point.engine.training.source
     return [source.item(index, np.random.default_rng(0)) for index in range(len(source))]
 
 
@@ -179,20 +201,31 @@ def test_tuples_and_dictionaries_are_the_same_meshes(tmp_path: Path) -> None:
     for number, dataset in enumerate(shapes):
         found = examples(autoencoder_trainer(tmp_path / f"{number}", dataset=dataset))
         for one, other in zip(found, expected, strict=True):
-            assert np.array_equal(one.vertices, other.vertices) and np.array_equal(one.faces, other.faces)
-            assert np.array_equal(one.edges, other.edges), "those that came along are of faces in another order"
+            assert np.array_equal(one.vertices, other.vertices) and np.array_equal(
+                one.faces, other.faces
+            )
+            assert np.array_equal(one.edges, other.edges), (
+                "those that came along are of faces in another order"
+            )
 
 
 def test_quads_are_cut_for_a_network_of_triangles_and_kept_by_one_of_quads(tmp_path: Path) -> None:
-    quads = [(made.mesh.vertices, made.mesh.faces) for made in (imagine(3, number, MOST // 2) for number in range(4))]
+    quads = [
+        (made.mesh.vertices, made.mesh.faces)
+        for made in (imagine(3, number, MOST // 2) for number in range(4))
+    ]
     cut = examples(autoencoder_trainer(tmp_path / "cut", dataset=quads))
-    kept = examples(autoencoder_trainer(tmp_path / "kept", dataset=quads, model=autoencoder(corners=4)))
+    kept = examples(
+        autoencoder_trainer(tmp_path / "kept", dataset=quads, model=autoencoder(corners=4))
+    )
     assert [example.faces.shape[1] for example in cut + kept] == [3] * 4 + [4] * 4
-    with pytest.raises(Refused, match="this network is one of quads"):
+    with pytest.raises(UserError, match="this network is one of quads"):
         autoencoder_trainer(tmp_path / "none", model=autoencoder(corners=4))()
 
 
-def test_a_mesh_that_cannot_be_used_is_left_out_and_said_and_a_whole_set_of_them_is_refused(tmp_path: Path) -> None:
+def test_a_mesh_that_cannot_be_used_is_left_out_and_said_and_a_whole_set_of_them_is_refused(
+    tmp_path: Path,
+) -> None:
     vertices, faces = meshes(1)[0]
     wrong = {
         "NaN": (vertices * float("nan"), faces),
@@ -206,12 +239,14 @@ def test_a_mesh_that_cannot_be_used_is_left_out_and_said_and_a_whole_set_of_them
         "it is a Tensor": vertices,
     }
     settings = {"val_dataset": meshes(2), "batch_size": 4, "val_every": 4, "checkpoint_every": 4}
-    autoencoder_trainer(tmp_path, dataset=[*meshes(7), *wrong.values()], **settings)()  # 16 in 4 steps: each comes once
-    told = {one["example"]: one["reason"] for one in RunFolder(tmp_path).noted("rejected.jsonl")}
+    autoencoder_trainer(
+        tmp_path, dataset=[*meshes(7), *wrong.values()], **settings
+    )()  # 16 in 4 steps: each comes once
+    told = {one["example"]: one["reason"] for one in RunDirectory(tmp_path).noted("rejected.jsonl")}
     assert told.keys() == {f"mesh-{number:06d}" for number in range(7, 7 + len(wrong))}
     for number, (reason, item) in enumerate(wrong.items(), start=7):
         assert reason in told[f"mesh-{number:06d}"]
-        with pytest.raises(Refused, match=reason):
+        with pytest.raises(UserError, match=reason):
             autoencoder_trainer(tmp_path / f"only {number}", dataset=[item] * 4)()
 
 
@@ -223,7 +258,7 @@ def test_they_learn_from_a_folder_and_theirs_is_a_run(tmp_path: Path) -> None:
         (tmp_path / f"meshes/{number}.txt").write_text(caption)
     place = tmp_path / "autoencoder"
     autoencoder_trainer(place, dataset=tmp_path / "meshes", val_dataset=str(tmp_path / "meshes"))()
-    assert Codec(finished(place)).grid == (MOST, 3)
+    assert Tokenizer(load_run(place)).grid == (MOST, 3)
     assert (place / "samples/000004/sheet.png").is_file() and (place / "README.md").is_file()
     transformer_trainer(tmp_path / "transformer", place, dataset=tmp_path / "meshes")()
     generator = Generator.load(tmp_path / "transformer")
@@ -231,101 +266,146 @@ def test_they_learn_from_a_folder_and_theirs_is_a_run(tmp_path: Path) -> None:
     assert isinstance(made, Mesh)
 
 
-def test_captions_of_a_dataset_are_learnt_from(beneath: Path, tmp_path: Path) -> None:
-    door = transformer_trainer(tmp_path, beneath)
-    source = door.engine.training.source
-    assert sorted(source.caption(index) for index in range(len(source))) == sorted(toy(number)[1] for number in range(8))
-    with pytest.raises(Refused, match="Not one example has a caption"):
-        transformer_trainer(tmp_path / "silent", beneath, dataset=meshes())
-    transformer_trainer(tmp_path / "mute", beneath, dataset=meshes(), model=transformer(text=None))()
+def test_captions_of_a_dataset_are_learnt_from(default_dependency: Path, tmp_path: Path) -> None:
+    entry_point = transformer_trainer(tmp_path, default_dependency)
+    source = entry_point.engine.training.source
+    assert sorted(source.caption(index) for index in range(len(source))) == sorted(
+        toy(number)[1] for number in range(8)
+    )
+    with pytest.raises(UserError, match="Not one example has a caption"):
+        transformer_trainer(tmp_path / "silent", default_dependency, dataset=meshes())
+    transformer_trainer(
+        tmp_path / "mute", default_dependency, dataset=meshes(), model=transformer(text=None)
+    )()
 
 
-def test_what_is_measured_is_as_many_batches_as_asked_of_the_set_that_was_given(tmp_path: Path) -> None:
+def test_what_is_measured_is_as_many_batches_as_asked_of_the_set_that_was_given(
+    tmp_path: Path,
+) -> None:
     held_out = meshes(7, first=100)
-    for number, (batches, accumulate, expected) in enumerate([(2, 1, 4), (1, 2, 4), (9, 1, 7)]):
+    for number, (batches, grad_accum_steps, expected) in enumerate(
+        [(2, 1, 4), (1, 2, 4), (9, 1, 7)]
+    ):
         place = tmp_path / f"{number}"
-        door = autoencoder_trainer(place, val_dataset=held_out, val_num_batches=batches, grad_accum_every=accumulate)
-        door()
+        entry_point = autoencoder_trainer(
+            place, val_dataset=held_out, val_num_batches=batches, grad_accum_every=grad_accum_steps
+        )
+        entry_point()
         validations = [record for record in records_of(place) if record["kind"] == "validation"]
-        assert [(record["step"], record["examples"]) for record in validations] == [(2, expected), (4, expected)]
-    first = door.engine.validation.source.item(0, np.random.default_rng(0))
-    assert np.array_equal(first.faces, MeshExample.of(Mesh(*(part.numpy() for part in held_out[0])), BINS, "").faces)
+        assert [(record["step"], record["examples"]) for record in validations] == [
+            (2, expected),
+            (4, expected),
+        ]
+    first = entry_point.engine.validation.source.item(0, np.random.default_rng(0))
+    assert np.array_equal(
+        first.faces, MeshExample.of(Mesh(*(part.numpy() for part in held_out[0])), BINS, "").faces
+    )
 
 
 # ---- their life
 
 
-def test_calling_trains_and_the_weights_given_are_where_it_starts(beneath: Path, tmp_path: Path) -> None:
+def test_calling_trains_and_the_weights_given_are_where_it_starts(
+    default_dependency: Path, tmp_path: Path
+) -> None:
     doors = [
         (autoencoder_trainer(tmp_path / "a", learning_rate=1e-3), autoencoder()),
-        (transformer_trainer(tmp_path / "t", beneath, learning_rate=1e-3), transformer()),
+        (
+            transformer_trainer(tmp_path / "t", default_dependency, learning_rate=1e-3),
+            transformer(),
+        ),
     ]
-    for door, given in doors:
+    for entry_point, given in doors:
         start = dict(given.named_parameters())
-        assert all(torch.equal(value, start[name]) for name, value in door.model.named_parameters())
-        losses = door.train_step()
-        assert door.steps == 1 and all(np.isfinite(value) for value in losses.values()) and losses
+        assert all(
+            torch.equal(value, start[name]) for name, value in entry_point.model.named_parameters()
+        )
+        losses = entry_point.train_step()
+        assert (
+            entry_point.steps == 1
+            and all(np.isfinite(value) for value in losses.values())
+            and losses
+        )
         heard: list[dict[str, Any]] = []
-        door(heard.append)
-        assert door.steps == 4 and [record["step"] for record in heard if record["kind"] == "train"] == [2, 3, 4]
-        assert not all(torch.equal(value, start[name]) for name, value in door.model.named_parameters())
-        assert door.train_step() == {}
+        entry_point(heard.append)
+        assert entry_point.steps == 4 and [
+            record["step"] for record in heard if record["kind"] == "train"
+        ] == [2, 3, 4]
+        assert not all(
+            torch.equal(value, start[name]) for name, value in entry_point.model.named_parameters()
+        )
+        assert entry_point.train_step() == {}
 
 
-def test_after_a_validation_at_every_step_the_transformer_learns_on_and_drops_conditions(beneath: Path, tmp_path: Path) -> None:
-    """Theirs stayed in eval mode after the first, and with it the share of dropped conditions became 0."""
-    door = transformer_trainer(tmp_path, beneath, val_every=1, cond_drop_prob=0.5, num_train_steps=12, checkpoint_every=12)
+def test_after_a_validation_at_every_step_the_transformer_learns_on_and_drops_conditions(
+    default_dependency: Path, tmp_path: Path
+) -> None:
+    """Theirs stayed in eval mode after the first, and with it the share of dropped conditions
+    became 0."""
+    entry_point = transformer_trainer(
+        tmp_path,
+        default_dependency,
+        val_every=1,
+        cond_drop_prob=0.5,
+        num_train_steps=12,
+        checkpoint_every=12,
+    )
     dropped: list[bool] = []
     training: list[bool] = []
-    condition = door.model.condition
+    condition = entry_point.model.condition
 
     def noted(texts: Any, which: Any) -> Any:
         if torch.is_grad_enabled():
             dropped.extend(which)
-            training.append(door.model.training)
+            training.append(entry_point.model.training)
         return condition(texts, which)
 
-    door.model.condition = noted
-    door()
+    entry_point.model.condition = noted
+    entry_point()
     assert training == [True] * 12
     assert 5 <= sum(dropped) <= 19, "of 24"
     assert sum(dropped[12:]) > 0
 
 
 @pytest.mark.parametrize("kind", ["autoencoder", "transformer"])
-def test_a_second_construction_goes_on_and_is_the_same_run(beneath: Path, tmp_path: Path, kind: str) -> None:
-    def door(place: str) -> Any:
-        settings: dict[str, Any] = {"learning_rate": 1e-3, "ema_kwargs": {"beta": 0.9, "update_after_step": 0}}
+def test_a_second_construction_goes_on_and_is_the_same_run(
+    default_dependency: Path, tmp_path: Path, kind: str
+) -> None:
+    def entry_point(place: str) -> Any:
+        settings: dict[str, Any] = {
+            "learning_rate": 1e-3,
+            "ema_kwargs": {"beta": 0.9, "update_after_step": 0},
+        }
         if kind == "autoencoder":
             return autoencoder_trainer(tmp_path / place, **settings)
-        return transformer_trainer(tmp_path / place, beneath, **settings)
+        return transformer_trainer(tmp_path / place, default_dependency, **settings)
 
-    door("whole")()
-    first = door("cut")
+    entry_point("whole")()
+    first = entry_point("cut")
     for _ in range(3):
         first.train_step()
     first.engine.writer.wait()
     del first
-    again = door("cut")
+    again = entry_point("cut")
     assert again.steps == 2
     again()
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
 
 
-def test_what_was_saved_can_be_loaded(beneath: Path, tmp_path: Path) -> None:
+def test_what_was_saved_can_be_loaded(default_dependency: Path, tmp_path: Path) -> None:
     doors = {
         "a": lambda place: autoencoder_trainer(place, learning_rate=1e-3),
-        "t": lambda place: transformer_trainer(place, beneath, learning_rate=1e-3),
+        "t": lambda place: transformer_trainer(place, default_dependency, learning_rate=1e-3),
     }
     for name, make in doors.items():
-        door = make(tmp_path / name)
+        entry_point = make(tmp_path / name)
         for _ in range(3):
-            door.train_step()
-        door.save(tmp_path / f"{name}-kept")
+            entry_point.train_step()
+        entry_point.save(tmp_path / f"{name}-kept")
         other = make(tmp_path / f"{name}-other")
         other.load(tmp_path / f"{name}-kept")
         assert other.steps == 3
-        mine = door.engine.task.state_dict()
+        mine = entry_point.engine.task.state_dict()
         for key, value in other.engine.task.state_dict().items():
             assert not isinstance(value, torch.Tensor) or torch.equal(value, mine[key])
         other()
@@ -333,18 +413,24 @@ def test_what_was_saved_can_be_loaded(beneath: Path, tmp_path: Path) -> None:
 
 
 def test_tokenize_takes_items_and_gives_symbols_by_the_averaged_weights(tmp_path: Path) -> None:
-    door = autoencoder_trainer(
-        tmp_path, learning_rate=0.05, ema_kwargs={"beta": 0.9, "update_after_step": 0, "update_every": 1}
+    entry_point = autoencoder_trainer(
+        tmp_path,
+        learning_rate=0.05,
+        ema_kwargs={"beta": 0.9, "update_after_step": 0, "update_every": 1},
     )
-    door()
+    entry_point()
     items = meshes(3)
-    codes = door.tokenize(items)
+    codes = entry_point.tokenize(items)
     counts = [len(MeshExample.of(Mesh(v.numpy(), f.numpy()), BINS, "").faces) for v, f in items]
-    assert codes.shape == (3, max(counts), 3, 2) and (codes[..., 0, 0] >= 0).sum(1).tolist() == counts
-    codec = Codec(finished(tmp_path))
-    batch = door.engine.training.source.collate(examples(autoencoder_trainer(tmp_path / "b", dataset=items)))
+    assert (
+        codes.shape == (3, max(counts), 3, 2) and (codes[..., 0, 0] >= 0).sum(1).tolist() == counts
+    )
+    codec = Tokenizer(load_run(tmp_path))
+    batch = entry_point.engine.training.source.collate(
+        examples(autoencoder_trainer(tmp_path / "b", dataset=items))
+    )
     assert torch.equal(codes, codec.model.encode(batch))
-    assert not torch.equal(codes, door.model.tokenize(batch)), "the live weights are others"
+    assert not torch.equal(codes, entry_point.model.tokenize(batch)), "the live weights are others"
 
 
 # ---- trackers
@@ -355,20 +441,29 @@ def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none
 ) -> None:
     kind = type("OneDiary", (Diary,), {"told": []})
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
-    door = autoencoder_trainer(tmp_path, use_wandb_tracking=True)
-    for start in (door, door.train, door.train_step):
-        with pytest.raises(Refused, match="no project was named"):
+    entry_point = autoencoder_trainer(tmp_path, use_wandb_tracking=True)
+    for start in (entry_point, entry_point.train, entry_point.train_step):
+        with pytest.raises(UserError, match="no project was named"):
             start()
     assert kind.told == []
-    with door.wandb_tracking("meshgpt", run="baseline", hps={"why": "to see"}):
-        door()
+    with entry_point.wandb_tracking("meshgpt", run="baseline", hps={"why": "to see"}):
+        entry_point()
     assert kind.told[0] == ("project", "meshgpt")
     settings = kind.told[1][1]
-    assert (settings["run_name"], settings["why"], settings["engine.steps"]) == ("baseline", "to see", 4)
+    assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
+        "baseline",
+        "to see",
+        4,
+    )
     *logged, finished_last = kind.told[2:]
-    assert [entry[:2] for entry in logged] == [("log", step) for step in (1, 2, 2, 3, 4, 4)] and finished_last == ("finish",)
+    assert [entry[:2] for entry in logged] == [
+        ("log", step) for step in (1, 2, 2, 3, 4, 4)
+    ] and finished_last == ("finish",)
     other = autoencoder_trainer(tmp_path / "other")
-    with pytest.raises(Refused, match="without use_wandb_tracking=True"), other.wandb_tracking("meshgpt"):
+    with (
+        pytest.raises(UserError, match="without use_wandb_tracking=True"),
+        other.wandb_tracking("meshgpt"),
+    ):
         pass
 
 
@@ -383,9 +478,15 @@ def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none
         ({"val_dataset": []}, "val_dataset is empty"),
         ({"val_num_batches": 0}, "val_num_batches must be 1 or more"),
         ({"dataset": []}, "takes 2 examples, but the training set has 0"),
-        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "StepLR.*'constant', 'warmup', 'cosine', 'wsd'"),
+        (
+            {"scheduler": torch.optim.lr_scheduler.StepLR},
+            "StepLR.*'constant', 'warmup', 'cosine', 'wsd'",
+        ),
         ({"scheduler_kwargs": {"T_max": 10}}, "scheduler_kwargs has T_max=10"),
-        ({"optimizer_kwargs": {"filter_by_requires_grad": True}}, "optimizer_kwargs has filter_by_requires_grad=True"),
+        (
+            {"optimizer_kwargs": {"filter_by_requires_grad": True}},
+            "optimizer_kwargs has filter_by_requires_grad=True",
+        ),
         ({"ema_kwargs": {"use_foreach": True}}, "ema_kwargs has use_foreach=True"),
         ({"accelerator_kwargs": {"split_batches": True}}, "split_batches"),
     ],
@@ -393,18 +494,27 @@ def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none
 def test_what_has_no_meaning_here_is_refused_by_name_and_nothing_is_written(
     settings: dict[str, Any], letter: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(Refused, match=letter):
+    with pytest.raises(UserError, match=letter):
         autoencoder_trainer(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_transformer_that_does_not_fit_its_tokenizer_is_refused(beneath: Path, tmp_path: Path) -> None:
-    with pytest.raises(Refused, match="built for 99 symbols, 6 in a face, but its tokenizer writes 16, 6 in a face"):
-        transformer_trainer(tmp_path / "run", beneath, model=transformer(vocabulary=99))
-    with pytest.raises(ValueError, match="Meshes may have 64 faces, and this transformer knows 10 at most"):
-        transformer_trainer(tmp_path / "run", beneath, model=transformer(longest=10))
-    with pytest.raises(Refused, match="There is no run in"):
+def test_a_transformer_that_does_not_fit_its_tokenizer_is_refused(
+    default_dependency: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        UserError,
+        match="built for 99 symbols, 6 in a face, but its tokenizer writes 16, 6 in a face",
+    ):
+        transformer_trainer(tmp_path / "run", default_dependency, model=transformer(vocab_size=99))
+    with pytest.raises(
+        ValueError, match="Meshes may have 64 faces, and this transformer knows 10 at most"
+    ):
+        transformer_trainer(tmp_path / "run", default_dependency, model=transformer(max_len=10))
+    with pytest.raises(UserError, match="There is no run in"):
         transformer_trainer(tmp_path / "run", tmp_path / "nowhere")
-    with pytest.raises(Refused, match="'images-vqgan', but a mesh transformer stands on meshes-autoencoder"):
+    with pytest.raises(
+        UserError, match="'images-vqgan', but a mesh transformer stands on meshes-autoencoder"
+    ):
         transformer_trainer(tmp_path / "run", Path(tokenizer()))
     assert not (tmp_path / "run").exists()

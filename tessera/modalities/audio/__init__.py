@@ -7,7 +7,19 @@ from tessera.modalities import DemoStep, Modality, Recipe
 MODALITY = Modality(
     name="audio",
     suffixes=(
-        ".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".aiff", ".aif", ".m4a", ".aac", ".wma", ".mka", ".g722",
+        ".wav",
+        ".flac",
+        ".ogg",
+        ".oga",
+        ".opus",
+        ".mp3",
+        ".aiff",
+        ".aif",
+        ".m4a",
+        ".aac",
+        ".wma",
+        ".mka",
+        ".g722",
     ),
     media="tessera.modalities.audio.media:Sound",
     inspect="tessera.modalities.audio.inspect:check",
@@ -29,6 +41,9 @@ MODALITY = Modality(
         ),
     ),
     demo=(
-        DemoStep(description="An audio codec is trained on 2,000 synthetic voices and instruments.", command=('train', 'sounds-codec', '--out', '{out}/sounds-codec')),
+        DemoStep(
+            description="An audio codec is trained on 2,000 synthetic voices and instruments.",
+            command=("train", "audio-codec", "--out", "{out}/audio-codec"),
+        ),
     ),
 )

@@ -1,7 +1,9 @@
-"""What is in a folder of recordings, what is unusable and why: every file is decoded once, from its beginning to its end.
+"""What is in a folder of recordings, what is unusable and why: every file is decoded once, from its
+beginning to its end.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no torch. What is silent,
-clipped or off centre is listed, and usable: a run learns from it as it is. So is what breaks half-way, as far as it goes.
+`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
+torch. What is silent, clipped or off centre is listed, and usable: a run learns from it as it is.
+So is what breaks half-way, as far as it goes.
 """
 
 from __future__ import annotations
@@ -17,20 +19,20 @@ import numpy as np
 
 from tessera.data.captions import Captions
 from tessera.data.discovery import find
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
-    Look,
+    FileReport,
     Progress,
     Report,
     count,
     listed,
-    look_through,
     megabytes,
-    strangers,
+    scan_folder,
     tallied,
     told_of_all,
+    unmatched,
 )
-from tessera.modalities.audio.dataset import Sounds
+from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.io.files import ENDINGS, listen, probe
 from tessera.modalities.video.inspect import clock, weigh
 
@@ -75,7 +77,7 @@ class Heard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundLook(Look):
+class AudioFileReport(FileReport):
     seconds: float = 0.0
     """as far as it can be read"""
     rate_hz: int = 0
@@ -90,13 +92,13 @@ class SoundLook(Look):
 class Lengths:
     shortest: float
     median: float
-    longest: float
+    max_len: float
     total: float
     """seconds"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class SoundReport(Report):
+class AudioReport(Report):
     recordings: int
     lengths: Lengths | None
     """None where nothing is usable"""
@@ -122,7 +124,7 @@ class SoundReport(Report):
             *tallied("channels", self.channels),
             *tallied("codecs", self.codecs),
             *self.caption_lines("recording"),
-            *strangers("recordings", self.captions_without_recording),
+            *unmatched("recordings", self.captions_without_recording),
             *self.duplicate_lines("recording"),
             *self.other_lines(),
             *listed("silent", self.silent, "recording", "in which nothing is to be learnt"),
@@ -134,27 +136,46 @@ class SoundReport(Report):
 
     def length_lines(self) -> Iterator[str]:
         if self.lengths is not None:
-            shortest, median, longest = self.lengths.shortest, self.lengths.median, self.lengths.longest
-            span = f"{shortest:.2f} to {longest:.2f} s, median {median:.2f} s"
+            shortest, median, max_len = (
+                self.lengths.shortest,
+                self.lengths.median,
+                self.lengths.max_len,
+            )
+            span = f"{shortest:.2f} to {max_len:.2f} s, median {median:.2f} s"
             yield f"lengths: {span}; in all {clock(self.lengths.total)}"
 
 
-def check(path: str | Path, *, workers: int | None = None, progress: Progress | None = None) -> SoundReport:
-    """Listens to every recording; `progress` is told how many of how many are done. No recording at all is Refused."""
-    Sounds().require_libraries()
-    looked = look_through(find(path, ENDINGS, "recordings"), look_at, workers, progress)
+def check(
+    path: str | Path, *, num_workers: int | None = None, progress: Progress | None = None
+) -> AudioReport:
+    """Listens to every recording; `progress` is told how many of how many are done. No recording at
+    all is Refused."""
+    AudioDataConfig().require_libraries()
+    looked = scan_folder(find(path, ENDINGS, "recordings"), inspect_file, num_workers, progress)
     usable = looked.usable
-    return SoundReport(
+    return AudioReport(
         **told_of_all(path, looked) | {"sizes": None},
         recordings=len(looked.looks),
         lengths=lengths_of(usable),
         rates=most_common(f"{look.rate_hz:,} Hz" for look in usable),
-        channels=most_common({1: "mono", 2: "stereo"}.get(look.channels, str(look.channels)) for look in usable),
+        channels=most_common(
+            {1: "mono", 2: "stereo"}.get(look.channels, str(look.channels)) for look in usable
+        ),
         codecs=most_common(look.codec for look in usable),
-        captions_without_recording=list(looked.captions.strangers),
-        silent=[named(look, loudness(look.heard)) for look in usable if look.heard.deviation < SILENT],
-        clipped=[named(look, f"{look.heard.clipped:.2%} of it") for look in usable if look.heard.clipped > MOST_CLIPPED],
-        off_centre=[named(look, f"a mean of {look.heard.mean:.3f}") for look in usable if abs(look.heard.mean) > OFF_CENTRE],
+        captions_without_recording=list(looked.captions.unmatched),
+        silent=[
+            named(look, loudness(look.heard)) for look in usable if look.heard.deviation < SILENT
+        ],
+        clipped=[
+            named(look, f"{look.heard.clipped:.2%} of it")
+            for look in usable
+            if look.heard.clipped > MOST_CLIPPED
+        ],
+        off_centre=[
+            named(look, f"a mean of {look.heard.mean:.3f}")
+            for look in usable
+            if abs(look.heard.mean) > OFF_CENTRE
+        ],
         broken=[named(look, look.broke) for look in usable if look.broke],
     )
 
@@ -163,7 +184,7 @@ def most_common(words: Iterator[str]) -> dict[str, int]:
     return dict(Counter(words).most_common())
 
 
-def named(look: SoundLook, reason: str) -> dict[str, str]:
+def named(look: AudioFileReport, reason: str) -> dict[str, str]:
     return {"name": look.name, "reason": reason}
 
 
@@ -173,17 +194,19 @@ def loudness(heard: Heard) -> str:
     return f"its loudness is {20 * math.log10(heard.deviation):.0f} dB of full scale"
 
 
-def look_at(root: Path, name: str, captions: Captions) -> SoundLook:
+def inspect_file(root: Path, name: str, captions: Captions) -> AudioFileReport:
     path, heard = root / name, Heard()
     try:
         size, digest = weigh(path)
     except OSError as error:
-        return SoundLook(name=name, reason=f"the file cannot be opened ({error.strerror or error})")
+        return AudioFileReport(
+            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
+        )
     try:
         facts, examined, caption = probe(path), listen(path, heard.hear), captions.of(name)
-    except Unreadable as error:
-        return SoundLook(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
-    return SoundLook(
+    except UnreadableFile as error:
+        return AudioFileReport(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
+    return AudioFileReport(
         name=name,
         bytes=size,
         digest=digest,
@@ -198,7 +221,8 @@ def look_at(root: Path, name: str, captions: Captions) -> SoundLook:
 
 
 def in_rows(marked: np.ndarray) -> int:
-    """How many of the marked samples, (C, n), belong to IN_A_ROW or more marked ones that follow each other."""
+    """How many of the marked samples, (C, n), belong to IN_A_ROW or more marked ones that follow
+    each other."""
     if not marked.any() or marked.shape[1] < IN_A_ROW:
         return 0
     begins = np.lib.stride_tricks.sliding_window_view(marked, IN_A_ROW, axis=1).all(axis=2)
@@ -208,7 +232,7 @@ def in_rows(marked: np.ndarray) -> int:
     return int(belongs.sum())
 
 
-def lengths_of(looks: Sequence[SoundLook]) -> Lengths | None:
+def lengths_of(looks: Sequence[AudioFileReport]) -> Lengths | None:
     if not looks:
         return None
     seconds = [look.seconds for look in looks]

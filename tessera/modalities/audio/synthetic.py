@@ -1,9 +1,12 @@
-"""Toy sounds: voices that say syllables, strings, bells and drums that play patterns, made afresh for every number.
+"""Toy sounds: voices that say syllables, strings, bells and drums that play patterns, made afresh
+for every number.
 
-Toy number `i` of a seed is a pure function of `(seed, i)`, at any rate and length: a `Piece` says who plays what, and a clip
-is as many whole repeats of it as fit at about its own tempo, at least one, stretched to fill the clip. So the caption is
-true of every clip: who speaks, which syllables in which order, which instrument, whether a melody rises or falls, which drums.
-Everything is computed here, from formulas: `modalities/audio/synthetic_voices.py` speaks and `modalities/audio/synthetic_instruments.py` plays.
+Toy number `i` of a seed is a pure function of `(seed, i)`, at any rate and length: a `Piece` says
+who plays what, and a clip is as many whole repeats of it as fit at about its own tempo, at least
+one, stretched to fill the clip. So the caption is true of every clip: who speaks, which syllables
+in which order, which instrument, whether a melody rises or falls, which drums. Everything is
+computed here, from formulas: `modalities/audio/synthetic_voices.py` speaks and
+`modalities/audio/synthetic_instruments.py` plays.
 """
 
 from __future__ import annotations
@@ -13,10 +16,24 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.data.dataset import Toys
-from tessera.modalities.audio.media import SoundBatch, SoundExample, at_loudness, collate
-from tessera.modalities.audio.synthetic_instruments import DRUMS, INSTRUMENTS, Drum, Instrument, played, struck
-from tessera.modalities.audio.synthetic_voices import ONSETS, SPEAKERS, VOWELS, Speaker, Syllable, spoken
+from tessera.data.dataset import SyntheticDataset
+from tessera.modalities.audio.media import AudioBatch, AudioExample, at_loudness, collate
+from tessera.modalities.audio.synthetic_instruments import (
+    DRUMS,
+    INSTRUMENTS,
+    Drum,
+    Instrument,
+    played,
+    struck,
+)
+from tessera.modalities.audio.synthetic_voices import (
+    ONSETS,
+    SPEAKERS,
+    VOWELS,
+    Speaker,
+    Syllable,
+    spoken,
+)
 from tessera.modalities.image.synthetic import pick
 
 Rng = np.random.Generator
@@ -49,7 +66,9 @@ class Speech:
         return len(self.syllables)
 
     def sound(self, step_seconds: float, repeats: int, rate_hz: int, rng: Rng) -> np.ndarray:
-        once = spoken(self.speaker, self.syllables, self.asks, self.pitch, step_seconds, rate_hz, rng)
+        once = spoken(
+            self.speaker, self.syllables, self.asks, self.pitch, step_seconds, rate_hz, rng
+        )
         return np.tile(once, repeats)
 
     def said(self) -> str:
@@ -72,7 +91,9 @@ class Melody:
         return len(self.notes)
 
     def sound(self, step_seconds: float, repeats: int, rate_hz: int, rng: Rng) -> np.ndarray:
-        notes_hz = [self.instrument.lowest_hz * 2 ** ((self.key + SCALE[note]) / 12) for note in self.notes]
+        notes_hz = [
+            self.instrument.lowest_hz * 2 ** ((self.key + SCALE[note]) / 12) for note in self.notes
+        ]
         return played(self.instrument, notes_hz * repeats, step_seconds, rate_hz, rng)
 
     def said(self) -> str:
@@ -107,15 +128,17 @@ class Piece:
         seconds, steps = count / rate_hz, len(self.parts[0])
         repeats = max(1, round(seconds * self.steps_hz / steps))
         step_seconds = seconds / (repeats * steps)
-        mixed = np.zeros(count)
+        hash_seed = np.zeros(count)
         for part in self.parts:
             sound = part.sound(step_seconds, repeats, rate_hz, rng)[:count]
-            mixed[: len(sound)] += sound / max(float(np.abs(sound).max(initial=0)), 1e-9)
-        return (mixed * (self.peak / max(float(np.abs(mixed).max()), 1e-9))).astype(np.float32)[None]
+            hash_seed[: len(sound)] += sound / max(float(np.abs(sound).max(initial=0)), 1e-9)
+        return (hash_seed * (self.peak / max(float(np.abs(hash_seed).max()), 1e-9))).astype(
+            np.float32
+        )[None]
 
 
 @dataclass(frozen=True)
-class ToySounds(Toys):
+class SyntheticAudio(SyntheticDataset):
     samples: int
     rate_hz: int
     loudness_db: float | None = None
@@ -123,20 +146,22 @@ class ToySounds(Toys):
     def caption(self, index: int) -> str:
         return self.piece(index).caption
 
-    def mark(self, index: int) -> str:
+    def signature(self, index: int) -> str:
         """All that a toy depends on beside its number."""
         return f"{self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
 
     def piece(self, index: int) -> Piece:
         return imagine(self.seed, self.number(index))
 
-    def item(self, index: int, rng: Rng) -> SoundExample:
+    def item(self, index: int, rng: Rng) -> AudioExample:
         piece = self.piece(index)
-        noise = np.random.default_rng([self.seed, self.number(index), 1])  # breath, plucks and drums are made of it
+        noise = np.random.default_rng(
+            [self.seed, self.number(index), 1]
+        )  # breath, plucks and drums are made of it
         samples = at_loudness(piece.play(self.samples, self.rate_hz, noise), self.loudness_db)
-        return SoundExample(samples, self.samples, self.rate_hz, piece.caption)
+        return AudioExample(samples, self.samples, self.rate_hz, piece.caption)
 
-    def collate(self, examples: list[SoundExample]) -> SoundBatch:
+    def collate(self, examples: list[AudioExample]) -> AudioBatch:
         return collate(examples)
 
 
@@ -148,7 +173,11 @@ def imagine(seed: int, number: int) -> Piece:
     rng = np.random.default_rng([seed, number])
     kind = int(rng.choice(4, p=[0.45, 0.3, 0.1, 0.15]))
     steps = int(rng.integers(2, 5))
-    speech, melody, beat = imagine_speech(rng, steps), imagine_melody(rng, max(3, steps)), imagine_beat(rng, steps)
+    speech, melody, beat = (
+        imagine_speech(rng, steps),
+        imagine_melody(rng, max(3, steps)),
+        imagine_beat(rng, steps),
+    )
     parts = ((speech,), (melody,), (beat,), (speech, beat))[kind]
     tempo = float(rng.uniform(2.6, 3.6)) if kind in (0, 3) else float(rng.uniform(2.5, 5.0))
     caption = " with ".join(part.said() for part in parts)
@@ -157,12 +186,16 @@ def imagine(seed: int, number: int) -> Piece:
 
 def imagine_speech(rng: Rng, steps: int) -> Speech:
     syllables = tuple(Syllable(pick(rng, ONSETS), pick(rng, tuple(VOWELS))) for _ in range(steps))
-    return Speech(pick(rng, SPEAKERS), syllables, bool(rng.random() < 0.35), float(rng.uniform(0.94, 1.07)))
+    return Speech(
+        pick(rng, SPEAKERS), syllables, bool(rng.random() < 0.35), float(rng.uniform(0.94, 1.07))
+    )
 
 
 def imagine_melody(rng: Rng, steps: int) -> Melody:
     shape = pick(rng, tuple(MELODIES))
-    return Melody(pick(rng, INSTRUMENTS), shape, tuple(MELODIES[shape](steps)), float(rng.integers(0, 12)))
+    return Melody(
+        pick(rng, INSTRUMENTS), shape, tuple(MELODIES[shape](steps)), float(rng.integers(0, 12))
+    )
 
 
 def imagine_beat(rng: Rng, steps: int) -> Beat:

@@ -1,4 +1,5 @@
-"""Instruments from formulas: plucked strings (Karplus and Strong 1983), bells as sums of partials, drums of tones and noise."""
+"""Instruments from formulas: plucked strings (Karplus and Strong 1983), bells as sums of partials,
+drums of tones and noise."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ PARTIALS = (
     (2.6, 0.4, 0.3),
     (3.0, 0.3, 0.2),
 )
-"""Of a tuned church bell (hum, prime, tierce, quint, nominal and two above): frequency, strength and how long each rings,
-relative to the prime, the prime and the hum."""
+"""Of a tuned church bell (hum, prime, tierce, quint, nominal and two above): frequency, strength
+and how long each rings, relative to the prime, the prime and the hum."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,17 @@ INSTRUMENTS = (
 )
 
 
-def played(instrument: Instrument, notes_hz: Sequence[float], step_seconds: float, rate_hz: int, rng: Rng) -> np.ndarray:
-    """(N,): a note every `step_seconds`. A string falls silent when it is plucked again; a bell rings on."""
+def played(
+    instrument: Instrument, notes_hz: Sequence[float], step_seconds: float, rate_hz: int, rng: Rng
+) -> np.ndarray:
+    """(N,): a note every `step_seconds`. A string falls silent when it is plucked again; a bell
+    rings on."""
     note = rung if instrument.is_bell else plucked
     return laid(
-        [note(instrument, hertz, (3 if instrument.is_bell else 1) * step_seconds, rate_hz, rng) for hertz in notes_hz],
+        [
+            note(instrument, hertz, (3 if instrument.is_bell else 1) * step_seconds, rate_hz, rng)
+            for hertz in notes_hz
+        ],
         step_seconds,
         rate_hz,
     )
@@ -57,7 +64,9 @@ def played(instrument: Instrument, notes_hz: Sequence[float], step_seconds: floa
 
 def struck(drums: Sequence[Drum], step_seconds: float, rate_hz: int, rng: Rng) -> np.ndarray:
     """(N,): a drum every `step_seconds`."""
-    return laid([drum_sound(drum, 2 * step_seconds, rate_hz, rng) for drum in drums], step_seconds, rate_hz)
+    return laid(
+        [drum_sound(drum, 2 * step_seconds, rate_hz, rng) for drum in drums], step_seconds, rate_hz
+    )
 
 
 def laid(sounds: Sequence[np.ndarray], step_seconds: float, rate_hz: int) -> np.ndarray:
@@ -71,7 +80,8 @@ def laid(sounds: Sequence[np.ndarray], step_seconds: float, rate_hz: int) -> np.
 
 
 def plucked(string: Instrument, hertz: float, seconds: float, rate_hz: int, rng: Rng) -> np.ndarray:
-    """A burst of noise goes round in a loop as long as a period, and each time becomes a little softer.
+    """A burst of noise goes round in a loop as long as a period, and each time becomes a little
+    softer.
 
     Two neighbours are averaged, and what is left of the period beside whole samples is a third tap.
     """
@@ -87,7 +97,9 @@ def plucked(string: Instrument, hertz: float, seconds: float, rate_hz: int, rng:
     sound[: whole + 2] = burst - burst.mean()
     for begins in range(whole + 2, count + whole + 2, whole):
         turn = sound[begins - whole - 2 : begins]
-        sound[begins : begins + whole] = taps[0] * turn[2:] + taps[1] * turn[1:-1] + taps[2] * turn[:-2]
+        sound[begins : begins + whole] = (
+            taps[0] * turn[2:] + taps[1] * turn[1:-1] + taps[2] * turn[:-2]
+        )
     return faded(sound[whole + 2 : whole + 2 + count], rate_hz)
 
 
@@ -103,7 +115,8 @@ def rung(bell: Instrument, hertz: float, seconds: float, rate_hz: int, rng: Rng)
 
 
 def drum_sound(drum: Drum, seconds: float, rate_hz: int, rng: Rng) -> np.ndarray:
-    """A falling tone for what booms, noise for what claps, and only the highest of it for what ticks."""
+    """A falling tone for what booms, noise for what claps, and only the highest of it for what
+    ticks."""
     time = np.arange(round(seconds * rate_hz)) / rate_hz
     noise = rng.normal(0.0, 1.0, len(time))
     if drum == "boom":

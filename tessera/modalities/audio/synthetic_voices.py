@@ -1,9 +1,10 @@
-"""Voices from formulas: a buzz or a breath through the resonances of a mouth (Fant 1960), syllable by syllable.
+"""Voices from formulas: a buzz or a breath through the resonances of a mouth (Fant 1960), syllable
+by syllable.
 
-A syllable is an onset, which may be missing, and a vowel. A vowel is known by its three lowest formants; the numbers are the
-means of 33 men (Peterson and Barney 1952, table II). A speaker is known by pitch, by the length of the vocal tract, which
-moves all formants alike, and by how much breath there is in the voice. Resonators are applied to spectra, one syllable at
-a time.
+A syllable is an onset, which may be missing, and a vowel. A vowel is known by its three lowest
+formants; the numbers are the means of 33 men (Peterson and Barney 1952, table II). A speaker is
+known by pitch, by the length of the vocal tract, which moves all formants alike, and by how much
+breath there is in the voice. Resonators are applied to spectra, one syllable at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +26,15 @@ VOWELS = {
 }
 """Spelling -> formants in Hz."""
 HIGHER_FORMANTS = (3500.0, 4500.0, 5500.0, 6500.0)
-BANDWIDTHS = (60.0, 90.0, 120.0, 160.0, 220.0, 300.0, 400.0)  # Hz; for each formant, the lowest first
+BANDWIDTHS = (
+    60.0,
+    90.0,
+    120.0,
+    160.0,
+    220.0,
+    300.0,
+    400.0,
+)  # Hz; for each formant, the lowest first
 NASAL = (250.0, 1100.0, 2200.0)  # what is heard through the nose
 HISS_HZ, HISS_WIDTH_HZ = 5200.0, 1600.0
 ONSET_SECONDS = {"": 0.0, "m": 0.08, "s": 0.11, "t": 0.05}
@@ -74,7 +83,8 @@ def spoken(
     rate_hz: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """(N,): a syllable every `step_seconds`. The pitch falls by a third, or rises at the end of a question."""
+    """(N,): a syllable every `step_seconds`. The pitch falls by a third, or rises at the end of a
+    question."""
     count = round(len(syllables) * step_seconds * rate_hz)
     ringing = round(RINGING_SECONDS * rate_hz)
     progress = np.linspace(0, 1, count)
@@ -84,44 +94,65 @@ def spoken(
     heard = np.zeros(count + ringing)
     edges = np.rint(np.linspace(0, count, len(syllables) + 1)).astype(int)
     for syllable, begin, end in zip(syllables, edges, edges[1:]):
-        sound = one_syllable(speaker, syllable, buzz[begin:end], breath[begin:end], rate_hz, ringing)
+        sound = one_syllable(
+            speaker, syllable, buzz[begin:end], breath[begin:end], rate_hz, ringing
+        )
         heard[begin : begin + len(sound)] += sound
     return heard[:count]
 
 
-def source(speaker: Speaker, pitch_hz: np.ndarray, rate_hz: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def source(
+    speaker: Speaker, pitch_hz: np.ndarray, rate_hz: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """What the vocal folds give, and noise: both (N,), of about the same power.
 
-    The flow through the folds rises and falls as a cosine (Rosenberg 1971, pulse C), and what is heard is its change.
+    The flow through the folds rises and falls as a cosine (Rosenberg 1971, pulse C), and what is
+    heard is its change.
     """
     periods = np.cumsum(pitch_hz) / rate_hz
     wobble = rng.normal(1.0, speaker.rough, int(periods[-1]) + 2)
     strength = rng.normal(1.0, 2 * speaker.rough, int(periods[-1]) + 2)
     phase = (periods % 1) * wobble[periods.astype(int)]
     opening, closing = phase / 0.4, (phase - 0.4) / 0.16
-    flow = np.where(opening < 1, 0.5 - 0.5 * np.cos(np.pi * opening), np.where(closing < 1, np.cos(np.pi / 2 * closing), 0.0))
+    flow = np.where(
+        opening < 1,
+        0.5 - 0.5 * np.cos(np.pi * opening),
+        np.where(closing < 1, np.cos(np.pi / 2 * closing), 0.0),
+    )
     buzz = np.diff(flow * strength[periods.astype(int)], prepend=0.0)
     noise = rng.normal(0.0, 1.0, len(pitch_hz))
     return buzz / max(float(buzz.std()), 1e-9), noise
 
 
 def one_syllable(
-    speaker: Speaker, syllable: Syllable, buzz: np.ndarray, breath: np.ndarray, rate_hz: int, ringing: int
+    speaker: Speaker,
+    syllable: Syllable,
+    buzz: np.ndarray,
+    breath: np.ndarray,
+    rate_hz: int,
+    ringing: int,
 ) -> np.ndarray:
-    """(n + ringing,): the onset, and the vowel from where it ends to a little before the next one."""
+    """(n + ringing,): the onset, and the vowel from where it ends to a little before the next
+    one."""
     count = len(buzz)
     begins = min(round(ONSET_SECONDS[syllable.onset] * rate_hz), count // 2)
     formants = np.array([*VOWELS[syllable.vowel], *HIGHER_FORMANTS]) * speaker.tract
     voiced = (1 - speaker.breath) * buzz + speaker.breath * 0.6 * breath
-    vowel = resonated(voiced * swell(count, begins, round(0.92 * count), rate_hz), formants, rate_hz, ringing)
+    vowel = resonated(
+        voiced * swell(count, begins, round(0.92 * count), rate_hz), formants, rate_hz, ringing
+    )
     if syllable.onset == "m":
         through_nose = np.array([*NASAL, *HIGHER_FORMANTS]) * speaker.tract
-        return vowel + 0.35 * resonated(voiced * swell(count, 0, begins, rate_hz), through_nose, rate_hz, ringing)
+        return vowel + 0.35 * resonated(
+            voiced * swell(count, 0, begins, rate_hz), through_nose, rate_hz, ringing
+        )
     if syllable.onset:
         starts = begins // 2 if syllable.onset == "t" else 0
         loud = (0.9 if syllable.onset == "t" else 0.4) * float(np.abs(vowel).max(initial=0))
         hiss = np.diff(breath, prepend=0.0) * swell(count, starts, begins, rate_hz)
-        cut = resonated(hiss, np.array([HISS_HZ * speaker.tract]), rate_hz, ringing, (HISS_WIDTH_HZ,))
+        cut = resonated(
+            hiss, np.array([HISS_HZ * speaker.tract]), rate_hz, ringing, (HISS_WIDTH_HZ,)
+        )
         return vowel + loud * cut / max(float(np.abs(cut).max(initial=0)), 1e-9)
     return vowel
 
@@ -140,7 +171,8 @@ def resonated(
     ringing: int,
     bandwidths_hz: Sequence[float] = BANDWIDTHS,
 ) -> np.ndarray:
-    """(n + ringing,): through one resonator for each formant below half of the rate (Klatt 1980)."""
+    """(n + ringing,): through one resonator for each formant below half of the rate (Klatt
+    1980)."""
     size = 1 << int(len(source) + ringing - 1).bit_length()
     turn = np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size)
     response = np.ones(len(turn), dtype=complex)

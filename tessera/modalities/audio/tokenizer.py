@@ -1,7 +1,8 @@
-"""What everything has in common that writes sound as symbols: what it says of itself, and what it refuses.
+"""What everything has in common that writes sound as symbols: what it says of itself, and what it
+refuses.
 
-Sounds are (B, 1, N) in [-1, 1], in one channel; each frame of `hop` samples becomes one or more symbols, the last one filled
-with silence. B batch, N samples, T frames.
+Sounds are (B, 1, N) in [-1, 1], in one channel; each frame of `hop` samples becomes one or more
+symbols, the last one filled with silence. B batch, N samples, T frames.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ import torch
 from torch import Tensor, nn
 
 
-class SoundTokenizer(nn.Module):
+class AudioTokenizer(nn.Module):
     """A subclass gives `config`, which knows its `hop`, and `quantizer`."""
 
     config: Any
     quantizer: Any
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """Symbols of each level."""
-        return self.quantizer.vocabulary
+        return self.quantizer.vocab_size
 
     @property
     def levels(self) -> int:
@@ -57,4 +58,6 @@ def refuse_no_sounds(samples: Tensor) -> None:
 def refuse_nothing(samples: int) -> None:
     """A letter if there is nothing to hear."""
     if samples < 1:
-        raise ValueError(f"A sound of {samples} samples came to a tokenizer: there is nothing to write. Leave it out.")
+        raise ValueError(
+            f"A sound of {samples} samples came to a tokenizer: there is nothing to write. Leave it out."
+        )

@@ -27,8 +27,24 @@ MODALITY = Modality(
         ),
     ),
     demo=(
-        DemoStep(description="An image tokenizer is trained on 2,000 synthetic images.", command=('train', 'images-vqgan', '--steps', '1500', '--out', '{out}/images-vqgan')),
-        DemoStep(description="A text-to-image transformer is trained on its tokens.", command=('train', 'images-maskgit', '--tokenizer', '{out}/images-vqgan', '--out', '{out}/images-maskgit')),
-        DemoStep(description="Samples for held-out captions are compared with their captions:", command=('evaluate', '{out}/images-maskgit')),
+        DemoStep(
+            description="An image tokenizer is trained on 2,000 synthetic images.",
+            command=("train", "images-vqgan", "--steps", "1500", "--out", "{out}/images-vqgan"),
+        ),
+        DemoStep(
+            description="A text-to-image transformer is trained on its tokens.",
+            command=(
+                "train",
+                "images-maskgit",
+                "--tokenizer",
+                "{out}/images-vqgan",
+                "--out",
+                "{out}/images-maskgit",
+            ),
+        ),
+        DemoStep(
+            description="Samples for held-out captions are compared with their captions:",
+            command=("evaluate", "{out}/images-maskgit"),
+        ),
     ),
 )

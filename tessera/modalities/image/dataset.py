@@ -1,7 +1,9 @@
-"""Pictures from a folder, or the built-in toys: squares of one size, each with its caption (`data/captions.py`).
+"""Pictures from a folder, or the built-in toys: squares of one size, each with its caption
+(`data/captions.py`).
 
-The whole picture is resized until its short side fits and then cut to a square; both happen in one antialiased step.
-Which files are held out depends on their names alone (`data/split.py`), and those are never augmented.
+The whole picture is resized until its short side fits and then cut to a square; both happen in one
+antialiased step. Which files are held out depends on their names alone (`data/split.py`), and those
+are never augmented.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from typing import Literal
 import numpy as np
 import PIL.Image
 
-from tessera.data.dataset import Files, FilesOrToys
+from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.discovery import find
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import ENDINGS, Image, ImageBatch, ImageExample, collate, read
-from tessera.modalities.image.prompt_match import ToyJudge
-from tessera.modalities.image.synthetic import ToyImages
-from tessera.run.directory import Refused
+from tessera.modalities.image.prompt_match import PromptMatchMetric
+from tessera.modalities.image.synthetic import SyntheticImages
+from tessera.run.directory import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Images(FilesOrToys):
+class ImageDataConfig(DataConfig):
     path: str | None = None
     """A folder of pictures, with subfolders; or one picture. None: the built-in toys."""
     size: int = 64
@@ -31,12 +33,14 @@ class Images(FilesOrToys):
     crop: Literal["random", "centre"] = "random"
     """Where the square of a training picture is cut from."""
     min_scale: float = 1.0
-    """The smallest random square, as a share of the picture's short side; 1 takes as much as there is."""
+    """The smallest random square, as a share of the picture's short side; 1 takes as much as there
+    is."""
     flip: bool = False
-    """Mirror half of the training pictures. Right for tokenizers; wrong where a caption says left or right."""
+    """Mirror half of the training pictures. Right for tokenizers; wrong where a caption says left
+    or right."""
     small: Literal["enlarge", "skip"] = "enlarge"
     """What becomes of pictures smaller than asked for."""
-    validation_share: float = 0.05
+    val_fraction: float = 0.05
     """The share held out, chosen by file name; 0 validates on the training pictures themselves."""
     split_seed: int = 0
     """Another seed holds out other files."""
@@ -47,77 +51,99 @@ class Images(FilesOrToys):
     toy_shapes: int = 3
     """The most shapes in one toy; fewer are easier to learn."""
     toy_plain: bool = False
-    """Toys in flat colours, and alone in one of two sizes and nine places: all of a picture can be said, and is soon learnt."""
+    """Toys in flat colours, and alone in one of two sizes and nine places: all of a picture can be
+    said, and is soon learnt."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.size < 1:
             raise ValueError(f"A picture has a side of at least 1 pixel, but size is {self.size}.")
         if not 0 < self.min_scale <= 1:
-            raise ValueError(f"min_scale is a share of the short side, above 0 and up to 1, not {self.min_scale}.")
+            raise ValueError(
+                f"min_scale is a share of the short side, above 0 and up to 1, not {self.min_scale}."
+            )
         if not 1 <= self.toy_shapes <= 3:
-            raise ValueError(f"A toy holds at most 1, 2 or 3 shapes, but toy_shapes is {self.toy_shapes}.")
+            raise ValueError(
+                f"A toy holds at most 1, 2 or 3 shapes, but toy_shapes is {self.toy_shapes}."
+            )
 
-    def toy_source(self) -> ToyImages:
-        return ToyImages(
-            self.toys, size=self.size, seed=self.toy_seed, most_shapes=self.toy_shapes, plain=self.toy_plain
+    def synthetic_dataset(self) -> SyntheticImages:
+        return SyntheticImages(
+            self.toys,
+            size=self.size,
+            seed=self.toy_seed,
+            most_shapes=self.toy_shapes,
+            without_augmentation=self.toy_plain,
         )
 
-    def folder_source(self) -> ImageFolder:
-        return ImageFolder.of(find(str(self.path), ENDINGS, "pictures"), self)
+    def folder_dataset(self) -> ImageFolderDataset:
+        return ImageFolderDataset.of(find(str(self.path), ENDINGS, "pictures"), self)
 
-    def transform(self) -> dict[str, int]:
+    def preprocessing(self) -> dict[str, int]:
         """How a picture is prepared before it is tokenized or measured."""
         return {"size": self.size}
 
-    def judge(self) -> ToyJudge | None:
-        """What holds made pictures against their prompts; None for a folder, whose captions can say anything."""
-        return ToyJudge() if self.path is None else None
+    def sample_metric(self) -> PromptMatchMetric | None:
+        """What holds made pictures against their prompts; None for a folder, whose captions can say
+        anything."""
+        return PromptMatchMetric() if self.path is None else None
 
     def mask(self, path: str) -> np.ndarray:
-        """Which pixels of the picture in `self.path` a mask's white covers, cut as that picture is: (S, S), True for white."""
+        """Which pixels of the picture in `self.path` a mask's white covers, cut as that picture is:
+        (S, S), True for white."""
         found = find(str(self.path), ENDINGS, "pictures")
         try:
             picture, mask = read(found.root / found.names[0]), read(path)
-        except Unreadable as error:
-            raise Refused(str(error)) from None
+        except UnreadableFile as error:
+            raise UserError(str(error)) from None
         if mask.size != picture.size:
-            raise Refused(
+            raise UserError(
                 f"The mask {path} is {mask.width} x {mask.height}, but the picture is {picture.width} x {picture.height}: "
                 "a mask has the size of its picture, white where it is to be drawn anew."
             )
-        return np.asarray(cut(mask, self.plain(), np.random.default_rng(0)).convert("L")) > 127
+        return (
+            np.asarray(
+                cut(mask, self.without_augmentation(), np.random.default_rng(0)).convert("L")
+            )
+            > 127
+        )
 
-    def plain(self) -> Images:
+    def without_augmentation(self) -> ImageDataConfig:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
 
     @property
     def enough(self) -> int:
-        """The short side at which a file may be decoded; twice what is shown, so that the resize still filters."""
+        """The short side at which a file may be decoded; twice what is shown, so that the resize
+        still filters."""
         return math.ceil(2 * self.size / self.min_scale)
 
 
 @dataclass(frozen=True)
-class ImageFolder(Files):
+class ImageFolderDataset(FileDataset):
     """The source: files of one folder, cut as the configuration says."""
 
-    config: Images
+    config: ImageDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
         path = self.path(index)
         picture = read(path, shortest=self.config.enough)
         if self.config.small == "skip" and min(picture.size) < self.config.size:
             size = f"{picture.width} x {picture.height}"
-            raise Unreadable(f"{path}: it is {size}, smaller than the {self.config.size} asked for")
+            raise UnreadableFile(
+                f"{path}: it is {size}, smaller than the {self.config.size} asked for"
+            )
         square = cut(picture, self.config, rng)
-        return ImageExample(Image(np.asarray(square)).floats(), self.said(index, rng))
+        return ImageExample(Image(np.asarray(square)).floats(), self.sample_caption(index, rng))
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
 
 
-def cut(picture: PIL.Image.Image, config: Images, rng: np.random.Generator) -> PIL.Image.Image:
-    """Always four draws, so that what follows from the generator does not depend on the picture or the settings."""
+def cut(
+    picture: PIL.Image.Image, config: ImageDataConfig, rng: np.random.Generator
+) -> PIL.Image.Image:
+    """Always four draws, so that what follows from the generator does not depend on the picture or
+    the settings."""
     zoom, across, down, mirror = rng.random(4)
     width, height = picture.size
     side = float(min(width, height))
@@ -132,4 +158,8 @@ def cut(picture: PIL.Image.Image, config: Images, rng: np.random.Generator) -> P
         box=(left, top, min(left + side, width), min(top + side, height)),
         reducing_gap=3.0,
     )
-    return square.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT) if config.flip and mirror < 0.5 else square
+    return (
+        square.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+        if config.flip and mirror < 0.5
+        else square
+    )

@@ -1,6 +1,8 @@
-"""What is in a folder of pictures, what is unusable and why: every file is decoded once, as training would.
+"""What is in a folder of pictures, what is unusable and why: every file is decoded once, as
+training would.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no torch.
+`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -13,28 +15,28 @@ from pathlib import Path
 
 from tessera.data.captions import Captions
 from tessera.data.discovery import find
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
-    Look,
+    FileReport,
     Progress,
     Report,
     count,
-    look_through,
     megabytes,
-    strangers,
+    scan_folder,
     tallied,
     told_of_all,
+    unmatched,
 )
 from tessera.modalities.image.media import ENDINGS, decode, flatten
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureLook(Look):
+class ImageFileReport(FileReport):
     mode: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PictureReport(Report):
+class ImageReport(Report):
     pictures: int
     modes: dict[str, int]
     """colours as stored: RGB, L (grey), P (palette), RGBA, ..."""
@@ -47,7 +49,7 @@ class PictureReport(Report):
             *self.common_lines(),
             *tallied("colours", self.modes),
             *self.caption_lines("picture"),
-            *strangers("pictures", self.captions_without_picture),
+            *unmatched("pictures", self.captions_without_picture),
             *self.duplicate_lines("picture"),
             *self.other_lines(),
             *self.unusable_lines("picture"),
@@ -55,32 +57,39 @@ class PictureReport(Report):
 
     def common_lines(self) -> Iterator[str]:
         if self.sizes is not None and len(self.sizes.common) > 1:
-            yield "common sizes: " + ", ".join(f"{width} x {height} ({n:,})" for width, height, n in self.sizes.common)
+            yield "common sizes: " + ", ".join(
+                f"{width} x {height} ({n:,})" for width, height, n in self.sizes.common
+            )
 
 
-def check(path: str | Path, *, workers: int | None = None, progress: Progress | None = None) -> PictureReport:
-    """Looks at every picture; `progress` is told how many of how many are done. No picture at all is Refused."""
-    looked = look_through(find(path, ENDINGS, "pictures"), look_at, workers, progress)
-    return PictureReport(
+def check(
+    path: str | Path, *, num_workers: int | None = None, progress: Progress | None = None
+) -> ImageReport:
+    """Looks at every picture; `progress` is told how many of how many are done. No picture at all
+    is Refused."""
+    looked = scan_folder(find(path, ENDINGS, "pictures"), inspect_file, num_workers, progress)
+    return ImageReport(
         **told_of_all(path, looked),
         pictures=len(looked.looks),
         modes=dict(Counter(look.mode for look in looked.usable).most_common()),
-        captions_without_picture=list(looked.captions.strangers),
+        captions_without_picture=list(looked.captions.unmatched),
     )
 
 
-def look_at(root: Path, name: str, captions: Captions) -> PictureLook:
+def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
     try:
         data = (root / name).read_bytes()
     except OSError as error:
-        return PictureLook(name=name, reason=f"the file cannot be opened ({error.strerror or error})")
+        return ImageFileReport(
+            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
+        )
     try:
         picture = decode(data)
         flatten(picture)
         caption = captions.of(name)
-    except Unreadable as error:
-        return PictureLook(name=name, bytes=len(data), reason=str(error))
-    return PictureLook(
+    except UnreadableFile as error:
+        return ImageFileReport(name=name, bytes=len(data), reason=str(error))
+    return ImageFileReport(
         name=name,
         bytes=len(data),
         digest=hashlib.blake2b(data, digest_size=16).hexdigest(),

@@ -1,7 +1,8 @@
 """Pictures: any common file in, (H, W, 3) bytes in the middle, PNG out.
 
-Models see a picture as float32 of shape (3, H, W) in [-1, 1]; `floats` and `from_floats` are the only two places that
-know this. Transparent pictures are laid on white. Colour profiles are not applied.
+Models see a picture as float32 of shape (3, H, W) in [-1, 1]; `floats` and `from_floats` are the
+only two places that know this. Transparent pictures are laid on white. Colour profiles are not
+applied.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ import numpy as np
 import PIL.Image
 from PIL.Image import Transpose
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 
 if TYPE_CHECKING:  # listing, checking and drawing pictures needs no torch
     import torch
+
 
 @dataclass
 class ImageExample:
@@ -50,7 +52,8 @@ def collate(examples: Sequence[ImageExample]) -> ImageBatch:
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 
-# Only these decoders may run, whatever a file is called: Pillow knows formats that start other programs.
+# Only these decoders may run, whatever a file is called: Pillow knows formats that start other
+# programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
 PAPER = 236  # the light grey between the pictures of a sheet
@@ -81,7 +84,8 @@ class Image:
 
     @classmethod
     def load(cls, path: str | Path) -> Image:
-        """The first frame of a picture file, upright. Raises Unreadable with the file and the reason."""
+        """The first frame of a picture file, upright. Raises Unreadable with the file and the
+        reason."""
         return cls(np.array(read(path)))
 
     def save(self, stem: str | Path) -> Path:
@@ -92,7 +96,8 @@ class Image:
 
     @classmethod
     def sheet(cls, items: Sequence[Image], columns: int | None = None) -> Image:
-        """A contact sheet, read like a page; pictures of different sizes are centred in equal cells."""
+        """A contact sheet, read like a page; pictures of different sizes are centred in equal
+        cells."""
         if not items:
             raise ValueError("a sheet of no pictures was asked for: give at least one")
         columns = min(columns or math.ceil(math.sqrt(len(items))), len(items))
@@ -100,7 +105,9 @@ class Image:
         height = max(item.pixels.shape[0] for item in items)
         width = max(item.pixels.shape[1] for item in items)
         gap = max(2, min(height, width) // 16)
-        page = np.full((rows * (height + gap) + gap, columns * (width + gap) + gap, 3), PAPER, np.uint8)
+        page = np.full(
+            (rows * (height + gap) + gap, columns * (width + gap) + gap, 3), PAPER, np.uint8
+        )
         for place, item in enumerate(items):
             row, column = divmod(place, columns)
             cell_top, cell_left = gap + row * (height + gap), gap + column * (width + gap)
@@ -125,12 +132,17 @@ class Image:
 
     @classmethod
     def from_floats(cls, array: np.ndarray) -> Image:
-        """The nearest bytes; what lies outside [-1, 1] is clipped, and what is no number becomes mid-grey."""
+        """The nearest bytes; what lies outside [-1, 1] is clipped, and what is no number becomes
+        mid-grey."""
         array = np.asarray(array, dtype=np.float32)
         if array.ndim != 3 or array.shape[0] != 3:
-            raise ValueError(f"a picture of floats has the shape (3, height, width), but this one is {array.shape}")
+            raise ValueError(
+                f"a picture of floats has the shape (3, height, width), but this one is {array.shape}"
+            )
         levels = np.nan_to_num((array + 1) * 127.5, nan=127.5, posinf=255, neginf=0)
-        return cls(np.ascontiguousarray(np.rint(levels.clip(0, 255)).astype(np.uint8).transpose(1, 2, 0)))
+        return cls(
+            np.ascontiguousarray(np.rint(levels.clip(0, 255)).astype(np.uint8).transpose(1, 2, 0))
+        )
 
 
 def lay(pixels: np.ndarray, *, on: np.ndarray) -> None:
@@ -142,41 +154,54 @@ def read(path: str | Path, shortest: int | None = None) -> PIL.Image.Image:
     """The picture in a file, upright and RGB; `shortest` as in `decode`."""
     try:
         return flatten(decode(Path(path).read_bytes(), shortest))
-    except Unreadable as error:
-        raise Unreadable(f"{path}: {error}") from error
+    except UnreadableFile as error:
+        raise UnreadableFile(f"{path}: {error}") from error
     except OSError as error:
-        raise Unreadable(f"{path}: the file cannot be opened ({error.strerror or error})") from error
+        raise UnreadableFile(
+            f"{path}: the file cannot be opened ({error.strerror or error})"
+        ) from error
 
 
 def decode(data: bytes, shortest: int | None = None) -> PIL.Image.Image:
     """The picture in these bytes, upright, in the mode that the file has (see `flatten`).
 
-    With `shortest`, a JPEG much larger than that is decoded at a half, a quarter or an eighth of its size, which is
-    several times faster; its short side stays at least `shortest`.
+    With `shortest`, a JPEG much larger than that is decoded at a half, a quarter or an eighth of
+    its size, which is several times faster; its short side stays at least `shortest`.
     """
     if not data:
-        raise Unreadable("the file is empty (0 bytes)")
+        raise UnreadableFile("the file is empty (0 bytes)")
     try:
         picture = PIL.Image.open(BytesIO(data), formats=FORMATS)
         if shortest is not None:
             picture.draft(None, (shortest, shortest))
         picture.load()
     except PIL.UnidentifiedImageError:
-        raise Unreadable(f"it is no PNG, JPEG, WebP, BMP, GIF or TIFF picture (it begins with {data[:8]!r})") from None
+        raise UnreadableFile(
+            f"it is no PNG, JPEG, WebP, BMP, GIF or TIFF picture (it begins with {data[:8]!r})"
+        ) from None
     except PIL.Image.DecompressionBombError as error:
         pixels = re.search(r"\d+", str(error))
         size = f"{int(pixels.group()) / 1e6:,.0f} million" if pixels else "too many"
-        raise Unreadable(f"it claims to hold {size} pixels, more than a picture may: scale it down") from None
-    except Exception as error:  # decoders meet damaged bytes with nearly every kind of exception there is
-        raise Unreadable(f"it is damaged or cut short ({error or type(error).__name__})") from error
+        raise UnreadableFile(
+            f"it claims to hold {size} pixels, more than a picture may: scale it down"
+        ) from None
+    except (
+        Exception
+    ) as error:  # decoders meet damaged bytes with nearly every kind of exception there is
+        raise UnreadableFile(
+            f"it is damaged or cut short ({error or type(error).__name__})"
+        ) from error
     return upright(picture)
 
 
 def upright(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Turned as the camera was held. Read after loading: a PNG may carry its EXIF behind the pixels."""
+    """Turned as the camera was held. Read after loading: a PNG may carry its EXIF behind the
+    pixels."""
     try:
         turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
-    except Exception:  # damaged EXIF in front of good pixels is common, and no reason to lose the picture
+    except (
+        Exception
+    ):  # damaged EXIF in front of good pixels is common, and no reason to lose the picture
         turn = None
     return picture if turn is None else picture.transpose(turn)
 
@@ -190,20 +215,26 @@ def flatten(picture: PIL.Image.Image) -> PIL.Image.Image:
             return from_float_grey(picture)
         if picture.has_transparency_data:
             glass = picture.convert("RGBA")
-            return PIL.Image.alpha_composite(PIL.Image.new("RGBA", glass.size, "white"), glass).convert("RGB")
+            return PIL.Image.alpha_composite(
+                PIL.Image.new("RGBA", glass.size, "white"), glass
+            ).convert("RGB")
         return picture.convert("RGB")
     except ValueError as error:
-        raise Unreadable(f"its colours (mode {picture.mode}) cannot be turned into RGB: {error}") from error
+        raise UnreadableFile(
+            f"its colours (mode {picture.mode}) cannot be turned into RGB: {error}"
+        ) from error
 
 
 def from_deep_grey(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """16-bit grey. Pillow's own convert("RGB") cuts off at 255 instead of scaling, so that nearly all turns white."""
+    """16-bit grey. Pillow's own convert("RGB") cuts off at 255 instead of scaling, so that nearly
+    all turns white."""
     levels = np.asarray(picture).astype(np.float32) / 257
     return PIL.Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8)).convert("RGB")
 
 
 def from_float_grey(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Grey as floats has no agreed white: up to 1 it is taken as a share of white, beyond that as 0 to 255."""
+    """Grey as floats has no agreed white: up to 1 it is taken as a share of white, beyond that as 0
+    to 255."""
     levels = np.nan_to_num(np.asarray(picture), nan=0, posinf=255, neginf=0)
     levels = levels * 255 if levels.max(initial=0) <= 1 else levels
     return PIL.Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8)).convert("RGB")

@@ -5,10 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Critic, Kind, Preset, critic_of, for_transformer, life, perceptual_of, quantizer_of, text_of
+from tessera.recipes.presets import (
+    Critic,
+    Kind,
+    Preset,
+    critic_of,
+    engine_defaults,
+    for_transformer,
+    perceptual_of,
+    quantizer_of,
+    text_of,
+)
 
 if TYPE_CHECKING:
-    from tessera.modalities.image.reconstruction import ImageFidelityConfig
+    from tessera.modalities.image.reconstruction import ImageReconstructionConfig
     from tessera.run.config import Run
 
 MUSE = (
@@ -31,59 +41,82 @@ def images_vqgan(
 ) -> Run:
     """An image tokenizer (VQGAN): pictures to a small grid of symbols, and back.
 
-    Args:
-        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
-        quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook.
-        perceptual: on, off, the path of a VGG16 file, or auto: on for base and paper where tessera[perceptual] is installed.
-        adversary: a discriminator: on, off, or auto: on for base and paper.
+    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
+        published). quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns
+        its codebook. perceptual: on, off, the path of a VGG16 file, or auto: on for base and paper
+        where tessera[perceptual] is installed. adversary: a discriminator: on, off, or auto: on for
+        base and paper.
     """
     from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.image.dataset import Images
+    from tessera.modalities.image.dataset import ImageDataConfig
     from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
-    from tessera.modalities.image.reconstruction import ImageJudges, TokenizeImages
+    from tessera.modalities.image.reconstruction import ImageAdversaryConfig, ImageTokenizerConfig
     from tessera.modalities.image.vqgan import VQGANConfig
     from tessera.run.config import Run
 
     model = {
-        "tiny": VQGANConfig(dim=16, widest=32, layers=2, blocks=(0, 1), quantizer=quantizer_of(quantizer, 6)),
+        "tiny": VQGANConfig(
+            dim=16, max_channels=32, layers=2, blocks=(0, 1), quantizer=quantizer_of(quantizer, 6)
+        ),
         "small": VQGANConfig(
-            dim=16, widest=64, layers=2, blocks=(0, 2), encoder_blocks=(0, 0),
+            dim=16,
+            max_channels=64,
+            layers=2,
+            blocks=(0, 2),
+            encoder_blocks=(0, 0),
             quantizer=quantizer_of(quantizer, 7, diversity=0.0),
         ),
-        "base": VQGANConfig(dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), quantizer=quantizer_of(quantizer, 14)),
-        # Muse's first stage: 256 pixels, 16 x 16 symbols of a codebook of 8192, here 2^13 (Chang 2023, section 2.2).
+        "base": VQGANConfig(
+            dim=128,
+            max_channels=512,
+            layers=4,
+            blocks=(2, 2, 2, 2),
+            quantizer=quantizer_of(quantizer, 14),
+        ),
+        # Muse's first stage: 256 pixels, 16 x 16 symbols of a codebook of 8192, here 2^13 (Chang
+        # 2023, section 2.2).
         "paper": VQGANConfig(
-            dim=128, widest=512, layers=4, blocks=(2, 2, 2, 2), attention=True, quantizer=quantizer_of(quantizer, 13)
+            dim=128,
+            max_channels=512,
+            layers=4,
+            blocks=(2, 2, 2, 2),
+            attention=True,
+            quantizer=quantizer_of(quantizer, 13),
         ),
     }[preset]
-    engine = life(
+    engine = engine_defaults(
         preset,
         steps={"tiny": 20, "small": 2500, "base": 200_000, "paper": 1_000_000}[preset],
         batch_size={"tiny": 8, "small": 8, "base": 64, "paper": 256}[preset],
-        workers=8 if preset in ("base", "paper") else 0,
+        num_workers=8 if preset in ("base", "paper") else 0,
     )
     data = {
-        "tiny": Images(size=16, toys=64, validation_share=0.25),
-        "small": Images(size=64),
-        "base": Images(size=256, min_scale=0.7, flip=True),
-        "paper": Images(size=256, min_scale=0.7, flip=True),
+        "tiny": ImageDataConfig(size=16, toys=64, val_fraction=0.25),
+        "small": ImageDataConfig(size=64),
+        "base": ImageDataConfig(size=256, min_scale=0.7, flip=True),
+        "paper": ImageDataConfig(size=256, min_scale=0.7, flip=True),
     }[preset]
     warmup = max(10, engine.steps // 50)
     optimizer = OptimizerConfig(
-        rate={"tiny": 2e-3, "small": 2e-3, "base": 2e-4, "paper": 1e-4}[preset], schedule="cosine", warmup=warmup, floor=0.05
+        lr={"tiny": 2e-3, "small": 2e-3, "base": 2e-4, "paper": 1e-4}[preset],
+        schedule="cosine",
+        warmup_steps=warmup,
+        min_lr_ratio=0.05,
     )
     judged = adversary == "on" or (adversary == "auto" and preset in ("base", "paper"))
-    judge = ImageJudges(
+    judge = ImageAdversaryConfig(
         discriminator=PatchDiscriminatorConfig(dim=32 if preset in ("tiny", "small") else 64),
-        starts=engine.steps // 4,
-        ramp=engine.steps // 10,
-        optimizer=OptimizerConfig(rate=optimizer.rate / 2, betas=(0.5, 0.9), schedule="warmup", warmup=warmup),
+        start_step=engine.steps // 4,
+        warmup_steps=engine.steps // 10,
+        optimizer=OptimizerConfig(
+            lr=optimizer.lr / 2, betas=(0.5, 0.9), schedule="warmup", warmup_steps=warmup
+        ),
     )
     return Run(
         recipe="images-vqgan",
-        task=TokenizeImages(
+        task=ImageTokenizerConfig(
             model=model,
-            fidelity=_fidelity(preset, perceptual),
+            reconstruction=_reconstruction(preset, perceptual),
             adversary=judge if judged else None,
             optimizer=optimizer,
         ),
@@ -101,11 +134,11 @@ def images_maskgit(
 ) -> Run:
     """Text to image (MaskGIT, Muse): pictures for prompts, from a tokenizer's symbols.
 
-    Args:
-        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
-        tokenizer: the run folder of the tokenizer whose symbols are learnt.
-        text: learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a local path or a hub id.
-        critic: off, a head on the model's own states, or a network of its own, by which sampling may choose what to keep.
+    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
+        published). tokenizer: the run folder of the tokenizer whose symbols are learnt. text:
+        learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a
+        local path or a hub id. critic: off, a head on the model's own states, or a network of its
+        own, by which sampling may choose what to keep.
     """
     return _masked("images-maskgit", preset, tokenizer, None, text, critic)
 
@@ -117,38 +150,52 @@ def images_maskgit_superres(
     text: str = "learned",
     critic: Critic = "off",
 ) -> Run:
-    """Super-resolution (Muse): the symbols of a larger picture from those of a smaller one, and the prompt.
+    """Super-resolution (Muse): the symbols of a larger picture from those of a smaller one, and the
+    prompt.
 
-    Args:
-        preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as published).
-        tokenizer: the run folder of the tokenizer of the larger pictures.
-        smaller: the run folder of the tokenizer of the smaller pictures, whose symbols are the condition.
-        text: learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a local path or a hub id.
-        critic: off, a head on the model's own states, or a network of its own, by which sampling may choose what to keep.
+    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
+        published). tokenizer: the run folder of the tokenizer of the larger pictures. smaller: the
+        run folder of the tokenizer of the smaller pictures, whose symbols are the condition. text:
+        learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a
+        local path or a hub id. critic: off, a head on the model's own states, or a network of its
+        own, by which sampling may choose what to keep.
     """
     return _masked("images-maskgit-superres", preset, tokenizer, smaller, text, critic)
 
 
-def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: Critic) -> Run:
-    from tessera.modalities.image.dataset import Images
+def _masked(
+    recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: Critic
+) -> Run:
+    from tessera.modalities.image.dataset import ImageDataConfig
     from tessera.nn.masked_transformer import MaskedTransformerConfig
     from tessera.objectives.masked import MaskedConfig
     from tessera.run.config import Run
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
-    width, depth, heads = {"tiny": (32, 2, 2), "small": (128, 5, 4), "base": (768, 12, 12), "paper": (768, 24, 8)}[preset]
-    engine = life(
+    dim, depth, heads = {
+        "tiny": (32, 2, 2),
+        "small": (128, 5, 4),
+        "base": (768, 12, 12),
+        "paper": (768, 24, 8),
+    }[preset]
+    engine = engine_defaults(
         preset,
         steps={"tiny": 20, "small": 2200, "base": 200_000, "paper": 1_000_000}[preset],
         batch_size={"tiny": 8, "small": 16, "base": 128, "paper": 512}[preset],
-        average={"tiny": 0.9, "small": 0.998, "base": 0.9999, "paper": 0.9999}[preset],
+        ema={"tiny": 0.9, "small": 0.998, "base": 0.9999, "paper": 0.9999}[preset],
     )
-    alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[preset]
+    alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[
+        preset
+    ]
     size = alone if smaller is None else larger
     toys, held_out = (64, 0.25) if preset == "tiny" else (4000, 0.02)
-    data = Images(
-        size=size, crop="centre", toys=toys, validation_share=held_out, toy_shapes=1 if preset == "small" else 3,
+    data = ImageDataConfig(
+        size=size,
+        crop="centre",
+        toys=toys,
+        val_fraction=held_out,
+        toy_shapes=1 if preset == "small" else 3,
         toy_plain=preset == "small",
     )
     optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
@@ -158,11 +205,18 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
             tokenizer=tokenizer,
             smaller=smaller,
             places={"tiny": None, "small": 64, "base": 256, "paper": 256}[preset],
-            model=MaskedTransformerConfig(width=width, depth=depth, heads=heads, text=text_of(preset, text)),
-            critic=critic_of(critic, width, depth, heads),
-            critic_optimizer=replace(optimizer, kind="adamw"),
-            sampling=MaskedSampling(rounds=4 if preset == "tiny" else 12, noise=1.0 if preset == "small" else 4.5),
-            guidance=Guidance(scale=1.5 if preset == "small" else 3.0),  # a small model that is led too far falls apart
+            model=MaskedTransformerConfig(
+                dim=dim, depth=depth, heads=heads, text=text_of(preset, text)
+            ),
+            critic=critic_of(critic, dim, depth, heads),
+            critic_optimizer=replace(optimizer, name="adamw"),
+            sampling=MaskedSampling(
+                decoding_steps=4 if preset == "tiny" else 12,
+                choice_temperature=1.0 if preset == "small" else 4.5,
+            ),
+            guidance=Guidance(
+                scale=1.5 if preset == "small" else 3.0
+            ),  # a small model that is led too far falls apart
             optimizer=optimizer,
         ),
         data=data,
@@ -171,12 +225,14 @@ def _masked(recipe: str, preset: Preset, tokenizer: str, smaller: str | None, te
     )
 
 
-def _fidelity(preset: Preset, perceptual: str) -> ImageFidelityConfig:
+def _reconstruction(preset: Preset, perceptual: str) -> ImageReconstructionConfig:
     from tessera.modalities.image.efficientnet_lite import installed
-    from tessera.modalities.image.reconstruction import ImageFidelityConfig
+    from tessera.modalities.image.reconstruction import ImageReconstructionConfig
 
-    return ImageFidelityConfig(
-        pixel="l2" if preset == "small" else "l1",  # what PSNR measures, for a run of minutes; blur is the price
+    return ImageReconstructionConfig(
+        pixel="l2"
+        if preset == "small"
+        else "l1",  # what PSNR measures, for a run of minutes; blur is the price
         perceptual=perceptual_of(preset, perceptual),
         measure_features=installed() and preset != "tiny",
     )

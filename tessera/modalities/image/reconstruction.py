@@ -1,4 +1,5 @@
-"""What the tokenizer task has to know of pictures: what a good reconstruction is, who judges it, which networks there are."""
+"""What the tokenizer task has to know of pictures: what a good reconstruction is, who judges it,
+which networks there are."""
 
 from __future__ import annotations
 
@@ -16,13 +17,24 @@ from tessera.metrics.image import SSIM_WINDOW, frechet, moments, psnr_B, ssim_B
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.efficientnet_lite import EfficientNetLite
 from tessera.modalities.image.media import Image
-from tessera.modalities.image.perceptual import ALARMS, PSNR, PerceptualConfig, perceptual_difference_B, watched
+from tessera.modalities.image.perceptual import (
+    ALARMS,
+    PSNR,
+    PerceptualConfig,
+    perceptual_difference_B,
+    train_metrics,
+)
 from tessera.modalities.image.vqgan import VQGANConfig
-from tessera.objectives.reconstruction import AdversaryConfig, Fidelity, Judge, TokenizerConfig
+from tessera.objectives.reconstruction import (
+    AdversaryConfig,
+    Discriminator,
+    ReconstructionLoss,
+    TokenizerConfig,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageFidelityConfig:
+class ImageReconstructionConfig:
     pixel: Literal["l1", "l2"] = "l1"
     """Mean absolute or mean squared difference of the pixels."""
     perceptual: PerceptualConfig | None = None
@@ -30,30 +42,30 @@ class ImageFidelityConfig:
     measure_features: bool = False
     """Validation also tells perceptual and Frechet distances on EfficientNet-Lite0's features."""
 
-    def suits(self, data: Any) -> None:
+    def validate_data(self, data: Any) -> None:
         if data.size < SSIM_WINDOW:
             raise ValueError(
                 f"Pictures of {data.size} x {data.size} are too small to be measured: SSIM looks through windows of "
                 f"{SSIM_WINDOW} x {SSIM_WINDOW}. Use {SSIM_WINDOW + 1} or more."
             )
 
-    def remark(self) -> str:
+    def notice(self) -> str:
         return "" if self.perceptual is not None else "The perceptual term is off."
 
-    def bare(self) -> ImageFidelityConfig:
+    def for_inference(self) -> ImageReconstructionConfig:
         """Without networks that only training and measuring need."""
         return replace(self, perceptual=None, measure_features=False)
 
-    def build(self) -> ImageFidelity:
-        return ImageFidelity(self)
+    def build(self) -> ImageReconstructionLoss:
+        return ImageReconstructionLoss(self)
 
 
-class ImageFidelity(Fidelity):
+class ImageReconstructionLoss(ReconstructionLoss):
     """Pictures are (B, 3, H, W) in [-1, 1]."""
 
-    headline, alarms = PSNR, ALARMS
+    best_metric, alarms = PSNR, ALARMS
 
-    def __init__(self, config: ImageFidelityConfig):
+    def __init__(self, config: ImageReconstructionConfig):
         super().__init__()
         self.config = config
         self.features = Frozen(config.perceptual.build()) if config.perceptual is not None else None
@@ -68,14 +80,17 @@ class ImageFidelity(Fidelity):
     def target(self, examples: Any) -> Tensor:
         return examples.pixels
 
-    def fitted(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
-        """Pictures in the size that these data have: larger ones are reduced by whole squares of pixels."""
+    def preprocess(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
+        """Pictures in the size that these data have: larger ones are reduced by whole squares of
+        pixels."""
         target = target.to(dtype)
         if target.shape[-1] == data.size:
             return target
         if target.shape[-1] % data.size:
             side = target.shape[-1]
-            raise ValueError(f"Pictures of {side} pixels cannot be reduced to {data.size} by whole squares of pixels.")
+            raise ValueError(
+                f"Pictures of {side} pixels cannot be reduced to {data.size} by whole squares of pixels."
+            )
         return F.avg_pool2d(target, target.shape[-1] // data.size)
 
     def media(self, output: Tensor) -> list[Image]:
@@ -90,10 +105,10 @@ class ImageFidelity(Fidelity):
             terms["perceptual"] = self.config.perceptual.weight * distance
         return terms
 
-    def watched(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
-        return watched(output, self.target(batch.examples))
+    def train_metrics(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
+        return train_metrics(output, self.target(batch.examples))
 
-    def observe(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def eval_step(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         target = self.target(batch.examples)
         pixel = (output - target).abs() if self.config.pixel == "l1" else (output - target).square()
         seen = {
@@ -108,11 +123,13 @@ class ImageFidelity(Fidelity):
                 seen |= {f"{name}/{key}": value for key, value in moments(embedded).items()}
         return seen
 
-    def conclude(self, totals: dict[str, Tensor]) -> dict[str, float]:
+    def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         means = ("psnr", "ssim", "pixel", *(("perceptual",) if self.judge is not None else ()))
         numbers = {name: float(totals[name] / totals["examples"]) for name in means}
         if self.judge is not None and totals["examples"] > 1:  # one example has no spread
-            numbers["frechet_lite0"] = frechet(_moments_of(totals, "real"), _moments_of(totals, "rebuilt"))
+            numbers["frechet_lite0"] = frechet(
+                _moments_of(totals, "real"), _moments_of(totals, "rebuilt")
+            )
         return numbers
 
     def shown(self, output: Tensor, batch: Batch) -> list[Image]:
@@ -122,15 +139,19 @@ class ImageFidelity(Fidelity):
 
 
 def _moments_of(totals: dict[str, Tensor], name: str) -> dict[str, Tensor]:
-    return {key.removeprefix(f"{name}/"): value for key, value in totals.items() if key.startswith(f"{name}/")}
+    return {
+        key.removeprefix(f"{name}/"): value
+        for key, value in totals.items()
+        if key.startswith(f"{name}/")
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageJudges(AdversaryConfig):
+class ImageAdversaryConfig(AdversaryConfig):
     discriminator: PatchDiscriminatorConfig = field(default_factory=PatchDiscriminatorConfig)
 
-    def judges(self) -> dict[str, Judge]:
-        return {"discriminator": Judge(self.discriminator.build(), whole)}
+    def discriminators(self) -> dict[str, Discriminator]:
+        return {"discriminator": Discriminator(self.discriminator.build(), whole)}
 
 
 def whole(pictures: Tensor, batch: Batch) -> Tensor:
@@ -138,8 +159,9 @@ def whole(pictures: Tensor, batch: Batch) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizeImages(TokenizerConfig):
+class ImageTokenizerConfig(TokenizerConfig):
     model: VQGANConfig = field(default_factory=VQGANConfig)
-    fidelity: ImageFidelityConfig = field(default_factory=ImageFidelityConfig)
-    adversary: ImageJudges | None = None
-    """A discriminator that learns to tell reconstructions from originals; none leaves nothing of it behind."""
+    reconstruction: ImageReconstructionConfig = field(default_factory=ImageReconstructionConfig)
+    adversary: ImageAdversaryConfig | None = None
+    """A discriminator that learns to tell reconstructions from originals; none leaves nothing of it
+    behind."""

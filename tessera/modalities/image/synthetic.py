@@ -1,8 +1,10 @@
-"""Toy pictures: one to three shapes on a background, drawn afresh for every number, with a caption that is true.
+"""Toy pictures: one to three shapes on a background, drawn afresh for every number, with a caption
+that is true.
 
-Toy number `i` of a seed is a pure function of `(seed, i)`, at any size: a `Scene` says what is in it, in units of the
-picture's side (x to the right, y down, both from 0 to 1), and `draw` paints it. The scene stays available, so that a
-judge can hold a sample against its prompt. Toys are never mirrored, since "left of" would become a lie.
+Toy number `i` of a seed is a pure function of `(seed, i)`, at any size: a `Scene` says what is in
+it, in units of the picture's side (x to the right, y down, both from 0 to 1), and `draw` paints it.
+The scene stays available, so that a judge can hold a sample against its prompt. Toys are never
+mirrored, since "left of" would become a lie.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 import PIL.Image
 from PIL import ImageDraw, ImageFilter
 
-from tessera.data.dataset import Toys
+from tessera.data.dataset import SyntheticDataset
 from tessera.modalities.image.media import Image, ImageBatch, ImageExample, collate
 
 Kind = Literal["circle", "square", "triangle", "diamond", "star", "ring", "cross", "heart", "moon"]
@@ -26,8 +28,22 @@ Ground = Literal["plain", "gradient", "noise"]
 RGB = tuple[int, int, int]
 Choice = TypeVar("Choice")
 
-KINDS: tuple[Kind, ...] = ("circle", "square", "triangle", "diamond", "star", "ring", "cross", "heart", "moon")
-RADII: dict[Size, tuple[float, float]] = {"small": (0.085, 0.105), "medium": (0.135, 0.165), "large": (0.2, 0.235)}
+KINDS: tuple[Kind, ...] = (
+    "circle",
+    "square",
+    "triangle",
+    "diamond",
+    "star",
+    "ring",
+    "cross",
+    "heart",
+    "moon",
+)
+RADII: dict[Size, tuple[float, float]] = {
+    "small": (0.085, 0.105),
+    "medium": (0.135, 0.165),
+    "large": (0.2, 0.235),
+}
 TEXTURES: tuple[Texture, ...] = ("plain", "striped", "dotted", "checkered", "shaded")
 GROUNDS: tuple[Ground, ...] = ("plain", "gradient", "noise")
 COLOURS: dict[str, RGB] = {
@@ -55,7 +71,11 @@ BACKGROUNDS: dict[str, RGB] = {
 }
 
 CONTRAST = 105  # how far apart in RGB a shape and its background must be for the shape to be seen
-PLACES = (0.375, 0.5, 0.625)  # of a shape that stands alone, across and down: left, middle and right, or top and bottom
+PLACES = (
+    0.375,
+    0.5,
+    0.625,
+)  # of a shape that stands alone, across and down: left, middle and right, or top and bottom
 TIDY_RADII: dict[Size, float] = {"medium": 0.18, "large": 0.27}  # which just fit there
 TIDY_GROUNDS = ("white", "black", "light blue")
 AIR = 0.02  # the least space between two shapes, and between a shape and the edge
@@ -98,22 +118,22 @@ class Scene:
 
 
 @dataclass(frozen=True)
-class ToyImages(Toys):
+class SyntheticImages(SyntheticDataset):
     size: int
     most_shapes: int = 3
     """1 to 3; with 3 a toy is what it has always been"""
     plain: bool = False
-    """flat colours just as they are called, nothing turned; a shape that stands alone is medium or large and has one of
-    nine places, so that all of a picture can be said in a caption"""
+    """flat colours just as they are called, nothing turned; a shape that stands alone is medium or
+    large and has one of nine places, so that all of a picture can be said in a caption"""
 
     def scene(self, index: int) -> Scene:
-        return imagine(self.seed, self.number(index), self.most_shapes, self.plain)
+        return sample_scene(self.seed, self.number(index), self.most_shapes, self.plain)
 
     def caption(self, index: int) -> str:
         """What is said about a toy, without drawing it."""
         return self.scene(index).caption
 
-    def mark(self, index: int) -> str:
+    def signature(self, index: int) -> str:
         """All that a toy depends on beside its number."""
         return f"{self.seed} {self.size} {self.most_shapes} {self.plain}"
 
@@ -128,14 +148,16 @@ class ToyImages(Toys):
 # ---- what is in a picture
 
 
-def imagine(seed: int, number: int, most_shapes: int = 3, plain: bool = False) -> Scene:
+def sample_scene(seed: int, number: int, most_shapes: int = 3, plain: bool = False) -> Scene:
     """The scene of one toy."""
     rng = np.random.default_rng([seed, number])
     background = imagine_background(rng, TIDY_GROUNDS) if plain else imagine_background(rng)
     shapes = tuple(imagine_shapes(rng, background, most_shapes))
     if plain:
         background = replace(background, kind="plain", rgb=BACKGROUNDS[background.colour])
-        shapes = tuple(replace(shape, texture="plain", turn=0.0, rgb=COLOURS[shape.colour]) for shape in shapes)
+        shapes = tuple(
+            replace(shape, texture="plain", turn=0.0, rgb=COLOURS[shape.colour]) for shape in shapes
+        )
         shapes = (tidied(*shapes),) if len(shapes) == 1 else shapes
     return Scene(shapes, background, describe(rng, shapes, background))
 
@@ -147,7 +169,9 @@ def tidied(shape: Shape) -> Shape:
     return replace(shape, size=size, radius=TIDY_RADII[size], centre=(x, y))
 
 
-def imagine_background(rng: np.random.Generator, colours: tuple[str, ...] = tuple(BACKGROUNDS)) -> Background:
+def imagine_background(
+    rng: np.random.Generator, colours: tuple[str, ...] = tuple(BACKGROUNDS)
+) -> Background:
     colour = pick(rng, colours)
     return Background(
         kind=pick(rng, GROUNDS),
@@ -159,7 +183,8 @@ def imagine_background(rng: np.random.Generator, colours: tuple[str, ...] = tupl
 
 
 def imagine_shapes(rng: np.random.Generator, background: Background, most: int) -> list[Shape]:
-    """Different from each other in kind or colour, so that a caption can tell them apart, and nowhere overlapping."""
+    """Different from each other in kind or colour, so that a caption can tell them apart, and
+    nowhere overlapping."""
     wanted = min(most, int(rng.choice(3, p=[0.35, 0.45, 0.2])) + 1)
     looks = distinct_looks(rng, wanted, seen_on(background.colour))
     sizes = imagine_sizes(rng, wanted)
@@ -196,7 +221,9 @@ def imagine_shape(
     )
 
 
-def distinct_looks(rng: np.random.Generator, wanted: int, colours: tuple[str, ...]) -> list[tuple[Kind, str]]:
+def distinct_looks(
+    rng: np.random.Generator, wanted: int, colours: tuple[str, ...]
+) -> list[tuple[Kind, str]]:
     looks: list[tuple[Kind, str]] = []
     while len(looks) < wanted:
         look = (pick(rng, KINDS), pick(rng, colours))
@@ -206,8 +233,11 @@ def distinct_looks(rng: np.random.Generator, wanted: int, colours: tuple[str, ..
 
 
 def imagine_sizes(rng: np.random.Generator, wanted: int) -> list[Size]:
-    """At most one large one, which leaves the others little room; one that stands alone is more often large."""
-    choices: tuple[Size, ...] = ("small", "medium", "large", "large") if wanted == 1 else ("small", "medium", "large")
+    """At most one large one, which leaves the others little room; one that stands alone is more
+    often large."""
+    choices: tuple[Size, ...] = (
+        ("small", "medium", "large", "large") if wanted == 1 else ("small", "medium", "large")
+    )
     sizes = [pick(rng, choices) for _ in range(wanted)]
     while sizes.count("large") > 1:
         sizes[sizes.index("large")] = "medium"
@@ -215,14 +245,16 @@ def imagine_sizes(rng: np.random.Generator, wanted: int) -> list[Size]:
 
 
 def fitting(kind: Kind, size: Size) -> tuple[Texture, ...]:
-    """A pattern on something small or thin is a blur of a few pixels, which no caption should call dotted."""
+    """A pattern on something small or thin is a blur of a few pixels, which no caption should call
+    dotted."""
     if size == "small":
         return ("plain", "shaded")
     return ("plain", "striped", "shaded") if kind in ("star", "moon", "ring") else TEXTURES
 
 
 def places(rng: np.random.Generator, reaches: list[float]) -> list[tuple[float, float]]:
-    """Centres that keep the shapes apart; two shapes stand clearly beside or clearly above each other.
+    """Centres that keep the shapes apart; two shapes stand clearly beside or clearly above each
+    other.
 
     Should luck not give room to all of them, the last shape is left out.
     """
@@ -248,19 +280,29 @@ def reach(kind: Kind) -> float:
 
 @cache
 def seen_on(background: str) -> tuple[str, ...]:
-    return tuple(name for name, rgb in COLOURS.items() if math.dist(rgb, BACKGROUNDS[background]) > CONTRAST)
+    return tuple(
+        name for name, rgb in COLOURS.items() if math.dist(rgb, BACKGROUNDS[background]) > CONTRAST
+    )
 
 
 def shade(rng: np.random.Generator, rgb: RGB) -> RGB:
-    """A near neighbour of a colour, still deserving its name: lighter or darker, and hardly another hue."""
+    """A near neighbour of a colour, still deserving its name: lighter or darker, and hardly another
+    hue."""
     lighter, *hues = rng.uniform((-10, -3, -3, -3), (10, 3, 3, 3)).tolist()
-    red, green, blue = (min(255, max(0, round(level + lighter + hue))) for level, hue in zip(rgb, hues))
+    red, green, blue = (
+        min(255, max(0, round(level + lighter + hue))) for level, hue in zip(rgb, hues)
+    )
     return red, green, blue
 
 
 def second_colour(rgb: RGB, background: RGB) -> RGB:
-    """Lighter or darker than the first, whichever is told more easily from both the first and the background."""
-    choices = [mix(rgb, (255, 255, 255), 0.6), mix(rgb, (255, 255, 255), 0.35), mix(rgb, (0, 0, 0), 0.42)]
+    """Lighter or darker than the first, whichever is told more easily from both the first and the
+    background."""
+    choices = [
+        mix(rgb, (255, 255, 255), 0.6),
+        mix(rgb, (255, 255, 255), 0.35),
+        mix(rgb, (0, 0, 0), 0.42),
+    ]
     return max(choices, key=lambda other: min(math.dist(other, rgb), math.dist(other, background)))
 
 
@@ -278,13 +320,17 @@ def pick(rng: np.random.Generator, choices: tuple[Choice, ...]) -> Choice:
 
 def describe(rng: np.random.Generator, shapes: tuple[Shape, ...], background: Background) -> str:
     """A true sentence, sometimes saying more and sometimes less."""
-    says_size, says_texture, says_background, says_place = (bool(say) for say in rng.random(4) < (0.7, 0.8, 0.6, 0.6))
+    says_size, says_texture, says_background, says_place = (
+        bool(say) for say in rng.random(4) < (0.7, 0.8, 0.6, 0.6)
+    )
     nouns = [noun(shape, says_size, says_texture) for shape in shapes]
     beside = relation(shapes[0].centre, shapes[1].centre) if len(shapes) > 1 else ""
     if len(shapes) == 1:
         sentence = f"{nouns[0]} {whereabouts(shapes[0].centre)}".strip() if says_place else nouns[0]
     elif beside and (says_place or len(shapes) == 2):
-        sentence = f"{nouns[0]} {beside} {nouns[1]}" + (f", and {nouns[2]}" if len(shapes) == 3 else "")
+        sentence = f"{nouns[0]} {beside} {nouns[1]}" + (
+            f", and {nouns[2]}" if len(shapes) == 3 else ""
+        )
     else:
         sentence = f"{', '.join(nouns[:-1])} and {nouns[-1]}"
     return f"{sentence} on a {background.colour} background" if says_background else sentence
@@ -340,7 +386,8 @@ def draw(scene: Scene, size: int) -> Image:
 
 
 def paint_background(ground: Background, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Light and shade in proportion to the colour (and a little on top, for the dark ones), which keeps the hue."""
+    """Light and shade in proportion to the colour (and a little on top, for the dark ones), which
+    keeps the hue."""
     rgb = column(ground.rgb)
     light: np.ndarray = np.zeros((y.size, x.size), dtype=np.float32)
     if ground.kind == "gradient":
@@ -351,8 +398,11 @@ def paint_background(ground: Background, x: np.ndarray, y: np.ndarray) -> np.nda
 
 
 def clouds(grain: int, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """A few plane waves in random directions. cos(a + b) = cos a cos b - sin a sin b, so each is two outer products."""
-    across, down, phase = np.random.default_rng(grain).normal(scale=(9, 9, 3), size=(8, 3)).astype(np.float32).T
+    """A few plane waves in random directions. cos(a + b) = cos a cos b - sin a sin b, so each is
+    two outer products."""
+    across, down, phase = (
+        np.random.default_rng(grain).normal(scale=(9, 9, 3), size=(8, 3)).astype(np.float32).T
+    )
     a, b = across[:, None] * x + phase[:, None], down[:, None] * y.T
     return (np.cos(b).T @ np.cos(a) - np.sin(b).T @ np.sin(a)) / 4
 
@@ -361,7 +411,12 @@ def coverage(shape: Shape, size: int) -> PIL.Image.Image:
     """How much of each pixel the shape covers, 0 to 255."""
     mask = PIL.Image.new("L", (size * FINER, size * FINER))
     pen = ImageDraw.Draw(mask)
-    turn = np.array([[math.cos(shape.turn), math.sin(shape.turn)], [-math.sin(shape.turn), math.cos(shape.turn)]])
+    turn = np.array(
+        [
+            [math.cos(shape.turn), math.sin(shape.turn)],
+            [-math.sin(shape.turn), math.cos(shape.turn)],
+        ]
+    )
     for outline, ink in OUTLINES[shape.kind]:
         points = ((outline @ turn) * shape.radius + shape.centre) * (size * FINER) - 0.5
         pen.polygon(points.ravel().tolist(), fill=ink)
@@ -388,13 +443,21 @@ def column(rgb: RGB) -> np.ndarray:
 
 
 def texture(shape: Shape, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """The second colour's share, 0 to 1, at every pixel. Edges are one pixel wide, hence smooth at any size.
+    """The second colour's share, 0 to 1, at every pixel. Edges are one pixel wide, hence smooth at
+    any size.
 
-    u and v are the shape's own axes in radii, standing askew so that patterns do not fall in step with the pixels.
+    u and v are the shape's own axes in radii, standing askew so that patterns do not fall in step
+    with the pixels.
     """
-    askew = shape.turn + {"striped": 0.7, "dotted": 0.35, "checkered": 0.3, "shaded": 1.2}[shape.texture]
+    askew = (
+        shape.turn
+        + {"striped": 0.7, "dotted": 0.35, "checkered": 0.3, "shaded": 1.2}[shape.texture]
+    )
     right, down = (x - shape.centre[0]) / shape.radius, (y - shape.centre[1]) / shape.radius
-    u, v = right * math.cos(askew) + down * math.sin(askew), down * math.cos(askew) - right * math.sin(askew)
+    u, v = (
+        right * math.cos(askew) + down * math.sin(askew),
+        down * math.cos(askew) - right * math.sin(askew),
+    )
     pixels = shape.radius * x.size  # to one radius
     if shape.texture == "striped":
         return (0.5 + pixels * 0.62 * (0.25 - wave(u, 0.62))).clip(0, 1)

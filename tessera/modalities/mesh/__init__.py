@@ -22,6 +22,16 @@ MODALITY = Modality(
         ),
     ),
     demo=(
-        DemoStep(description="A mesh tokenizer is trained on 2,000 synthetic pieces of furniture.", command=('train', 'meshes-autoencoder', '--steps', '1000', '--out', '{out}/meshes-autoencoder')),
+        DemoStep(
+            description="A mesh tokenizer is trained on 2,000 synthetic pieces of furniture.",
+            command=(
+                "train",
+                "meshes-autoencoder",
+                "--steps",
+                "1000",
+                "--out",
+                "{out}/meshes-autoencoder",
+            ),
+        ),
     ),
 )

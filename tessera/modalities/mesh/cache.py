@@ -1,7 +1,8 @@
 """Meshes on disk as they are learnt from: in canonical order, and with which faces touch.
 
-What costs is reading and simplifying: 725 pieces of furniture took a minute of a run's beginning. A file is asked for by a hash
-of all that it depends on, so one that is stale is simply not found; one that is damaged is made again.
+What costs is reading and simplifying: 725 pieces of furniture took a minute of a run's beginning. A
+file is asked for by a hash of all that it depends on, so one that is stale is simply not found; one
+that is damaged is made again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from tessera.modalities.mesh.canonical import MeshExample
 
 
 def kept(place: str, depends_on: list[Any], make: Callable[[], MeshExample]) -> MeshExample:
-    """The example that is kept in the folder, or made and then kept there. Several processes may do so at once."""
+    """The example that is kept in the folder, or made and then kept there. Several processes may do
+    so at once."""
     key = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:24]
     file = Path(place) / f"{key}.safetensors"
     try:
@@ -30,6 +32,8 @@ def kept(place: str, depends_on: list[Any], make: Callable[[], MeshExample]) -> 
         example = make()
     file.parent.mkdir(parents=True, exist_ok=True)
     writing = file.with_suffix(f".{os.getpid()}.writing")
-    save_file({"vertices": example.vertices, "faces": example.faces, "edges": example.edges}, writing)
+    save_file(
+        {"vertices": example.vertices, "faces": example.faces, "edges": example.edges}, writing
+    )
     os.replace(writing, file)
     return example

@@ -1,9 +1,11 @@
-"""One way to write a mesh down: whole numbers, in the order of MeshGPT (Siddiqui et al. 2024, arXiv 2311.15475, section 3).
+"""One way to write a mesh down: whole numbers, in the order of MeshGPT (Siddiqui et al. 2024, arXiv
+2311.15475, section 3).
 
-The mesh fills a cube, its longest side from end to end and the others centred, and every coordinate becomes the number of
-one of `bins` equal steps. Vertices that fall together are one; faces that collapse, have no area or stand there twice go.
-Vertices are sorted by z (up), then y, then x. A face begins with its lowest vertex, turned but never turned over, and faces
-are sorted by their vertices. What has been written down is written down again as it is.
+The mesh fills a cube, its longest side from end to end and the others centred, and every coordinate
+becomes the number of one of `bins` equal steps. Vertices that fall together are one; faces that
+collapse, have no area or stand there twice go. Vertices are sorted by z (up), then y, then x. A
+face begins with its lowest vertex, turned but never turned over, and faces are sorted by their
+vertices. What has been written down is written down again as it is.
 
 V counts vertices, F faces, K the corners of a face.
 """
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.adjacency import face_pairs
 from tessera.modalities.mesh.media import Mesh, whole
 from tessera.modalities.mesh.polygons import has_area
@@ -26,8 +28,9 @@ if TYPE_CHECKING:  # listing, checking and drawing meshes needs no torch
 
 NOWHERE = np.zeros(3)
 ROUNDING = 1e-6
-"""Of a step. What lies between two steps goes outward, on both sides of the centre alike, however its last bits were rounded;
-otherwise a mesh would be off centre by half a step, and move when it is written down again."""
+"""Of a step. What lies between two steps goes outward, on both sides of the centre alike, however
+its last bits were rounded; otherwise a mesh would be off centre by half a step, and move when it is
+written down again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +42,20 @@ class Canonical:
 
 
 def canonical(mesh: Mesh, bins: int, shift: np.ndarray = NOWHERE) -> Canonical:
-    """Raises Unreadable where nothing is left. `shift` moves it in the cube, by shares of its side, as far as there is room."""
+    """Raises Unreadable where nothing is left. `shift` moves it in the cube, by shares of its side,
+    as far as there is room."""
     faces = mesh.faces
     while True:
         if not len(faces):
-            raise Unreadable(f"its faces are too small for {bins} steps: none is left")
+            raise UnreadableFile(f"its faces are too small for {bins} steps: none is left")
         used = np.unique(faces)
         steps = np.zeros(mesh.vertices.shape, np.int64)
         steps[used] = stepped(mesh.vertices[used], bins, shift)
-        places = steps @ [1, bins, bins**2]  # one number for each, sorted by z, then y, then x: faster than rows by rows
+        places = steps @ [
+            1,
+            bins,
+            bins**2,
+        ]  # one number for each, sorted by z, then y, then x: faster than rows by rows
         _, first, numbers = np.unique(places, return_index=True, return_inverse=True)
         merged, numbered = steps[first], numbers[faces]
         kept = whole(numbered) & has_area(merged, numbered)
@@ -61,8 +69,8 @@ def canonical(mesh: Mesh, bins: int, shift: np.ndarray = NOWHERE) -> Canonical:
 def stepped(vertices: np.ndarray, bins: int, shift: np.ndarray) -> np.ndarray:
     """(V, 3) int64: the nearest steps, in a cube that the longest side fills."""
     low, high = vertices.min(axis=0), vertices.max(axis=0)
-    middle, longest = (bins - 1) / 2, max(float((high - low).max()), np.finfo(np.float64).tiny)
-    from_centre = (vertices - (low + high) / 2) / longest * (bins - 1)
+    middle, max_len = (bins - 1) / 2, max(float((high - low).max()), np.finfo(np.float64).tiny)
+    from_centre = (vertices - (low + high) / 2) / max_len * (bins - 1)
     lattice = middle % 1  # an even number of steps has none in the middle
     away = np.floor(np.abs(from_centre) + ROUNDING + 0.5 - lattice) + lattice
     steps = np.rint(middle + np.where(from_centre < -ROUNDING, -away, away)).astype(np.int64)
@@ -77,7 +85,9 @@ def in_order(faces_FK: np.ndarray) -> np.ndarray:
     faces = np.take_along_axis(faces_FK, turned, axis=1)
     faces = faces[np.lexsort(faces.T[::-1])]
     alike = np.sort(faces, axis=1)
-    order = np.lexsort(alike.T)  # those of the same corners beside each other, the first of them first
+    order = np.lexsort(
+        alike.T
+    )  # those of the same corners beside each other, the first of them first
     again = (alike[order][1:] == alike[order][:-1]).all(axis=1)
     return faces[np.sort(order[np.concatenate([[True], ~again])])]
 

@@ -1,7 +1,9 @@
-"""What is in a folder of meshes, what is unusable and why: every file is read and written down once, as training would.
+"""What is in a folder of meshes, what is unusable and why: every file is read and written down
+once, as training would.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no torch. A mesh of too many
-faces is usable, and counted: a run leaves it out or simplifies it, as its configuration says.
+`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
+torch. A mesh of too many faces is usable, and counted: a run leaves it out or simplifies it, as its
+configuration says.
 """
 
 from __future__ import annotations
@@ -14,21 +16,21 @@ from statistics import median_low
 
 from tessera.data.captions import Captions
 from tessera.data.discovery import find
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
-    Look,
+    FileReport,
     Progress,
     Report,
     count,
-    look_through,
     megabytes,
-    strangers,
+    scan_folder,
     tallied,
     told_of_all,
+    unmatched,
 )
 from tessera.modalities.mesh.adjacency import count_edges
 from tessera.modalities.mesh.canonical import canonical
-from tessera.modalities.mesh.dataset import Meshes
+from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.mesh.io import ENDINGS
 from tessera.modalities.mesh.media import read
 from tessera.modalities.video.inspect import weigh
@@ -38,7 +40,7 @@ HISTOGRAM = (50, 100, 200, 400, 800, 1_600, 3_200, 10_000, 100_000)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeshLook(Look):
+class MeshFileReport(FileReport):
     kind: str = ""
     """the ending, without the dot"""
     triangles: int = 0
@@ -56,8 +58,8 @@ class MeshReport(Report):
     histogram: dict[str, int]
     """ "up to 100", in triangles, and how many usable meshes have that many"""
     large: int
-    """usable meshes of more than `most_faces` triangles"""
-    most_faces: int
+    """usable meshes of more than `max_faces` triangles"""
+    max_faces: int
     watertight: int
     crowded: int
     """usable meshes with edges that three or more faces share"""
@@ -71,7 +73,7 @@ class MeshReport(Report):
             *self.surface_lines(),
             *tallied("formats", self.kinds),
             *self.caption_lines("file"),
-            *strangers("meshes", self.captions_without_mesh),
+            *unmatched("meshes", self.captions_without_mesh),
             *self.duplicate_lines("file"),
             *self.other_lines(),
             *self.unusable_lines("file"),
@@ -82,9 +84,11 @@ class MeshReport(Report):
             return
         fewest, median, most = self.triangles
         yield f"triangles: {fewest:,} to {most:,}, median {median:,}"
-        yield "  " + ", ".join(f"{bar}: {number:,}" for bar, number in self.histogram.items() if number)
+        yield "  " + ", ".join(
+            f"{bar}: {number:,}" for bar, number in self.histogram.items() if number
+        )
         if self.large:
-            yield f"large: {count(self.large, 'file')} of more than {self.most_faces:,}, left out unless large=decimate"
+            yield f"large: {count(self.large, 'file')} of more than {self.max_faces:,}, left out unless large=decimate"
 
     def surface_lines(self) -> Iterator[str]:
         if self.usable:
@@ -94,16 +98,24 @@ class MeshReport(Report):
 
 
 def check(
-    path: str | Path, *, config: Meshes | None = None, workers: int | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    config: MeshDataConfig | None = None,
+    num_workers: int | None = None,
+    progress: Progress | None = None,
 ) -> MeshReport:
-    """Looks at every mesh; `progress` is told how many of how many are done. No mesh at all is Refused.
+    """Looks at every mesh; `progress` is told how many of how many are done. No mesh at all is
+    Refused.
 
     `config` says what a run would ask of them: number of steps, most faces, upward axis.
     """
-    asked = config or Meshes()
+    asked = config or MeshDataConfig()
     asked.require_libraries()
-    looked = look_through(
-        find(path, ENDINGS, "meshes"), lambda root, name, captions: look_at(root, name, captions, asked), workers, progress
+    looked = scan_folder(
+        find(path, ENDINGS, "meshes"),
+        lambda root, name, captions: inspect_file(root, name, captions, asked),
+        num_workers,
+        progress,
     )
     triangles = sorted(look.triangles for look in looked.usable)
     return MeshReport(
@@ -112,28 +124,32 @@ def check(
         kinds=dict(Counter(look.kind for look in looked.usable).most_common()),
         triangles=(triangles[0], median_low(triangles), triangles[-1]) if triangles else None,
         histogram=histogram_of(triangles),
-        large=sum(number > asked.most_faces for number in triangles),
-        most_faces=asked.most_faces,
+        large=sum(number > asked.max_faces for number in triangles),
+        max_faces=asked.max_faces,
         watertight=sum(look.watertight for look in looked.usable),
         crowded=sum(look.crowded > 0 for look in looked.usable),
-        captions_without_mesh=list(looked.captions.strangers),
+        captions_without_mesh=list(looked.captions.unmatched),
     )
 
 
-def look_at(root: Path, name: str, captions: Captions, asked: Meshes) -> MeshLook:
+def inspect_file(
+    root: Path, name: str, captions: Captions, asked: MeshDataConfig
+) -> MeshFileReport:
     path = root / name
     try:
         size, digest = weigh(path)
     except OSError as error:
-        return MeshLook(name=name, reason=f"the file cannot be opened ({error.strerror or error})")
+        return MeshFileReport(
+            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
+        )
     try:
         mesh = read(path, asked.polygons, asked.up)
         canonical(mesh, asked.bins)
         caption = captions.of(name)
-    except Unreadable as error:
-        return MeshLook(name=name, bytes=size, reason=str(error))
+    except UnreadableFile as error:
+        return MeshFileReport(name=name, bytes=size, reason=str(error))
     edges = count_edges(mesh.faces)
-    return MeshLook(
+    return MeshFileReport(
         name=name,
         bytes=size,
         digest=digest,

@@ -1,11 +1,14 @@
-"""Files that hold a mesh: what they are, how many faces they claim, and their corners and polygons as they stand.
+"""Files that hold a mesh: what they are, how many faces they claim, and their corners and polygons
+as they stand.
 
-OBJ and OFF are read here, because trimesh cuts their quads into triangles before anybody can ask for them; PLY, STL, GLB
-and glTF are read by trimesh. What a file is, its first bytes say, whatever it is called. Faces are counted before anything
-heavy is done. Nothing outside a file is opened, but for the buffers of a .gltf, which must lie in its own folder;
-materials and pictures are never looked at.
+OBJ and OFF are read here, because trimesh cuts their quads into triangles before anybody can ask
+for them; PLY, STL, GLB and glTF are read by trimesh. What a file is, its first bytes say, whatever
+it is called. Faces are counted before anything heavy is done. Nothing outside a file is opened, but
+for the buffers of a .gltf, which must lie in its own folder; materials and pictures are never
+looked at.
 
-V counts vertices, P polygons of one kind. z is up: in OBJ and glTF files y is, and they are turned when they are read.
+V counts vertices, P polygons of one kind. z is up: in OBJ and glTF files y is, and they are turned
+when they are read.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from urllib.parse import unquote
 
 import numpy as np
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.trimesh_library import library
 
 Kind = Literal["OBJ", "PLY", "STL", "GLB", "glTF", "OFF"]
@@ -31,9 +34,11 @@ Up = Literal["y", "z"]
 
 ENDINGS = (".obj", ".ply", ".stl", ".glb", ".gltf", ".off")
 UP: dict[Kind, Up] = {"OBJ": "y", "GLB": "y", "glTF": "y", "PLY": "z", "STL": "z", "OFF": "z"}
-"""glTF prescribes y (glTF 2.0 specification, 3.4); OBJ has no rule but this custom, as scans and prints have theirs."""
+"""glTF prescribes y (glTF 2.0 specification, 3.4); OBJ has no rule but this custom, as scans and
+prints have theirs."""
 MOST_READ = 1_000_000
-"""Faces that are read at all: a larger mesh would take minutes and gigabytes, and none is learnt from at that size."""
+"""Faces that are read at all: a larger mesh would take minutes and gigabytes, and none is learnt
+from at that size."""
 MOST_BYTES = 1 << 29
 
 
@@ -51,9 +56,12 @@ class Polygons:
 
 
 def read_polygons(path: str | Path, most: int = MOST_READ) -> Polygons:
-    """The corners and polygons of a file, as they stand. A file that claims more than `most` of these is not read further."""
+    """The corners and polygons of a file, as they stand. A file that claims more than `most` of
+    these is not read further."""
     if (size := Path(path).stat().st_size) > MOST_BYTES:
-        raise Unreadable(f"it has {size / 1e6:,.0f} MB, and at most {MOST_BYTES / 1e6:,.0f} MB are read: simplify it first")
+        raise UnreadableFile(
+            f"it has {size / 1e6:,.0f} MB, and at most {MOST_BYTES / 1e6:,.0f} MB are read: simplify it first"
+        )
     data = Path(path).read_bytes()
     kind = kind_of(data)
     try:
@@ -61,20 +69,26 @@ def read_polygons(path: str | Path, most: int = MOST_READ) -> Polygons:
         polygons = read_as(kind, data, Path(path).parent)
         refuse_more(sum(len(each) for each in polygons.by_corners.values()), most)
         return polygons
-    except (Unreadable, ModuleNotFoundError):
+    except (UnreadableFile, ModuleNotFoundError):
         raise
-    except Exception as error:  # readers meet damaged bytes with nearly every kind of exception there is
-        raise Unreadable(f"it is a damaged or cut {kind} file ({str(error) or type(error).__name__})") from error
+    except (
+        Exception
+    ) as error:  # readers meet damaged bytes with nearly every kind of exception there is
+        raise UnreadableFile(
+            f"it is a damaged or cut {kind} file ({str(error) or type(error).__name__})"
+        ) from error
 
 
 def refuse_more(faces: int, most: int) -> None:
     if faces > most:
-        raise Unreadable(f"it has {faces:,} faces, and at most {most:,} are read: simplify it first")
+        raise UnreadableFile(
+            f"it has {faces:,} faces, and at most {most:,} are read: simplify it first"
+        )
 
 
 def kind_of(data: bytes) -> Kind:
     if not data:
-        raise Unreadable("the file is empty (0 bytes)")
+        raise UnreadableFile("the file is empty (0 bytes)")
     start = data[:512].lstrip()
     if data.startswith(b"glTF"):
         return "GLB"
@@ -90,7 +104,9 @@ def kind_of(data: bytes) -> Kind:
         return "glTF"
     if re.search(rb"^\s*v\s+[-+.\d]\S*\s+\S+\s+\S+", data, re.MULTILINE):
         return "OBJ"
-    raise Unreadable(f"it is no OBJ, PLY, STL, GLB, glTF or OFF mesh (it begins with {data[:8]!r})")
+    raise UnreadableFile(
+        f"it is no OBJ, PLY, STL, GLB, glTF or OFF mesh (it begins with {data[:8]!r})"
+    )
 
 
 def triangles_of_binary_stl(data: bytes) -> int:
@@ -110,13 +126,18 @@ def claimed_faces(data: bytes, kind: Kind) -> int:
             claim = re.search(rb"element\s+face\s+(\d+)", data[:65536])
             return int(claim[1]) if claim else 0
         case "STL":
-            return data.count(b"facet normal") if data.startswith(b"solid") else triangles_of_binary_stl(data)
+            return (
+                data.count(b"facet normal")
+                if data.startswith(b"solid")
+                else triangles_of_binary_stl(data)
+            )
         case _:
             return triangles_of_scene(scene_of(data, kind))
 
 
 def scene_of(data: bytes, kind: Kind) -> dict[str, Any]:
-    """The JSON of a glTF scene; in a GLB file it is the first chunk (glTF 2.0 specification, 4.4)."""
+    """The JSON of a glTF scene; in a GLB file it is the first chunk (glTF 2.0 specification,
+    4.4)."""
     if kind == "GLB":
         length = struct.unpack_from("<I", data, 12)[0]
         data = data[20 : 20 + length]
@@ -127,8 +148,12 @@ def scene_of(data: bytes, kind: Kind) -> dict[str, Any]:
 
 
 def triangles_of_scene(scene: dict[str, Any]) -> int:
-    """What all places show together: a mesh that stands in a thousand places counts a thousand times."""
-    sizes = [sum(triangles_of_part(scene, part) for part in mesh["primitives"]) for mesh in scene.get("meshes", [])]
+    """What all places show together: a mesh that stands in a thousand places counts a thousand
+    times."""
+    sizes = [
+        sum(triangles_of_part(scene, part) for part in mesh["primitives"])
+        for mesh in scene.get("meshes", [])
+    ]
     return sum(sizes[node["mesh"]] for node in scene.get("nodes", []) if "mesh" in node)
 
 
@@ -149,10 +174,13 @@ def read_as(kind: Kind, data: bytes, folder: Path) -> Polygons:
 
 
 def read_obj(text: str) -> Polygons:
-    """Vertices and faces of all objects and groups, as one mesh; lines, curves, normals and materials are passed over."""
+    """Vertices and faces of all objects and groups, as one mesh; lines, curves, normals and
+    materials are passed over."""
     vertices: list[list[float]] = []
     polygons: defaultdict[int, list[list[int]]] = defaultdict(list)
-    for line in re.sub(r"\r\n?", "\n", text).replace("\\\n", " ").split("\n"):  # splitlines would cut names at \x85
+    for line in (
+        re.sub(r"\r\n?", "\n", text).replace("\\\n", " ").split("\n")
+    ):  # splitlines would cut names at \x85
         word, *values = line.split() or [""]
         if word == "v":
             vertices.append([float(value) for value in values[:3]])
@@ -182,7 +210,8 @@ def read_off(text: str) -> Polygons:
 
 
 def off_lines(text: str) -> Iterator[str]:
-    """What is said after the word OFF; in some files of ModelNet the counts stand right behind it, in the same line."""
+    """What is said after the word OFF; in some files of ModelNet the counts stand right behind it,
+    in the same line."""
     rest = re.sub(r"^\s*(ST)?C?N?OFF", "", text, count=1)
     lines = (line.partition("#")[0].strip() for line in rest.splitlines())
     return (line for line in lines if line)
@@ -195,12 +224,20 @@ def off_counts(lines: Iterator[str]) -> tuple[int, int]:
 
 def as_arrays(polygons: dict[int, list[list[int]]]) -> dict[int, np.ndarray]:
     """Points and lines that call themselves faces are left out."""
-    return {corners: np.array(found, dtype=np.int64) for corners, found in polygons.items() if corners >= 3}
+    return {
+        corners: np.array(found, dtype=np.int64)
+        for corners, found in polygons.items()
+        if corners >= 3
+    }
 
 
 def read_by_trimesh(kind: Kind, data: bytes, folder: Path) -> Polygons:
     scene = library().load_scene(
-        BytesIO(data), file_type=kind.lower(), resolver=Beside(folder), process=False, skip_materials=True
+        BytesIO(data),
+        file_type=kind.lower(),
+        resolver=Beside(folder),
+        process=False,
+        skip_materials=True,
     )
     cameras = len(scene_of(data, kind).get("cameras", [])) if kind in ("GLB", "glTF") else 0
     beside = f"{cameras} {'camera' if cameras == 1 else 'cameras'}" if cameras else ""
@@ -208,12 +245,16 @@ def read_by_trimesh(kind: Kind, data: bytes, folder: Path) -> Polygons:
         points = sum(len(getattr(geometry, "vertices", ())) for geometry in scene.geometry.values())
         return Polygons(np.zeros((points, 3)), {}, kind, beside)
     mesh = scene.to_mesh()
-    vertices, faces = np.asarray(mesh.vertices, dtype=np.float64), np.asarray(mesh.faces, dtype=np.int64)
+    vertices, faces = (
+        np.asarray(mesh.vertices, dtype=np.float64),
+        np.asarray(mesh.faces, dtype=np.int64),
+    )
     return Polygons(vertices, {3: faces}, kind, beside)
 
 
 class Beside:
-    """What trimesh asks for the buffers of a .gltf: files of the same folder, and nothing else on this machine or another."""
+    """What trimesh asks for the buffers of a .gltf: files of the same folder, and nothing else on
+    this machine or another."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
@@ -221,10 +262,14 @@ class Beside:
     def get(self, name: str) -> bytes:
         file = (self.folder / unquote(name)).resolve()
         if not file.is_relative_to(self.folder):
-            raise Unreadable(f"it asks for {name!r}, which leads out of its folder: a scene's buffers must lie beside it")
+            raise UnreadableFile(
+                f"it asks for {name!r}, which leads out of its folder: a scene's buffers must lie beside it"
+            )
         try:
             return file.read_bytes()
         except OSError as error:
-            raise Unreadable(f"it asks for {name!r}, which cannot be opened ({error.strerror or error})") from error
+            raise UnreadableFile(
+                f"it asks for {name!r}, which cannot be opened ({error.strerror or error})"
+            ) from error
 
     __getitem__ = get

@@ -1,8 +1,10 @@
-"""A picture of a mesh, drawn with numpy: each face in its shade, the nearest on top, its edges as thin lines.
+"""A picture of a mesh, drawn with numpy: each face in its shade, the nearest on top, its edges as
+thin lines.
 
-The eye stands in front (-y), to the right (+x) and above (+z), infinitely far away, so that parallel edges stay parallel.
-A face is as bright as its normal is turned to the light, on both of its sides, since faces of found and made meshes are
-often turned inside out. In the picture x goes to the right and y down, in pixels; depth grows towards the eye.
+The eye stands in front (-y), to the right (+x) and above (+z), infinitely far away, so that
+parallel edges stay parallel. A face is as bright as its normal is turned to the light, on both of
+its sides, since faces of found and made meshes are often turned inside out. In the picture x goes
+to the right and y down, in pixels; depth grows towards the eye.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import PIL.Image
 from tessera.modalities.image.media import Image
 
 TURN, RAISE = math.radians(32), math.radians(24)
-EYE = np.array([math.sin(TURN) * math.cos(RAISE), -math.cos(TURN) * math.cos(RAISE), math.sin(RAISE)])
+EYE = np.array(
+    [math.sin(TURN) * math.cos(RAISE), -math.cos(TURN) * math.cos(RAISE), math.sin(RAISE)]
+)
 RIGHT = np.array([math.cos(TURN), math.sin(TURN), 0.0])
 UPWARD = np.cross(EYE, RIGHT)
 LIGHT = EYE - 0.75 * RIGHT + 0.9 * UPWARD
@@ -25,7 +29,9 @@ CLAY = np.array([196.0, 214.0, 238.0])
 GROUND = 255
 SHADOW = 0.45  # how bright a face is that the light only grazes
 LINE = 0.42  # how much darker an edge is than its face
-ROOM_FOR_LINES = 14.0  # pixels: edges of lower triangles are fainter, or a fine mesh would be all lines
+ROOM_FOR_LINES = (
+    14.0  # pixels: edges of lower triangles are fainter, or a fine mesh would be all lines
+)
 MARGIN = 0.06
 FINER = 2  # drawn this many times larger and then reduced, which smooths the edges
 
@@ -51,13 +57,18 @@ def on_screen(vertices: np.ndarray, side: int) -> np.ndarray:
     return (seen - (low + high) / 2) * scale + np.array([side / 2, side / 2, 0.0])
 
 
-def painted(vertices: np.ndarray, seen: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Triangles as (T, 3, 3) places on the screen, (T, 3) colours, and (T, 3) which of the edges opposite a corner show."""
+def painted(
+    vertices: np.ndarray, seen: np.ndarray, faces: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Triangles as (T, 3, 3) places on the screen, (T, 3) colours, and (T, 3) which of the edges
+    opposite a corner show."""
     if faces.shape[1] == 3:
         triangles, shows = faces, np.ones((len(faces), 3))
     else:
         triangles = np.concatenate([faces[:, [0, 1, 2]], faces[:, [0, 2, 3]]])
-        shows = np.repeat([[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], len(faces), axis=0)  # not the diagonal
+        shows = np.repeat(
+            [[1.0, 0.0, 1.0], [1.0, 1.0, 0.0]], len(faces), axis=0
+        )  # not the diagonal
     one, two, three = (vertices[triangles[:, corner]] for corner in range(3))
     normals = np.cross(two - one, three - one)
     normals /= np.maximum(np.linalg.norm(normals, axis=1, keepdims=True), 1e-30)
@@ -66,7 +77,13 @@ def painted(vertices: np.ndarray, seen: np.ndarray, faces: np.ndarray) -> tuple[
     return seen[triangles], CLAY * brightness[:, None], shows
 
 
-def paint(canvas: np.ndarray, nearest: np.ndarray, corners: np.ndarray, colour: np.ndarray, shows: np.ndarray) -> None:
+def paint(
+    canvas: np.ndarray,
+    nearest: np.ndarray,
+    corners: np.ndarray,
+    colour: np.ndarray,
+    shows: np.ndarray,
+) -> None:
     """One triangle, where nothing nearer was painted before."""
     low = np.maximum(np.floor(corners[:, :2].min(axis=0)).astype(int), 0)
     high = np.minimum(np.ceil(corners[:, :2].max(axis=0)).astype(int) + 1, len(canvas))
@@ -75,7 +92,8 @@ def paint(canvas: np.ndarray, nearest: np.ndarray, corners: np.ndarray, colour: 
     if abs(area) < 1e-9 or (high <= low).any():
         return
     x, y = np.arange(low[0], high[0]) + 0.5, np.arange(low[1], high[1])[:, None] + 0.5
-    # Barycentric coordinates: how near a pixel is to each corner, 1 there and 0 on the edge opposite.
+    # Barycentric coordinates: how near a pixel is to each corner, 1 there and 0 on the edge
+    # opposite.
     near_b = ((x - ax) * (cy - ay) - (y - ay) * (cx - ax)) / area
     near_c = ((y - ay) * (bx - ax) - (x - ax) * (by - ay)) / area
     near = np.stack([1 - near_b - near_c, near_b, near_c])
@@ -83,7 +101,9 @@ def paint(canvas: np.ndarray, nearest: np.ndarray, corners: np.ndarray, colour: 
     place = np.s_[low[1] : high[1], low[0] : high[0]]
     visible = (near >= -1e-9).all(axis=0) & (depth > nearest[place])
     nearest[place][visible] = depth[visible]
-    canvas[place][visible] = (colour * (1 - shade(corners, abs(area), near, shows))[..., None])[visible]
+    canvas[place][visible] = (colour * (1 - shade(corners, abs(area), near, shows))[..., None])[
+        visible
+    ]
 
 
 def shade(corners: np.ndarray, area: float, near: np.ndarray, shows: np.ndarray) -> np.ndarray:

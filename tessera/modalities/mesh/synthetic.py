@@ -1,9 +1,11 @@
-"""Toy meshes: furniture and tools of a few boxes and prisms, built afresh for every number, with a caption that is true.
+"""Toy meshes: furniture and tools of a few boxes and prisms, built afresh for every number, with a
+caption that is true.
 
-Toy number `i` of a seed is a pure function of `(seed, i)` and of the most faces it may have: a toy with more is thought of
-again. Lengths are of no unit; x is to the right, y to the back and z up. Everything is made of quads, from closed parts that
-touch or reach a little into each other, and is cut into triangles where these are asked for. A word like "wide" or "low" has
-its own range of proportions, which no toy without that word has. Toys are never stretched or turned.
+Toy number `i` of a seed is a pure function of `(seed, i)` and of the most faces it may have: a toy
+with more is thought of again. Lengths are of no unit; x is to the right, y to the back and z up.
+Everything is made of quads, from closed parts that touch or reach a little into each other, and is
+cut into triangles where these are asked for. A word like "wide" or "low" has its own range of
+proportions, which no toy without that word has. Toys are never stretched or turned.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from tessera.data.dataset import Toys
+from tessera.data.dataset import SyntheticDataset
 from tessera.modalities.image.synthetic import pick
 from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
 from tessera.modalities.mesh.media import Mesh
@@ -27,7 +29,8 @@ Range = tuple[float, float]
 KEPT_IN_MEMORY = 1 << 12
 """Toys that a process keeps: of 200 faces each they take 70 MB."""
 FEWEST_FACES = 64
-"""What a toy may be held to: with this many triangles there are still tables, benches, shelves, stairs and more."""
+"""What a toy may be held to: with this many triangles there are still tables, benches, shelves,
+stairs and more."""
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 SIDES = 8  # of what is called round
 
@@ -41,20 +44,20 @@ class Toy:
 
 
 @dataclass(frozen=True)
-class ToyMeshes(Toys):
+class SyntheticMeshes(SyntheticDataset):
     bins: int
     polygons: Literal["triangles", "quads"] = "triangles"
-    most_faces: int = 800
+    max_faces: int = 800
 
     def caption(self, index: int) -> str:
         return self.toy(index).caption
 
-    def mark(self, index: int) -> str:
+    def signature(self, index: int) -> str:
         """All that a toy depends on beside its number."""
-        return f"{self.seed} {self.bins} {self.polygons} {self.most_faces}"
+        return f"{self.seed} {self.bins} {self.polygons} {self.max_faces}"
 
     def toy(self, index: int) -> Toy:
-        quads = self.most_faces if self.polygons == "quads" else self.most_faces // 2
+        quads = self.max_faces if self.polygons == "quads" else self.max_faces // 2
         return imagine(self.seed, self.number(index), quads)
 
     def item(self, index: int, rng: Rng) -> MeshExample:
@@ -65,8 +68,9 @@ class ToyMeshes(Toys):
 
 
 @lru_cache(maxsize=KEPT_IN_MEMORY)
-def prepared(toys: ToyMeshes, index: int) -> MeshExample:
-    """Toys are never changed, so each is made once: that takes 1 ms, most of it to write it down in canonical form."""
+def prepared(toys: SyntheticMeshes, index: int) -> MeshExample:
+    """Toys are never changed, so each is made once: that takes 1 ms, most of it to write it down in
+    canonical form."""
     toy = toys.toy(index)
     mesh = toy.mesh if toys.polygons == "quads" else Mesh(toy.mesh.vertices, toy.mesh.triangles())
     return MeshExample.of(mesh, toys.bins, toy.caption)
@@ -124,13 +128,24 @@ def several(number: int, noun: str) -> str:
 
 def table(rng: Rng) -> Plan:
     round_top = chance(rng, 0.35)
-    shape, ratio = ("round", 1.0) if round_top else proportion(rng, {"wide": (1.7, 2.4), "": (1.15, 1.5), "square": (1.0, 1.0)})
+    shape, ratio = (
+        ("round", 1.0)
+        if round_top
+        else proportion(rng, {"wide": (1.7, 2.4), "": (1.15, 1.5), "square": (1.0, 1.0)})
+    )
     word, height = proportion(rng, {"low": (0.35, 0.5), "": (0.65, 0.85), "high": (1.0, 1.3)})
     depth, thick = uniform(rng, 0.85, 1.0), uniform(rng, 0.05, 0.11)
     half_x, half_y = depth * ratio / 2, depth / 2
-    top = column(half_y, height - thick, height) if round_top else box(half_x, half_y, height - thick, height)
+    top = (
+        column(half_y, height - thick, height)
+        if round_top
+        else box(half_x, half_y, height - thick, height)
+    )
     stand = pick(
-        rng, ("four legs", "a central leg") if round_top else ("four legs", "four legs", "a central leg", "side panels")
+        rng,
+        ("four legs", "a central leg")
+        if round_top
+        else ("four legs", "four legs", "a central leg", "side panels"),
     )
     under, reach = height - thick, 0.6 if round_top else 0.86
     if stand == "a central leg":
@@ -149,29 +164,44 @@ def table(rng: Rng) -> Plan:
 
 
 def chair(rng: Rng) -> Plan:
-    word, back = proportion(rng, {"low-backed": (0.25, 0.35), "": (0.5, 0.65), "high-backed": (0.85, 1.1)})
+    word, back = proportion(
+        rng, {"low-backed": (0.25, 0.35), "": (0.5, 0.65), "high-backed": (0.85, 1.1)}
+    )
     seat, thick, leg = uniform(rng, 0.4, 0.52), uniform(rng, 0.05, 0.1), uniform(rng, 0.025, 0.045)
     half_x, half_y = uniform(rng, 0.22, 0.3), uniform(rng, 0.22, 0.28)
-    parts = [box(half_x, half_y, seat - thick, seat), *legs(half_x * 0.86, half_y * 0.86, leg, 0.0, seat - thick)]
+    parts = [
+        box(half_x, half_y, seat - thick, seat),
+        *legs(half_x * 0.86, half_y * 0.86, leg, 0.0, seat - thick),
+    ]
     details = [pick(rng, ("a solid back", "a slatted back", "a ladder back"))]
     rear = half_y * 0.86
     if details == ["a solid back"]:
         parts.append(box(half_x * 0.95, 0.03, seat, seat + back, y=rear))
     else:
-        parts += [box(0.03, 0.03, seat, seat + back - 0.07, x=side * half_x * 0.85, y=rear) for side in (-1, 1)]
+        parts += [
+            box(0.03, 0.03, seat, seat + back - 0.07, x=side * half_x * 0.85, y=rear)
+            for side in (-1, 1)
+        ]
         parts.append(box(half_x * 0.95, 0.035, seat + back - 0.07, seat + back, y=rear))
         count = int(rng.integers(2, 4))
         if details == ["a slatted back"]:
             places = np.linspace(-0.85, 0.85, count + 2)[1:-1] * half_x
-            parts += [box(0.022, 0.015, seat, seat + back - 0.07, x=float(x), y=rear) for x in places]
+            parts += [
+                box(0.022, 0.015, seat, seat + back - 0.07, x=float(x), y=rear) for x in places
+            ]
         else:
             levels = seat + np.linspace(0, back - 0.07, count + 2)[1:-1]
-            parts += [box(half_x * 0.83, 0.015, float(z) - 0.02, float(z) + 0.02, y=rear) for z in levels]
+            parts += [
+                box(half_x * 0.83, 0.015, float(z) - 0.02, float(z) + 0.02, y=rear) for z in levels
+            ]
     if chance(rng, 0.4):
         details.append("armrests")
         rest = seat + uniform(rng, 0.16, 0.22)
         for x in (-half_x * 0.9, half_x * 0.9):
-            parts += [box(0.022, 0.022, seat, rest, x=x, y=-half_y * 0.75), box(0.03, half_y * 0.86, rest, rest + 0.035, x=x)]
+            parts += [
+                box(0.022, 0.022, seat, rest, x=x, y=-half_y * 0.75),
+                box(0.03, half_y * 0.86, rest, rest + 0.035, x=x),
+            ]
     return Plan([word], details, parts)
 
 
@@ -181,10 +211,19 @@ def stool(rng: Rng) -> Plan:
     under = height - thick
     seat = column(half, under, height) if round_seat else box(half, half, under, height)
     count, leg = int(rng.integers(3, 5)), uniform(rng, 0.025, 0.045)
-    reach = half * (0.68 if round_seat else 0.78) * (1.0 if count == 3 else math.sqrt(2) if not round_seat else 1.0)
+    reach = (
+        half
+        * (0.68 if round_seat else 0.78)
+        * (1.0 if count == 3 else math.sqrt(2) if not round_seat else 1.0)
+    )
     angles = [math.pi / 4 + 2 * math.pi * number / count for number in range(count)]
-    stands = [box(leg, leg, 0.0, under, x=reach * math.cos(angle), y=reach * math.sin(angle)) for angle in angles]
-    return Plan([word, "round" if round_seat else "square"], [several(count, "leg")], [seat, *stands])
+    stands = [
+        box(leg, leg, 0.0, under, x=reach * math.cos(angle), y=reach * math.sin(angle))
+        for angle in angles
+    ]
+    return Plan(
+        [word, "round" if round_seat else "square"], [several(count, "leg")], [seat, *stands]
+    )
 
 
 def bench(rng: Rng) -> Plan:
@@ -195,17 +234,26 @@ def bench(rng: Rng) -> Plan:
     if details == ["four legs"]:
         parts += legs(half_x * 0.9, half_y * 0.8, uniform(rng, 0.03, 0.05), 0.0, under)
     else:
-        parts += [box(uniform(rng, 0.03, 0.06), half_y * 0.9, 0.0, under, x=side * half_x * 0.85) for side in (-1, 1)]
+        parts += [
+            box(uniform(rng, 0.03, 0.06), half_y * 0.9, 0.0, under, x=side * half_x * 0.85)
+            for side in (-1, 1)
+        ]
     if chance(rng):
         details.append("a back")
-        parts.append(box(half_x * 0.97, 0.03, seat, seat + uniform(rng, 0.35, 0.5), y=half_y * 0.82))
+        parts.append(
+            box(half_x * 0.97, 0.03, seat, seat + uniform(rng, 0.35, 0.5), y=half_y * 0.82)
+        )
     return Plan([word], details, parts)
 
 
 def shelf(rng: Rng) -> Plan:
     word, height = proportion(rng, {"low": (0.55, 0.75), "": (1.1, 1.4), "tall": (1.8, 2.2)})
     breadth, width = proportion(rng, {"narrow": (0.4, 0.5), "": (0.75, 0.95), "wide": (1.4, 1.8)})
-    depth, board, count = uniform(rng, 0.155, 0.18), uniform(rng, 0.02, 0.035), int(rng.integers(3, 7))
+    depth, board, count = (
+        uniform(rng, 0.155, 0.18),
+        uniform(rng, 0.02, 0.035),
+        int(rng.integers(3, 7)),
+    )
     half_x = width / 2
     parts = [box(0.025, depth, 0.0, height, x=side * (half_x - 0.025)) for side in (-1, 1)]
     levels = np.linspace(0.06, height - 0.06, count).tolist()
@@ -219,16 +267,23 @@ def shelf(rng: Rng) -> Plan:
 
 def lamp(rng: Rng) -> Plan:
     word, height = proportion(rng, {"low": (0.5, 0.65), "": (0.9, 1.1), "tall": (1.6, 2.0)})
-    round_base, shade = chance(rng), pick(rng, ("a conical shade", "a straight shade", "a square shade"))
+    round_base, shade = (
+        chance(rng),
+        pick(rng, ("a conical shade", "a straight shade", "a square shade")),
+    )
     base, below = uniform(rng, 0.16, 0.22), height - uniform(rng, 0.25, 0.34)
     foot = column(base, 0.0, 0.05) if round_base else box(base, base, 0.0, 0.05)
-    wide = uniform(rng, 0.2, 0.28)
+    to_fp32 = uniform(rng, 0.2, 0.28)
     if shade == "a square shade":
-        cover = box(wide, wide, below, height)
+        cover = box(to_fp32, to_fp32, below, height)
     else:
-        cover = column(wide, below, height, top=wide * (0.45 if shade == "a conical shade" else 1.0))
+        cover = column(
+            to_fp32, below, height, top=to_fp32 * (0.45 if shade == "a conical shade" else 1.0)
+        )
     pole = box(0.025, 0.025, 0.05, below)
-    return Plan([word], [shade, f"a {'round' if round_base else 'square'} foot"], [foot, pole, cover])
+    return Plan(
+        [word], [shade, f"a {'round' if round_base else 'square'} foot"], [foot, pole, cover]
+    )
 
 
 def bed(rng: Rng) -> Plan:
@@ -242,7 +297,9 @@ def bed(rng: Rng) -> Plan:
     parts.append(box(half_x * 1.02, 0.04, 0.08, frame + rise, y=half_y + 0.03))
     if chance(rng):
         details.append("a footboard")
-        parts.append(box(half_x * 1.02, 0.04, 0.08, frame + uniform(rng, 0.22, 0.27), y=-half_y - 0.03))
+        parts.append(
+            box(half_x * 1.02, 0.04, 0.08, frame + uniform(rng, 0.22, 0.27), y=-half_y - 0.03)
+        )
     if chance(rng, 0.6):
         count = 1 if word == "narrow" else 2
         details.append(several(count, "pillow"))
@@ -253,33 +310,72 @@ def bed(rng: Rng) -> Plan:
 
 def sofa(rng: Rng) -> Plan:
     count = int(rng.integers(1, 4))
-    width, seat, depth = 0.58 * count + uniform(rng, 0.0, 0.1), uniform(rng, 0.32, 0.42), uniform(rng, 0.36, 0.42)
-    word, back = proportion(rng, {"low-backed": (0.2, 0.28), "": (0.38, 0.48), "high-backed": (0.65, 0.8)})
+    width, seat, depth = (
+        0.58 * count + uniform(rng, 0.0, 0.1),
+        uniform(rng, 0.32, 0.42),
+        uniform(rng, 0.36, 0.42),
+    )
+    word, back = proportion(
+        rng, {"low-backed": (0.2, 0.28), "": (0.38, 0.48), "high-backed": (0.65, 0.8)}
+    )
     half_x, arm, rest = width / 2, uniform(rng, 0.06, 0.1), seat + uniform(rng, 0.15, 0.2)
-    parts = [box(half_x, depth, 0.1, seat - 0.1), box(half_x * 0.98, 0.08, seat - 0.1, seat + back, y=depth - 0.1)]
-    parts += [box(arm, depth + 0.03, 0.08, rest, x=side * (half_x + arm - 0.03)) for side in (-1, 1)]
+    parts = [
+        box(half_x, depth, 0.1, seat - 0.1),
+        box(half_x * 0.98, 0.08, seat - 0.1, seat + back, y=depth - 0.1),
+    ]
+    parts += [
+        box(arm, depth + 0.03, 0.08, rest, x=side * (half_x + arm - 0.03)) for side in (-1, 1)
+    ]
     places = (np.arange(count) + 0.5) / count * width - half_x
     cushion = width / count / 2 * 0.93
-    parts += [box(cushion, depth - 0.11, seat - 0.1, seat + 0.03, x=float(x), y=-0.09) for x in places]
+    parts += [
+        box(cushion, depth - 0.11, seat - 0.1, seat + 0.03, x=float(x), y=-0.09) for x in places
+    ]
     parts += legs(half_x * 0.95, depth * 0.85, 0.035, 0.0, 0.1)
     return Plan([word], [several(count, "cushion")], parts)
 
 
 def cabinet(rng: Rng) -> Plan:
     word, height = proportion(rng, {"low": (0.5, 0.65), "": (0.85, 1.0), "tall": (1.4, 1.8)})
-    half_x, half_y, foot = uniform(rng, 0.4, 0.46), uniform(rng, 0.22, 0.28), uniform(rng, 0.06, 0.14)
-    parts = [box(half_x, half_y, foot, height), *legs(half_x * 0.88, half_y * 0.85, 0.035, 0.0, foot)]
+    half_x, half_y, foot = (
+        uniform(rng, 0.4, 0.46),
+        uniform(rng, 0.22, 0.28),
+        uniform(rng, 0.06, 0.14),
+    )
+    parts = [
+        box(half_x, half_y, foot, height),
+        *legs(half_x * 0.88, half_y * 0.85, 0.035, 0.0, foot),
+    ]
     if chance(rng):
         count = int(rng.integers(2, 5))
         edges = np.linspace(foot + 0.03, height - 0.03, count + 1)
         for low, high in zip(edges[:-1] + 0.015, edges[1:] - 0.015):
             parts.append(box(half_x * 0.92, 0.015, float(low), float(high), y=-half_y - 0.012))
-            parts.append(box(0.05, 0.02, float(low + high) / 2 - 0.015, float(low + high) / 2 + 0.015, y=-half_y - 0.04))
+            parts.append(
+                box(
+                    0.05,
+                    0.02,
+                    float(low + high) / 2 - 0.015,
+                    float(low + high) / 2 + 0.015,
+                    y=-half_y - 0.04,
+                )
+            )
         return Plan([word], [several(count, "drawer")], parts)
     for side in (-1, 1):
-        parts.append(box(half_x * 0.45, 0.015, foot + 0.04, height - 0.04, x=side * half_x * 0.48, y=-half_y - 0.012))
+        parts.append(
+            box(
+                half_x * 0.45,
+                0.015,
+                foot + 0.04,
+                height - 0.04,
+                x=side * half_x * 0.48,
+                y=-half_y - 0.012,
+            )
+        )
         middle = (foot + height) / 2
-        parts.append(box(0.015, 0.02, middle - 0.05, middle + 0.05, x=side * half_x * 0.14, y=-half_y - 0.04))
+        parts.append(
+            box(0.015, 0.02, middle - 0.05, middle + 0.05, x=side * half_x * 0.14, y=-half_y - 0.04)
+        )
     return Plan([word], ["two doors"], parts)
 
 
@@ -291,12 +387,18 @@ def mug(rng: Rng) -> Plan:
     radius, sides = 0.5, pick(rng, (6, 8, 10, 12))
     below = radius * pick(rng, (1.0, 1.0, 0.75))
     parts = [cup(sides, below, radius, height, uniform(rng, 0.06, 0.1))]
-    size, share = proportion(rng, {"no handle": (0.0, 0.0), "a small handle": (0.35, 0.45), "a large handle": (0.65, 0.78)})
+    size, share = proportion(
+        rng,
+        {"no handle": (0.0, 0.0), "a small handle": (0.35, 0.45), "a large handle": (0.65, 0.78)},
+    )
     if share:
         tall, thick = height * share, uniform(rng, 0.07, 0.1)
         reach, low = tall * 0.55, (height - tall) / 2
         start = (below + radius) / 2 * math.cos(math.pi / sides) - 0.04
-        xs, zs = [start, start + reach, start + reach + thick], [low, low + thick, low + tall - thick, low + tall]
+        xs, zs = (
+            [start, start + reach, start + reach + thick],
+            [low, low + thick, low + tall - thick, low + tall],
+        )
         parts.append(extruded({(0, 0), (1, 0), (1, 1), (1, 2), (0, 2)}, xs, zs, thick * 0.6))
     return Plan([word, "tapered" if below < radius else ""], [size], parts)
 
@@ -307,7 +409,11 @@ def stairs(rng: Rng) -> Plan:
     breadth, width = proportion(rng, {"narrow": (0.4, 0.55), "": (0.85, 1.1), "wide": (1.7, 2.2)})
     xs, zs = np.arange(count + 1) / count * 1.5, np.arange(count + 1) / count * 1.5 * slope
     cells = {(place, level) for place in range(count) for level in range(place + 1)}
-    return Plan([word, breadth], [several(count, "step")], [extruded(cells, xs.tolist(), zs.tolist(), width / 2)])
+    return Plan(
+        [word, breadth],
+        [several(count, "step")],
+        [extruded(cells, xs.tolist(), zs.tolist(), width / 2)],
+    )
 
 
 def ladder(rng: Rng) -> Plan:
@@ -316,7 +422,10 @@ def ladder(rng: Rng) -> Plan:
     gap, rail = uniform(rng, 0.26, 0.34), uniform(rng, 0.025, 0.04)
     height = gap * (count + 1)
     parts = [box(rail, rail * 1.5, 0.0, height, x=side * width / 2) for side in (-1, 1)]
-    parts += [box(width / 2 - rail / 2, rail * 0.7, gap * n - rail, gap * n + rail * 0.4) for n in range(1, count + 1)]
+    parts += [
+        box(width / 2 - rail / 2, rail * 0.7, gap * n - rail, gap * n + rail * 0.4)
+        for n in range(1, count + 1)
+    ]
     return Plan([word], [several(count, "rung")], parts)
 
 
@@ -352,12 +461,18 @@ KINDS: tuple[Callable[[Rng], Plan], ...] = (
 # ---- parts
 
 
-def box(half_x: float, half_y: float, low: float, high: float, *, x: float = 0.0, y: float = 0.0) -> Mesh:
-    outline = np.array([[-half_x, -half_y], [half_x, -half_y], [half_x, half_y], [-half_x, half_y]]) + (x, y)
+def box(
+    half_x: float, half_y: float, low: float, high: float, *, x: float = 0.0, y: float = 0.0
+) -> Mesh:
+    outline = np.array(
+        [[-half_x, -half_y], [half_x, -half_y], [half_x, half_y], [-half_x, half_y]]
+    ) + (x, y)
     return prism(outline, outline, low, high)
 
 
-def column(radius: float, low: float, high: float, *, top: float | None = None, sides: int = SIDES) -> Mesh:
+def column(
+    radius: float, low: float, high: float, *, top: float | None = None, sides: int = SIDES
+) -> Mesh:
     """Round, as far as so many sides are; `top` is the upper radius of one that tapers."""
     outline = circle(sides)
     return prism(outline * radius, outline * (radius if top is None else top), low, high)
@@ -365,7 +480,11 @@ def column(radius: float, low: float, high: float, *, top: float | None = None, 
 
 def legs(half_x: float, half_y: float, half: float, low: float, high: float) -> list[Mesh]:
     """Four, their outer corners at the corners of a rectangle."""
-    return [box(half, half, low, high, x=a * (half_x - half), y=b * (half_y - half)) for a in (-1, 1) for b in (-1, 1)]
+    return [
+        box(half, half, low, high, x=a * (half_x - half), y=b * (half_y - half))
+        for a in (-1, 1)
+        for b in (-1, 1)
+    ]
 
 
 def circle(sides: int) -> np.ndarray:
@@ -375,10 +494,13 @@ def circle(sides: int) -> np.ndarray:
 
 
 def prism(bottom: np.ndarray, top: np.ndarray, low: float, high: float) -> Mesh:
-    """Two outlines of the same even number of corners, counterclockwise as seen from above, and what is between them."""
+    """Two outlines of the same even number of corners, counterclockwise as seen from above, and
+    what is between them."""
     count = len(bottom)
     vertices = np.concatenate([at(bottom, low), at(top, high)])
-    return Mesh(vertices, np.concatenate([band(count, 0, count), lid(count) + count, lid(count)[:, ::-1]]))
+    return Mesh(
+        vertices, np.concatenate([band(count, 0, count), lid(count) + count, lid(count)[:, ::-1]])
+    )
 
 
 def cup(sides: int, below: float, radius: float, height: float, wall: float) -> Mesh:
@@ -406,8 +528,11 @@ def lid(count: int) -> np.ndarray:
     return np.stack([step, step + 1, count - 2 - step, count - 1 - step], axis=1)
 
 
-def extruded(cells: set[tuple[int, int]], xs: Sequence[float], zs: Sequence[float], half_y: float) -> Mesh:
-    """Cells of a grid in x and z, as thick as twice `half_y`; closed, and without a corner inside another's edge."""
+def extruded(
+    cells: set[tuple[int, int]], xs: Sequence[float], zs: Sequence[float], half_y: float
+) -> Mesh:
+    """Cells of a grid in x and z, as thick as twice `half_y`; closed, and without a corner inside
+    another's edge."""
     corners: dict[tuple[int, int, int], int] = {}
 
     def corner(column: int, back: int, row: int) -> int:
@@ -415,7 +540,12 @@ def extruded(cells: set[tuple[int, int]], xs: Sequence[float], zs: Sequence[floa
 
     quads = []
     for i, j in sorted(cells):
-        ring = [(i, j), (i + 1, j), (i + 1, j + 1), (i, j + 1)]  # counterclockwise as seen from the front
+        ring = [
+            (i, j),
+            (i + 1, j),
+            (i + 1, j + 1),
+            (i, j + 1),
+        ]  # counterclockwise as seen from the front
         quads.append([corner(a, 0, b) for a, b in ring])
         quads.append([corner(a, 1, b) for a, b in reversed(ring)])
         neighbours = [(i, j - 1), (i + 1, j), (i, j + 1), (i - 1, j)]

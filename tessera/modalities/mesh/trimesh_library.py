@@ -1,4 +1,5 @@
-"""trimesh, which reads and writes meshes, and fast-simplification: the extra tessera[mesh], asked for only where needed."""
+"""trimesh, which reads and writes meshes, and fast-simplification: the extra tessera[mesh], asked
+for only where needed."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ def library() -> ModuleType:
     try:
         import trimesh
     except ImportError as error:
-        raise ModuleNotFoundError(f"Reading and writing meshes needs the Python package trimesh, {INSTALL}") from error
+        raise ModuleNotFoundError(
+            f"Reading and writing meshes needs the Python package trimesh, {INSTALL}"
+        ) from error
     return trimesh
 
 
@@ -24,5 +27,7 @@ def simplification() -> ModuleType:
     try:
         import fast_simplification
     except ImportError as error:
-        raise ModuleNotFoundError(f"Simplifying meshes needs the Python package fast-simplification, {INSTALL}") from error
+        raise ModuleNotFoundError(
+            f"Simplifying meshes needs the Python package fast-simplification, {INSTALL}"
+        ) from error
     return fast_simplification

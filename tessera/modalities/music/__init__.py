@@ -16,6 +16,9 @@ MODALITY = Modality(
         ),
     ),
     demo=(
-        DemoStep(description="A joint embedding is trained on 2,048 synthetic tunes and their captions.", command=('train', 'music-mulan', '--out', '{out}/music-mulan')),
+        DemoStep(
+            description="A joint embedding is trained on 2,048 synthetic tunes and their captions.",
+            command=("train", "music-mulan", "--out", "{out}/music-mulan"),
+        ),
     ),
 )

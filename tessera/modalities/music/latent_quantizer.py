@@ -1,10 +1,10 @@
-"""Points of MuLan's space as symbols, and the symbols as a condition for generators (MusicLM: Agostinelli 2023, arXiv
-2301.11325, section 3.3).
+"""Points of MuLan's space as symbols, and the symbols as a condition for generators (MusicLM:
+Agostinelli 2023, arXiv 2301.11325, section 3.3).
 
-A generator that learns from music alone is conditioned on the symbols of that music's own point. Since texts lie in the same
-space, it can then be asked in words: a text's point is written in the same symbols. The space is frozen and the table is
-fitted to it once; what each symbol of each level means to a generator is learnt by that generator, in a table of its own (a
-*namespace*).
+A generator that learns from music alone is conditioned on the symbols of that music's own point.
+Since texts lie in the same space, it can then be asked in words: a text's point is written in the
+same symbols. The space is frozen and the table is fitted to it once; what each symbol of each level
+means to a generator is learnt by that generator, in a table of its own (a *namespace*).
 
 B clips or texts, D numbers of a point, L levels, V symbols of each, W width of a namespace.
 """
@@ -33,7 +33,8 @@ class LatentQuantizerConfig:
     """How much of its averages a symbol keeps in each round of the fit."""
 
     def build(self, mulan: MuLaN, namespaces: Mapping[str, int]) -> MuLaNEmbedQuantizer:
-        """`namespaces`: for each generator its name and the width of its states, such as {"coarse": 512, "fine": 512}."""
+        """`namespaces`: for each generator its name and the width of its states, such as {"coarse":
+        512, "fine": 512}."""
         return MuLaNEmbedQuantizer(self, mulan, namespaces)
 
 
@@ -48,8 +49,8 @@ class Alone:
 
 
 class MuLaNEmbedQuantizer(nn.Module):
-    """The table is moved by `fit` alone, and the embeddings by whoever trains with them; MuLan itself is held, and never
-    moves."""
+    """The table is moved by `fit` alone, and the embeddings by whoever trains with them; MuLan
+    itself is held, and never moves."""
 
     def __init__(self, config: LatentQuantizerConfig, mulan: MuLaN, namespaces: Mapping[str, int]):
         super().__init__()
@@ -58,14 +59,23 @@ class MuLaNEmbedQuantizer(nn.Module):
                 'A condition is for somebody: name at least one namespace and its width, such as {"semantic": 512}.'
             )
         self.config = config
-        self._held = (mulan.eval().requires_grad_(False),)  # a tuple, so that nn.Module does not register it
+        self._held = (
+            mulan.eval().requires_grad_(False),
+        )  # a tuple, so that nn.Module does not register it
         latent = mulan.config.latent
-        table = VQConfig(codebook_size=config.codebook_size, code_dim=latent, decay=config.decay, commitment_weight=0.0)
-        self.quantizer: ResidualQuantizer = ResidualConfig(quantizer=table, levels=config.levels).build(latent).eval()
+        table = VQConfig(
+            codebook_size=config.codebook_size,
+            code_dim=latent,
+            decay=config.decay,
+            commitment_weight=0.0,
+        )
+        self.quantizer: ResidualQuantizer = (
+            ResidualConfig(quantizer=table, levels=config.levels).build(latent).eval()
+        )
         self.embeddings = nn.ParameterDict(
             {
-                name: nn.Parameter(torch.randn(config.levels, config.codebook_size, width) * 0.02)
-                for name, width in namespaces.items()
+                name: nn.Parameter(torch.randn(config.levels, config.codebook_size, dim) * 0.02)
+                for name, dim in namespaces.items()
             }
         )
 
@@ -86,18 +96,23 @@ class MuLaNEmbedQuantizer(nn.Module):
     # ---- the table
 
     @torch.no_grad()
-    def fit(self, latents_BD: Tensor, rounds: int = 50) -> float:
-        """Moves the table to these points, round by round; gives back the share of their variance that the symbols tell."""
+    def fit(self, latents_BD: Tensor, decoding_steps: int = 50) -> float:
+        """Moves the table to these points, round by round; gives back the share of their variance
+        that the symbols tell."""
         if len(latents_BD) < 2:
-            raise ValueError(f"A table of symbols is fitted to many points, but there are {len(latents_BD)}.")
+            raise ValueError(
+                f"A table of symbols is fitted to many points, but there are {len(latents_BD)}."
+            )
         self.quantizer.train()
-        for step in range(self.config.levels + rounds):  # a level begins when the one above it has
+        for step in range(
+            self.config.levels + decoding_steps
+        ):  # a level begins when the one above it has
             for group_RD in latents_BD.split(
                 SAMPLE_PER_EXAMPLE
             ):  # of each group all rows are looked at, and in the order given
                 self.quantizer(group_RD.unsqueeze(0))
             for level in self.quantizer.cascade:
-                level.settle(Alone(), step)
+                level.commit(Alone(), step)
         self.quantizer.eval()
         missed = (self.latents(self.codes(latents_BD)) - latents_BD).square().sum()
         return float(1 - missed / (latents_BD - latents_BD.mean(0)).square().sum())
@@ -109,7 +124,9 @@ class MuLaNEmbedQuantizer(nn.Module):
     def codes(self, latents_BD: Tensor) -> Tensor:
         """(B, L): the symbols of some points."""
         if not self.fitted:
-            raise ValueError("The table of symbols has not been fitted: call fit(latents) with the points of some music first.")
+            raise ValueError(
+                "The table of symbols has not been fitted: call fit(latents) with the points of some music first."
+            )
         with torch.no_grad():
             return self.quantizer(latents_BD).codes
 
@@ -122,7 +139,9 @@ class MuLaNEmbedQuantizer(nn.Module):
     def condition(self, codes_BL: Tensor, namespace: str) -> Tensor:
         """(B, L, W): what the symbols mean to one generator."""
         if namespace not in self.embeddings:
-            raise ValueError(f"There is no namespace {namespace!r}: there are {', '.join(self.embeddings)}.")
+            raise ValueError(
+                f"There is no namespace {namespace!r}: there are {', '.join(self.embeddings)}."
+            )
         levels_L = torch.arange(codes_BL.shape[1], device=codes_BL.device)
         return self.embeddings[namespace][levels_L, codes_BL]
 

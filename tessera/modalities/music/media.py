@@ -1,4 +1,5 @@
-"""Clips of music with what is said about them: as sound (`modalities/audio/examples.py`), and with tags beside the caption."""
+"""Clips of music with what is said about them: as sound (`modalities/audio/examples.py`), and with
+tags beside the caption."""
 
 from __future__ import annotations
 
@@ -6,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.modalities.audio import media as sound_examples
-from tessera.modalities.audio.media import SoundBatch, SoundExample
+from tessera.modalities.audio.media import AudioBatch, AudioExample
 
 
 @dataclass
-class MusicExample(SoundExample):
+class MusicExample(AudioExample):
     tags: tuple[str, ...] = ()
     """single words that hold: instrument, tempo, mood"""
 
 
 @dataclass
-class MusicBatch(SoundBatch):
+class MusicBatch(AudioBatch):
     tags: list[tuple[str, ...]]
 
 

@@ -1,8 +1,10 @@
-"""MuLan (Huang 2022, arXiv 2208.12415): music and texts as points of one space, near each other where they belong together.
+"""MuLan (Huang 2022, arXiv 2208.12415): music and texts as points of one space, near each other
+where they belong together.
 
-Two towers, one that hears and one that reads, each followed by a head that leads into the common space, on its unit sphere.
-Beside the points at the end there may be some of layers before it, for a loss that asks the question at several depths; point 0
-to L - 2 are those, and the last, L - 1, is what is published.
+Two towers, one that hears and one that reads, each followed by a head that leads into the common
+space, on its unit sphere. Beside the points at the end there may be some of layers before it, for a
+loss that asks the question at several depths; point 0 to L - 2 are those, and the last, L - 1, is
+what is published.
 
 B clips or texts, N samples, L points of each, D numbers of a point, W width of a tower.
 """
@@ -19,32 +21,38 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig, mean_of
-from tessera.nn.precision import full_precision, wide
+from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.transformer import FeedForward, Norm, linear
 from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
-from tessera.text.token_ids import NumberedTextConfig
+from tessera.text.token_ids import TokenIdTextConfig
 
 FIRST_SCALE, LARGEST_SCALE = 10.0, 100.0
-"""What cosines are multiplied by, in the beginning and at most (CLIP's largest: Radford 2021, arXiv 2103.00020, section
-2.5)."""
+"""What cosines are multiplied by, in the beginning and at most (CLIP's largest: Radford 2021, arXiv
+2103.00020, section 2.5)."""
 FIRST_BIAS = -10.0
-"""Of the sigmoid loss: nearly all pairs of a batch do not belong together (Zhai 2023, arXiv 2303.15343, section 3.2)."""
+"""Of the sigmoid loss: nearly all pairs of a batch do not belong together (Zhai 2023, arXiv
+2303.15343, section 3.2)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MuLaNConfig:
     audio: SpectrogramTransformerConfig = field(default_factory=SpectrogramTransformerConfig)
-    text: LearnedTextConfig | PretrainedTextConfig | NumberedTextConfig = field(default_factory=LearnedTextConfig)
-    """What reads captions: learnt with the rest, one of Hugging Face's, or one for texts that come as numbers."""
+    text: LearnedTextConfig | PretrainedTextConfig | TokenIdTextConfig = field(
+        default_factory=LearnedTextConfig
+    )
+    """What reads captions: learnt with the rest, one of Hugging Face's, or one for texts that come
+    as numbers."""
     latent: int = 128
     """Numbers of a point in the common space."""
 
     def __post_init__(self) -> None:
         if self.latent < 2:
-            raise ValueError(f"A point on a sphere has at least 2 numbers, but latent is {self.latent}.")
+            raise ValueError(
+                f"A point on a sphere has at least 2 numbers, but latent is {self.latent}."
+            )
 
-    def suits(self, data: Any) -> None:
-        self.audio.suits(data)
+    def validate_data(self, data: Any) -> None:
+        self.audio.validate_data(data)
 
     def build(self, *, biased: bool = False, layers: int = 0) -> MuLaN:
         """`biased` for the sigmoid loss; `layers`: points of so many layers before the last."""
@@ -58,8 +66,12 @@ class MuLaN(nn.Module):
         self.audio, self.text = config.audio.build(), config.text.build()
         self.audio_layers = spread(layers, config.audio.depth, "audio")
         self.text_layers = spread(layers, self.text.depth, "text")
-        self.audio_heads = nn.ModuleList([Head(self.audio.width, config.latent) for _ in range(layers + 1)])
-        self.text_heads = nn.ModuleList([Head(self.text.width, config.latent) for _ in range(layers + 1)])
+        self.audio_heads = nn.ModuleList(
+            [Head(self.audio.dim, config.latent) for _ in range(layers + 1)]
+        )
+        self.text_heads = nn.ModuleList(
+            [Head(self.text.dim, config.latent) for _ in range(layers + 1)]
+        )
         self.log_scale = nn.Parameter(torch.full((layers + 1,), math.log(FIRST_SCALE)))
         self.bias = nn.Parameter(torch.full((layers + 1,), FIRST_BIAS)) if biased else None
 
@@ -74,7 +86,9 @@ class MuLaN(nn.Module):
     def second(self, captions: Sequence[str]) -> Tensor:
         """(B, L, D): the points of some texts."""
         layers = self.text.layers(captions, at=self.text_layers)
-        return self.points([mean_of(states.values, states.mask) for states in layers], self.text_heads)
+        return self.points(
+            [mean_of(states.values, states.mask) for states in layers], self.text_heads
+        )
 
     @staticmethod
     def points(states: Sequence[Tensor], heads: nn.ModuleList) -> Tensor:
@@ -92,8 +106,8 @@ class MuLaN(nn.Module):
     # ---- as a person asks
 
     def get_audio_latents(self, samples: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """(B, D) of clips (B, N) or (B, 1, N) in [-1, 1]; of each, the first `lengths` samples are real: all, if it is not
-        said.
+        """(B, D) of clips (B, N) or (B, 1, N) in [-1, 1]; of each, the first `lengths` samples are
+        real: all, if it is not said.
 
         In training nothing is left out of these clips either.
         """
@@ -110,7 +124,9 @@ class MuLaN(nn.Module):
         """(B, D)"""
         return self.second(texts)[:, -1]
 
-    def similarity(self, samples: Tensor, texts: Sequence[str], lengths: Tensor | None = None) -> Tensor:
+    def similarity(
+        self, samples: Tensor, texts: Sequence[str], lengths: Tensor | None = None
+    ) -> Tensor:
         """(clips, texts): the cosine of each clip and each text, -1 to 1."""
         return self.get_audio_latents(samples, lengths) @ self.get_text_latents(texts).T
 
@@ -118,14 +134,14 @@ class MuLaN(nn.Module):
 class Head(nn.Module):
     """From a tower's states to the common space."""
 
-    def __init__(self, width: int, latent: int):
+    def __init__(self, dim: int, latent: int):
         super().__init__()
-        self.feed, self.norm, self.out = FeedForward(width), Norm(width), linear(width, latent)
+        self.feed, self.norm, self.out = FeedForward(dim), Norm(dim), linear(dim, latent)
 
     def forward(self, state_BW: Tensor) -> Tensor:
         latent_BD = self.out(self.norm(state_BW + self.feed(state_BW)))
         with full_precision(latent_BD.device.type):
-            return F.normalize(wide(latent_BD), dim=-1)
+            return F.normalize(to_fp32(latent_BD), dim=-1)
 
 
 def spread(layers: int, depth: int, tower: str) -> tuple[int, ...]:

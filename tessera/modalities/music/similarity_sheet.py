@@ -1,7 +1,9 @@
-"""What belongs to what, to look at: examples with their captions, and on one sheet how near each caption is to each example.
+"""What belongs to what, to look at: examples with their captions, and on one sheet how near each
+caption is to each example.
 
-The sheet is a table of colours: a row is a caption, a column an example in the same order, so that in a good model the
-diagonal is the brightest. At the end of a row stands the rank of the right example. Beside the picture the same is told in
+The sheet is a table of colours: a row is a caption, a column an example in the same order, so that
+in a good model the diagonal is the brightest. At the end of a row stands the rank of the right
+example. Beside the picture the same is told in
 words: for each caption the nearest examples.
 
 N examples, D numbers of an embedding.
@@ -30,7 +32,7 @@ BEST = 3
 
 
 @dataclass(eq=False)
-class Match:
+class SimilarityRow:
     """An example, what is said about it, and where both lie."""
 
     name: str
@@ -46,16 +48,17 @@ class Match:
         return self.media.save(stem)
 
     @classmethod
-    def sheet(cls, items: Sequence[Match]) -> Matrix:
-        return Matrix(
+    def sheet(cls, items: Sequence[SimilarityRow]) -> SimilarityMatrix:
+        return SimilarityMatrix(
             [item.name for item in items],
             [item.caption for item in items],
-            np.stack([item.second_D for item in items]) @ np.stack([item.first_D for item in items]).T,
+            np.stack([item.second_D for item in items])
+            @ np.stack([item.first_D for item in items]).T,
         )
 
 
 @dataclass(eq=False)
-class Matrix:
+class SimilarityMatrix:
     """How near each caption is to each example."""
 
     names: list[str]
@@ -76,10 +79,14 @@ class Matrix:
         """For each caption the nearest examples; the right one is marked."""
         lines = []
         for row, (caption, rank) in enumerate(zip(self.captions, self.ranks(), strict=True)):
-            lines.append(f"{row:3}  {caption}   (the right one comes {ordinal(rank)} of {len(self.names)})")
+            lines.append(
+                f"{row:3}  {caption}   (the right one comes {ordinal(rank)} of {len(self.names)})"
+            )
             for column in np.argsort(-self.nearness_NN[row], kind="stable")[:BEST]:
-                mark = "*" if column == row else " "
-                lines.append(f"    {mark} {self.nearness_NN[row, column]:6.3f}  {self.names[column]}: {self.captions[column]}")
+                signature = "*" if column == row else " "
+                lines.append(
+                    f"    {signature} {self.nearness_NN[row, column]:6.3f}  {self.names[column]}: {self.captions[column]}"
+                )
         return lines
 
     def picture(self) -> Image:
@@ -92,7 +99,13 @@ class Matrix:
         for row, (caption, rank) in enumerate(zip(self.captions, self.ranks(), strict=True)):
             middle = top + (row + 0.5) * CELL
             pen.text((left - 8, middle), f"{shown(caption)}  {row}", "black", font, anchor="rm")
-            pen.text((left + (count + 1) * CELL, middle), str(rank), "black" if rank == 1 else "#b03020", font, anchor="mm")
+            pen.text(
+                (left + (count + 1) * CELL, middle),
+                str(rank),
+                "black" if rank == 1 else "#b03020",
+                font,
+                anchor="mm",
+            )
             for column in range(count):
                 corner = (left + column * CELL, top + row * CELL)
                 frame = "#20a040" if column == row else None
@@ -100,13 +113,23 @@ class Matrix:
                     (*corner, corner[0] + CELL - 2, corner[1] + CELL - 2), tuple(colours[row, column]), frame, 2
                 )  # fmt: skip
         for column in range(count):
-            pen.text((left + (column + 0.5) * CELL, MARGIN + CELL / 2), str(column), "black", font, anchor="mm")
+            pen.text(
+                (left + (column + 0.5) * CELL, MARGIN + CELL / 2),
+                str(column),
+                "black",
+                font,
+                anchor="mm",
+            )
         pen.text((left + (count + 1) * CELL, MARGIN + CELL / 2), "rank", "black", font, anchor="mm")
         lowest, highest = float(self.nearness_NN.min()), float(self.nearness_NN.max())
-        told = (
-            f"rows: captions; columns: examples; dark is far ({lowest:.2f}), bright near ({highest:.2f}); framed: the right one"
+        told = f"rows: captions; columns: examples; dark is far ({lowest:.2f}), bright near ({highest:.2f}); framed: the right one"
+        pen.text(
+            (left - 8 + count * CELL, top + (count + 0.5) * CELL),
+            told,
+            "#555555",
+            font,
+            anchor="rm",
         )
-        pen.text((left - 8 + count * CELL, top + (count + 0.5) * CELL), told, "#555555", font, anchor="rm")
         return Image(np.asarray(page))
 
 
@@ -126,5 +149,7 @@ def shown(caption: str) -> str:
 
 
 def ordinal(number: int) -> str:
-    ending = "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    ending = (
+        "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{ending}"

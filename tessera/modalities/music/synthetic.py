@@ -1,12 +1,16 @@
-"""Toy music: short tunes from formulas, each a combination of traits, with captions in several phrasings.
+"""Toy music: short tunes from formulas, each a combination of traits, with captions in several
+phrasings.
 
-Who plays (eight instruments), how fast, in which mode, where the tune goes, alone or with chords, how loud, and through which
-effect: 1,728 combinations. About a quarter of them, the same for every seed, are never learnt from: toys from `UNSEEN` on are
-made of these and no other toys are, so what is held out is a combination that nobody has heard, of traits that everybody has.
-A held-out set of up to that many toys has each combination once.
+Who plays (eight instruments), how fast, in which mode, where the tune goes, alone or with chords,
+how loud, and through which
+effect: 1,728 combinations. About a quarter of them, the same for every seed, are never learnt from:
+toys from `UNSEEN` on are made of these and no other toys are, so what is held out is a combination
+that nobody has heard, of traits that everybody has. A held-out set of up to that many toys has each
+combination once.
 
-Toy number `i` of a seed is a pure function of `(seed, i)`: its combination, its key, its tempo within what its word allows.
-Which of its captions it comes with is drawn at each visit; `caption` gives the one that it has by number.
+Toy number `i` of a seed is a pure function of `(seed, i)`: its combination, its key, its tempo
+within what its word allows. Which of its captions it comes with is drawn at each visit; `caption`
+gives the one that it has by number.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from functools import cache
 
 import numpy as np
 
-from tessera.data.dataset import Toys
+from tessera.data.dataset import SyntheticDataset
 from tessera.modalities.audio.media import at_loudness
 from tessera.modalities.image.synthetic import pick
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
@@ -26,13 +30,15 @@ from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 Rng = np.random.Generator
 
 UNSEEN = 1 << 32
-"""From this number on toys are combinations that those before never are (`data/dataset.py` holds these out)."""
+"""From this number on toys are combinations that those before never are (`data/dataset.py` holds
+these out)."""
 HELD_OUT_SHARE = 0.25
 
 
 @dataclass(frozen=True)
 class Timbre:
-    """Harmonics by their strength; how a note begins, and how it fades: a plucked one loses its high harmonics first."""
+    """Harmonics by their strength; how a note begins, and how it fades: a plucked one loses its
+    high harmonics first."""
 
     harmonics: tuple[float, ...]
     lowest_hz: float
@@ -68,7 +74,8 @@ TEXTURES = ("alone", "chords")
 LOUDNESS_DB = {"quiet": -38.0, "loud": -16.0}
 EFFECTS = ("plain", "echo", "tremolo")
 KEYS = tuple(range(12))
-"""Semitones above an instrument's lowest note on which tunes begin: which mode it is, only the steps between notes tell."""
+"""Semitones above an instrument's lowest note on which tunes begin: which mode it is, only the
+steps between notes tell."""
 ECHO_SECONDS, TREMOLO_HZ = 0.19, 11.0
 
 WORDS: dict[str, tuple[str, ...]] = {
@@ -105,7 +112,10 @@ class Traits:
         return (self.instrument, f"{self.mode} key", *(WORDS[trait][0] for trait in said))
 
     def caption(self, phrase: int, rng: Rng) -> str:
-        named = {name: pick(rng, WORDS[trait]) if trait in WORDS else trait for name, trait in vars(self).items()}
+        named = {
+            name: pick(rng, WORDS[trait]) if trait in WORDS else trait
+            for name, trait in vars(self).items()
+        }
         return PHRASES[phrase].format(**named)
 
 
@@ -143,20 +153,31 @@ class Tune:
         """The tune, so many degrees of the scale above."""
         timbre, scale = TIMBRES[self.traits.instrument], SCALES[self.traits.mode]
         steps = (time * self.notes_hz).astype(int)
-        degrees = np.array([SHAPES[self.traits.shape](step) + above for step in range(steps[-1] + 1)])
-        semitones = self.key + np.array([12 * (degree // 7) + scale[degree % 7] for degree in degrees])
+        degrees = np.array(
+            [SHAPES[self.traits.shape](step) + above for step in range(steps[-1] + 1)]
+        )
+        semitones = self.key + np.array(
+            [12 * (degree // 7) + scale[degree % 7] for degree in degrees]
+        )
         hertz = timbre.lowest_hz * 2 ** (semitones / 12)
         since = time - steps / self.notes_hz
         return sounded(timbre, hertz[steps], since, 1 / self.notes_hz, time, rng)
 
 
-def sounded(timbre: Timbre, hertz: np.ndarray, since: np.ndarray, lasts: float, time: np.ndarray, rng: Rng) -> np.ndarray:
-    """Harmonics as powers of one turning number: the most expensive of a tune is a sine, and so there is one of it."""
+def sounded(
+    timbre: Timbre, hertz: np.ndarray, since: np.ndarray, lasts: float, time: np.ndarray, rng: Rng
+) -> np.ndarray:
+    """Harmonics as powers of one turning number: the most expensive of a tune is a sine, and so
+    there is one of it."""
     rate_hz = (len(time) - 1) / time[-1]
-    bent = hertz * (1 + timbre.vibrato * np.sin(2 * np.pi * 5.5 * time)) if timbre.vibrato else hertz
+    bent = (
+        hertz * (1 + timbre.vibrato * np.sin(2 * np.pi * 5.5 * time)) if timbre.vibrato else hertz
+    )
     turns = (np.cumsum(bent / rate_hz) + rng.random()) % 1  # whole turns go before precision does
     angles = (2 * np.pi * turns).astype(np.float32)
-    turning = (np.cos(angles) + 1j * np.sin(angles)) * np.exp(-timbre.fades_hz * since).astype(np.float32)
+    turning = (np.cos(angles) + 1j * np.sin(angles)) * np.exp(-timbre.fades_hz * since).astype(
+        np.float32
+    )
     highest = 0.45 * rate_hz / hertz.astype(np.float32)
     power, sound = turning.copy(), np.zeros(len(time), np.float32)
     for number, strength in enumerate(timbre.harmonics, start=1):
@@ -177,14 +198,18 @@ def effected(sound: np.ndarray, effect: str, rate_hz: int) -> np.ndarray:
                 heard[number * late :] += 0.6**number * sound[: len(sound) - number * late]
         return heard
     if effect == "tremolo":
-        return sound * (0.55 + 0.45 * np.sin(2 * np.pi * TREMOLO_HZ * np.arange(len(sound)) / rate_hz))
+        return sound * (
+            0.55 + 0.45 * np.sin(2 * np.pi * TREMOLO_HZ * np.arange(len(sound)) / rate_hz)
+        )
     return sound
 
 
 def imagine(seed: int, number: int) -> Tune:
     rng = np.random.default_rng([seed, number])
     seen, unseen = combinations()
-    drawn = int(rng.integers(len(seen)))  # drawn by the held-out too, so that the rest of both is drawn alike
+    drawn = int(
+        rng.integers(len(seen))
+    )  # drawn by the held-out too, so that the rest of both is drawn alike
     traits = unseen[(number - UNSEEN) % len(unseen)] if number >= UNSEEN else seen[drawn]
     return Tune(
         traits=traits,
@@ -196,7 +221,7 @@ def imagine(seed: int, number: int) -> Tune:
 
 
 @dataclass(frozen=True)
-class ToyMusic(Toys):
+class SyntheticMusic(SyntheticDataset):
     samples: int
     rate_hz: int
     loudness_db: float | None = None
@@ -206,14 +231,16 @@ class ToyMusic(Toys):
 
     def caption(self, index: int) -> str:
         tune = self.tune(index)
-        return tune.traits.caption(tune.phrase, np.random.default_rng([self.seed, self.number(index), 2]))
+        return tune.traits.caption(
+            tune.phrase, np.random.default_rng([self.seed, self.number(index), 2])
+        )
 
-    def sayings(self, index: int) -> list[str]:
+    def all_captions(self, index: int) -> list[str]:
         """One caption of each phrasing."""
         tune, rng = self.tune(index), np.random.default_rng([self.seed, self.number(index), 3])
         return [tune.traits.caption(phrase, rng) for phrase in range(len(PHRASES))]
 
-    def mark(self, index: int) -> str:
+    def signature(self, index: int) -> str:
         """All that a toy depends on beside its number."""
         return f"{self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
 

@@ -17,6 +17,9 @@ MODALITY = Modality(
         ),
     ),
     demo=(
-        DemoStep(description="A video tokenizer is trained on 2,000 synthetic videos.", command=('train', 'videos-magvit2', '--steps', '600', '--out', '{out}/videos-magvit2')),
+        DemoStep(
+            description="A video tokenizer is trained on 2,000 synthetic videos.",
+            command=("train", "videos-magvit2", "--steps", "600", "--out", "{out}/videos-magvit2"),
+        ),
     ),
 )

@@ -1,8 +1,9 @@
 """The judge of motion: says of every patch of a clip, in time and space, how real it looks.
 
-A patch discriminator (modalities/image/discriminator.py) with time as a third direction, as MAGVIT-v2 judges whole clips
-(arXiv 2310.05737, section 3.2). Single frames are left to the judge of images. What flickers and what drags show at
-different speeds, so several judges may look at a clip, each at its own frame rate: `judge(slowed(clip, 2))`.
+A patch discriminator (modalities/image/discriminator.py) with time as a third direction, as
+MAGVIT-v2 judges whole clips (arXiv 2310.05737, section 3.2). Single frames are left to the judge of
+images. What flickers and what drags show at different speeds, so several judges may look at a clip,
+each at its own frame rate: `judge(slowed(clip, 2))`.
 
 B examples, C channels, t, h and w patches. Clips are (B, C, T, H, W) in [-1, 1].
 """
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.modalities.image.discriminator import SLOPE, Judged, through
+from tessera.modalities.image.discriminator import SLOPE, Discriminated, through
 from tessera.nn.init import start
 
 
@@ -25,11 +26,11 @@ from tessera.nn.init import start
 class TemporalDiscriminatorConfig:
     dim: int = 64
     """Channels after the first layer; every further layer doubles them."""
-    widest: int = 512
+    max_channels: int = 512
     """The most channels that doubling leads to."""
     layers: int = 3
-    """How often the clip is halved, in time and in space. A patch is 26, 54 or 110 pixels wide with 2, 3 or 4 layers,
-    and 23, 47 or 95 frames long: of most clips it sees the whole length."""
+    """How often the clip is halved, in time and in space. A patch is 26, 54 or 110 pixels wide with
+    2, 3 or 4 layers, and 23, 47 or 95 frames long: of most clips it sees the whole length."""
     channels: int = 3
     """Of the clips."""
     norm: Literal["group", "none"] = "group"
@@ -39,18 +40,20 @@ class TemporalDiscriminatorConfig:
 
     def __post_init__(self) -> None:
         if self.layers < 1:
-            raise ValueError(f"A temporal discriminator halves the clip, so layers ({self.layers}) must be 1 or more.")
-        unfit = [width for width in self.widths if width % self.groups]
+            raise ValueError(
+                f"A temporal discriminator halves the clip, so layers ({self.layers}) must be 1 or more."
+            )
+        unfit = [width for width in self.stage_channels if width % self.groups]
         if self.norm == "group" and unfit:
             raise ValueError(
                 f"Group norm divides channels into {self.groups} equal groups, and {unfit[0]} channels do not divide "
-                f"so: make dim ({self.dim}) and widest ({self.widest}) multiples of {self.groups}, or change groups."
+                f"so: make dim ({self.dim}) and widest ({self.max_channels}) multiples of {self.groups}, or change groups."
             )
 
     @property
-    def widths(self) -> list[int]:
+    def stage_channels(self) -> list[int]:
         """Of the layers: one for each halving, and one more before the logits."""
-        return [min(self.dim * 2**layer, self.widest) for layer in range(self.layers + 1)]
+        return [min(self.dim * 2**layer, self.max_channels) for layer in range(self.layers + 1)]
 
     def build(self) -> TemporalDiscriminator:
         return TemporalDiscriminator(self)
@@ -85,30 +88,41 @@ class TemporalDiscriminator(nn.Module):
     def __init__(self, config: TemporalDiscriminatorConfig) -> None:
         super().__init__()
         self.config = config
-        *halved, last = config.widths
+        *halved, last = config.stage_channels
         self.layers = nn.Sequential(Layer(halving(config.channels, halved[0]), nn.Identity()))
         for inputs, outputs in pairwise(halved):
             self.layers.append(Layer(halving(inputs, outputs), config.build_norm(outputs)))
-        self.layers.append(Layer(nn.Conv3d(halved[-1], last, 3, padding=1), config.build_norm(last)))
+        self.layers.append(
+            Layer(nn.Conv3d(halved[-1], last, 3, padding=1), config.build_norm(last))
+        )
         self.logit = nn.Conv3d(last, 1, 3, padding=1)
         start(self.logit, gain=1.0)
 
     def forward(self, clips: Tensor) -> Tensor:
-        return self.judged(clips).logits
+        return self.discriminate(clips).logits
 
-    def judged(self, clips: Tensor) -> Judged:
+    def discriminate(self, clips: Tensor) -> Discriminated:
         smallest = 2**self.config.layers
-        if clips.ndim != 5 or clips.shape[1] != self.config.channels or min(clips.shape[3:]) < smallest:
+        if (
+            clips.ndim != 5
+            or clips.shape[1] != self.config.channels
+            or min(clips.shape[3:]) < smallest
+        ):
             raise ValueError(
                 f"Clips of shape {tuple(clips.shape)} were given; this discriminator judges "
                 f"(B, {self.config.channels}, T, H, W) and halves it {self.config.layers} times, so H and W must be "
                 f"{smallest} or more. Use larger frames or fewer layers."
             )
-        return through(self.layers, self.logit, clips.contiguous(memory_format=torch.channels_last_3d))
+        return through(
+            self.layers, self.logit, clips.contiguous(memory_format=torch.channels_last_3d)
+        )
 
 
 def slowed(clips: Tensor, factor: int) -> Tensor:
-    """Every `factor`-th frame of clips (B, C, T, H, W), the first among them: the same motion at a lower frame rate."""
+    """Every `factor`-th frame of clips (B, C, T, H, W), the first among them: the same motion at a
+    lower frame rate."""
     if factor < 1:
-        raise ValueError(f"A clip is slowed by taking every n-th frame, with n of 1 (all of them) or more, not {factor}.")
+        raise ValueError(
+            f"A clip is slowed by taking every n-th frame, with n of 1 (all of them) or more, not {factor}."
+        )
     return clips[:, :, ::factor]

@@ -1,7 +1,9 @@
-"""What is in a folder of clips, what is unusable and why: every file is decoded once, from its beginning to its end.
+"""What is in a folder of clips, what is unusable and why: every file is decoded once, from its
+beginning to its end.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no torch. A file that
-breaks half-way is listed with the place, and counts as usable: a run takes its clips from what can be read.
+`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
+torch. A file that breaks half-way is listed with the place, and counts as usable: a run takes its
+clips from what can be read.
 """
 
 from __future__ import annotations
@@ -15,25 +17,25 @@ from statistics import median_low
 from typing import Literal
 
 from tessera.data.captions import Captions
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
-    Look,
+    FileReport,
     Progress,
     Report,
     count,
     listed,
-    look_through,
     megabytes,
-    strangers,
+    scan_folder,
     tallied,
     told_of_all,
+    unmatched,
 )
-from tessera.modalities.video.dataset import Videos, find_clips
+from tessera.modalities.video.dataset import VideoDataConfig, find_clips
 from tessera.modalities.video.io.files import examine, probe
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipLook(Look):
+class VideoFileReport(FileReport):
     seconds: float = 0.0
     """as far as it can be read"""
     rate_hz: float = 0.0
@@ -47,7 +49,7 @@ class ClipLook(Look):
 class Lengths:
     shortest: float
     median: float
-    longest: float
+    max_len: float
     total: float
     """seconds"""
     fewest_frames: int
@@ -55,7 +57,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipReport(Report):
+class VideoReport(Report):
     files: int
     clips: int
     """usable ones of more than a single picture"""
@@ -78,7 +80,7 @@ class ClipReport(Report):
             *self.size_lines(),
             *tallied("codecs", self.codecs),
             *self.caption_lines("file"),
-            *strangers("clips", self.captions_without_clip),
+            *unmatched("clips", self.captions_without_clip),
             *self.duplicate_lines("file"),
             *self.other_lines(),
             *listed("broken", self.broken, "file", "of which the part before is used"),
@@ -88,9 +90,9 @@ class ClipReport(Report):
     def length_lines(self) -> Iterator[str]:
         if self.lengths is None:
             return
-        shortest, median, longest = self.lengths.shortest, self.lengths.median, self.lengths.longest
+        shortest, median, max_len = self.lengths.shortest, self.lengths.median, self.lengths.max_len
         frames = f"{self.lengths.fewest_frames:,} to {self.lengths.most_frames:,} frames"
-        yield f"lengths: {shortest:.2f} to {longest:.2f} s, median {median:.2f} s; {frames}; in all {clock(self.lengths.total)}"
+        yield f"lengths: {shortest:.2f} to {max_len:.2f} s, median {median:.2f} s; {frames}; in all {clock(self.lengths.total)}"
         yield "rates: " + ", ".join(f"{rate:g} a second ({n:,})" for rate, n in self.rates)
 
 
@@ -98,17 +100,18 @@ def check(
     path: str | Path,
     *,
     folders: Literal["pictures", "clips"] = "pictures",
-    workers: int | None = None,
+    num_workers: int | None = None,
     progress: Progress | None = None,
-) -> ClipReport:
-    """Looks through every clip; `progress` is told how many of how many are done. No clip at all is Refused.
+) -> VideoReport:
+    """Looks through every clip; `progress` is told how many of how many are done. No clip at all is
+    Refused.
 
-    `folders` says what a folder of pictures is, as in `Videos`.
+    `folders` says what a folder of pictures is, as in `VideoDataConfig`.
     """
-    Videos().require_libraries()
-    looked = look_through(find_clips(path, "single", folders), look_at, workers, progress)
+    VideoDataConfig().require_libraries()
+    looked = scan_folder(find_clips(path, "single", folders), inspect_file, num_workers, progress)
     clips = [look for look in looked.usable if look.codec != "still"]
-    return ClipReport(
+    return VideoReport(
         **told_of_all(path, looked),
         files=len(looked.looks),
         clips=len(clips),
@@ -116,22 +119,24 @@ def check(
         lengths=lengths_of(clips),
         rates=Counter(round(look.rate_hz, 2) for look in clips).most_common(5),
         codecs=dict(Counter(look.codec for look in looked.usable).most_common()),
-        captions_without_clip=list(looked.captions.strangers),
+        captions_without_clip=list(looked.captions.unmatched),
         broken=[{"name": look.name, "reason": look.broke} for look in looked.usable if look.broke],
     )
 
 
-def look_at(root: Path, name: str, captions: Captions) -> ClipLook:
+def inspect_file(root: Path, name: str, captions: Captions) -> VideoFileReport:
     path = root / name
     try:
         size, digest = weigh(path)
     except OSError as error:
-        return ClipLook(name=name, reason=f"the file cannot be opened ({error.strerror or error})")
+        return VideoFileReport(
+            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
+        )
     try:
         facts, examined, caption = probe(path), examine(path), captions.of(name)
-    except Unreadable as error:
-        return ClipLook(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
-    return ClipLook(
+    except UnreadableFile as error:
+        return VideoFileReport(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
+    return VideoFileReport(
         name=name,
         bytes=size,
         digest=digest,
@@ -147,7 +152,8 @@ def look_at(root: Path, name: str, captions: Captions) -> ClipLook:
 
 
 def weigh(path: Path) -> tuple[int, str]:
-    """Bytes and digest of a file, or of the files of a folder; in pieces, since films do not fit into memory."""
+    """Bytes and digest of a file, or of the files of a folder; in pieces, since films do not fit
+    into memory."""
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     digest = hashlib.blake2b(digest_size=16)
     for file in files:
@@ -156,11 +162,13 @@ def weigh(path: Path) -> tuple[int, str]:
     return sum(file.stat().st_size for file in files), digest.hexdigest()
 
 
-def lengths_of(looks: Sequence[ClipLook]) -> Lengths | None:
+def lengths_of(looks: Sequence[VideoFileReport]) -> Lengths | None:
     if not looks:
         return None
     seconds, frames = [look.seconds for look in looks], [look.frames for look in looks]
-    return Lengths(min(seconds), median_low(seconds), max(seconds), sum(seconds), min(frames), max(frames))
+    return Lengths(
+        min(seconds), median_low(seconds), max(seconds), sum(seconds), min(frames), max(frames)
+    )
 
 
 def clock(seconds: float) -> str:

@@ -1,7 +1,9 @@
-"""Clips: films, animations and folders of frames in, (T, H, W, 3) bytes in the middle, MP4 and GIF out. T counts frames.
+"""Clips: films, animations and folders of frames in, (T, H, W, 3) bytes in the middle, MP4 and GIF
+out. T counts frames.
 
-Models see a clip as float32 of shape (3, T, H, W) in [-1, 1]; what the values mean, `modalities/image/media.py` knows. How files are
-read, `modalities/video/io/files.py` knows, and how they are written, `modalities/video/io/writer.py`. What is transparent is laid on white.
+Models see a clip as float32 of shape (3, T, H, W) in [-1, 1]; what the values mean,
+`modalities/image/media.py` knows. How files are read, `modalities/video/io/files.py` knows, and how
+they are written, `modalities/video/io/writer.py`. What is transparent is laid on white.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from tessera.modalities.video.io.writer import write_gif, write_mp4
 
 if TYPE_CHECKING:  # listing, checking and drawing clips needs no torch
     import torch
+
 
 @dataclass
 class VideoExample:
@@ -51,7 +54,12 @@ def collate(examples: Sequence[VideoExample]) -> VideoBatch:
 
     clips = torch.from_numpy(np.stack([example.clip for example in examples]))
     lengths = torch.tensor([example.length for example in examples])
-    return VideoBatch(clips, lengths, [example.rate_hz for example in examples], [example.caption for example in examples])
+    return VideoBatch(
+        clips,
+        lengths,
+        [example.rate_hz for example in examples],
+        [example.caption for example in examples],
+    )
 
 
 @dataclass(eq=False)
@@ -61,7 +69,12 @@ class Video:
     rate_hz: float
 
     def __post_init__(self) -> None:
-        if self.frames.dtype != np.uint8 or self.frames.ndim != 4 or self.frames.shape[3] != 3 or not len(self.frames):
+        if (
+            self.frames.dtype != np.uint8
+            or self.frames.ndim != 4
+            or self.frames.shape[3] != 3
+            or not len(self.frames)
+        ):
             raise ValueError(
                 f"a Video holds (frames, height, width, 3) bytes, but was given {self.frames.shape} of "
                 f"{self.frames.dtype}; for (3, frames, height, width) floats in [-1, 1] use Video.from_floats"
@@ -71,7 +84,8 @@ class Video:
 
     @classmethod
     def load(cls, path: str | Path) -> Video:
-        """All of a file that can be read, at its average rate. Raises Unreadable with the file and the reason."""
+        """All of a file that can be read, at its average rate. Raises Unreadable with the file and
+        the reason."""
         facts = probe(path)
         return read_clip(path, 0.0, facts.frames, facts.rate_hz)
 
@@ -85,7 +99,8 @@ class Video:
 
     @classmethod
     def sheet(cls, items: Sequence[Video], columns: int | None = None) -> Video:
-        """A contact sheet that moves, as long as the longest of its clips; the others stay on their last frame."""
+        """A contact sheet that moves, as long as the longest of its clips; the others stay on their
+        last frame."""
         if not items:
             raise ValueError("a sheet of no clips was asked for: give at least one")
         return cls.together(items, lambda pictures: Image.sheet(pictures, columns))
@@ -111,7 +126,9 @@ class Video:
     def floats(self) -> np.ndarray:
         """(3, T, H, W) float32 in [-1, 1]: what models see."""
         count, height, width, _ = self.frames.shape
-        column = Image(self.frames.reshape(count * height, width, 3))  # the frames below each other are one tall picture
+        column = Image(
+            self.frames.reshape(count * height, width, 3)
+        )  # the frames below each other are one tall picture
         return column.floats().reshape(3, count, height, width)
 
     @classmethod
@@ -119,12 +136,17 @@ class Video:
         """The nearest bytes, as Image.from_floats finds them."""
         array = np.asarray(array)
         if array.ndim != 4 or array.shape[0] != 3:
-            raise ValueError(f"a clip of floats has the shape (3, frames, height, width), but this one is {array.shape}")
+            raise ValueError(
+                f"a clip of floats has the shape (3, frames, height, width), but this one is {array.shape}"
+            )
         _, count, height, width = array.shape
         column = Image.from_floats(array.reshape(3, count * height, width))
         return cls(column.pixels.reshape(count, height, width, 3), rate_hz)
 
 
-def read_clip(path: str | Path, start_seconds: float, count: int, rate_hz: float, shortest: int | None = None) -> Video:
-    """The part of a file that begins at start, at that rate: `count` frames, or fewer; `shortest` as in `read_frames`."""
+def read_clip(
+    path: str | Path, start_seconds: float, count: int, rate_hz: float, shortest: int | None = None
+) -> Video:
+    """The part of a file that begins at start, at that rate: `count` frames, or fewer; `shortest`
+    as in `read_frames`."""
     return Video(read_frames(path, start_seconds, count, rate_hz, shortest), rate_hz)

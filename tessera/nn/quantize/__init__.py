@@ -1,7 +1,8 @@
-"""Interchangeable quantizers: `config.build(dim)` makes any of them, and all keep the contract of `Quantizer`.
+"""Interchangeable quantizers: `config.build(dim)` makes any of them, and all keep the contract of
+`Quantizer`.
 
-FSQ rounds, LFQ takes signs, VQ learns a table; the residual form stacks levels of one of them, and the grouped form sets
-residual ones side by side.
+FSQ rounds, LFQ takes signs, VQ learns a table; the residual form stacks levels of one of them, and
+the grouped form sets residual ones side by side.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from tessera.nn.quantize.fsq import FSQ, FSQConfig
 from tessera.nn.quantize.grouped import GroupedConfig, GroupedQuantizer
 from tessera.nn.quantize.lfq import LFQ, LFQConfig
 from tessera.nn.quantize.residual import ResidualConfig, ResidualQuantizer
-from tessera.nn.quantize.vq import VQ, Meeting, VQConfig
+from tessera.nn.quantize.vq import VQ, ProcessGroup, VQConfig
 
 QuantizerConfig = FSQConfig | LFQConfig | VQConfig | ResidualConfig | GroupedConfig
 """The type of a model's field that lets the user choose."""

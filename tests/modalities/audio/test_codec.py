@@ -1,4 +1,5 @@
-"""The codec's network: sounds to symbols and back, whole or in pieces, never looking ahead, better the more levels are kept."""
+"""The codec's network: sounds to symbols and back, whole or in pieces, never looking ahead, better
+the more levels are kept."""
 
 from __future__ import annotations
 
@@ -12,15 +13,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.losses.spectral import si_sdr_B
-from tessera.modalities.audio.codec import Snake, SoundCodec, SoundCodecConfig, SoundConv, Spread
-from tessera.nn.causal_conv import Passage
+from tessera.modalities.audio.codec import AudioCodec, AudioCodecConfig, AudioConv, Snake, Spread
+from tessera.nn.causal_conv import StreamingState
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 from tessera.run.config import decode, encode
 from tests.networks import stirred
 
-TINY = SoundCodecConfig(
+TINY = AudioCodecConfig(
     dim=4,
-    widest=8,
+    max_channels=8,
     strides=(2, 5),
     dilations=(1, 3),
     quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4, 4)), levels=3, dropout=0.5),
@@ -36,7 +37,7 @@ QUANTIZERS = {
 every_quantizer = pytest.mark.parametrize("quantizer", QUANTIZERS)
 
 
-def built(**settings: Any) -> SoundCodec:
+def built(**settings: Any) -> AudioCodec:
     torch.manual_seed(0)
     return stirred(replace(TINY, **settings).build()).eval().double()
 
@@ -74,16 +75,16 @@ def test_an_unfinished_frame_is_filled_with_silence_and_cut_off_again(samples, f
 
 
 @dataclass
-class Sounds:
+class AudioDataConfig:
     length: int
 
 
 def test_it_says_what_becomes_of_sounds():
     model = built()
-    assert (model.hop, model.levels, model.vocabulary) == (10, 3, 64)
-    assert TINY.grid(Sounds(95)) == (10,) and TINY.grid(Sounds(100)) == (10,)
-    TINY.suits(Sounds(10))
-    assert SoundCodecConfig().hop == 320 and SoundCodecConfig().widths == [32, 64, 128, 256, 512]
+    assert (model.hop, model.levels, model.vocab_size) == (10, 3, 64)
+    assert TINY.grid(AudioDataConfig(95)) == (10,) and TINY.grid(AudioDataConfig(100)) == (10,)
+    TINY.validate_data(AudioDataConfig(10))
+    assert AudioCodecConfig().hop == 320 and AudioCodecConfig().widths == [32, 64, 128, 256, 512]
 
 
 def test_the_last_layer_is_the_one_that_plays():
@@ -101,12 +102,19 @@ def test_every_parameter_takes_part():
 
 
 def test_its_configuration_survives_json():
-    assert decode(SoundCodecConfig, encode(TINY)) == TINY
+    assert decode(AudioCodecConfig, encode(TINY)) == TINY
 
 
 def test_bare_stages_have_no_residual_blocks():
-    sizes = [sum(parameter.numel() for parameter in built(bare=bare).parameters()) for bare in (0, 1, 2)]
-    assert sizes[0] > sizes[1] > sizes[2] == sum(parameter.numel() for parameter in built(dilations=()).parameters())
+    sizes = [
+        sum(parameter.numel() for parameter in built(bare=bare).parameters()) for bare in (0, 1, 2)
+    ]
+    assert (
+        sizes[0]
+        > sizes[1]
+        > sizes[2]
+        == sum(parameter.numel() for parameter in built(dilations=()).parameters())
+    )
 
 
 @pytest.mark.parametrize("activation", ["snake", "elu"])
@@ -129,16 +137,18 @@ def test_the_first_levels_are_decoded_by_themselves(quantizer):
     with torch.no_grad():
         codes = model.encode(sounds())
         two = model.decode(codes[..., :2])
-        assert torch.equal(two, model.decode(codes, keep_B=torch.tensor([2, 2])))
+        assert torch.equal(two, model.decode(codes, num_quantizers_B=torch.tensor([2, 2])))
         assert not torch.allclose(two, model.decode(codes))
 
 
 def test_an_example_that_keeps_one_level_is_rebuilt_from_that_alone():
     model, keep = built(), torch.tensor([1, 3])
     with torch.no_grad():
-        dropped, whole = model(sounds(), keep_B=keep), model(sounds())
-        assert (dropped.codes[0, :, 1:] == 0).all() and torch.equal(dropped.codes[1], whole.codes[1])
-        torch.testing.assert_close(dropped.output, model.decode(whole.codes, keep_B=keep))
+        dropped, whole = model(sounds(), num_quantizers_B=keep), model(sounds())
+        assert (dropped.codes[0, :, 1:] == 0).all() and torch.equal(
+            dropped.codes[1], whole.codes[1]
+        )
+        torch.testing.assert_close(dropped.output, model.decode(whole.codes, num_quantizers_B=keep))
 
 
 class Alone:
@@ -155,22 +165,30 @@ def test_it_learns_a_sound_and_rebuilds_it_better_the_more_levels_are_kept():
     torch.manual_seed(0)
     time = torch.arange(800) / 8000
     pitches = torch.tensor([[220.0], [330.0], [495.0], [700.0]])
-    sound = (0.3 * torch.sin(2 * math.pi * pitches * time) * torch.sin(2 * math.pi * 15 * time))[:, None]
-    quantizer = ResidualConfig(quantizer=VQConfig(codebook_size=16, code_dim=8), levels=4, dropout=1.0)
-    model = SoundCodecConfig(dim=8, widest=32, strides=(4, 5), dilations=(1, 3), quantizer=quantizer).build()
+    sound = (0.3 * torch.sin(2 * math.pi * pitches * time) * torch.sin(2 * math.pi * 15 * time))[
+        :, None
+    ]
+    quantizer = ResidualConfig(
+        quantizer=VQConfig(codebook_size=16, code_dim=8), levels=4, dropout=1.0
+    )
+    model = AudioCodecConfig(
+        dim=8, max_channels=32, strides=(4, 5), dilations=(1, 3), quantizer=quantizer
+    ).build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for step in range(150):
-        keep = model.quantizer.levels_to_keep(torch.rand(len(sound)))
-        rebuilt = model(sound, keep_B=keep)
+        keep = model.quantizer.num_quantizers_to_keep(torch.rand(len(sound)))
+        rebuilt = model(sound, num_quantizers_B=keep)
         optimizer.zero_grad()
         (10 * F.l1_loss(rebuilt.output, sound) + sum(rebuilt.penalties.values())).backward()
         optimizer.step()
         for level in model.quantizer.cascade:
-            level.settle(Alone(), step)
+            level.commit(Alone(), step)
     model.eval()
     with torch.no_grad():
         codes = model.encode(sound)
-        decibels = [si_sdr_B(model.decode(codes[..., :kept]), sound).mean().item() for kept in (1, 2, 4)]
+        decibels = [
+            si_sdr_B(model.decode(codes[..., :kept]), sound).mean().item() for kept in (1, 2, 4)
+        ]
     assert decibels[0] + 1 < decibels[1] and decibels[1] + 1 < decibels[2], decibels
     assert decibels[2] > 10, decibels
 
@@ -185,7 +203,9 @@ def test_no_frame_hears_what_comes_after_it():
         a, b = model.latent(sound), model.latent(other)
         assert torch.equal(a[:, :3], b[:, :3]) and not torch.equal(a[:, 3], b[:, 3])
         one, two = model.sound(a), model.sound(torch.cat([a[:, :3], -a[:, 3:]], dim=1))
-        assert torch.equal(one[..., :30], two[..., :30]) and not torch.equal(one[..., 30:40], two[..., 30:40])
+        assert torch.equal(one[..., :30], two[..., :30]) and not torch.equal(
+            one[..., 30:40], two[..., 30:40]
+        )
 
 
 def test_within_its_frame_every_sample_is_heard():
@@ -216,7 +236,10 @@ def test_the_table_learns_nothing_from_padding():
         batch = F.pad(sounds(34), (0, 26), value=padding)
         batch[..., 34:40] = 0
         rebuilt = model(batch, torch.tensor([34, 34]))
-        noted[padding] = (rebuilt.penalties["commitment"], model.quantizer.cascade[0].notes.total_VC)
+        noted[padding] = (
+            rebuilt.penalties["commitment"],
+            model.quantizer.cascade[0].notes.total_VC,
+        )
     torch.testing.assert_close(noted[0.0], noted[0.7])
     assert noted[0.0][1][:, -1].sum() == 8
 
@@ -251,7 +274,7 @@ def test_a_frame_is_written_as_soon_as_it_is_full():
 def test_a_long_sound_takes_no_more_memory_than_a_short_one(way):
     model = built()
     network, width = (model.encoder, 1) if way == "encoder" else (model.decoder, 8)
-    passage, held = Passage(memory={}), []
+    passage, held = StreamingState(memory={}), []
     with torch.no_grad():
         for _ in range(8):
             network(torch.randn(1, 20, width, dtype=torch.float64), passage)
@@ -264,33 +287,45 @@ def test_a_long_sound_takes_no_more_memory_than_a_short_one(way):
 
 def test_spreading_is_a_transposed_convolution_of_twice_the_stride():
     spread, x = Spread(3, 2, 5).double(), torch.randn(2, 4, 3, dtype=torch.float64)
-    weight, bias = spread.convolution.weight.detach()[:, :, 0], spread.convolution.convolution.bias.detach()
+    weight, bias = (
+        spread.convolution.weight.detach()[:, :, 0],
+        spread.convolution.convolution.bias.detach(),
+    )
     newest, before = (weight[:, :, tap].unflatten(0, (5, 2)).permute(2, 1, 0) for tap in (1, 0))
     transposed = F.conv_transpose1d(x.mT, torch.cat([newest, before], dim=2), stride=5)[..., :20].mT
-    torch.testing.assert_close(spread(x, Passage()), transposed + bias.view(5, 2).repeat(4, 1))
+    torch.testing.assert_close(
+        spread(x, StreamingState()), transposed + bias.view(5, 2).repeat(4, 1)
+    )
 
 
 def test_a_convolution_that_shortens_makes_a_frame_of_every_stride():
-    layer, x = SoundConv(1, 1, 4, stride=2).double(), sounds(8).mT
+    layer, x = AudioConv(1, 1, 4, stride=2).double(), sounds(8).mT
     weight, bias = layer.weight.detach()[:, :, 0], layer.convolution.bias.detach()
     by_hand = F.conv1d(F.pad(x.mT, (2, 0)), weight, bias, stride=2).mT
-    torch.testing.assert_close(layer(x, Passage()), by_hand)
+    torch.testing.assert_close(layer(x, StreamingState()), by_hand)
 
 
 def test_snake_bends_with_a_period_of_its_own_and_never_turns_back():
-    snake, x = Snake(2).double(), torch.linspace(-9, 9, 400, dtype=torch.float64)[:, None].repeat(1, 2)
+    snake, x = (
+        Snake(2).double(),
+        torch.linspace(-9, 9, 400, dtype=torch.float64)[:, None].repeat(1, 2),
+    )
     with torch.no_grad():
         snake.log_frequency.copy_(torch.tensor([0.0, math.log(2)]))
-        y = snake(x, Passage())
+        y = snake(x, StreamingState())
         assert (y.diff(dim=0) > -1e-9).all()
-        torch.testing.assert_close(snake(x + math.pi / 2, Passage())[:, 1], y[:, 1] + math.pi / 2)
+        torch.testing.assert_close(
+            snake(x + math.pi / 2, StreamingState())[:, 1], y[:, 1] + math.pi / 2
+        )
         half = torch.full((1, 2), math.pi / 4, dtype=torch.float64)
-        torch.testing.assert_close(snake(half, Passage()) - half, torch.tensor([[0.5, 0.5]], dtype=torch.float64))
+        torch.testing.assert_close(
+            snake(half, StreamingState()) - half, torch.tensor([[0.5, 0.5]], dtype=torch.float64)
+        )
 
 
 def test_loudness_is_neither_lost_nor_blown_up_on_the_way():
     torch.manual_seed(0)
-    model, sound = SoundCodecConfig(dim=16, widest=64).build(), 0.1 * torch.randn(2, 1, 3200)
+    model, sound = AudioCodecConfig(dim=16, max_channels=64).build(), 0.1 * torch.randn(2, 1, 3200)
     with torch.no_grad():
         latent = model.latent(sound)
         loudness = [part.square().mean().sqrt().item() for part in (latent, model.sound(latent))]
@@ -315,7 +350,9 @@ def test_a_network_that_cannot_be_is_refused(settings, letter):
         replace(TINY, **settings)
 
 
-@pytest.mark.parametrize("sound", [torch.zeros(1, 20), torch.zeros(1, 2, 20), torch.zeros(1, 1, 20, dtype=torch.int16)])
+@pytest.mark.parametrize(
+    "sound", [torch.zeros(1, 20), torch.zeros(1, 2, 20), torch.zeros(1, 1, 20, dtype=torch.int16)]
+)
 def test_what_is_no_batch_of_sounds_is_refused(sound):
     with pytest.raises(ValueError, match="batch, 1, samples"):
         built().encode(sound)
@@ -327,7 +364,7 @@ def test_a_sound_of_nothing_is_refused():
     with pytest.raises(ValueError, match="nothing to write"):
         list(built().encode_chunks([]))
     with pytest.raises(ValueError, match="one of every 10 samples"):
-        TINY.suits(Sounds(9))
+        TINY.validate_data(AudioDataConfig(9))
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (1, 5, 4), (1, 0, 3), (1, 5, 3, 1)])

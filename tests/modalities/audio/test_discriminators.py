@@ -1,4 +1,5 @@
-"""The judges of sound: each kind hears what it is for, its networks count alike, and examples do not see each other."""
+"""The judges of sound: each kind hears what it is for, its networks count alike, and examples do
+not see each other."""
 
 from __future__ import annotations
 
@@ -9,24 +10,29 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.losses.adversarial import feature_matching_B, gradient_penalty, hinge_discriminator, non_saturating_discriminator
+from tessera.losses.adversarial import (
+    feature_matching_B,
+    gradient_penalty,
+    hinge_discriminator,
+    non_saturating_discriminator,
+)
 from tessera.modalities.audio.discriminators import (
+    AudioDiscriminator,
     BandDiscriminatorConfig,
     PeriodDiscriminatorConfig,
     ScaleDiscriminatorConfig,
-    SoundJudge,
 )
 from tessera.run.config import decode, encode
 
 SMALL: dict[str, Any] = {
-    "periods": PeriodDiscriminatorConfig(periods=(2, 3), dim=4, widest=16, layers=2),
-    "scales": ScaleDiscriminatorConfig(scales=(1, 2), dim=4, widest=16, layers=2),
+    "periods": PeriodDiscriminatorConfig(periods=(2, 3), dim=4, max_channels=16, layers=2),
+    "scales": ScaleDiscriminatorConfig(scales=(1, 2), dim=4, max_channels=16, layers=2),
     "bands": BandDiscriminatorConfig(windows=(128, 64), bands=(0.25, 0.5), dim=4, layers=2),
 }
 every_judge = pytest.mark.parametrize("kind", SMALL)
 
 
-def built(kind: str) -> SoundJudge:
+def built(kind: str) -> AudioDiscriminator:
     torch.manual_seed(0)
     return SMALL[kind].build()
 
@@ -39,18 +45,26 @@ def sounds(count: int = 2, samples: int = 600) -> Tensor:
 @pytest.mark.parametrize("samples", [1, 50, 599, 600])
 def test_sounds_of_any_length_are_judged_at_many_places(kind, samples):
     judge, batch = built(kind), sounds(2, samples)
-    judged = judge.judged(batch)
-    assert judged.logits.shape[0] == 2 and judged.logits.ndim == 2 and judged.logits.isfinite().all()
-    assert torch.equal(judge(batch), judged.logits)
-    assert all(feature.shape[0] == 2 and feature.ndim == 4 for feature in judged.features)
+    discriminate = judge.discriminate(batch)
+    assert (
+        discriminate.logits.shape[0] == 2
+        and discriminate.logits.ndim == 2
+        and discriminate.logits.isfinite().all()
+    )
+    assert torch.equal(judge(batch), discriminate.logits)
+    assert all(feature.shape[0] == 2 and feature.ndim == 4 for feature in discriminate.features)
 
 
-@pytest.mark.parametrize(("kind", "layers"), [("periods", 2 * 3), ("scales", 2 * 4), ("bands", 2 * 3 * 4)])
+@pytest.mark.parametrize(
+    ("kind", "layers"), [("periods", 2 * 3), ("scales", 2 * 4), ("bands", 2 * 3 * 4)]
+)
 def test_every_layer_of_every_network_gives_a_feature(kind, layers):
-    assert len(built(kind).judged(sounds()).features) == layers
+    assert len(built(kind).discriminate(sounds()).features) == layers
 
 
-@pytest.mark.parametrize("kind", [PeriodDiscriminatorConfig, ScaleDiscriminatorConfig, BandDiscriminatorConfig])
+@pytest.mark.parametrize(
+    "kind", [PeriodDiscriminatorConfig, ScaleDiscriminatorConfig, BandDiscriminatorConfig]
+)
 def test_in_a_mean_over_logits_its_networks_count_alike(kind):
     judge, second = kind(dim=1).build(), sounds(1, 16000)
     counts = [network(second).logits.shape[1] for network in judge.networks]
@@ -114,19 +128,20 @@ def test_its_features_lead_a_fake_towards_the_real(kind):
     fake = (0.3 * torch.randn(1, 1, 300)).requires_grad_()
     optimizer = torch.optim.Adam([fake], lr=0.02)
     away = (fake - real).abs().mean().item()
-    seen = judge.judged(real).features
+    seen = judge.discriminate(real).features
     for _ in range(60):
         optimizer.zero_grad()
-        feature_matching_B(seen, judge.judged(fake).features).sum().backward()
+        feature_matching_B(seen, judge.discriminate(fake).features).sum().backward()
         optimizer.step()
     assert (fake - real).abs().mean() < 0.7 * away
 
 
 def test_a_judge_of_periods_sees_them_as_rows():
-    """What repeats every three samples is constant along the rows of period 3: the first layer says the same all along."""
-    judge = PeriodDiscriminatorConfig(periods=(3,), dim=4, widest=4, layers=1).build()
+    """What repeats every three samples is constant along the rows of period 3: the first layer says
+    the same all along."""
+    judge = PeriodDiscriminatorConfig(periods=(3,), dim=4, max_channels=4, layers=1).build()
     repeating = torch.randn(1, 1, 3).repeat(1, 1, 40)
-    first = judge.judged(repeating).features[0]
+    first = judge.discriminate(repeating).features[0]
     assert first.shape == (1, 4, 14, 3)
     torch.testing.assert_close(first[:, :, 1:-1], first[:, :, 1:2].expand(-1, -1, 12, -1))
 
@@ -134,15 +149,22 @@ def test_a_judge_of_periods_sees_them_as_rows():
 def test_a_judge_of_bands_knows_two_phases_of_one_tone_apart():
     judge = built("bands")
     time = torch.arange(600) / 8000
-    sine, cosine = (torch.sin(2 * math.pi * 500 * time + phase)[None, None] for phase in (0.0, math.pi / 2))
+    sine, cosine = (
+        torch.sin(2 * math.pi * 500 * time + phase)[None, None] for phase in (0.0, math.pi / 2)
+    )
     assert (judge(sine) - judge(cosine)).abs().max() > 1e-3
 
 
 def test_each_band_is_heard_by_layers_of_its_own():
-    network = BandDiscriminatorConfig(windows=(64,), bands=(0.5,), dim=4, layers=1).build().networks[0]
+    network = (
+        BandDiscriminatorConfig(windows=(64,), bands=(0.5,), dim=4, layers=1).build().networks[0]
+    )
     time = torch.arange(640) / 8000
     low, high = (0.5 * torch.sin(2 * math.pi * hertz * time)[None, None] for hertz in (500, 3500))
-    strengths = [[part.abs().mean().item() for part in network.spectrum(tone).split(network.sizes, 3)] for tone in (low, high)]
+    strengths = [
+        [part.abs().mean().item() for part in network.spectrum(tone).split(network.sizes, 3)]
+        for tone in (low, high)
+    ]
     assert strengths[0][0] > 10 * strengths[0][1] and strengths[1][1] > 10 * strengths[1][0]
     assert sum(network.sizes) == 33 and len(network.bands) == 2
 
@@ -178,7 +200,11 @@ def test_what_is_no_sound_is_refused(kind, shape):
         (ScaleDiscriminatorConfig, {"dim": 0}, "dim 0"),
         (BandDiscriminatorConfig, {"windows": (16,)}, "windows of 64 or more"),
         (BandDiscriminatorConfig, {"bands": (0.5, 0.25)}, "rising"),
-        (BandDiscriminatorConfig, {"windows": (64,), "bands": (0.01,)}, "fewer bands or longer windows"),
+        (
+            BandDiscriminatorConfig,
+            {"windows": (64,), "bands": (0.01,)},
+            "fewer bands or longer windows",
+        ),
     ],
 )
 def test_a_judge_that_cannot_be_is_refused(config, settings, letter):

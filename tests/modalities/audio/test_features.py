@@ -1,6 +1,8 @@
-"""Features of sounds: where frames stand, that padding changes nothing, and that networks of others are read whole or refused.
+"""Features of sounds: where frames stand, that padding changes nothing, and that networks of others
+are read whole or refused.
 
-The speech network is a tiny random one, made here; the voice network is the real one, from its package.
+The speech network is a tiny random one, made here; the voice network is the real one, from its
+package.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ def network(kind: str) -> transformers.PreTrainedModel:
     torch.manual_seed(0)
     if kind == "wav2vec2":
         return transformers.Wav2Vec2Model(
-            transformers.Wav2Vec2Config(**TINY, do_stable_layer_norm=True, feat_extract_norm="layer")
+            transformers.Wav2Vec2Config(
+                **TINY, do_stable_layer_norm=True, feat_extract_norm="layer"
+            )
         )
     return transformers.HubertModel(transformers.HubertConfig(**TINY))
 
@@ -38,7 +42,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     root = tmp_path_factory.mktemp("speech")
     for kind in ("wav2vec2", "hubert"):
         network(kind).save_pretrained(root / kind)
-    (root / "wav2vec2/preprocessor_config.json").write_text(json.dumps({"do_normalize": True, "sampling_rate": 16_000}))
+    (root / "wav2vec2/preprocessor_config.json").write_text(
+        json.dumps({"do_normalize": True, "sampling_rate": 16_000})
+    )
     return {kind: str(root / kind) for kind in ("wav2vec2", "hubert")}
 
 
@@ -87,8 +93,13 @@ def test_a_sound_is_heard_alike_alone_and_beside_longer_ones_whatever_follows_it
 
 @pytest.mark.parametrize("kind", ["mel", "wav2vec2", "hubert"])
 def test_a_frame_is_heard_around_its_own_samples(kind, folders):
-    """A click in the middle of a frame changes that frame and those near it most alike before and after."""
-    features = MelFeatures(window=40, hop=20).build() if kind == "mel" else speech(folders, kind, layer=0).build()
+    """A click in the middle of a frame changes that frame and those near it most alike before and
+    after."""
+    features = (
+        MelFeatures(window=40, hop=20).build()
+        if kind == "mel"
+        else speech(folders, kind, layer=0).build()
+    )
     quiet = 1e-3 * sounds(400, count=1)
     click = quiet.clone()
     click[0, 0, 9 * 20 + 10] += 1.0
@@ -98,7 +109,10 @@ def test_a_frame_is_heard_around_its_own_samples(kind, folders):
         changed_T = (features(click) - features(quiet))[0, :, :13].norm(dim=1)
     else:  # before positions are added, which look far
         network = features.network.network
-        seen = [network.feature_extractor(torch.nn.functional.pad(one[:, 0], (5, 5)))[0].T for one in (click, quiet)]
+        seen = [
+            network.feature_extractor(torch.nn.functional.pad(one[:, 0], (5, 5)))[0].T
+            for one in (click, quiet)
+        ]
         assert len(seen[0]) == 20 and features.reach == 25
         changed_T = (seen[0] - seen[1]).norm(dim=1)
     if kind != "hubert":  # whose first layer norms over time
@@ -115,7 +129,9 @@ def test_mel_features_are_mfcc_with_their_deltas():
 @pytest.mark.parametrize("layer", [0, 1, 3])
 def test_a_layer_is_what_the_whole_network_says_of_it(kind, layer, folders):
     sound = sounds(395)[:, 0]
-    even = (sound - sound.mean(1, keepdim=True)) / (sound.var(1, keepdim=True, correction=0) + 1e-7).sqrt()
+    even = (sound - sound.mean(1, keepdim=True)) / (
+        sound.var(1, keepdim=True, correction=0) + 1e-7
+    ).sqrt()
     padded = torch.nn.functional.pad(even if kind == "wav2vec2" else sound, (2, 8))
     with torch.no_grad():
         expected = network(kind).eval()(padded, output_hidden_states=True).hidden_states[layer]
@@ -124,7 +140,8 @@ def test_a_layer_is_what_the_whole_network_says_of_it(kind, layer, folders):
 
 
 def test_the_voice_network_hears_who_speaks_less_than_what_is_said():
-    """Two vowels, each at two pitches: a vowel is nearer to itself at another pitch than to the other one."""
+    """Two vowels, each at two pitches: a vowel is nearer to itself at another pitch than to the
+    other one."""
     features = VoiceFeatures().build()
 
     def vowel(pitch_hz: float, formants: tuple[float, ...]) -> Tensor:
@@ -136,7 +153,8 @@ def test_the_voice_network_hears_who_speaks_less_than_what_is_said():
         return (0.3 * sound / sound.abs().max())[None, None]
 
     low_a, high_a, low_i = (
-        features(one)[0, 6] for one in (vowel(110, (730, 1090)), vowel(140, (730, 1090)), vowel(110, (270, 2290)))
+        features(one)[0, 6]
+        for one in (vowel(110, (730, 1090)), vowel(140, (730, 1090)), vowel(110, (270, 2290)))
     )
     assert (low_a - high_a).norm() < (low_a - low_i).norm()
 
@@ -185,7 +203,13 @@ def test_a_speech_network_that_does_not_fit_is_refused_with_what_to_set(folders,
     with pytest.raises(ValueError, match="3 layers, but layer 4"):
         speech(folders, layer=4).build()
     transformers.BertModel(
-        transformers.BertConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, vocab_size=9)
+        transformers.BertConfig(
+            hidden_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=8,
+            vocab_size=9,
+        )
     ).save_pretrained(tmp_path / "bert")
     with pytest.raises(ValueError, match="is a bert, which does not listen to samples"):
         SpeechFeatures(path=str(tmp_path / "bert")).build()
@@ -193,7 +217,11 @@ def test_a_speech_network_that_does_not_fit_is_refused_with_what_to_set(folders,
 
 def test_half_a_speech_network_and_one_that_is_no_network_are_refused(folders, tmp_path):
     half = tmp_path / "half"
-    weights = {name: tensor for name, tensor in network("hubert").state_dict().items() if "layers.1." not in name}
+    weights = {
+        name: tensor
+        for name, tensor in network("hubert").state_dict().items()
+        if "layers.1." not in name
+    }
     network("hubert").save_pretrained(half, state_dict=weights)
     with pytest.raises(ValueError, match="missing.*Fetch it again, whole"):
         SpeechFeatures(path=str(half), layer=2, hop=20).build()
@@ -205,8 +233,16 @@ def test_half_a_speech_network_and_one_that_is_no_network_are_refused(folders, t
 @pytest.mark.parametrize(
     ("missing", "config", "words"),
     [
-        ("transformers", SpeechFeatures(path="x"), r"transformers, which is not installed: pip install \"tessera\[text\]\""),
-        ("onnxruntime", VoiceFeatures(), r"onnxruntime, which is not installed: pip install \"tessera\[voice\]\""),
+        (
+            "transformers",
+            SpeechFeatures(path="x"),
+            r"transformers, which is not installed: pip install \"tessera\[text\]\"",
+        ),
+        (
+            "onnxruntime",
+            VoiceFeatures(),
+            r"onnxruntime, which is not installed: pip install \"tessera\[voice\]\"",
+        ),
         ("openwakeword", VoiceFeatures(), r"openwakeword 0.5.*tessera\[voice\]"),
     ],
 )

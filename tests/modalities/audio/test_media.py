@@ -1,4 +1,5 @@
-"""Any recording that a person may have comes in as they would hear it; what is none is refused with the reason."""
+"""Any recording that a person may have comes in as they would hear it; what is none is refused with
+the reason."""
 
 from __future__ import annotations
 
@@ -12,9 +13,9 @@ import PIL.Image
 import pytest
 import soundfile
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.audio.io.files import examine, probe, read_samples
-from tessera.modalities.audio.media import PAUSE_SECONDS, Sound, read_part
+from tessera.modalities.audio.media import PAUSE_SECONDS, Audio, read_part
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.media import Video
 
@@ -71,30 +72,48 @@ def cut_short(path, share: float):
 )
 def test_every_common_recording_is_read_sample_by_sample(tmp_path, name, how, tolerance, channels):
     path = written(tmp_path / name, chirp(channels=channels), **how)
-    sound, facts = Sound.load(path), probe(path)
+    sound, facts = Audio.load(path), probe(path)
     count = sound.samples.shape[1]
-    assert (facts.rate_hz, facts.channels, facts.count, sound.rate_hz) == (44_100, channels, 88_200, 44_100)
+    assert (facts.rate_hz, facts.channels, facts.count, sound.rate_hz) == (
+        44_100,
+        channels,
+        88_200,
+        44_100,
+    )
     assert len(sound.samples) == channels and sound.samples.dtype == np.float32
-    assert 88_200 - (128 if name == "a.ogg" else 0) <= count <= 88_200  # FFmpeg leaves the last of Vorbis out
-    assert abs(sound.samples - chirp(channels=channels).T[:, :count])[:, 2000:-2000].max() <= tolerance
+    assert (
+        88_200 - (128 if name == "a.ogg" else 0) <= count <= 88_200
+    )  # FFmpeg leaves the last of Vorbis out
+    assert (
+        abs(sound.samples - chirp(channels=channels).T[:, :count])[:, 2000:-2000].max() <= tolerance
+    )
     assert examine(path).count == count and examine(path).broke == ""
 
 
 @pytest.mark.parametrize(
     ("name", "codec", "rate"),
-    [("a.m4a", "aac", 44_100), ("a.aac", "aac", 44_100), ("a.webm", "libopus", 48_000), ("a.mka", "ac3", 44_100)],
+    [
+        ("a.m4a", "aac", 44_100),
+        ("a.aac", "aac", 44_100),
+        ("a.webm", "libopus", 48_000),
+        ("a.mka", "ac3", 44_100),
+    ],
 )
 def test_what_soundfile_cannot_read_pyav_reads(tmp_path, name, codec, rate):
     path = encoded(tmp_path / name, codec, chirp(rate=rate, channels=2), rate)
-    sound = Sound.load(path)
-    assert (sound.rate_hz, len(sound.samples)) == (rate, 2) and sound.seconds == pytest.approx(2, abs=0.1)
+    sound = Audio.load(path)
+    assert (sound.rate_hz, len(sound.samples)) == (rate, 2) and sound.seconds == pytest.approx(
+        2, abs=0.1
+    )
     heard = np.corrcoef(*spectra(sound.samples[0], chirp(rate=rate)[:, 0]))[0, 1]
     assert heard > 0.95, "the chirp, give or take the silence that an encoder puts before it"
     assert sound.samples.std(axis=1)[0] == pytest.approx(2 * sound.samples.std(axis=1)[1], rel=0.05)
 
 
 def spectra(*sounds: np.ndarray) -> list[np.ndarray]:
-    return [abs(np.fft.rfft(sound, 1 << 17))[: 1 << 14].reshape(-1, 64).mean(axis=1) for sound in sounds]
+    return [
+        abs(np.fft.rfft(sound, 1 << 17))[: 1 << 14].reshape(-1, 64).mean(axis=1) for sound in sounds
+    ]
 
 
 def test_telephone_speech_is_known_by_its_ending(tmp_path):
@@ -103,11 +122,13 @@ def test_telephone_speech_is_known_by_its_ending(tmp_path):
         stream.layout = "mono"
         samples = (chirp(rate=16_000) * 32_767).astype(np.int16)
         for start in range(0, len(samples), 320):
-            frame = av.AudioFrame.from_ndarray(samples[start : start + 320].T.copy(), format="s16", layout="mono")
+            frame = av.AudioFrame.from_ndarray(
+                samples[start : start + 320].T.copy(), format="s16", layout="mono"
+            )
             frame.rate, frame.pts = 16_000, start
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    sound = Sound.load(tmp_path / "a.g722")
+    sound = Audio.load(tmp_path / "a.g722")
     assert (sound.rate_hz, sound.samples.shape) == (16_000, (1, 32_000))
     assert np.corrcoef(*spectra(sound.samples[0], chirp(rate=16_000)[:, 0]))[0, 1] > 0.99
 
@@ -125,8 +146,13 @@ def test_a_part_holds_the_same_samples_as_the_whole(tmp_path, name):
 @pytest.mark.parametrize("rate", [8_000, 16_000, 22_050, 44_100, 48_000])
 @pytest.mark.parametrize("own", [8_000, 16_000, 44_100, 48_000])
 def test_a_resampled_part_is_the_part_of_the_resampled_whole(tmp_path, own, rate):
-    path = written(tmp_path / "a.wav", np.random.default_rng(0).uniform(-0.5, 0.5, (own * 2, 2)), own, subtype="FLOAT")
-    whole = Sound.load(path).mono().resampled(rate).samples
+    path = written(
+        tmp_path / "a.wav",
+        np.random.default_rng(0).uniform(-0.5, 0.5, (own * 2, 2)),
+        own,
+        subtype="FLOAT",
+    )
+    whole = Audio.load(path).mono().resampled(rate).samples
     assert whole.shape == (1, 2 * rate)
     for start_seconds in (0.0, 0.3, 1.23456, 1.9):
         start = round(start_seconds * rate)
@@ -138,7 +164,11 @@ def test_a_resampled_part_is_the_part_of_the_resampled_whole(tmp_path, own, rate
 def test_only_the_needed_part_is_decoded(tmp_path, monkeypatch):
     path = written(tmp_path / "a.wav", np.zeros((44_100 * 60, 1), np.float32))
     read, asked = soundfile.SoundFile.read, []
-    monkeypatch.setattr(soundfile.SoundFile, "read", lambda *args, **how: asked.append(args[1]) or read(*args, **how))
+    monkeypatch.setattr(
+        soundfile.SoundFile,
+        "read",
+        lambda *args, **how: asked.append(args[1]) or read(*args, **how),
+    )
     assert read_part(path, 30.0, 16_000, 16_000).samples.shape == (1, 16_000)
     assert sum(asked) < 44_100 * 2
 
@@ -156,23 +186,27 @@ def test_a_resampled_tone_keeps_its_pitch_and_what_is_too_high_goes(tmp_path):
 def test_channels_become_one_by_their_mean(tmp_path):
     stereo = np.stack([np.full(4000, 0.5), np.full(4000, -0.1)], axis=1)
     path = written(tmp_path / "a.wav", stereo, 16_000, subtype="FLOAT")
-    assert read_part(path, 0.0, 100, 16_000).samples == pytest.approx(np.full((1, 100), 0.2), abs=1e-6)
+    assert read_part(path, 0.0, 100, 16_000).samples == pytest.approx(
+        np.full((1, 100), 0.2), abs=1e-6
+    )
 
 
 def test_floats_beyond_full_scale_are_cut_off(tmp_path):
     path = written(tmp_path / "a.wav", np.linspace(-1.5, 1.5, 1000), 16_000, subtype="FLOAT")
-    samples = Sound.load(path).samples
-    assert (samples.min(), samples.max()) == (-1, 1) and samples[0, 500] == pytest.approx(0, abs=0.01)
+    samples = Audio.load(path).samples
+    assert (samples.min(), samples.max()) == (-1, 1) and samples[0, 500] == pytest.approx(
+        0, abs=0.01
+    )
 
 
 # ---- what is written
 
 
 def test_a_saved_sound_is_a_wav_and_a_picture(tmp_path):
-    sound = Sound(chirp(1.0, channels=2).T, 44_100)
+    sound = Audio(chirp(1.0, channels=2).T, 44_100)
     path = sound.save(tmp_path / "deep" / "epoch-0.5")
     assert path == tmp_path / "deep" / "epoch-0.5.wav"
-    again = Sound.load(path)
+    again = Audio.load(path)
     assert again.rate_hz == 44_100 and np.allclose(again.samples, sound.samples, atol=1e-4)
     with PIL.Image.open(tmp_path / "deep" / "epoch-0.5.png") as picture:
         assert picture.size == (384, 184)
@@ -180,15 +214,17 @@ def test_a_saved_sound_is_a_wav_and_a_picture(tmp_path):
 
 def test_what_a_network_made_is_written_whatever_it_is(tmp_path):
     wild = np.array([[0.0, np.nan, 5.0, -np.inf] * 100], np.float32)
-    samples = Sound.load(Sound(wild, 16_000).save(tmp_path / "a")).samples[0, :4]
+    samples = Audio.load(Audio(wild, 16_000).save(tmp_path / "a")).samples[0, :4]
     assert samples == pytest.approx([0, 0, 1, -1], abs=1e-4)
 
 
 def test_a_sound_must_be_channels_of_floats():
-    with pytest.raises(ValueError, match=r"\(channels, samples\) of float32, but was given \(5,\) of float64"):
-        Sound(np.zeros(5), 16_000)
+    with pytest.raises(
+        ValueError, match=r"\(channels, samples\) of float32, but was given \(5,\) of float64"
+    ):
+        Audio(np.zeros(5), 16_000)
     with pytest.raises(ValueError, match="its rate is 0"):
-        Sound(np.zeros((1, 5), np.float32), 0)
+        Audio(np.zeros((1, 5), np.float32), 0)
 
 
 # ---- what is drawn
@@ -197,7 +233,13 @@ def test_a_sound_must_be_channels_of_floats():
 def rows(hertz: float, loudness: float = 0.5, rate: int = 16_000) -> np.ndarray:
     """How bright each of the 128 rows of a tone's spectrogram is, the lowest band first."""
     tone = loudness * np.sin(2 * np.pi * hertz * np.arange(rate) / rate)
-    return Sound(tone[None].astype(np.float32), rate).picture().pixels[:55:-1, 100:300].astype(float).mean(axis=(1, 2))
+    return (
+        Audio(tone[None].astype(np.float32), rate)
+        .picture()
+        .pixels[:55:-1, 100:300]
+        .astype(float)
+        .mean(axis=(1, 2))
+    )
 
 
 @pytest.mark.parametrize("hertz", [200, 1000, 4000])
@@ -208,28 +250,40 @@ def test_a_tone_is_a_line_at_its_height(hertz):
 
 
 def test_louder_is_brighter_and_silence_is_dark():
-    assert rows(1000, 0.5).max() > rows(1000, 0.05).max() > rows(1000, 0.005).max() > rows(1000, 0.0).max() + 20
+    assert (
+        rows(1000, 0.5).max()
+        > rows(1000, 0.05).max()
+        > rows(1000, 0.005).max()
+        > rows(1000, 0.0).max() + 20
+    )
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 5000, 200_000])
 def test_sounds_of_any_length_are_drawn(count):
-    assert Sound(np.zeros((1, count), np.float32), 16_000).picture().pixels.shape == (184, 384, 3)
+    assert Audio(np.zeros((1, count), np.float32), 16_000).picture().pixels.shape == (184, 384, 3)
 
 
 def test_a_waveform_is_as_high_as_it_is_loud():
     for loudness, height in ((0.0, 1), (0.5, 28), (1.0, 56)):
-        wave = Sound((loudness * np.resize([1, -1], 16_000)[None]).astype(np.float32), 16_000).picture().pixels[:56]
+        wave = (
+            Audio((loudness * np.resize([1, -1], 16_000)[None]).astype(np.float32), 16_000)
+            .picture()
+            .pixels[:56]
+        )
         assert (wave[:, 100] != 255).any(axis=1).sum() == pytest.approx(height, abs=2)
 
 
 def test_sounds_lie_on_a_sheet_and_beside_each_other():
-    one, other = Sound(np.zeros((1, 100), np.float32), 16_000), Sound(np.zeros((2, 300), np.float32), 8_000)
-    assert isinstance(Sound.sheet([one, other, one]), Image)
-    pair = Sound.beside(one, other)
+    one, other = (
+        Audio(np.zeros((1, 100), np.float32), 16_000),
+        Audio(np.zeros((2, 300), np.float32), 8_000),
+    )
+    assert isinstance(Audio.sheet([one, other, one]), Image)
+    pair = Audio.beside(one, other)
     assert pair.picture().pixels.shape[1] > 2 * 384
     assert pair.seconds == pytest.approx(one.seconds + PAUSE_SECONDS + other.seconds, abs=0.001)
     with pytest.raises(ValueError, match="at least one"):
-        Sound.sheet([])
+        Audio.sheet([])
 
 
 # ---- what is refused
@@ -238,68 +292,77 @@ def test_sounds_lie_on_a_sheet_and_beside_each_other():
 @pytest.mark.parametrize("name", ["a.wav", "a.mp3", "a.flac", "a.m4a"])
 def test_text_is_no_recording(tmp_path, name):
     (tmp_path / name).write_text("Dear reader,\nthis is a letter. " * 50)
-    with pytest.raises(Unreadable, match=rf"{name}: it is no WAV, .* \(it begins with b'Dear rea'\)"):
-        Sound.load(tmp_path / name)
+    with pytest.raises(
+        UnreadableFile, match=rf"{name}: it is no WAV, .* \(it begins with b'Dear rea'\)"
+    ):
+        Audio.load(tmp_path / name)
 
 
 def test_an_empty_file_a_missing_one_and_one_sample_are_refused(tmp_path):
     (tmp_path / "empty.wav").touch()
-    with pytest.raises(Unreadable, match=r"empty.wav: the file is empty \(0 bytes\)"):
-        Sound.load(tmp_path / "empty.wav")
-    with pytest.raises(Unreadable, match="gone.wav: the file cannot be opened"):
+    with pytest.raises(UnreadableFile, match=r"empty.wav: the file is empty \(0 bytes\)"):
+        Audio.load(tmp_path / "empty.wav")
+    with pytest.raises(UnreadableFile, match="gone.wav: the file cannot be opened"):
         read_part(tmp_path / "gone.wav", 0.0, 100, 16_000)
-    with pytest.raises(Unreadable, match="one.wav: it holds 1 sample: a recording lasts at least 10 ms"):
-        Sound.load(written(tmp_path / "one.wav", np.zeros(1), 16_000))
-    with pytest.raises(Unreadable, match="none.wav: it holds 0 samples"):
-        Sound.load(written(tmp_path / "none.wav", np.zeros(0), 16_000))
+    with pytest.raises(
+        UnreadableFile, match="one.wav: it holds 1 sample: a recording lasts at least 10 ms"
+    ):
+        Audio.load(written(tmp_path / "one.wav", np.zeros(1), 16_000))
+    with pytest.raises(UnreadableFile, match="none.wav: it holds 0 samples"):
+        Audio.load(written(tmp_path / "none.wav", np.zeros(0), 16_000))
 
 
 def test_a_film_without_sound_is_refused(tmp_path):
     film = Video(np.zeros((5, 16, 16, 3), np.uint8), 10.0).save(tmp_path / "film")
     film.rename(tmp_path / "a.m4a")
-    with pytest.raises(Unreadable, match="it holds only pictures, and no sound"):
-        Sound.load(tmp_path / "a.m4a")
+    with pytest.raises(UnreadableFile, match="it holds only pictures, and no sound"):
+        Audio.load(tmp_path / "a.m4a")
 
 
 @pytest.mark.parametrize("rate", [50, 2_000_000])
 def test_absurd_rates_are_refused(tmp_path, rate):
-    with pytest.raises(Unreadable, match=f"it claims a rate of {rate:,} Hz, where 1,000 to 768,000 Hz can be sound"):
-        Sound.load(written(tmp_path / "a.wav", np.zeros(10_000), rate))
+    with pytest.raises(
+        UnreadableFile,
+        match=f"it claims a rate of {rate:,} Hz, where 1,000 to 768,000 Hz can be sound",
+    ):
+        Audio.load(written(tmp_path / "a.wav", np.zeros(10_000), rate))
 
 
 def test_what_is_not_a_number_or_was_never_scaled_is_refused(tmp_path):
     broken = np.zeros(4000)
     broken[100] = np.nan
-    with pytest.raises(Unreadable, match="some of its samples are not numbers"):
-        Sound.load(written(tmp_path / "nan.wav", broken, 16_000, subtype="FLOAT"))
-    with pytest.raises(Unreadable, match="its samples reach 32,000, where 1 is full scale"):
-        Sound.load(written(tmp_path / "loud.wav", np.full(4000, 32_000.0), 16_000, subtype="FLOAT"))
+    with pytest.raises(UnreadableFile, match="some of its samples are not numbers"):
+        Audio.load(written(tmp_path / "nan.wav", broken, 16_000, subtype="FLOAT"))
+    with pytest.raises(UnreadableFile, match="its samples reach 32,000, where 1 is full scale"):
+        Audio.load(written(tmp_path / "loud.wav", np.full(4000, 32_000.0), 16_000, subtype="FLOAT"))
 
 
 @pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg", "a.mp3"])
 def test_a_file_that_is_cut_short_is_read_as_far_as_it_goes(tmp_path, name, capfd):
     noise = np.random.default_rng(0).uniform(-0.5, 0.5, 88_200)
     path = cut_short(written(tmp_path / name, noise), 0.5)
-    assert 0.4 < Sound.load(path).seconds < 1.3
-    with pytest.raises(Unreadable, match="a\\.\\w+: "):
+    assert 0.4 < Audio.load(path).seconds < 1.3
+    with pytest.raises(UnreadableFile, match="a\\.\\w+: "):
         read_part(path, 1.9, 100, 16_000)
     if name == "a.flac":
         found = examine(path)
         assert found.broke.startswith("it breaks at") and "of 2.00 s" in found.broke
-        assert read_samples(path, found.count - 1000, 1000).shape == (1, 1000), "as far as it goes, wherever reading begins"
+        assert read_samples(path, found.count - 1000, 1000).shape == (1, 1000), (
+            "as far as it goes, wherever reading begins"
+        )
     capfd.readouterr()  # the decoders' own words
 
 
 def test_a_part_beyond_the_end_is_refused_and_at_the_end_is_short(tmp_path):
     path = written(tmp_path / "a.wav", np.zeros(16_000), 16_000)
     assert read_part(path, 0.9, 16_000, 16_000).samples.shape == (1, 1600)
-    with pytest.raises(Unreadable, match="a.wav: "):
+    with pytest.raises(UnreadableFile, match="a.wav: "):
         read_part(path, 1.5, 100, 16_000)
 
 
 def test_a_reason_survives_the_way_back_from_a_worker(tmp_path):
     (tmp_path / "a.wav").touch()
-    with pytest.raises(Unreadable) as caught:
+    with pytest.raises(UnreadableFile) as caught:
         probe(tmp_path / "a.wav")
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
 
@@ -307,20 +370,22 @@ def test_a_reason_survives_the_way_back_from_a_worker(tmp_path):
 def test_a_playlist_leads_nowhere(tmp_path):
     written(tmp_path / "secret.wav", np.zeros(16_000), 16_000)
     (tmp_path / "a.mp3").write_text("ffconcat version 1.0\nfile secret.wav\n")
-    with pytest.raises(Unreadable, match="it is no WAV"):
-        Sound.load(tmp_path / "a.mp3")
+    with pytest.raises(UnreadableFile, match="it is no WAV"):
+        Audio.load(tmp_path / "a.mp3")
 
 
 @pytest.mark.parametrize("module", ["soundfile", "soxr"])
 def test_without_its_library_a_sentence_says_so(tmp_path, monkeypatch, module):
     path = written(tmp_path / "a.wav", np.zeros(16_000), 16_000)
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ModuleNotFoundError, match=rf"{module}, which is not installed. Install tessera\[sound\]"):
+    with pytest.raises(
+        ModuleNotFoundError, match=rf"{module}, which is not installed. Install tessera\[sound\]"
+    ):
         read_part(path, 0.0, 100, 8_000)
 
 
 def test_without_pyav_what_soundfile_cannot_read_is_named(tmp_path, monkeypatch):
     path = written(tmp_path / "a.mp3", chirp())
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(Unreadable, match="a.mp3: soundfile cannot read it .*PyAV"):
-        Sound.load(path)
+    with pytest.raises(UnreadableFile, match="a.mp3: soundfile cannot read it .*PyAV"):
+        Audio.load(path)

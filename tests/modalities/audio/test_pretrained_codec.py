@@ -1,4 +1,5 @@
-"""Codecs of others: the same surface as ours, the same symbols as their own library gives, and nothing that comes from chance.
+"""Codecs of others: the same surface as ours, the same symbols as their own library gives, and
+nothing that comes from chance.
 
 EnCodec and DAC are tiny random ones, made here.
 """
@@ -29,7 +30,8 @@ DAC = {
 
 @torch.no_grad()
 def network(kind: str) -> transformers.PreTrainedModel:
-    """Its tables are filled with what they will meet: as they begin, all symbols of a level are nearly or exactly one."""
+    """Its tables are filled with what they will meet: as they begin, all symbols of a level are
+    nearly or exactly one."""
     torch.manual_seed(0)
     if kind == "encodec":
         made = transformers.EncodecModel(transformers.EncodecConfig(**ENCODEC))
@@ -68,7 +70,7 @@ def sounds(samples: int = 400, count: int = 3, seed: int = 0) -> Tensor:
 
 
 @dataclass
-class Sounds:
+class AudioDataConfig:
     length: int
     rate_hz: int = 8000
 
@@ -78,7 +80,9 @@ def theirs(kind: str, samples: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
         if kind == "encodec":
             encoded = network(kind).encode(samples, bandwidth=4.8)
-            return encoded.audio_codes[0].mT, network(kind).decode(encoded.audio_codes, encoded.audio_scales).audio_values
+            return encoded.audio_codes[0].mT, network(kind).decode(
+                encoded.audio_codes, encoded.audio_scales
+            ).audio_values
         codes = network(kind).encode(samples).audio_codes
         return codes.mT, network(kind).decode(audio_codes=codes).audio_values[:, None]
 
@@ -99,12 +103,18 @@ def test_symbols_and_sounds_are_those_of_their_own_library(kind, folders):
 def test_it_says_what_becomes_of_sounds(kind, folders):
     config = PretrainedCodecConfig(path=folders[kind])
     codec = config.build()
-    assert (codec.hop, codec.levels, codec.vocabulary, codec.rate_hz) == (20, 3, 16, 8000)
-    assert codec.quantizer.levels == 3 and not codec.quantizer.whole_batch and not codec.quantizer.drops_levels
-    assert config.grid(Sounds(400)) == (20,) and config.grid(Sounds(401)) == (21,)
-    config.suits(Sounds(400))
-    with pytest.raises(ValueError, match="16000 samples a second.*knows 8000: set rate_hz of the data to 8000"):
-        config.suits(Sounds(400, rate_hz=16_000))
+    assert (codec.hop, codec.levels, codec.vocab_size, codec.rate_hz) == (20, 3, 16, 8000)
+    assert (
+        codec.quantizer.levels == 3
+        and not codec.quantizer.needs_global_stats
+        and not codec.quantizer.has_quantizer_dropout
+    )
+    assert config.grid(AudioDataConfig(400)) == (20,) and config.grid(AudioDataConfig(401)) == (21,)
+    config.validate_data(AudioDataConfig(400))
+    with pytest.raises(
+        ValueError, match="16000 samples a second.*knows 8000: set rate_hz of the data to 8000"
+    ):
+        config.validate_data(AudioDataConfig(400, rate_hz=16_000))
 
 
 @every_kind
@@ -112,8 +122,15 @@ def test_it_says_what_becomes_of_sounds(kind, folders):
 def test_an_unfinished_frame_is_filled_with_silence_and_cut_off_again(kind, samples, folders):
     codec = PretrainedCodecConfig(path=folders[kind]).build()
     rebuilt = codec(sounds(samples))
-    assert rebuilt.output.shape == (3, 1, samples) and rebuilt.codes.shape == (3, -(-samples // 20), 3)
-    assert torch.equal(codec.decode(rebuilt.codes)[..., :samples], rebuilt.output) and rebuilt.penalties == {}
+    assert rebuilt.output.shape == (3, 1, samples) and rebuilt.codes.shape == (
+        3,
+        -(-samples // 20),
+        3,
+    )
+    assert (
+        torch.equal(codec.decode(rebuilt.codes)[..., :samples], rebuilt.output)
+        and rebuilt.penalties == {}
+    )
 
 
 @every_kind
@@ -134,17 +151,21 @@ def test_the_first_levels_are_decoded_by_themselves_and_fewer_can_be_asked_for(k
     codes = codec.encode(sounds())
     with torch.no_grad():
         one, all_of_them = codec.decode(codes[..., :1]), codec.decode(codes)
-        mixed = codec.decode(codes, keep_B=torch.tensor([1, 3, 1]))
-    torch.testing.assert_close(mixed[[0, 2]], one[[0, 2]], rtol=1e-4, atol=1e-6)
-    torch.testing.assert_close(mixed[1], all_of_them[1], rtol=1e-4, atol=1e-6)
+        hash_seed = codec.decode(codes, num_quantizers_B=torch.tensor([1, 3, 1]))
+    torch.testing.assert_close(hash_seed[[0, 2]], one[[0, 2]], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(hash_seed[1], all_of_them[1], rtol=1e-4, atol=1e-6)
     assert not torch.allclose(one, all_of_them, atol=1e-4)
     two = PretrainedCodecConfig(path=folders[kind], levels=2).build()
-    assert two.levels == two.quantizer.levels == 2 and torch.equal(two.encode(sounds()), codes[..., :2])
+    assert two.levels == two.quantizer.levels == 2 and torch.equal(
+        two.encode(sounds()), codes[..., :2]
+    )
 
 
 @every_kind
 @pytest.mark.parametrize("training", [True, False])
-def test_training_mode_changes_no_symbol_and_only_the_decoder_has_gradients(kind, training, folders):
+def test_training_mode_changes_no_symbol_and_only_the_decoder_has_gradients(
+    kind, training, folders
+):
     codec = PretrainedCodecConfig(path=folders[kind]).build().train(training)
     rebuilt = codec(sounds())
     assert torch.equal(rebuilt.codes, theirs(kind, sounds())[0])
@@ -164,7 +185,9 @@ def test_with_the_weights_of_a_checkpoint_the_folder_may_be_gone(kind, folders, 
     assert stored == config
     again = stored.build()
     with torch.no_grad():
-        assert again.decode(codec.encode(sounds()))[..., :390].isnan().all(), "no sound comes from chance"
+        assert again.decode(codec.encode(sounds()))[..., :390].isnan().all(), (
+            "no sound comes from chance"
+        )
         again.load_state_dict(codec.state_dict())
         assert torch.equal(again.encode(sounds()), codec.encode(sounds()))
         assert torch.equal(again(sounds()).output, codec(sounds()).output)
@@ -184,7 +207,9 @@ def test_what_is_no_codec_of_one_channel_is_refused_with_a_letter(folders, tmp_p
     with pytest.raises(ValueError, match="1 to 3 levels, but 4 are asked for"):
         PretrainedCodecConfig(path=folders["dac"], levels=4)
     transformers.EncodecModel(
-        transformers.EncodecConfig(**ENCODEC | {"audio_channels": 2}, normalize=True, chunk_length_s=1.0, overlap=0.01)
+        transformers.EncodecConfig(
+            **ENCODEC | {"audio_channels": 2}, normalize=True, chunk_length_s=1.0, overlap=0.01
+        )
     ).save_pretrained(tmp_path / "stereo")
     with pytest.raises(ValueError, match="two channels.*24 kHz"):
         PretrainedCodecConfig(path=str(tmp_path / "stereo"))
@@ -198,7 +223,11 @@ def test_what_is_no_codec_of_one_channel_is_refused_with_a_letter(folders, tmp_p
 
 
 def test_half_a_codec_is_refused(folders, tmp_path):
-    weights = {name: tensor for name, tensor in network("dac").state_dict().items() if "decoder" not in name}
+    weights = {
+        name: tensor
+        for name, tensor in network("dac").state_dict().items()
+        if "decoder" not in name
+    }
     network("dac").save_pretrained(tmp_path / "half", state_dict=weights)
     with pytest.raises(ValueError, match="missing.*Fetch it again, whole"):
         PretrainedCodecConfig(path=str(tmp_path / "half")).build()
@@ -222,7 +251,11 @@ def test_codes_of_another_codec_are_refused(codes, words, folders):
 
 def test_what_is_no_sound_is_refused(folders):
     codec = PretrainedCodecConfig(path=folders["dac"]).build()
-    for tensor in (torch.zeros(2, 2, 100), torch.zeros(2, 100), torch.zeros(2, 1, 9, dtype=torch.long)):
+    for tensor in (
+        torch.zeros(2, 2, 100),
+        torch.zeros(2, 100),
+        torch.zeros(2, 1, 9, dtype=torch.long),
+    ):
         with pytest.raises(ValueError, match="no batch of sounds"):
             codec.encode(tensor)
     with pytest.raises(ValueError, match="sound of 0 samples.*nothing to write"):

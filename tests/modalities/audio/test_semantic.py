@@ -1,4 +1,5 @@
-"""Semantic tokens: k-means over features that keeps an engine's promises, and symbols that stand for what was heard."""
+"""Semantic tokens: k-means over features that keeps an engine's promises, and symbols that stand
+for what was heard."""
 
 from __future__ import annotations
 
@@ -15,11 +16,16 @@ from tessera.modalities.audio.semantic import SemanticConfig, SemanticTokenizer
 from tessera.run.config import decode, encode
 from tests.nn.test_quantize_vq import Alone, Table
 
-TINY = SemanticConfig(features=MelFeatures(window=40, hop=20, bands=8, coefficients=3), vocabulary=8, measured=2, context=3)
+TINY = SemanticConfig(
+    features=MelFeatures(window=40, hop=20, bands=8, coefficients=3),
+    vocab_size=8,
+    measured=2,
+    context=3,
+)
 
 
 @dataclass
-class Sounds:
+class AudioDataConfig:
     length: int
     rate_hz: int = 16_000
 
@@ -27,19 +33,23 @@ class Sounds:
 def sounds(count: int = 6, samples: int = 400, seed: int = 0) -> Tensor:
     """Tones that change their pitch every 100 samples, each at one of four."""
     chance = torch.Generator().manual_seed(seed)
-    pitches = torch.tensor([500.0, 1500.0, 3000.0, 6000.0])[torch.randint(4, (count, samples // 100), generator=chance)]
+    pitches = torch.tensor([500.0, 1500.0, 3000.0, 6000.0])[
+        torch.randint(4, (count, samples // 100), generator=chance)
+    ]
     phase = (2 * math.pi * pitches.repeat_interleave(100, dim=1) / 16_000).cumsum(1)
     noise = torch.randn(count, samples, generator=chance)
     return (0.5 * torch.sin(phase) + 1e-3 * noise)[:, None]
 
 
-def settle(model: SemanticTokenizer, meeting, step: int) -> None:
+def commit(model: SemanticTokenizer, dist, step: int) -> None:
     for module in model.modules():
         if hasattr(module, "settle"):
-            module.settle(meeting, step)
+            module.commit(dist, step)
 
 
-def trained(config: SemanticConfig = TINY, steps: int = 60, rate: float = 1e-2) -> SemanticTokenizer:
+def trained(
+    config: SemanticConfig = TINY, steps: int = 60, rate: float = 1e-2
+) -> SemanticTokenizer:
     torch.manual_seed(0)
     model = config.build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
@@ -48,21 +58,27 @@ def trained(config: SemanticConfig = TINY, steps: int = 60, rate: float = 1e-2) 
         optimizer.zero_grad()
         sum(told.penalties.values()).backward()
         optimizer.step()
-        settle(model, Alone(), step)
+        commit(model, Alone(), step)
     return model.eval()
 
 
 def test_the_symbols_keep_most_of_what_is_heard_and_neighbours_tell_more():
     heard = sounds(seed=1000)
     told, centre = trained()(heard), trained(replace(TINY, context=1), rate=0.0)(heard)
-    assert told.distance_B.mean() < 0.9 * centre.distance_B.mean() and centre.distance_B.mean() < 0.4
+    assert (
+        told.distance_B.mean() < 0.9 * centre.distance_B.mean() and centre.distance_B.mean() < 0.4
+    )
     assert len(told.codes.unique()) == 8, "all symbols are in use"
 
 
 def test_a_tone_has_the_same_symbol_whenever_it_sounds():
     model = trained()
-    steady = torch.sin(2 * math.pi * 3000 * torch.arange(2000) / 16_000)[None, None]
-    codes = model.encode(torch.cat([steady * 0.5, steady.roll(7) * 0.5]))[:, 5:-5]
+    pad_for_batch_invariance = torch.sin(2 * math.pi * 3000 * torch.arange(2000) / 16_000)[
+        None, None
+    ]
+    codes = model.encode(
+        torch.cat([pad_for_batch_invariance * 0.5, pad_for_batch_invariance.roll(7) * 0.5])
+    )[:, 5:-5]
     assert (codes == codes[0, 0]).all()
 
 
@@ -84,15 +100,17 @@ def test_features_are_brought_to_a_mean_of_0_and_a_spread_of_1_before_a_symbol_i
         assert not model.scale.known and not model.quantizer.started
         seen.append(model(sounds(seed=step)).output[:, :, 1].flatten(0, 1))
         assert model.quantizer.notes is None
-        settle(model, Alone(), step)
+        commit(model, Alone(), step)
     rows = model.scale(torch.cat(seen))
     torch.testing.assert_close(rows.mean(0), torch.zeros(9), rtol=0, atol=1e-3)
     torch.testing.assert_close(rows.std(0, correction=0), torch.ones(9), rtol=0, atol=1e-3)
     torch.testing.assert_close(model.scale.undo(rows), torch.cat(seen), rtol=1e-4, atol=1e-4)
     before = model.scale.totals.clone()
     model(sounds(seed=9))
-    settle(model, Alone(), 2)
-    assert model.quantizer.started and torch.equal(model.scale.totals, before), "and then the scale stays"
+    commit(model, Alone(), 2)
+    assert model.quantizer.started and torch.equal(model.scale.totals, before), (
+        "and then the scale stays"
+    )
 
 
 def test_a_feature_that_never_changes_does_no_harm():
@@ -100,13 +118,16 @@ def test_a_feature_that_never_changes_does_no_harm():
     for step in range(4):
         told = model(torch.zeros(2, 1, 400))
         sum(told.penalties.values()).backward()
-        settle(model, Alone(), step)
-    assert told.output.isfinite().all() and all(parameter.grad.isfinite().all() for parameter in model.parameters())
+        commit(model, Alone(), step)
+    assert told.output.isfinite().all() and all(
+        parameter.grad.isfinite().all() for parameter in model.parameters()
+    )
 
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_four_micro_batches_are_one_batch_and_two_processes_are_one(step: int):
-    """In the steps that measure, and in those that move the table. Sounds are of different lengths."""
+    """In the steps that measure, and in those that move the table. Sounds are of different
+    lengths."""
     heard, lengths_B = sounds(8).double(), torch.tensor([400, 30, 200, 399, 400, 1, 250, 400])
 
     def beginning() -> SemanticTokenizer:
@@ -114,18 +135,20 @@ def test_four_micro_batches_are_one_batch_and_two_processes_are_one(step: int):
         model = TINY.build().double()
         for earlier in range(step):
             model(sounds(seed=50 + earlier).double())
-            settle(model, Alone(), earlier)
+            commit(model, Alone(), earlier)
         return model
 
-    def stepped(model: SemanticTokenizer, parts: list[list[int]], meeting) -> tuple[list[Tensor], dict[str, Tensor]]:
+    def stepped(
+        model: SemanticTokenizer, parts: list[list[int]], dist
+    ) -> tuple[list[Tensor], dict[str, Tensor]]:
         for rows in parts:
             (sum(model(heard[rows], lengths_B[rows]).penalties.values()) / len(parts)).backward()
-        settle(model, meeting, step)
+        commit(model, dist, step)
         return [parameter.grad for parameter in model.parameters()], model.state_dict()
 
     whole = beginning()
     sum(whole(heard, lengths_B).penalties.values()).backward()
-    settle(whole, Alone(), step)
+    commit(whole, Alone(), step)
     gradients, state = stepped(beginning(), [[0, 1], [2, 3], [4, 5], [6, 7]], Alone())
     for ours, theirs in zip(gradients, whole.parameters()):
         torch.testing.assert_close(ours, theirs.grad, rtol=1e-9, atol=1e-12)
@@ -133,15 +156,22 @@ def test_four_micro_batches_are_one_batch_and_two_processes_are_one(step: int):
         torch.testing.assert_close(state[name], tensor, rtol=1e-9, atol=1e-12)
 
     table, results = Table(), {}
-    replicas = [beginning(), beginning()]  # here, and not in the threads, which would share one generator
+    replicas = [
+        beginning(),
+        beginning(),
+    ]  # here, and not in the threads, which would share one generator
 
     def process(rank: int) -> None:
         """Micro-batches are dealt to processes like cards."""
-        results[rank] = stepped(replicas[rank], [[rank, rank + 2], [rank + 4, rank + 6]], table.seat(rank))
+        results[rank] = stepped(
+            replicas[rank], [[rank, rank + 2], [rank + 4, rank + 6]], table.seat(rank)
+        )
 
     run_both(process)
     for name in state:
-        assert torch.equal(results[0][1][name], results[1][1][name]), "replicas stay equal to the bit"
+        assert torch.equal(results[0][1][name], results[1][1][name]), (
+            "replicas stay equal to the bit"
+        )
         torch.testing.assert_close(results[0][1][name], state[name], rtol=1e-9, atol=1e-12)
 
 
@@ -155,8 +185,8 @@ def test_what_was_noted_in_a_step_that_is_skipped_is_forgotten():
     model(sounds() * float("nan"))
     for module in model.modules():
         if hasattr(module, "discard"):
-            module.discard()
-    settle(model, Alone(), 0)
+            module.rollback()
+    commit(model, Alone(), 0)
     assert int(model.scale.done) == 0 and not model.scale.totals.any()
 
 
@@ -165,23 +195,26 @@ def test_measuring_and_validating_change_nothing_that_is_saved():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model(sounds())
     model.encode(sounds())
-    settle(model, Alone(), 99)
+    commit(model, Alone(), 99)
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
 def test_every_parameter_learns_and_no_feature_network_is_among_them():
     model = TINY.build()
     sum(model(sounds()).penalties.values()).backward()
-    assert [name for name, _ in model.named_parameters()] == ["neighbours.weight", "neighbours.bias"]
+    assert [name for name, _ in model.named_parameters()] == [
+        "neighbours.weight",
+        "neighbours.bias",
+    ]
     assert all(parameter.grad.any() for parameter in model.parameters())
 
 
 def test_it_says_what_becomes_of_sounds():
     model = TINY.build()
-    assert (model.hop, model.levels, model.vocabulary, model.rate_hz) == (20, 1, 8, 16_000)
-    assert not model.quantizer.whole_batch and not model.quantizer.drops_levels
-    assert TINY.grid(Sounds(400)) == (20,) and TINY.grid(Sounds(401)) == (21,)
-    TINY.suits(Sounds(20))
+    assert (model.hop, model.levels, model.vocab_size, model.rate_hz) == (20, 1, 8, 16_000)
+    assert not model.quantizer.needs_global_stats and not model.quantizer.has_quantizer_dropout
+    assert TINY.grid(AudioDataConfig(400)) == (20,) and TINY.grid(AudioDataConfig(401)) == (21,)
+    TINY.validate_data(AudioDataConfig(20))
     assert (SemanticConfig().hop, SemanticConfig(features=VoiceFeatures()).hop) == (320, 1280)
 
 
@@ -195,12 +228,18 @@ def test_its_configuration_survives_json():
     [
         (lambda: SemanticConfig(measured=0), "1 step or more"),
         (lambda: SemanticConfig(context=4), "context.*odd"),
-        (lambda: SemanticConfig(vocabulary=1), "1 symbols"),
-        (lambda: TINY.suits(Sounds(400, rate_hz=8000)), "8000 samples a second.*16000"),
-        (lambda: TINY.suits(Sounds(19)), "do not fill one frame of 20"),
+        (lambda: SemanticConfig(vocab_size=1), "1 symbols"),
+        (
+            lambda: TINY.validate_data(AudioDataConfig(400, rate_hz=8000)),
+            "8000 samples a second.*16000",
+        ),
+        (lambda: TINY.validate_data(AudioDataConfig(19)), "do not fill one frame of 20"),
         (lambda: TINY.build()(torch.zeros(2, 2, 400)), r"\(2, 2, 400\).*no batch of sounds"),
         (lambda: TINY.build()(torch.zeros(2, 1, 0)), "sound of 0 samples.*nothing to write"),
-        (lambda: TINY.build().decode(torch.zeros(2, 3, 1, dtype=torch.long)), r"give \(batch, frames\)"),
+        (
+            lambda: TINY.build().decode(torch.zeros(2, 3, 1, dtype=torch.long)),
+            r"give \(batch, frames\)",
+        ),
         (lambda: TINY.build().decode(torch.full((2, 3), 8)), "0 to 7"),
     ],
 )

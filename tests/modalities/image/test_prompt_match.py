@@ -1,4 +1,5 @@
-"""The judge sees what was drawn, sharp or soft, misses nothing that is missing, and reads prompts as they are meant."""
+"""The judge sees what was drawn, sharp or soft, misses nothing that is missing, and reads prompts
+as they are meant."""
 
 from __future__ import annotations
 
@@ -10,13 +11,31 @@ import PIL.Image
 import pytest
 from PIL import ImageFilter
 
-from tessera.data.sample_metrics import Findings, Shown
-from tessera.modalities.image.dataset import Images
+from tessera.data.sample_metrics import SampleMetrics, Samples
+from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.media import Image
-from tessera.modalities.image.prompt_match import Look, Verdict, asked, fits, judged, matches, seen
-from tessera.modalities.image.synthetic import BACKGROUNDS, COLOURS, KINDS, Background, Scene, Shape, draw, imagine, seen_on
+from tessera.modalities.image.prompt_match import (
+    Look,
+    Verdict,
+    asked,
+    discriminate,
+    fits,
+    matches,
+    seen,
+)
+from tessera.modalities.image.synthetic import (
+    BACKGROUNDS,
+    COLOURS,
+    KINDS,
+    Background,
+    Scene,
+    Shape,
+    draw,
+    sample_scene,
+    seen_on,
+)
 
-SCENES = [imagine(3, number) for number in range(200)]
+SCENES = [sample_scene(3, number) for number in range(200)]
 PICTURES = [draw(scene, 64) for scene in SCENES]
 CAPTIONS = [scene.caption for scene in SCENES]
 
@@ -26,15 +45,21 @@ def looks(scene: Scene) -> list[Look]:
 
 
 def shape(kind: str, colour: str, x: float = 0.5, y: float = 0.5, radius: float = 0.15) -> Shape:
-    return Shape(kind, colour, "medium", "plain", (x, y), radius, 0.1, COLOURS[colour], COLOURS[colour])
+    return Shape(
+        kind, colour, "medium", "plain", (x, y), radius, 0.1, COLOURS[colour], COLOURS[colour]
+    )
 
 
 def picture(*shapes: Shape, background: str = "white") -> Image:
-    return draw(Scene(shapes, Background("plain", background, BACKGROUNDS[background], 0, 0), ""), 64)
+    return draw(
+        Scene(shapes, Background("plain", background, BACKGROUNDS[background], 0, 0), ""), 64
+    )
 
 
 def blurred(image: Image, radius: float) -> Image:
-    return Image(np.asarray(PIL.Image.fromarray(image.pixels).filter(ImageFilter.GaussianBlur(radius))))
+    return Image(
+        np.asarray(PIL.Image.fromarray(image.pixels).filter(ImageFilter.GaussianBlur(radius)))
+    )
 
 
 def pairs(prompt: str) -> list[tuple[str, str | None]]:
@@ -46,7 +71,7 @@ def pairs(prompt: str) -> list[tuple[str, str | None]]:
 
 def test_a_caption_asks_for_the_shapes_of_its_scene():
     for number in range(500):
-        scene = imagine(11, number)
+        scene = sample_scene(11, number)
         assert asked(scene.caption) == looks(scene)
 
 
@@ -73,7 +98,8 @@ def test_free_prompts_are_read_in_the_words_of_the_toys(prompt, wanted):
 
 
 def test_nearly_all_drawn_toys_match_their_captions():
-    """198 of these 200 did when this was written; some tints of white are as good as invisible on grey."""
+    """198 of these 200 did when this was written; some tints of white are as good as invisible on
+    grey."""
     assert sum(map(matches, PICTURES, CAPTIONS)) >= 194
 
 
@@ -83,7 +109,10 @@ def test_nearly_all_drawn_toys_show_nothing_that_is_not_there():
 
 
 def test_soft_pictures_are_read_as_well():
-    assert sum(matches(blurred(image, 1.0), caption) for image, caption in zip(PICTURES, CAPTIONS)) >= 190
+    assert (
+        sum(matches(blurred(image, 1.0), caption) for image, caption in zip(PICTURES, CAPTIONS))
+        >= 190
+    )
 
 
 @pytest.mark.parametrize("background", BACKGROUNDS)
@@ -117,7 +146,9 @@ def test_a_shape_wanted_in_any_colour_leaves_the_others_theirs():
 
 
 def test_shapes_that_nearly_touch_are_two():
-    close = picture(shape("square", "red", x=0.34), shape("circle", "blue", x=0.65), background="black")
+    close = picture(
+        shape("square", "red", x=0.34), shape("circle", "blue", x=0.65), background="black"
+    )
     assert matches(blurred(close, 1.0), "a red square and a blue circle")
 
 
@@ -128,7 +159,9 @@ def test_a_shape_that_leaves_the_picture_a_little_is_seen_and_is_no_background(b
 
 
 def test_a_colour_is_not_taken_for_the_dark_stripes_of_another():
-    brown = dataclasses.replace(shape("circle", "brown"), rgb=(138, 81, 30))  # nearer to the way from orange to its shade
+    brown = dataclasses.replace(
+        shape("circle", "brown"), rgb=(138, 81, 30)
+    )  # nearer to the way from orange to its shade
     assert seen(picture(brown)) == [Look("circle", "brown")]
 
 
@@ -148,7 +181,7 @@ def test_empty_pictures_show_nothing():
 
 
 def test_clouds_and_gradients_are_no_shapes():
-    grounds = [imagine(1, number).background for number in range(300)]
+    grounds = [sample_scene(1, number).background for number in range(300)]
     uneven = [draw(Scene((), ground, ""), 64) for ground in grounds if ground.kind != "plain"]
     assert len(uneven) > 100 and all(seen(image) == [] for image in uneven)
 
@@ -170,39 +203,46 @@ def test_bytes_are_read_like_images_and_anything_else_is_refused():
 def test_a_verdict_counts_what_matches_and_what_would_by_chance():
     red, blue = picture(shape("circle", "red")), picture(shape("star", "blue"))
     both = picture(shape("circle", "red", x=0.25), shape("star", "blue", x=0.7))
-    verdict = judged([red, blue, both], ["a red circle", "a red circle", "a blue star"])
+    verdict = discriminate([red, blue, both], ["a red circle", "a red circle", "a blue star"])
     # by chance: red answers to one of its two other prompts, blue to one, both to two of two
     assert verdict == Verdict(matched=2, of=3, share=2 / 3, chance=4 / 6)
 
 
 def test_the_prompts_of_other_pictures_match_about_as_often_as_their_captions_happen_to_be_true():
-    verdict = judged(PICTURES, CAPTIONS)
+    verdict = discriminate(PICTURES, CAPTIONS)
     wanted = [looks(scene) for scene in SCENES]
-    truly = [fits(there, want) for i, there in enumerate(wanted) for j, want in enumerate(wanted) if i != j]
+    truly = [
+        fits(there, want)
+        for i, there in enumerate(wanted)
+        for j, want in enumerate(wanted)
+        if i != j
+    ]
     assert verdict.share >= 0.97
     assert verdict.chance == pytest.approx(np.mean(truly), abs=0.001)
     assert verdict.chance < 0.02
 
 
 def test_prompts_that_name_no_shape_are_not_counted():
-    verdict = judged(PICTURES[:3], [CAPTIONS[0], "a portrait of my aunt", CAPTIONS[2]])
+    verdict = discriminate(PICTURES[:3], [CAPTIONS[0], "a portrait of my aunt", CAPTIONS[2]])
     assert (verdict.matched, verdict.of) == (2, 2)
 
 
 def test_a_share_of_nothing_is_not_a_number():
-    alone, nothing = judged(PICTURES[:1], CAPTIONS[:1]), judged([], [])
+    alone, nothing = discriminate(PICTURES[:1], CAPTIONS[:1]), discriminate([], [])
     assert (alone.share, nothing.matched, nothing.of) == (1.0, 0, 0)
     assert math.isnan(alone.chance) and math.isnan(nothing.share) and math.isnan(nothing.chance)
 
 
 def test_pictures_without_as_many_prompts_are_refused():
     with pytest.raises(ValueError, match="3 pictures and 2 prompts: give one prompt for each"):
-        judged(PICTURES[:3], CAPTIONS[:2])
+        discriminate(PICTURES[:3], CAPTIONS[:2])
 
 
 def test_toys_come_with_a_judge_and_folders_do_not(tmp_path):
-    judge, verdict = Images().judge(), judged(PICTURES[:5], CAPTIONS[:5])
+    judge, verdict = ImageDataConfig().judge(), discriminate(PICTURES[:5], CAPTIONS[:5])
     assert judge is not None and judge.by_prompt
-    found = judge(Shown(PICTURES[:5], CAPTIONS[:5], []))
-    assert found == Findings({"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}, 5)
-    assert Images(path=str(tmp_path)).judge() is None
+    found = judge(Samples(PICTURES[:5], CAPTIONS[:5], []))
+    assert found == SampleMetrics(
+        {"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}, 5
+    )
+    assert ImageDataConfig(path=str(tmp_path)).judge() is None

@@ -1,4 +1,5 @@
-"""VGG16 against its layers written out one by one, with random weights: the real ones come with no package."""
+"""VGG16 against its layers written out one by one, with random weights: the real ones come with no
+package."""
 
 from __future__ import annotations
 
@@ -12,7 +13,26 @@ from torch import Tensor, nn
 
 from tessera.modalities.image.vgg import VGG16
 
-WIDTHS = [64, 64, "pool", 128, 128, "pool", 256, 256, 256, "pool", 512, 512, 512, "pool", 512, 512, 512, "pool"]
+WIDTHS = [
+    64,
+    64,
+    "pool",
+    128,
+    128,
+    "pool",
+    256,
+    256,
+    256,
+    "pool",
+    512,
+    512,
+    512,
+    "pool",
+    512,
+    512,
+    512,
+    "pool",
+]
 
 
 def layers_one_by_one() -> nn.Sequential:
@@ -47,7 +67,8 @@ def network(named: dict[str, Tensor], tmp_path_factory: pytest.TempPathFactory) 
 
 @pytest.fixture
 def as_file(tmp_path: Path) -> Callable[[dict[str, Tensor]], str]:
-    """Files with the right shapes and one number in each tensor: quickly written, and good enough to be refused."""
+    """Files with the right shapes and one number in each tensor: quickly written, and good enough
+    to be refused."""
 
     def write(content: dict[str, Tensor]) -> str:
         thin = {name: torch.zeros(1).expand(tensor.shape) for name, tensor in content.items()}
@@ -61,7 +82,9 @@ def images(count: int = 2, size: int = 32) -> Tensor:
     return torch.rand(count, 3, size, size) * 2 - 1
 
 
-def test_the_features_are_those_before_each_pooling_of_an_image_normalised_as_imagenet(network, reference):
+def test_the_features_are_those_before_each_pooling_of_an_image_normalised_as_imagenet(
+    network, reference
+):
     batch = images()
     mean, deviation = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
     hidden = ((batch + 1) / 2 - mean[:, None, None]) / deviation[:, None, None]
@@ -74,7 +97,13 @@ def test_the_features_are_those_before_each_pooling_of_an_image_normalised_as_im
 
     found = network.features(batch)
 
-    assert [feature.shape[1:3] for feature in found] == [(64, 32), (128, 16), (256, 8), (512, 4), (512, 2)]
+    assert [feature.shape[1:3] for feature in found] == [
+        (64, 32),
+        (128, 16),
+        (256, 8),
+        (512, 4),
+        (512, 2),
+    ]
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
@@ -86,19 +115,27 @@ def test_a_safetensors_file_gives_the_same_network(network, named, tmp_path):
 
 
 def test_the_classifier_may_be_in_the_file_and_is_left_alone(named, as_file):
-    file = as_file({**named, "classifier.0.weight": torch.zeros(9, 4), "classifier.6.bias": torch.zeros(1000)})
+    file = as_file(
+        {**named, "classifier.0.weight": torch.zeros(9, 4), "classifier.6.bias": torch.zeros(1000)}
+    )
 
     assert sum(parameter.numel() for parameter in VGG16.load(file).parameters()) == 14_714_688
 
 
 def test_a_missing_layer_is_refused_by_name(named, as_file):
-    without = {name: tensor for name, tensor in named.items() if not name.startswith("features.28.")}
+    without = {
+        name: tensor for name, tensor in named.items() if not name.startswith("features.28.")
+    }
 
-    with pytest.raises(ValueError, match=r"features\.28\.weight \(512, 512, 3, 3\) is expected and missing"):
+    with pytest.raises(
+        ValueError, match=r"features\.28\.weight \(512, 512, 3, 3\) is expected and missing"
+    ):
         VGG16.load(as_file(without))
 
 
-@pytest.mark.parametrize("name", ["features.30.weight", "module.features.0.weight", "avgpool.weight"])
+@pytest.mark.parametrize(
+    "name", ["features.30.weight", "module.features.0.weight", "avgpool.weight"]
+)
 def test_anything_else_in_the_file_is_refused_by_name(named, as_file, name):
     with pytest.raises(ValueError, match=rf"{name} \(3,\) is not expected"):
         VGG16.load(as_file({**named, name: torch.zeros(3)}))
@@ -106,7 +143,9 @@ def test_anything_else_in_the_file_is_refused_by_name(named, as_file, name):
 
 def test_the_file_of_another_vgg_is_refused(named, as_file):
     """VGG16 with batch norm has other numbers for its layers; here one shape gives it away."""
-    with pytest.raises(ValueError, match=r"features\.2\.weight is \(128, 64, 3, 3\) where \(64, 64, 3, 3\)"):
+    with pytest.raises(
+        ValueError, match=r"features\.2\.weight is \(128, 64, 3, 3\) where \(64, 64, 3, 3\)"
+    ):
         VGG16.load(as_file({**named, "features.2.weight": torch.zeros(128, 64, 3, 3)}))
 
 

@@ -1,4 +1,5 @@
-"""The image tokenizer's network: pictures to symbols and back, each by itself, with any of the quantizers."""
+"""The image tokenizer's network: pictures to symbols and back, each by itself, with any of the
+quantizers."""
 
 from __future__ import annotations
 
@@ -9,12 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.engine.distributed import Processes
+from tessera.engine.distributed import Distributed
 from tessera.modalities.image.vqgan import VQGAN, Attention, Residual, VQGANConfig
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 from tests.networks import awake
 
-TINY = VQGANConfig(dim=8, widest=16, layers=2, blocks=(0, 1), quantizer=FSQConfig(levels=(4, 4, 4)))
+TINY = VQGANConfig(
+    dim=8, max_channels=16, layers=2, blocks=(0, 1), quantizer=FSQConfig(levels=(4, 4, 4))
+)
 
 QUANTIZERS = {
     "fsq": FSQConfig(levels=(4, 4, 4)),
@@ -32,9 +35,9 @@ def built(**settings: Any) -> VQGAN:
     return replace(TINY, **settings).build()
 
 
-def pictures(count: int = 2, high: int = 16, wide: int = 16, channels: int = 3) -> Tensor:
+def pictures(count: int = 2, high: int = 16, to_fp32: int = 16, channels: int = 3) -> Tensor:
     generator = torch.Generator().manual_seed(5)
-    return torch.rand(count, channels, high, wide, generator=generator) * 2 - 1
+    return torch.rand(count, channels, high, to_fp32, generator=generator) * 2 - 1
 
 
 # ------------------------------------------------------------------------------------------------ encode and decode
@@ -52,13 +55,23 @@ def test_decoding_the_codes_of_a_picture_gives_its_reconstruction_exactly(quanti
 
 @pytest.mark.parametrize(("high", "wide"), [(16, 16), (8, 24), (4, 4)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_symbol_stands_for_a_square_of_pixels(high, wide, channels):
+def test_a_symbol_stands_for_a_square_of_pixels(high, to_fp32, channels):
     model = built(channels=channels)
-    rebuilt = model(pictures(3, high, wide, channels))
-    assert rebuilt.output.shape == (3, channels, high, wide) and rebuilt.output.dtype == torch.float32
-    assert rebuilt.codes.shape == (3, high // 4, wide // 4) and rebuilt.codes.dtype == torch.int64
-    assert model.latent(pictures(3, high, wide, channels)).shape == (3, high // 4, wide // 4, 16)
-    assert rebuilt.codes.min() >= 0 and rebuilt.codes.max() < model.vocabulary == 64
+    rebuilt = model(pictures(3, high, to_fp32, channels))
+    assert (
+        rebuilt.output.shape == (3, channels, high, to_fp32)
+        and rebuilt.output.dtype == torch.float32
+    )
+    assert (
+        rebuilt.codes.shape == (3, high // 4, to_fp32 // 4) and rebuilt.codes.dtype == torch.int64
+    )
+    assert model.latent(pictures(3, high, to_fp32, channels)).shape == (
+        3,
+        high // 4,
+        to_fp32 // 4,
+        16,
+    )
+    assert rebuilt.codes.min() >= 0 and rebuilt.codes.max() < model.vocab_size == 64
 
 
 @pytest.mark.parametrize("layers", [1, 2, 3, 4])
@@ -86,7 +99,8 @@ def test_the_last_layer_is_the_one_that_paints():
 @pytest.mark.parametrize("mode", ["train", "eval"])
 @pytest.mark.parametrize("attention", [False, True])
 def test_a_picture_is_rebuilt_the_same_whoever_its_neighbours_are(attention, mode):
-    """No statistic of the batch enters, in either mode. (Other batch sizes may round otherwise; the codes agree.)"""
+    """No statistic of the batch enters, in either mode. (Other batch sizes may round otherwise; the
+    codes agree.)"""
     model = awake(built(attention=attention)).train(mode == "train")
     whole = pictures(4)
     others = whole.clone()
@@ -107,7 +121,8 @@ def reach(model: VQGAN) -> Tensor:
 
 
 def test_only_with_attention_does_a_symbol_depend_on_what_is_far_away():
-    """No norm may look at the whole picture: a generator could not foretell the symbols of a flat background."""
+    """No norm may look at the whole picture: a generator could not foretell the symbols of a flat
+    background."""
     for attention in (False, True):
         far = reach(awake(built(attention=attention)))[32:, 32:]
         assert bool((far > 0).all()) == attention and bool((far > 0).any()) == attention
@@ -140,7 +155,7 @@ def test_every_quantizer_builds_steps_and_learns(quantizer):
         optimizer.step()
         for module in model.modules():
             if hasattr(module, "settle"):
-                module.settle(Processes(), step)
+                module.commit(Distributed(), step)
         errors.append(error.item())
     assert all(torch.isfinite(torch.tensor(errors))) and errors[-1] < errors[0]
 
@@ -155,7 +170,8 @@ def test_gradients_pass_through_the_symbols_to_the_encoder():
 
 
 @pytest.mark.parametrize(
-    ("size", "works"), [(15, "12 or 16"), (17, "16 or 20"), (3, "Use 4."), (1, "Use 4."), (126, "124 or 128")]
+    ("size", "works"),
+    [(15, "12 or 16"), (17, "16 or 20"), (3, "Use 4."), (1, "Use 4."), (126, "124 or 128")],
 )
 def test_a_size_that_does_not_fit_the_grid_is_refused_with_those_that_do(size, works):
     with pytest.raises(ValueError) as refused:
@@ -165,9 +181,9 @@ def test_a_size_that_does_not_fit_the_grid_is_refused_with_those_that_do(size, w
 
 
 @pytest.mark.parametrize(("high", "wide"), [(18, 16), (16, 18)])
-def test_pictures_that_do_not_fit_are_refused_by_the_network_too(high, wide):
+def test_pictures_that_do_not_fit_are_refused_by_the_network_too(high, to_fp32):
     with pytest.raises(ValueError, match="multiple of 4"):
-        built().encode(pictures(1, high, wide))
+        built().encode(pictures(1, high, to_fp32))
 
 
 @pytest.mark.parametrize(
@@ -187,10 +203,10 @@ def test_a_network_that_cannot_be_built_is_refused_by_its_configuration(settings
 
 @pytest.mark.parametrize("dim", [1, 3, 11, 22, 50])
 def test_any_width_can_be_built(dim):
-    model = replace(TINY, dim=dim, widest=4 * dim).build()
+    model = replace(TINY, dim=dim, max_channels=4 * dim).build()
     assert model(pictures()).output.shape == (2, 3, 16, 16)
 
 
 def test_the_width_may_begin_to_double_later():
-    assert VQGANConfig(dim=8, layers=3, blocks=(0, 0, 1)).widths == [8, 16, 32, 64]
-    assert VQGANConfig(dim=8, late=1, layers=3, blocks=(0, 0, 1)).widths == [8, 8, 16, 32]
+    assert VQGANConfig(dim=8, layers=3, blocks=(0, 0, 1)).stage_channels == [8, 16, 32, 64]
+    assert VQGANConfig(dim=8, late=1, layers=3, blocks=(0, 0, 1)).stage_channels == [8, 8, 16, 32]

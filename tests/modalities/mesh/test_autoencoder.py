@@ -1,6 +1,8 @@
-"""The mesh autoencoder: corners that meet have the same symbols, a face hears of its neighbours, and padding is seen by nobody.
+"""The mesh autoencoder: corners that meet have the same symbols, a face hears of its neighbours,
+and padding is seen by nobody.
 
-Layers that start as nothing are given something to say, and what is equal in exact arithmetic is compared in double precision.
+Layers that start as nothing are given something to say, and what is equal in exact arithmetic is
+compared in double precision.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.engine.distributed import Processes
+from tessera.engine.distributed import Distributed
 from tessera.losses.smoothed_cross_entropy import smoothed_cross_entropy
 from tessera.modalities.mesh.autoencoder import (
     MeshAutoencoder,
@@ -45,42 +47,59 @@ QUANTIZERS = {
 
 
 @dataclass
-class Meshes:
+class MeshDataConfig:
     vertices: Tensor
     faces: Tensor
     edges: Tensor
 
-    def only(self, number: int) -> Meshes:
+    def only(self, number: int) -> MeshDataConfig:
         """One of them by itself, without padding."""
-        return Meshes(*(rows[number : number + 1, rows[number, :, 0] >= 0] for rows in (self.vertices, self.faces, self.edges)))
+        return MeshDataConfig(
+            *(
+                rows[number : number + 1, rows[number, :, 0] >= 0]
+                for rows in (self.vertices, self.faces, self.edges)
+            )
+        )
 
 
-def strip(faces: int, corners: int, seed: int) -> Meshes:
+def strip(faces: int, corners: int, seed: int) -> MeshDataConfig:
     """A band of triangles or quads, each sharing an edge with the next."""
     chance = torch.Generator().manual_seed(seed)
     step = corners - 2
     vertices = torch.randint(BINS, (2 + step * faces, 3), generator=chance)
     order = torch.tensor([0, 1, 2] if corners == 3 else [0, 1, 3, 2])
     made = torch.arange(faces)[:, None] * step + order
-    return Meshes(vertices[None], made[None], neighbours(made)[None])
+    return MeshDataConfig(vertices[None], made[None], neighbours(made)[None])
 
 
 def neighbours(faces: Tensor) -> Tensor:
     sets = [set(face) for face in faces.tolist()]
-    pairs = [(i, j) for i, one in enumerate(sets) for j, other in enumerate(sets) if i != j and len(one & other) == 2]
+    pairs = [
+        (i, j)
+        for i, one in enumerate(sets)
+        for j, other in enumerate(sets)
+        if i != j and len(one & other) == 2
+    ]
     return torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
 
 
-def together(*meshes: Meshes) -> Meshes:
-    return Meshes(*(padded([getattr(mesh, name)[0] for mesh in meshes]) for name in ("vertices", "faces", "edges")))
+def together(*meshes: MeshDataConfig) -> MeshDataConfig:
+    return MeshDataConfig(
+        *(
+            padded([getattr(mesh, name)[0] for mesh in meshes])
+            for name in ("vertices", "faces", "edges")
+        )
+    )
 
 
 def padded(rows: list[Tensor]) -> Tensor:
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
 
 
-def several(corners: int = 3) -> Meshes:
-    return together(strip(7, corners, 1), strip(2, corners, 2), strip(1, corners, 3), strip(11, corners, 4))
+def several(corners: int = 3) -> MeshDataConfig:
+    return together(
+        strip(7, corners, 1), strip(2, corners, 2), strip(1, corners, 3), strip(11, corners, 4)
+    )
 
 
 def built(**settings: Any) -> MeshAutoencoder:
@@ -105,7 +124,9 @@ def test_decoding_the_codes_of_a_mesh_gives_its_reconstruction(quantizer, corner
     assert rebuilt.output.shape == (4, 11, 3 * corners, BINS)
     assert torch.equal(codes, rebuilt.codes)
     real = meshes.faces[..., 0] >= 0
-    assert (codes[real] >= 0).all() and (codes < model.vocabulary).all() and (codes[~real] == -1).all()
+    assert (
+        (codes[real] >= 0).all() and (codes < model.vocab_size).all() and (codes[~real] == -1).all()
+    )
     assert torch.allclose(model.decode(codes)[real], rebuilt.output[real])
 
 
@@ -155,7 +176,11 @@ def test_tokenizing_in_the_middle_of_training_notes_nothing_and_leaves_the_mode_
 def test_a_mesh_in_a_padded_batch_is_what_it_is_by_itself(corners, attention):
     model = built(corners=corners, encoder_attention=attention, decoder_attention=attention)
     meshes = several(corners)
-    rebuilt, latent, decoded = model(meshes), model.latent(meshes), model.decode(model.encode(meshes))
+    rebuilt, latent, decoded = (
+        model(meshes),
+        model.latent(meshes),
+        model.decode(model.encode(meshes)),
+    )
     losses = []
     for number in range(4):
         alone = meshes.only(number)
@@ -174,7 +199,8 @@ def test_a_mesh_in_a_padded_batch_is_what_it_is_by_itself(corners, attention):
 def test_padding_changes_no_penalty_and_no_note(quantizer):
     meshes, more = several(), several()
     more.vertices, more.faces, more.edges = (
-        torch.cat([rows, torch.full_like(rows[:, :5], -1)], dim=1) for rows in (more.vertices, more.faces, more.edges)
+        torch.cat([rows, torch.full_like(rows[:, :5], -1)], dim=1)
+        for rows in (more.vertices, more.faces, more.edges)
     )
     one, other = (built(quantizer=QUANTIZERS[quantizer]).train() for _ in range(2))
     penalties, with_more = one(meshes).penalties, other(more).penalties
@@ -183,7 +209,9 @@ def test_padding_changes_no_penalty_and_no_note(quantizer):
     for before, after in zip(one.quantizer.modules(), other.quantizer.modules(), strict=True):
         if getattr(before, "notes", None) is not None:
             assert torch.allclose(before.notes.total_VC, after.notes.total_VC)
-            assert before.notes.total_VC[:, -1].sum() == 9 + 4 + 3 + 13, "each vertex counts once, however many faces it has"
+            assert before.notes.total_VC[:, -1].sum() == 9 + 4 + 3 + 13, (
+                "each vertex counts once, however many faces it has"
+            )
 
 
 @pytest.mark.parametrize("quantizer", ["lfq", "residual lfq", "residual vq"])
@@ -191,8 +219,10 @@ def test_two_micro_batches_of_uneven_meshes_have_the_penalty_of_the_whole_batch(
     model, meshes = built(quantizer=QUANTIZERS[quantizer]).train(), several()
     whole = model(meshes).penalties
     micros = [together(meshes.only(0), meshes.only(1)), together(meshes.only(2), meshes.only(3))]
-    assert model.quantizer.whole_batch
-    model.quantizer.expect(Processes().sum(torch.stack([model.observe(micro) for micro in micros]).sum(0)))
+    assert model.quantizer.needs_global_stats
+    model.quantizer.set_global_stats(
+        Distributed().sum(torch.stack([model.batch_stats(micro) for micro in micros]).sum(0))
+    )
     shares = [model(micro).penalties for micro in micros]
     for name, value in whole.items():
         assert torch.allclose(torch.stack([share[name] for share in shares]).mean(), value)
@@ -200,7 +230,11 @@ def test_two_micro_batches_of_uneven_meshes_have_the_penalty_of_the_whole_batch(
 
 def test_a_vertex_without_a_face_is_no_place_of_the_mosaic():
     model, meshes = built(), strip(4, 3, 5)
-    more = Meshes(torch.cat([meshes.vertices, torch.zeros(1, 2, 3, dtype=torch.long)], dim=1), meshes.faces, meshes.edges)
+    more = MeshDataConfig(
+        torch.cat([meshes.vertices, torch.zeros(1, 2, 3, dtype=torch.long)], dim=1),
+        meshes.faces,
+        meshes.edges,
+    )
     assert model.latent(more).mask[0].tolist() == [True] * 6 + [False] * 2
     assert torch.equal(model.encode(more), model.encode(meshes))
 
@@ -244,7 +278,7 @@ def test_where_a_vertex_is_has_a_say_of_its_own():
 def test_a_face_hears_of_faces_as_far_away_as_there_are_layers():
     model, meshes = built(encoder=(16, 16)), strip(9, 3, 6)
     before = model.latent(meshes).values
-    moved = Meshes(meshes.vertices.clone(), meshes.faces, meshes.edges)
+    moved = MeshDataConfig(meshes.vertices.clone(), meshes.faces, meshes.edges)
     moved.vertices[0, 10] = (moved.vertices[0, 10] + 5) % BINS  # a corner of the last face alone
     changed = (model.latent(moved).values - before).abs().amax(-1)[0] > 0
     # Faces 8, then 7, then 6 hear of it, and face 6 has the vertices 6, 7 and 8.
@@ -253,7 +287,9 @@ def test_a_face_hears_of_faces_as_far_away_as_there_are_layers():
 
 def test_faces_in_another_order_of_edges_are_the_same():
     model, meshes = built(), several()
-    shuffled = Meshes(meshes.vertices, meshes.faces, meshes.edges[:, torch.randperm(meshes.edges.shape[1])])
+    shuffled = MeshDataConfig(
+        meshes.vertices, meshes.faces, meshes.edges[:, torch.randperm(meshes.edges.shape[1])]
+    )
     assert torch.allclose(model.latent(shuffled).values, model.latent(meshes).values)
 
 
@@ -284,7 +320,8 @@ def test_no_measure_leaves_its_range_and_a_face_of_nothing_has_measures_too():
 
 
 def test_right_angles_fall_into_one_bin_wherever_they_stand():
-    """The last digit of an arc tangent depends on the place in a batch, so a right angle may not lie between two bins."""
+    """The last digit of an arc tangent depends on the place in a batch, so a right angle may not
+    lie between two bins."""
     model = built().float()
     corner = torch.tensor([[1, 1, 1], [9, 1, 1], [1, 8, 1]]).expand(37, 3, 3)
     described = model.encoder.description(corner)
@@ -304,18 +341,28 @@ def test_near_bins_look_alike_to_begin_with_and_no_two_the_same(bins, width):
     apart = torch.cdist(table, table)
     assert (apart + torch.eye(bins) > 1e-3).all()
     if width == 32 and bins > 2:
-        assert (apart.diagonal(1).mean() < 0.7 * apart.diagonal(bins // 4).mean()) and 0.9 < table.square().mean() < 1.1
+        assert (
+            apart.diagonal(1).mean() < 0.7 * apart.diagonal(bins // 4).mean()
+        ) and 0.9 < table.square().mean() < 1.1
 
 
 # ------------------------------------------------------------------------------------------------------------ learning
 
 
 def test_every_parameter_takes_part():
-    model = built(encoder_attention=1, decoder_attention=1, quantizer=QUANTIZERS["residual vq"]).train()
+    model = built(
+        encoder_attention=1, decoder_attention=1, quantizer=QUANTIZERS["residual vq"]
+    ).train()
     rebuilt = model(several())
-    loss = smoothed_cross_entropy(rebuilt.output, true_bins(several()), 0.4) + sum(rebuilt.penalties.values())
+    loss = smoothed_cross_entropy(rebuilt.output, true_bins(several()), 0.4) + sum(
+        rebuilt.penalties.values()
+    )
     loss.backward()
-    still = [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    still = [
+        name
+        for name, parameter in model.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
     assert not still
 
 
@@ -330,7 +377,9 @@ def test_half_precision_comes_near_and_gives_logits_in_float32():
 
 def test_it_learns_a_few_meshes_by_heart():
     torch.manual_seed(0)
-    model = replace(TINY, encoder=(32, 32), code_dim=32, decoder=(48, 48), quantizer=FSQConfig(levels=(8, 8, 8))).build()
+    model = replace(
+        TINY, encoder=(32, 32), code_dim=32, decoder=(48, 48), quantizer=FSQConfig(levels=(8, 8, 8))
+    ).build()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     meshes = several()
     for _ in range(120):
@@ -361,11 +410,11 @@ def test_meshes_with_more_bins_are_refused():
 
 
 def test_data_of_another_kind_is_refused():
-    TINY.suits(SimpleNamespace(bins=BINS, polygons="triangles"))
+    TINY.validate_data(SimpleNamespace(bins=BINS, polygons="triangles"))
     with pytest.raises(ValueError, match="have 128 bins along each axis and this network knows 16"):
-        TINY.suits(SimpleNamespace(bins=128, polygons="triangles"))
+        TINY.validate_data(SimpleNamespace(bins=128, polygons="triangles"))
     with pytest.raises(ValueError, match="`polygons` to triangles, or `corners` to 4"):
-        TINY.suits(SimpleNamespace(bins=BINS, polygons="quads"))
+        TINY.validate_data(SimpleNamespace(bins=BINS, polygons="quads"))
 
 
 @pytest.mark.parametrize(

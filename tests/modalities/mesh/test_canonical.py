@@ -1,4 +1,5 @@
-"""A mesh is written down in one way only: whole numbers in one order, whatever order and size it came in."""
+"""A mesh is written down in one way only: whole numbers in one order, whatever order and size it
+came in."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.canonical import Canonical, back, canonical
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.synthetic import imagine
 
 
 def random_mesh(seed: int, corners: int = 3, count: int = 30) -> Mesh:
-    """Vertices on a coarse lattice, in cubes of all proportions, so that many fall together and lie on lines."""
+    """Vertices on a coarse lattice, in cubes of all proportions, so that many fall together and lie
+    on lines."""
     rng = np.random.default_rng(seed)
     vertices = rng.integers(0, 7, (count, 3)) * rng.uniform(0.01, 5, 3) + rng.normal(size=3) * 10
     return Mesh(vertices, np.array([rng.permutation(count)[:corners] for _ in range(count)]))
@@ -29,7 +31,7 @@ def same(one: Canonical, other: Canonical) -> bool:
 def test_what_has_been_written_down_is_written_down_again_as_it_is(seed, corners, bins):
     try:
         written = canonical(random_mesh(seed, corners), bins)
-    except Unreadable:
+    except UnreadableFile:
         return
     assert same(written, canonical(Mesh(written.vertices, written.faces), bins))
     assert same(written, canonical(Mesh(back(written.vertices, bins), written.faces), bins))
@@ -71,7 +73,11 @@ def test_a_face_is_turned_but_never_turned_over():
 def test_the_longest_side_fills_the_cube_and_the_others_are_centred():
     for bins in (8, 9, 128):
         written = canonical(
-            Mesh(np.array([[0.0, 0, 0], [10, 0, 0], [10, 4, 0], [0, 4, 1]]), np.array([[0, 1, 2], [0, 2, 3]])), bins
+            Mesh(
+                np.array([[0.0, 0, 0], [10, 0, 0], [10, 4, 0], [0, 4, 1]]),
+                np.array([[0, 1, 2], [0, 2, 3]]),
+            ),
+            bins,
         )
         low, high = written.vertices.min(axis=0), written.vertices.max(axis=0)
         assert (low[0], high[0]) == (0, bins - 1) and (low + high)[1] == bins - 1
@@ -80,7 +86,9 @@ def test_the_longest_side_fills_the_cube_and_the_others_are_centred():
 
 @pytest.mark.parametrize("bins", [127, 128])
 def test_what_lies_between_two_steps_goes_outward_however_its_last_bits_were_rounded(bins):
-    width = 10 if bins % 2 == 0 else 11  # of so many steps, the ends of which lie between two when they are centred
+    width = (
+        10 if bins % 2 == 0 else 11
+    )  # of so many steps, the ends of which lie between two when they are centred
     for offset in np.arange(100) / 10:
         corners = np.array([[0, 0], [bins - 1, 0], [bins - 1, width], [0, width]]) / 10 + offset
         vertices = np.column_stack([corners, np.zeros(4)])
@@ -105,7 +113,8 @@ def test_what_collapses_repeats_or_has_no_area_goes():
 
 
 def test_what_is_left_has_the_whole_cube_to_itself():
-    """A sliver a hundred times as long as the rest collapses, and would otherwise keep the rest small for ever."""
+    """A sliver a hundred times as long as the rest collapses, and would otherwise keep the rest
+    small for ever."""
     vertices = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [100, 0, 0], [100, 0.001, 0]])
     written = canonical(Mesh(vertices, np.array([[0, 1, 2], [1, 3, 4]])), 300)
     assert len(written.faces) == 1 and written.vertices.max() == 299
@@ -113,7 +122,7 @@ def test_what_is_left_has_the_whole_cube_to_itself():
 
 def test_a_mesh_of_which_nothing_is_left_is_refused():
     line = Mesh(np.array([[0.0, 0, 0], [1, 1, 1], [2, 2, 2]]), np.array([[0, 1, 2]]))
-    with pytest.raises(Unreadable, match="its faces are too small for 64 steps: none is left"):
+    with pytest.raises(UnreadableFile, match="its faces are too small for 64 steps: none is left"):
         canonical(line, 64)
 
 
@@ -122,6 +131,9 @@ def test_a_shift_moves_as_far_as_there_is_room():
     still = canonical(mesh, 64)
     for shift in ([0.1, -0.1, 0.1], [9.0, 9.0, 9.0], [-9.0, -9.0, -9.0]):
         moved = canonical(mesh, 64, np.array(shift))
-        assert np.array_equal(moved.faces, still.faces) and 0 <= moved.vertices.min() <= moved.vertices.max() < 64
+        assert (
+            np.array_equal(moved.faces, still.faces)
+            and 0 <= moved.vertices.min() <= moved.vertices.max() < 64
+        )
         assert len(np.unique(moved.vertices - still.vertices, axis=0)) == 1
     assert canonical(mesh, 64, np.full(3, 9.0)).vertices.max(axis=0).tolist() == [63, 63, 63]

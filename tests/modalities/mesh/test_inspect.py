@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 import trimesh
 
-from tessera.data.errors import Unreadable
-from tessera.modalities.mesh.dataset import Meshes
+from tessera.data.errors import UnreadableFile
+from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.mesh.inspect import check, histogram_of
 from tessera.modalities.mesh.synthetic import imagine
-from tessera.run.directory import Refused
+from tessera.run.directory import UserError
 
 PLAIN = np.random.default_rng(0)
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory):
+def hash_seed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixed")
     imagine(0, 0).mesh.save(folder / "ladder")
     (folder / "ladder.txt").write_text("a ladder")
@@ -29,7 +29,9 @@ def mixed(tmp_path_factory):
     ball = trimesh.creation.uv_sphere(count=[20, 20])
     (folder / "ball.stl").write_bytes(ball.export(file_type="stl"))
     (folder / "open.obj").write_text("v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nf 1 2 3\nf 1 2 4\n")
-    (folder / "wings.obj").write_text("v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 0 1 1\nf 1 2 3\nf 1 2 4\nf 1 2 5\n")
+    (folder / "wings.obj").write_text(
+        "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 0 0 1\nv 0 1 1\nf 1 2 3\nf 1 2 4\nf 1 2 5\n"
+    )
     (folder / "line.obj").write_text("v 0 0 0\nv 1 0 0\nv 2 0 0\nf 1 2 3\n")
     (folder / "empty.ply").touch()
     (folder / "letter.off").write_text("dear reader")
@@ -37,8 +39,8 @@ def mixed(tmp_path_factory):
     return folder
 
 
-def test_a_check_counts_everything_once(mixed):
-    report = check(mixed)
+def test_a_check_counts_everything_once(hash_seed):
+    report = check(hash_seed)
     assert (report.meshes, report.usable, report.sizes) == (9, 6, None)
     assert report.kinds == {"glb": 2, "obj": 3, "stl": 1}
     fewest, median, most = report.triangles
@@ -51,25 +53,28 @@ def test_a_check_counts_everything_once(mixed):
     assert "too small for 128 steps" in report.unusable[2]["reason"]
 
 
-def test_what_a_check_calls_usable_is_what_training_can_read(mixed):
-    unusable = {each["name"] for each in check(mixed).unusable}
-    source = Meshes(path=str(mixed), large="decimate").everything()
+def test_what_a_check_calls_usable_is_what_training_can_read(hash_seed):
+    unusable = {each["name"] for each in check(hash_seed).unusable}
+    source = MeshDataConfig(path=str(hash_seed), large="decimate").full()
     for index in range(len(source)):
         if source.name(index) in unusable:
-            with pytest.raises(Unreadable):
+            with pytest.raises(UnreadableFile):
                 source.item(index, PLAIN)
         else:
             assert len(source.item(index, PLAIN).faces) > 0
 
 
-def test_a_check_asks_what_a_run_would_ask(mixed):
-    report = check(mixed, config=Meshes(polygons="quads", most_faces=100))
-    assert report.usable == 3 and {each["name"] for each in report.unusable} >= {"ball.stl", "open.obj"}
-    assert check(mixed, config=Meshes(most_faces=2000)).large == 0
+def test_a_check_asks_what_a_run_would_ask(hash_seed):
+    report = check(hash_seed, config=MeshDataConfig(polygons="quads", max_faces=100))
+    assert report.usable == 3 and {each["name"] for each in report.unusable} >= {
+        "ball.stl",
+        "open.obj",
+    }
+    assert check(hash_seed, config=MeshDataConfig(max_faces=2000)).large == 0
 
 
-def test_a_check_reads_well_and_as_json(mixed):
-    report = check(mixed)
+def test_a_check_reads_well_and_as_json(hash_seed):
+    report = check(hash_seed)
     text = "\n".join(report.lines())
     assert "9 meshes, 6 usable, " in text
     assert "triangles: 2 to 1," in text and "up to 50: 2, up to " in text
@@ -92,11 +97,13 @@ def test_a_check_of_nothing_usable_says_so_and_does_not_fail(tmp_path):
 
 def test_a_check_of_one_mesh_is_in_the_singular(tmp_path):
     imagine(0, 0).mesh.save(tmp_path / "a")
-    assert check(tmp_path / "a.glb").lines()[0].startswith(f"{tmp_path / 'a.glb'}: 1 mesh, 1 usable")
+    assert (
+        check(tmp_path / "a.glb").lines()[0].startswith(f"{tmp_path / 'a.glb'}: 1 mesh, 1 usable")
+    )
 
 
 def test_a_check_of_no_mesh_is_refused(tmp_path):
-    with pytest.raises(Refused, match="holds no meshes: .*the folder is empty"):
+    with pytest.raises(UserError, match="holds no meshes: .*the folder is empty"):
         check(tmp_path)
 
 
@@ -104,7 +111,7 @@ def test_a_check_tells_how_far_it_is(tmp_path):
     for number in range(3):
         (tmp_path / f"{number}.obj").touch()
     steps = []
-    check(tmp_path, workers=2, progress=lambda done, total: steps.append((done, total)))
+    check(tmp_path, num_workers=2, progress=lambda done, total: steps.append((done, total)))
     assert steps == [(1, 3), (2, 3), (3, 3)]
 
 

@@ -1,4 +1,5 @@
-"""A mesh survives being written and read in every format; what cannot be a mesh is refused quickly, with the reason."""
+"""A mesh survives being written and read in every format; what cannot be a mesh is refused quickly,
+with the reason."""
 
 from __future__ import annotations
 
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 import trimesh
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import Image
 from tessera.modalities.mesh.io import kind_of
 from tessera.modalities.mesh.media import Mesh
 
 CORNERS = np.array([[x, y, z] for x in (0.0, 1.0) for y in (0.0, 2.0) for z in (0.0, 0.5)])
-SIDES = np.array([[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]])
+SIDES = np.array(
+    [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+)
 
 
 def box() -> Mesh:
@@ -47,7 +50,10 @@ def triangle_scene(path, uri: str, nodes=({"mesh": 0},)):
     return scene(
         path,
         buffers=[{"uri": uri, "byteLength": 42}],
-        bufferViews=[{"buffer": 0, "byteLength": 36}, {"buffer": 0, "byteOffset": 36, "byteLength": 6}],
+        bufferViews=[
+            {"buffer": 0, "byteLength": 36},
+            {"buffer": 0, "byteOffset": 36, "byteLength": 6},
+        ],
         accessors=[
             {"bufferView": 0, "componentType": 5126, "count": 3, "type": "VEC3"},
             {"bufferView": 1, "componentType": 5123, "count": 3, "type": "SCALAR"},
@@ -59,7 +65,9 @@ def triangle_scene(path, uri: str, nodes=({"mesh": 0},)):
     )
 
 
-TRIANGLE = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], np.float32).tobytes() + struct.pack("<3H", 0, 1, 2)
+TRIANGLE = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0]], np.float32).tobytes() + struct.pack(
+    "<3H", 0, 1, 2
+)
 
 
 # ---- what is written and read
@@ -76,7 +84,9 @@ def test_a_saved_mesh_is_a_glb_and_an_obj_that_hold_the_same_faces(tmp_path):
 @pytest.mark.parametrize("ending", ["glb", "obj"])
 def test_saved_quads_come_back_as_quads(tmp_path, ending):
     box().save(tmp_path / "a")
-    assert np.array_equal(places(Mesh.load(tmp_path / f"a.{ending}", polygons="quads")), CORNERS[SIDES])
+    assert np.array_equal(
+        places(Mesh.load(tmp_path / f"a.{ending}", polygons="quads")), CORNERS[SIDES]
+    )
 
 
 @pytest.mark.parametrize("ending", ["obj", "ply", "stl", "glb", "off", "gltf"])
@@ -91,13 +101,17 @@ def test_every_format_gives_the_same_faces_again_and_again(tmp_path, ending):
             (tmp_path / name).write_bytes(data)
         (tmp_path / "model.gltf").rename(tmp_path / "a.gltf")
     else:
-        (tmp_path / f"a.{ending}").write_bytes(exported if isinstance(exported, bytes) else exported.encode())
+        (tmp_path / f"a.{ending}").write_bytes(
+            exported if isinstance(exported, bytes) else exported.encode()
+        )
     first = Mesh.load(tmp_path / f"a.{ending}")
     assert np.allclose(places(first), places(mesh), atol=1e-6)
     first.save(tmp_path / "again")
     for file in ("again.glb", "again.obj"):
         second = Mesh.load(tmp_path / file)
-        assert np.array_equal(second.faces, first.faces) and np.allclose(second.vertices, first.vertices, atol=1e-6)
+        assert np.array_equal(second.faces, first.faces) and np.allclose(
+            second.vertices, first.vertices, atol=1e-6
+        )
 
 
 def test_ascii_files_are_read_too(tmp_path):
@@ -132,12 +146,16 @@ l 1 2
 usemtl gold
 """
     mesh = Mesh.load(obj(tmp_path / "a.obj", text), up="z")
-    assert np.array_equal(places(mesh)[:, :, :2], [[[0, 0], [1, 0], [1, 1]], [[0, 0], [1, 1], [0, 1]]])
+    assert np.array_equal(
+        places(mesh)[:, :, :2], [[[0, 0], [1, 0], [1, 1]], [[0, 0], [1, 1], [0, 1]]]
+    )
 
 
 def test_an_off_file_may_hold_colours_comments_and_counts_in_its_first_line(tmp_path):
-    text = "OFF4 2 0 # counts\n0 0 0\n1 0 0\n\n1 1 0\n0 1 0\n3 0 1 2 255 0 0\n# the other\n3 0 2 3\n"
-    with pytest.raises(Unreadable):
+    text = (
+        "OFF4 2 0 # counts\n0 0 0\n1 0 0\n\n1 1 0\n0 1 0\n3 0 1 2 255 0 0\n# the other\n3 0 2 3\n"
+    )
+    with pytest.raises(UnreadableFile):
         Mesh.load(obj(tmp_path / "not.off", "OFFICE hours\n"))
     mesh = Mesh.load(obj(tmp_path / "a.off", text.replace("OFF4", "OFF 4")))
     assert len(mesh.faces) == 2 and len(mesh.vertices) == 4
@@ -153,7 +171,9 @@ def test_the_parts_of_a_scene_are_one_mesh_each_in_its_place(tmp_path):
         parts.graph.update(frame_to=f"copy{number}", matrix=move, geometry="box")
     (tmp_path / "a.glb").write_bytes(parts.export(file_type="glb"))
     mesh = Mesh.load(tmp_path / "a.glb")
-    assert len(mesh.faces) == 36 and np.allclose(np.unique(mesh.vertices[:, 2].round(3)), [0, 2, 10, 12, 20, 22])
+    assert len(mesh.faces) == 36 and np.allclose(
+        np.unique(mesh.vertices[:, 2].round(3)), [0, 2, 10, 12, 20, 22]
+    )
 
 
 # ---- polygons
@@ -168,14 +188,20 @@ def test_polygons_become_triangles_or_ladders_of_quads(tmp_path):
     for mesh in (triangles, Mesh(quads.vertices, quads.triangles())):
         one, two, three = places(mesh).transpose(1, 0, 2)
         areas = np.cross(two - one, three - one)[:, 2] / 2
-        assert (areas > 0).all() and areas.sum() == pytest.approx(1.5 * np.sqrt(3)), "all of it, and none turned over"
+        assert (areas > 0).all() and areas.sum() == pytest.approx(1.5 * np.sqrt(3)), (
+            "all of it, and none turned over"
+        )
 
 
 def test_quads_are_asked_for_and_there_are_others(tmp_path):
     points = "v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nv 0 2 1\n"
-    with pytest.raises(Unreadable, match="a.obj: quads are asked for, but 1 of its faces are triangles"):
+    with pytest.raises(
+        UnreadableFile, match="a.obj: quads are asked for, but 1 of its faces are triangles"
+    ):
         Mesh.load(obj(tmp_path / "a.obj", points + "f 1 2 3 4\nf 1 2 5\n"), polygons="quads")
-    with pytest.raises(Unreadable, match="b.obj: quads are asked for, but 1 of its faces have 5 corners"):
+    with pytest.raises(
+        UnreadableFile, match="b.obj: quads are asked for, but 1 of its faces have 5 corners"
+    ):
         Mesh.load(obj(tmp_path / "b.obj", points + "f 1 2 3 4 5\n"), polygons="quads")
     assert len(Mesh.load(tmp_path / "b.obj").faces) == 3
 
@@ -184,7 +210,10 @@ def test_quads_are_asked_for_and_there_are_others(tmp_path):
 
 
 def test_what_stands_there_twice_becomes_one_and_what_is_no_face_goes(tmp_path):
-    text = "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 1 0 -0\nv 5 5 5\n" + "f 1 2 3\nf 3 1 4\nf 1 3 2\nf 1 1 2\nf 2 4 3\n"
+    text = (
+        "v 0 0 0\nv 1 0 0\nv 0 1 0\nv 1 0 -0\nv 5 5 5\n"
+        + "f 1 2 3\nf 3 1 4\nf 1 3 2\nf 1 1 2\nf 2 4 3\n"
+    )
     mesh = Mesh.load(obj(tmp_path / "a.obj", text))
     assert len(mesh.vertices) == 3 and mesh.faces.tolist() == [[0, 1, 2]]
 
@@ -193,7 +222,10 @@ def test_what_stands_there_twice_becomes_one_and_what_is_no_face_goes(tmp_path):
     ("text", "reason"),
     [
         ("", r"the file is empty \(0 bytes\)"),
-        ("Dear reader,\nv is a letter, f is another.\n", r"it is no OBJ, PLY, STL, GLB, glTF or OFF mesh .*Dear rea"),
+        (
+            "Dear reader,\nv is a letter, f is another.\n",
+            r"it is no OBJ, PLY, STL, GLB, glTF or OFF mesh .*Dear rea",
+        ),
         ("v 0 0 0\nv 1 0 0\n", r"it holds no faces \(2 points\)"),
         ("v 0 0 0\nv 1 0 0\nv 1 1 nan\nf 1 2 3\n", r"1 of its 3 vertices are not numbers"),
         ("v 0 0 0\nv 1 0 0\nv 1 1 inf\nf 1 2 3\n", r"1 of its 3 vertices are not numbers"),
@@ -203,13 +235,16 @@ def test_what_stands_there_twice_becomes_one_and_what_is_no_face_goes(tmp_path):
         ("v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 x\n", r"it is a damaged or cut OBJ file"),
         ("v 0 0 0\nv 1 0\nv 0 1 0\nf 1 2 3\n", r"it is a damaged or cut OBJ file"),
         ("OFF\n3 1 0\n0 0 0\n1 0 0\n", r"it is a damaged or cut OFF file"),
-        ("ply\nformat ascii 1.0\nelement vertex 1\nend_header\n", r"ply: |it holds no faces|damaged or cut PLY"),
+        (
+            "ply\nformat ascii 1.0\nelement vertex 1\nend_header\n",
+            r"ply: |it holds no faces|damaged or cut PLY",
+        ),
         ('{"asset": {"version": "2.0"}, "nodes": 3}', r"it is a damaged or cut glTF file"),
     ],
 )
 def test_what_is_no_mesh_is_refused_with_its_reason(tmp_path, text, reason):
     path = obj(tmp_path / "a.obj", text)
-    with pytest.raises(Unreadable, match=rf"a\.obj: .*({reason})"):
+    with pytest.raises(UnreadableFile, match=rf"a\.obj: .*({reason})"):
         Mesh.load(path)
 
 
@@ -224,16 +259,20 @@ def test_a_file_is_what_it_holds_and_not_what_it_is_called(tmp_path):
 def test_a_file_that_was_cut_short_is_refused(tmp_path, ending, share):
     data = trimesh.Trimesh(CORNERS, box().triangles(), process=False).export(file_type=ending)
     (tmp_path / f"a.{ending}").write_bytes(data[: int(len(data) * share)])
-    with pytest.raises(Unreadable, match=rf"a\.{ending}: "):
+    with pytest.raises(UnreadableFile, match=rf"a\.{ending}: "):
         Mesh.load(tmp_path / f"a.{ending}")
 
 
 def test_a_scene_of_cameras_alone_says_so(tmp_path):
     camera = {"type": "perspective", "perspective": {"yfov": 1.0, "znear": 0.1}}
     path = scene(
-        tmp_path / "a.gltf", cameras=[camera, camera], nodes=[{"camera": 0}, {"camera": 1}], scenes=[{"nodes": [0, 1]}], scene=0
+        tmp_path / "a.gltf",
+        cameras=[camera, camera],
+        nodes=[{"camera": 0}, {"camera": 1}],
+        scenes=[{"nodes": [0, 1]}],
+        scene=0,
     )
-    with pytest.raises(Unreadable, match=r"a\.gltf: it holds no faces \(2 cameras\)"):
+    with pytest.raises(UnreadableFile, match=r"a\.gltf: it holds no faces \(2 cameras\)"):
         Mesh.load(path)
 
 
@@ -247,14 +286,16 @@ def test_two_million_faces_are_refused_by_their_number(tmp_path):
     triangle_scene(tmp_path / "a.gltf", "nowhere.bin", nodes=[{"mesh": 0}] * 2_000_000)
     for ending in ("ply", "stl", "off", "obj", "gltf"):
         started = time.process_time()
-        with pytest.raises(Unreadable, match=r"it has 2,000,000 faces, and at most 1,000,000 are read"):
+        with pytest.raises(
+            UnreadableFile, match=r"it has 2,000,000 faces, and at most 1,000,000 are read"
+        ):
             Mesh.load(tmp_path / f"a.{ending}")
         assert time.process_time() - started < 4, f"{ending} was read before it was counted"
 
 
 def test_a_limit_of_ones_own(tmp_path):
     box().save(tmp_path / "a")
-    with pytest.raises(Unreadable, match="it has 12 faces, and at most 11 are read"):
+    with pytest.raises(UnreadableFile, match="it has 12 faces, and at most 11 are read"):
         Mesh.load(tmp_path / "a.glb", most=11)
     assert len(Mesh.load(tmp_path / "a.glb", most=12).faces) == 12
 
@@ -266,7 +307,9 @@ def test_the_buffers_of_a_gltf_may_lie_beside_it_or_in_it(tmp_path):
     (tmp_path / "some numbers.bin").write_bytes(TRIANGLE)
     beside = Mesh.load(triangle_scene(tmp_path / "a.gltf", "some%20numbers.bin"))
     inside = "data:application/octet-stream;base64," + b64encode(TRIANGLE).decode()
-    assert np.array_equal(places(beside), places(Mesh.load(triangle_scene(tmp_path / "b.gltf", inside))))
+    assert np.array_equal(
+        places(beside), places(Mesh.load(triangle_scene(tmp_path / "b.gltf", inside)))
+    )
 
 
 @pytest.mark.parametrize("uri", ["../secret.bin", "%2e%2e/secret.bin", "SECRET", "link.bin"])
@@ -277,22 +320,26 @@ def test_no_buffer_is_read_from_outside_the_folder(tmp_path, uri):
     secret.write_bytes(TRIANGLE)
     (folder / "link.bin").symlink_to(secret)
     path = triangle_scene(folder / "a.gltf", str(secret) if uri == "SECRET" else uri)
-    with pytest.raises(Unreadable, match="which leads out of its folder"):
+    with pytest.raises(UnreadableFile, match="which leads out of its folder"):
         Mesh.load(path)
 
 
 def test_no_buffer_is_fetched(tmp_path):
-    with pytest.raises(Unreadable, match="cannot be opened"):
+    with pytest.raises(UnreadableFile, match="cannot be opened"):
         Mesh.load(triangle_scene(tmp_path / "a.gltf", "https://doi.org/a.bin"))
 
 
 def test_materials_and_pictures_are_not_even_looked_for(tmp_path, monkeypatch):
     asked = []
     for way in ("get", "__getitem__"):
-        monkeypatch.setattr(f"tessera.modalities.mesh.io.Beside.{way}", lambda self, name: asked.append(name))
+        monkeypatch.setattr(
+            f"tessera.modalities.mesh.io.Beside.{way}", lambda self, name: asked.append(name)
+        )
     text = "mtllib ../../secret.mtl\nv 0 0 0\nv 1 0 0\nv 0 1 0\nusemtl gold\nf 1 2 3\n"
     assert len(Mesh.load(obj(tmp_path / "a.obj", text)).faces) == 1
-    path = triangle_scene(tmp_path / "a.gltf", "data:application/octet-stream;base64," + b64encode(TRIANGLE).decode())
+    path = triangle_scene(
+        tmp_path / "a.gltf", "data:application/octet-stream;base64," + b64encode(TRIANGLE).decode()
+    )
     told = json.loads(path.read_text())
     told |= {
         "images": [{"uri": "../../secret.png"}],
@@ -306,10 +353,12 @@ def test_materials_and_pictures_are_not_even_looked_for(tmp_path, monkeypatch):
 
 def test_a_scene_that_leads_back_to_itself_ends(tmp_path):
     uri = "data:application/octet-stream;base64," + b64encode(TRIANGLE).decode()
-    path = triangle_scene(tmp_path / "a.gltf", uri, nodes=[{"mesh": 0, "children": [1]}, {"children": [0]}])
+    path = triangle_scene(
+        tmp_path / "a.gltf", uri, nodes=[{"mesh": 0, "children": [1]}, {"children": [0]}]
+    )
     try:
         assert len(Mesh.load(path).faces) == 1
-    except Unreadable as error:
+    except UnreadableFile as error:
         assert "a.gltf" in str(error)
 
 
@@ -340,7 +389,9 @@ def test_a_mesh_that_is_small_enough_stays_as_it_is():
     assert np.array_equal(box().simplified(12).faces, box().triangles())
 
 
-def test_where_simplifying_stops_too_early_nearby_vertices_fall_together_or_the_mesh_is_refused(monkeypatch):
+def test_where_simplifying_stops_too_early_nearby_vertices_fall_together_or_the_mesh_is_refused(
+    monkeypatch,
+):
     stuck = SimpleNamespace(simplify=lambda vertices, faces, target_count: (vertices, faces))
     monkeypatch.setattr("tessera.modalities.mesh.media.simplification", lambda: stuck)
     rng = np.random.default_rng(0)
@@ -349,7 +400,10 @@ def test_where_simplifying_stops_too_early_nearby_vertices_fall_together_or_the_
     counts = [len(loose.on_grid(steps).faces) for steps in (256, 128, 64)]
     assert counts == sorted(counts, reverse=True) and counts[0] < 4000
     assert len(loose.simplified(counts[1]).faces) == counts[1], "no coarser than it must be"
-    with pytest.raises(Unreadable, match=rf"its 4,000 triangles cannot be simplified to 1: {counts[2]:,} are left"):
+    with pytest.raises(
+        UnreadableFile,
+        match=rf"its 4,000 triangles cannot be simplified to 1: {counts[2]:,} are left",
+    ):
         loose.simplified(1)
 
 
@@ -357,7 +411,10 @@ def test_a_mesh_that_loses_most_of_its_surface_is_refused():
     rng = np.random.default_rng(0)
     leaves = rng.uniform(size=(4000, 1, 3)) + rng.normal(size=(4000, 3, 3)) * 0.02
     tree = Mesh(leaves.reshape(-1, 3), np.arange(12000).reshape(-1, 3))
-    with pytest.raises(Unreadable, match=r"its 4,000 triangles cannot be simplified to 100: \d+ are left, with \d+% of its"):
+    with pytest.raises(
+        UnreadableFile,
+        match=r"its 4,000 triangles cannot be simplified to 100: \d+ are left, with \d+% of its",
+    ):
         tree.simplified(100)
 
 
@@ -380,7 +437,9 @@ def test_a_picture_shows_the_mesh_in_shades_on_white():
     ink = (pixels < 250).any(axis=2)
     assert len(shades) == 3, "top, front and right side are lit differently"
     assert 0.2 < ink.mean() < 0.8
-    assert ink[:, :3].sum() == ink[:, -3:].sum() == 0 and max(np.ptp(np.nonzero(ink), axis=1)) > 78, "as large as fits"
+    assert (
+        ink[:, :3].sum() == ink[:, -3:].sum() == 0 and max(np.ptp(np.nonzero(ink), axis=1)) > 78
+    ), "as large as fits"
 
 
 def test_what_is_nearer_hides_what_is_behind():
@@ -388,18 +447,25 @@ def test_what_is_nearer_hides_what_is_behind():
         return np.array([[-half, y, -half], [half, y, -half], [half, y, half], [-half, y, half]])
 
     def seen(*squares: np.ndarray) -> np.ndarray:
-        frame = np.array([[-3.0, 0, -3], [3, 0, 3], [3, 0, 3.01]])  # so that all are drawn at one scale
+        frame = np.array(
+            [[-3.0, 0, -3], [3, 0, 3], [3, 0, 3.01]]
+        )  # so that all are drawn at one scale
         faces = np.concatenate(
             [
                 [[0, 1, 2]],
-                *([[3 + 4 * n, 4 + 4 * n, 5 + 4 * n], [3 + 4 * n, 5 + 4 * n, 6 + 4 * n]] for n in range(len(squares))),
+                *(
+                    [[3 + 4 * n, 4 + 4 * n, 5 + 4 * n], [3 + 4 * n, 5 + 4 * n, 6 + 4 * n]]
+                    for n in range(len(squares))
+                ),
             ]
         )
         return Mesh(np.concatenate([frame, *squares]), faces).picture(64).pixels
 
     small, large = square(0.5, 0.4), square(-0.5, 2.0)
     assert np.array_equal(seen(large, small), seen(small, large)), "whatever is drawn first"
-    assert abs(seen(large).astype(int) - seen(large, small)).sum() == 0, "the small one is behind the large one"
+    assert abs(seen(large).astype(int) - seen(large, small)).sum() == 0, (
+        "the small one is behind the large one"
+    )
     assert abs(seen(large).astype(int) - seen(large, square(-1.5, 0.4))).sum() > 0
 
 
@@ -428,7 +494,11 @@ def test_a_mesh_of_nothing_and_of_one_flat_face_can_be_shown():
         (np.zeros((3, 2)), np.zeros((1, 3), int), r"vertices of the shape \(vertices, 3\)"),
         (np.zeros((3, 3)), np.zeros((1, 5), int), r"\(faces, 3\) or \(faces, 4\)"),
         (np.zeros((3, 3)), np.zeros((1, 3)), "whole numbers"),
-        (np.zeros((3, 3)), np.array([[0, 1, 3]]), "a Mesh of 3 vertices has faces that name vertices 0 to 3"),
+        (
+            np.zeros((3, 3)),
+            np.array([[0, 1, 3]]),
+            "a Mesh of 3 vertices has faces that name vertices 0 to 3",
+        ),
         (np.zeros((3, 3)), np.array([[0, 1, -1]]), "name vertices -1 to 1"),
     ],
 )

@@ -1,6 +1,8 @@
-"""The tasks of meshes: every mesh counts for itself, none has a target beyond its end, and what is made is whole meshes.
+"""The tasks of meshes: every mesh counts for itself, none has a target beyond its end, and what is
+made is whole meshes.
 
-Networks that start as nothing are given something to say, in double precision, where equal is equal to many digits.
+Networks that start as nothing are given something to say, in double precision, where equal is equal
+to many digits.
 """
 
 from __future__ import annotations
@@ -15,19 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.data.tokens import CodedBatch
+from tessera.data.tokens import TokenizedBatch
 from tessera.engine.evaluation import save_media
-from tessera.engine.modes import evaluating, mixed
+from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch
 from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig, true_bins
 from tessera.modalities.mesh.canonical import MeshExample, collate
 from tessera.modalities.mesh.media import Mesh
-from tessera.modalities.mesh.reconstruction import MeshFidelityConfig, TokenizeMeshes, mesh_of
-from tessera.modalities.mesh.synthetic import ToyMeshes
+from tessera.modalities.mesh.reconstruction import (
+    MeshReconstructionConfig,
+    MeshTokenizerConfig,
+    mesh_of,
+)
+from tessera.modalities.mesh.synthetic import SyntheticMeshes
 from tessera.modalities.mesh.transformer import MeshTransformerConfig
 from tessera.nn.quantize import FSQConfig, ResidualConfig
 from tessera.objectives.autoregressive import AutoregressiveConfig, AutoregressiveTask
-from tessera.objectives.generation import Wanted
+from tessera.objectives.generation import GenerationRequest
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.sampling.autoregressive import AutoregressiveSampling
 from tessera.sampling.guidance import Guidance
@@ -41,7 +47,7 @@ MODEL = MeshAutoencoderConfig(
     quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4)), levels=LEVELS),
 )  # fmt: skip
 VOCABULARY = 16
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
+TEXT = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300, max_len=16)
 TEXTS = ["a table", "a chair with four legs", "x"]
 GREEDY = AutoregressiveSampling(temperature=0)
 ALONE = Guidance(scale=1.0)
@@ -52,13 +58,17 @@ ALONE = Guidance(scale=1.0)
 
 def tokenizer_task(**choices: Any) -> TokenizerTask:
     torch.manual_seed(0)
-    return awake(TokenizeMeshes(model=replace(MODEL, **choices)).build()).double()
+    return awake(MeshTokenizerConfig(model=replace(MODEL, **choices)).build()).double()
 
 
 def toys(*numbers: int, polygons: str = "triangles") -> Batch:
-    source = ToyMeshes(count=100, bins=BINS, polygons=polygons, most_faces=200, seed=4)
+    source = SyntheticMeshes(count=100, bins=BINS, polygons=polygons, max_faces=200, seed=4)
     examples = [source.item(number, np.random.default_rng(0)) for number in numbers]
-    return Batch(collate(examples), [str(number) for number in numbers], [mixed(5, number) for number in numbers])
+    return Batch(
+        collate(examples),
+        [str(number) for number in numbers],
+        [hash_seed(5, number) for number in numbers],
+    )
 
 
 def part_of(batch: Batch, number: int) -> Batch:
@@ -78,33 +88,45 @@ def part_of(batch: Batch, number: int) -> Batch:
 
 @pytest.mark.parametrize("polygons", ["triangles", "quads"])
 def test_a_padded_batch_loses_what_its_meshes_lose_by_themselves(polygons):
-    task, batch = tokenizer_task(corners=3 if polygons == "triangles" else 4), toys(0, 1, 2, 3, polygons=polygons)
+    task, batch = (
+        tokenizer_task(corners=3 if polygons == "triangles" else 4),
+        toys(0, 1, 2, 3, polygons=polygons),
+    )
     assert len(set(batch.examples.face_counts.tolist())) > 2, "of different sizes"
-    whole = task.rebuild(batch, 0).terms
-    alone = [task.rebuild(part_of(batch, number), 0).terms for number in range(4)]
+    whole = task.reconstruction_loss(batch, 0).terms
+    alone = [task.reconstruction_loss(part_of(batch, number), 0).terms for number in range(4)]
     assert whole.keys() == {"coordinates"}
-    torch.testing.assert_close(whole["coordinates"], torch.stack([terms["coordinates"] for terms in alone]).mean())
+    torch.testing.assert_close(
+        whole["coordinates"], torch.stack([terms["coordinates"] for terms in alone]).mean()
+    )
 
 
 def test_a_padded_batch_measures_what_its_meshes_measure_by_themselves():
     task, batch = tokenizer_task(), toys(0, 1, 2, 3)
-    with evaluating(task):
-        whole = task.observe(batch)
-        alone = [task.observe(part_of(batch, number)) for number in range(4)]
+    with eval_mode(task):
+        whole = task.batch_stats(batch)
+        alone = [task.batch_stats(part_of(batch, number)) for number in range(4)]
     assert whole.keys() == {"examples", "codes", "coordinates", "triangles", "chamfer"}
     for name, value in whole.items():
-        torch.testing.assert_close(value, torch.stack([one[name] for one in alone]).sum(0), check_dtype=False)
+        torch.testing.assert_close(
+            value, torch.stack([one[name] for one in alone]).sum(0), check_dtype=False
+        )
 
 
 def guessed(batch: Batch) -> Tensor:
     """The truth, as a network that is sure would say it; anything at padding."""
     bins = true_bins(batch.examples)
-    return 20 * F.one_hot(bins.clamp_min(0), BINS).double() + (bins < 0)[..., None] * torch.randn(BINS).double()
+    return (
+        20 * F.one_hot(bins.clamp_min(0), BINS).double()
+        + (bins < 0)[..., None] * torch.randn(BINS).double()
+    )
 
 
 def concluded(output: Tensor, batch: Batch) -> dict[str, float]:
-    fidelity = MeshFidelityConfig().build()
-    return fidelity.conclude({"examples": torch.tensor(len(batch))} | fidelity.observe(output, batch))
+    reconstruction = MeshReconstructionConfig().build()
+    return reconstruction.compute_metrics(
+        {"examples": torch.tensor(len(batch))} | reconstruction.batch_stats(output, batch)
+    )
 
 
 def test_the_measures_are_means_over_meshes_counted_by_hand():
@@ -124,10 +146,15 @@ def test_the_measures_are_means_over_meshes_counted_by_hand():
 
 def test_what_is_shown_is_each_mesh_beside_its_reconstruction_without_padding():
     batch = toys(0, 1)
-    for shown, faces in zip(MeshFidelityConfig().build().shown(guessed(batch), batch), batch.examples.face_counts.tolist()):
+    for shown, faces in zip(
+        MeshReconstructionConfig().build().shown(guessed(batch), batch),
+        batch.examples.face_counts.tolist(),
+    ):
         assert len(shown.faces) == 2 * faces
         left, right = shown.vertices[shown.faces[:faces]], shown.vertices[shown.faces[faces:]]
-        np.testing.assert_allclose(right - left, np.broadcast_to([1.2, 0.0, 0.0], left.shape), atol=1e-12)
+        np.testing.assert_allclose(
+            right - left, np.broadcast_to([1.2, 0.0, 0.0], left.shape), atol=1e-12
+        )
 
 
 # ------------------------------------------------------------------------------------------------------- autoregressive
@@ -138,7 +165,12 @@ class Beneath:
 
     def __init__(self) -> None:
         self.network = tokenizer_task().eval()
-        self.vocabulary, self.grid, self.levels, self.features = VOCABULARY, (FACES, CORNERS), LEVELS, None
+        self.vocab_size, self.grid, self.levels, self.features = (
+            VOCABULARY,
+            (FACES, CORNERS),
+            LEVELS,
+            None,
+        )
         self.seconds = None
 
     def codes(self, examples: Any) -> Tensor:
@@ -146,13 +178,13 @@ class Beneath:
 
     @torch.no_grad()
     def media(self, codes: Tensor) -> list[Any]:
-        return self.network.fidelity.media(self.network.model.decode(codes))
+        return self.network.reconstruction.media(self.network.model.decode(codes))
 
 
 def writer(text: LearnedTextConfig | None = TEXT, **choices: Any) -> AutoregressiveTask:
     torch.manual_seed(1)
     model = MeshTransformerConfig(
-        width=24, depth=2, heads=2, fine_width=16, fine_depth=1, fine_heads=2, longest=FACES, text=text
+        width=24, depth=2, heads=2, fine_dim=16, fine_depth=1, fine_heads=2, max_len=FACES, text=text
     )  # fmt: skip
     task = awake(AutoregressiveConfig(model=model, **choices).build(Beneath())).double()
     nn.init.normal_(task.model.head.weight, std=0.5)
@@ -171,8 +203,10 @@ def codes_of(*faces: int, room: int = FACES) -> Tensor:
 
 def coded(codes: Tensor, texts: list[str] = TEXTS) -> Batch:
     numbers = range(len(codes))
-    examples = CodedBatch({"tokenizer": codes}, texts[: len(codes)])
-    return Batch(examples, [str(number) for number in numbers], [mixed(5, number) for number in numbers])
+    examples = TokenizedBatch({"tokenizer": codes}, texts[: len(codes)])
+    return Batch(
+        examples, [str(number) for number in numbers], [hash_seed(5, number) for number in numbers]
+    )
 
 
 def test_there_is_no_target_beyond_a_meshs_own_end():
@@ -185,30 +219,45 @@ def test_there_is_no_target_beyond_a_meshs_own_end():
 
 
 def test_a_batch_loses_what_its_meshes_lose_by_themselves_whatever_room_there_is():
-    task, codes = writer(drop_condition=0.0), codes_of(7, 2, 4)
-    whole = task.foretell(coded(codes), 0).total()
-    alone = [task.foretell(coded(codes[n : n + 1, :faces], TEXTS[n : n + 1]), 0).total() for n, faces in enumerate([7, 2, 4])]
+    task, codes = writer(cond_drop_prob=0.0), codes_of(7, 2, 4)
+    whole = task.next_token_loss(coded(codes), 0).total()
+    alone = [
+        task.next_token_loss(coded(codes[n : n + 1, :faces], TEXTS[n : n + 1]), 0).total()
+        for n, faces in enumerate([7, 2, 4])
+    ]
     torch.testing.assert_close(whole, torch.stack(alone).mean())
-    torch.testing.assert_close(whole, task.foretell(coded(codes[:, :7]), 0).total())
+    torch.testing.assert_close(whole, task.next_token_loss(coded(codes[:, :7]), 0).total())
 
 
 def test_measures_count_every_symbol_and_every_end_once():
     task, batch = writer(), coded(codes_of(7, 2, 4))
-    with evaluating(task):
-        whole = task.observe(batch)
-        alone = [task.observe(coded(batch.examples.codes["tokenizer"][n : n + 1], TEXTS[n : n + 1])) for n in range(3)]
+    with eval_mode(task):
+        whole = task.batch_stats(batch)
+        alone = [
+            task.batch_stats(coded(batch.examples.codes["tokenizer"][n : n + 1], TEXTS[n : n + 1]))
+            for n in range(3)
+        ]
     assert (int(whole["symbols"]), int(whole["ends"])) == (13 * SLOTS + 3, 3)
     for name in ("symbols", "ends", "cross_entropy", "right", "ends_right"):
         torch.testing.assert_close(whole[name], torch.stack([one[name] for one in alone]).sum())
-    numbers = task.conclude({name: value.double() for name, value in whole.items()})
-    assert numbers.keys() == {"cross_entropy", "perplexity", "accuracy", "end_accuracy", "condition_gain"}
+    numbers = task.compute_metrics({name: value.double() for name, value in whole.items()})
+    assert numbers.keys() == {
+        "cross_entropy",
+        "perplexity",
+        "accuracy",
+        "end_accuracy",
+        "condition_gain",
+    }
     assert numbers["perplexity"] == pytest.approx(np.exp(numbers["cross_entropy"]))
 
 
 def test_a_dropped_caption_does_not_enter_the_loss():
     codes, others = codes_of(3, 2, 4), TEXTS[1:] + TEXTS[:1]
-    always, never = writer(drop_condition=0.999999), writer(drop_condition=0.0)
-    losses = [[task.foretell(coded(codes, texts), 0).total() for texts in (TEXTS, others)] for task in (always, never)]
+    always, never = writer(cond_drop_prob=0.999999), writer(cond_drop_prob=0.0)
+    losses = [
+        [task.next_token_loss(coded(codes, texts), 0).total() for texts in (TEXTS, others)]
+        for task in (always, never)
+    ]
     torch.testing.assert_close(*losses[0])
     assert not torch.allclose(*losses[1])
 
@@ -216,8 +265,12 @@ def test_a_dropped_caption_does_not_enter_the_loss():
 # ------------------------------------------------------------------------------------------------------------- sampling
 
 
-def wanted(texts: list[str] = TEXTS, codes: Tensor | None = None, first: int = 0) -> Wanted:
-    return Wanted(texts, [mixed(9, first + number) for number in range(len(texts))], codes=codes)
+def wanted(
+    texts: list[str] = TEXTS, codes: Tensor | None = None, first: int = 0
+) -> GenerationRequest:
+    return GenerationRequest(
+        texts, [hash_seed(9, first + number) for number in range(len(texts))], codes=codes
+    )
 
 
 def faces_in(codes: Tensor) -> list[int]:
@@ -225,7 +278,9 @@ def faces_in(codes: Tensor) -> list[int]:
     real = codes.flatten(2) >= 0
     assert (real.all(2) == real.any(2)).all(), "a face is there or not"
     counts = real.all(2).sum(1)
-    assert torch.equal(real.all(2), torch.arange(codes.shape[1]) < counts[:, None]), "nothing after the end"
+    assert torch.equal(real.all(2), torch.arange(codes.shape[1]) < counts[:, None]), (
+        "nothing after the end"
+    )
     return counts.tolist()
 
 
@@ -239,19 +294,26 @@ def test_guidance_of_one_is_none_at_all_and_costs_nothing():
         return start(condition, faces_BFS)
 
     task.model.start = noted
-    plain = task.generate(wanted(), GREEDY, ALONE)
+    without_augmentation = task.generate(wanted(), GREEDY, ALONE)
     nearly = task.generate(wanted(), GREEDY, Guidance(scale=1 + 1e-9))
-    led = task.generate(wanted(), GREEDY, Guidance(scale=4.0))
+    with_cfg = task.generate(wanted(), GREEDY, Guidance(scale=4.0))
     assert begun == [3, 6, 6], "only beside 1 there are two passes"
-    assert torch.equal(plain, nearly) and not torch.equal(plain, led)
+    assert torch.equal(without_augmentation, nearly) and not torch.equal(
+        without_augmentation, with_cfg
+    )
     prompt = codes_of(2, 2, 2)
-    begun_with = [task.generate(wanted(codes=prompt), GREEDY, Guidance(scale=scale)) for scale in (1.0, 1 + 1e-9)]
-    assert torch.equal(*begun_with) and faces_in(plain)
+    begun_with = [
+        task.generate(wanted(codes=prompt), GREEDY, Guidance(scale=scale))
+        for scale in (1.0, 1 + 1e-9)
+    ]
+    assert torch.equal(*begun_with) and faces_in(without_augmentation)
 
 
 def test_without_captions_guidance_changes_nothing():
     task = writer(text=None)
-    assert torch.equal(task.generate(wanted(), GREEDY, ALONE), task.generate(wanted(), GREEDY, Guidance(scale=4.0)))
+    assert torch.equal(
+        task.generate(wanted(), GREEDY, ALONE), task.generate(wanted(), GREEDY, Guidance(scale=4.0))
+    )
 
 
 def test_a_completion_begins_with_the_faces_given_and_is_a_whole_number_of_faces():
@@ -278,7 +340,9 @@ def test_a_batch_of_prompts_gives_each_the_mesh_that_it_has_alone(scale):
         together = task.generate(wanted(codes=codes), sampling, guidance)
         for number in range(3):
             begun = codes[number : number + 1] if codes is not None else None
-            alone = task.generate(wanted(TEXTS[number : number + 1], begun, first=number), sampling, guidance)
+            alone = task.generate(
+                wanted(TEXTS[number : number + 1], begun, first=number), sampling, guidance
+            )
             assert torch.equal(alone[0], together[number])
         assert len({row.numpy().tobytes() for row in together}) > 1
 
@@ -297,8 +361,16 @@ def test_another_text_is_another_mesh_and_another_seed_too():
 
 def test_meshes_that_are_written_have_no_face_twice_and_no_corner_twice_in_a_face(tmp_path):
     task = writer()
-    made = task.codecs["tokenizer"].media(task.generate(wanted(), AutoregressiveSampling(), ALONE))
-    bins = np.array([[[0, 0, 0], [5, 0, 0], [0, 5, 0]], [[0, 5, 0], [0, 0, 0], [5, 0, 0]], [[1, 1, 1], [1, 1, 1], [2, 3, 4]]])
+    made = task.tokenizers["tokenizer"].media(
+        task.generate(wanted(), AutoregressiveSampling(), ALONE)
+    )
+    bins = np.array(
+        [
+            [[0, 0, 0], [5, 0, 0], [0, 5, 0]],
+            [[0, 5, 0], [0, 0, 0], [5, 0, 0]],
+            [[1, 1, 1], [1, 1, 1], [2, 3, 4]],
+        ]
+    )
     by_hand = mesh_of(bins.reshape(3, 9), BINS)
     assert len(by_hand.faces) == 1 and len(by_hand.vertices) == 3
     for number, mesh in enumerate([*made, by_hand]):
@@ -334,13 +406,15 @@ def test_a_sample_of_no_face_at_all_can_be_saved_and_shown(tmp_path: Path):
     assert save_media(made, tmp_path) == tmp_path / "sheet.png"
     assert {path.name for path in tmp_path.glob("0000.*")} == {"0000.glb", "0000.obj"}
     assert (made[0].picture().pixels == 255).all()
-    assert len(Mesh.beside(made[0], mesh_of(np.array([[0, 0, 0, 5, 0, 0, 0, 5, 0]]), BINS)).faces) == 1
+    assert (
+        len(Mesh.beside(made[0], mesh_of(np.array([[0, 0, 0, 5, 0, 0, 0, 5, 0]]), BINS)).faces) == 1
+    )
 
 
 def test_an_empty_mesh_among_others_is_an_empty_one_in_the_batch():
     task = writer()
     codes = codes_of(3, 2, 4)
     codes[1] = -1
-    alone = task.codecs["tokenizer"].media(codes[:1])[0]
-    first, empty, _ = task.codecs["tokenizer"].media(codes)
+    alone = task.tokenizers["tokenizer"].media(codes[:1])[0]
+    first, empty, _ = task.tokenizers["tokenizer"].media(codes)
     assert len(empty.faces) == 0 and np.array_equal(first.faces, alone.faces)

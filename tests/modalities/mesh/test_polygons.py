@@ -1,4 +1,5 @@
-"""However a polygon is bent, its triangles cover it once, reach nowhere outside, and are turned as it is."""
+"""However a polygon is bent, its triangles cover it once, reach nowhere outside, and are turned as
+it is."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.polygons import MOST_CLIPPED, beginning_inward, quads_of, triangles_of
 
 
@@ -66,9 +67,24 @@ def test_convex_polygons_stay_as_they_are_written():
 
 
 def test_a_comb_is_cut_into_its_teeth():
-    comb = flat((0, 0), (5, 0), (5, 3), (4, 3), (4, 1), (3, 1), (3, 3), (2, 3), (2, 1), (1, 1), (1, 3), (0, 3))
+    comb = flat(
+        (0, 0),
+        (5, 0),
+        (5, 3),
+        (4, 3),
+        (4, 1),
+        (3, 1),
+        (3, 3),
+        (2, 3),
+        (2, 1),
+        (1, 1),
+        (1, 3),
+        (0, 3),
+    )
     found = areas(comb, triangles_of(comb, np.arange(12)[None]))
-    assert (found >= 0).all() and found.sum() == pytest.approx(outline_area(comb)) == pytest.approx(11)
+    assert (found >= 0).all() and found.sum() == pytest.approx(outline_area(comb)) == pytest.approx(
+        11
+    )
 
 
 def test_a_polygon_without_sense_still_gives_as_many_triangles_and_ends():
@@ -76,12 +92,14 @@ def test_a_polygon_without_sense_still_gives_as_many_triangles_and_ends():
     for vertices in (crossing, np.zeros((9, 3)), flat(*[(n, 0) for n in range(9)])):
         assert triangles_of(vertices, np.arange(9)[None]).shape == (7, 3)
     huge = MOST_CLIPPED + 1
-    assert triangles_of(np.random.default_rng(0).normal(size=(huge, 3)), np.arange(huge)[None]).shape == (huge - 2, 3)
+    assert triangles_of(
+        np.random.default_rng(0).normal(size=(huge, 3)), np.arange(huge)[None]
+    ).shape == (huge - 2, 3)
 
 
 def test_even_polygons_are_ladders_of_quads_and_odd_ones_are_refused():
     assert quads_of(np.arange(8)[None]).tolist() == [[0, 1, 6, 7], [1, 2, 5, 6], [2, 3, 4, 5]]
     assert quads_of(np.array([[0, 1, 2], [0, 2, 3]])).tolist() == [[0, 1, 2, 3]]
     for others in (np.arange(5)[None], np.array([[0, 1, 2]]), np.array([[0, 1, 2], [3, 4, 5]])):
-        with pytest.raises(Unreadable, match="quads are asked for"):
+        with pytest.raises(UnreadableFile, match="quads are asked for"):
             quads_of(others)

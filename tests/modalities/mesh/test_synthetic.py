@@ -1,4 +1,5 @@
-"""The toy meshes are the same for everybody, well built and various, and what is said about them is true."""
+"""The toy meshes are the same for everybody, well built and various, and what is said about them is
+true."""
 
 from __future__ import annotations
 
@@ -11,7 +12,16 @@ import pytest
 
 from tessera.modalities.mesh.adjacency import count_edges
 from tessera.modalities.mesh.media import Mesh
-from tessera.modalities.mesh.synthetic import FEWEST_FACES, KINDS, NUMBERS, ToyMeshes, imagine, joined, stairs, table
+from tessera.modalities.mesh.synthetic import (
+    FEWEST_FACES,
+    KINDS,
+    NUMBERS,
+    SyntheticMeshes,
+    imagine,
+    joined,
+    stairs,
+    table,
+)
 
 TOYS = [imagine(0, number) for number in range(600)]
 MORE = [imagine(1, number) for number in range(900)]
@@ -42,11 +52,13 @@ def told(toy, noun: str) -> int | None:
 
 
 def test_a_toy_depends_on_its_seed_and_number_alone():
-    one, other = ToyMeshes(20, 64, seed=5), ToyMeshes(3, 64, seed=5, first=7)
+    one, other = SyntheticMeshes(20, 64, seed=5), SyntheticMeshes(3, 64, seed=5, first=7)
     mine, yours = one.item(9, np.random.default_rng(1)), other.item(2, np.random.default_rng(2))
-    assert one.name(9) == other.name(2) == "toy-000009" and mine.caption == yours.caption == one.caption(9)
+    assert one.name(9) == other.name(
+        2
+    ) == "toy-000009" and mine.caption == yours.caption == one.caption(9)
     assert np.array_equal(mine.vertices, yours.vertices) and np.array_equal(mine.faces, yours.faces)
-    assert mine.caption != ToyMeshes(20, 64, seed=6).item(9, ANYTHING).caption
+    assert mine.caption != SyntheticMeshes(20, 64, seed=6).item(9, ANYTHING).caption
 
 
 def test_the_first_toys_are_those_they_have_always_been():
@@ -62,8 +74,12 @@ def test_the_first_toys_are_those_they_have_always_been():
 def test_toys_are_closed_and_turned_outward():
     for toy in TOYS:
         assert count_edges(toy.mesh.faces).watertight, toy.caption
-        one_way = np.stack([toy.mesh.faces, np.roll(toy.mesh.faces, -1, axis=1)], axis=-1).reshape(-1, 2)
-        assert len(np.unique(one_way, axis=0)) == len(one_way), f"{toy.caption}: neighbours are turned alike"
+        one_way = np.stack([toy.mesh.faces, np.roll(toy.mesh.faces, -1, axis=1)], axis=-1).reshape(
+            -1, 2
+        )
+        assert len(np.unique(one_way, axis=0)) == len(one_way), (
+            f"{toy.caption}: neighbours are turned alike"
+        )
         one, two, three = toy.mesh.vertices[toy.mesh.triangles()].transpose(1, 0, 2)
         assert np.einsum("fc,fc->", one, np.cross(two, three)) > 0, f"{toy.caption} has a volume"
 
@@ -90,20 +106,25 @@ def test_no_part_of_a_toy_floats():
         boxes = [(part.min(axis=0) - 1e-6, part.max(axis=0) + 1e-6) for part in parts(toy.mesh)]
         for number, (low, high) in enumerate(boxes):
             others = boxes[:number] + boxes[number + 1 :]
-            assert low[2] < 1e-5 or any((low <= top).all() and (bottom <= high).all() for bottom, top in others), toy.caption
+            assert low[2] < 1e-5 or any(
+                (low <= top).all() and (bottom <= high).all() for bottom, top in others
+            ), toy.caption
 
 
 def test_almost_every_toy_keeps_its_faces_in_128_steps_and_is_still_closed():
-    source = ToyMeshes(200, 128)
+    source = SyntheticMeshes(200, 128)
     examples = [source.item(index, ANYTHING) for index in range(200)]
-    whole = [len(example.faces) == 2 * len(source.toy(index).mesh.faces) for index, example in enumerate(examples)]
+    whole = [
+        len(example.faces) == 2 * len(source.toy(index).mesh.faces)
+        for index, example in enumerate(examples)
+    ]
     assert np.mean(whole) > 0.97
     assert np.mean([count_edges(example.faces).watertight for example in examples]) > 0.95
 
 
 @pytest.mark.parametrize("polygons", ["triangles", "quads"])
 def test_toys_are_held_to_the_most_faces_that_are_asked_for(polygons):
-    source = ToyMeshes(100, 64, polygons=polygons, most_faces=FEWEST_FACES)
+    source = SyntheticMeshes(100, 64, polygons=polygons, max_faces=FEWEST_FACES)
     examples = [source.item(index, ANYTHING) for index in range(100)]
     assert max(len(example.faces) for example in examples) <= FEWEST_FACES
     assert {example.faces.shape[1] for example in examples} == {3 if polygons == "triangles" else 4}
@@ -173,19 +194,28 @@ def test_legs_boards_steps_rungs_drawers_and_cushions_are_as_many_as_is_said():
             assert len(pieces) == 8 + cushions, toy.caption
         if (pillows := told(toy, "pillow")) is not None:
             assert sum(abs(piece[0] - 0.48) < 1e-6 for piece in pieces) == pillows, toy.caption
-        seen.update(noun for noun in "leg board step rung drawer cushion pillow".split() if told(toy, noun) is not None)
+        seen.update(
+            noun
+            for noun in "leg board step rung drawer cushion pillow".split()
+            if told(toy, noun) is not None
+        )
     assert len(seen) == 7 and min(seen.values()) > 10
 
 
 def test_a_source_can_be_sent_to_a_worker_and_says_what_it_depends_on():
-    source = ToyMeshes(5, 64)
+    source = SyntheticMeshes(5, 64)
     copy = pickle.loads(pickle.dumps(source))
     assert copy.caption(3) == source.caption(3) and copy.captioned == 5
-    marks = {
-        ToyMeshes(5, **settings).mark(0)
-        for settings in ({"bins": 64}, {"bins": 32}, {"bins": 64, "seed": 1}, {"bins": 64, "polygons": "quads"})
+    signatures = {
+        SyntheticMeshes(5, **settings).signature(0)
+        for settings in (
+            {"bins": 64},
+            {"bins": 32},
+            {"bins": 64, "seed": 1},
+            {"bins": 64, "polygons": "quads"},
+        )
     }
-    assert len(marks) == 4
+    assert len(signatures) == 4
 
 
 def test_a_plan_is_told_in_a_sentence():
@@ -194,5 +224,8 @@ def test_a_plan_is_told_in_a_sentence():
     assert plan.caption("table") == "a low round table with four legs, a shelf below and a cloth"
     plan.words, plan.details = [], []
     assert plan.caption("oven") == "an oven"
-    assert stairs(np.random.default_rng(0)).caption("stairs").split(" with ")[0].split()[-1] == "stairs"
+    assert (
+        stairs(np.random.default_rng(0)).caption("stairs").split(" with ")[0].split()[-1]
+        == "stairs"
+    )
     assert len(joined(plan.parts).faces) == sum(len(part.faces) for part in plan.parts)

@@ -1,7 +1,8 @@
-"""The mesh transformer: every symbol is guessed from those before it, with and without a cache alike, and meshes end at faces.
+"""The mesh transformer: every symbol is guessed from those before it, with and without a cache
+alike, and meshes end at faces.
 
-Networks start with residual parts of nothing; here they are given something to say, in double precision, so that what is
-equal in exact arithmetic is equal to many digits.
+Networks start with residual parts of nothing; here they are given something to say, in double
+precision, so that what is equal in exact arithmetic is equal to many digits.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from torch import Tensor, nn
 
 from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
 from tessera.nn.transformer import Looked
-from tessera.sampling.autoregressive import AutoregressiveSampling, led, write
+from tessera.sampling.autoregressive import AutoregressiveSampling, with_cfg, write
 from tessera.text.encoder import LearnedTextConfig
 
 VOCABULARY, CORNERS, LEVELS = 11, 3, 2
 SLOTS = CORNERS * LEVELS
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, symbols=300, longest=16)
-TINY = MeshTransformerConfig(width=24, depth=2, heads=2, fine_width=16, fine_depth=2, fine_heads=2, longest=12, text=TEXT)
+TEXT = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300, max_len=16)
+TINY = MeshTransformerConfig(
+    width=24, depth=2, heads=2, fine_dim=16, fine_depth=2, fine_heads=2, max_len=12, text=TEXT
+)
 TEXTS = ["a table", "a chair with four legs", "x"]
 GREEDY = AutoregressiveSampling(temperature=0)
 
@@ -44,7 +47,9 @@ def meshes(*faces: int) -> Tensor:
     return codes
 
 
-def told(network: MeshTransformer, texts: list[str] = TEXTS, dropped: bool = False) -> list[Looked] | None:
+def told(
+    network: MeshTransformer, texts: list[str] = TEXTS, dropped: bool = False
+) -> list[Looked] | None:
     return network.condition(texts, [dropped] * len(texts))
 
 
@@ -88,7 +93,9 @@ def test_a_mesh_is_guessed_the_same_whoever_its_neighbours_are():
     network, codes = model(), meshes(4, 1, 2)
     together = network.guesses(codes, told(network))
     for number, faces in enumerate([4, 1, 2]):
-        alone = network.guesses(codes[number : number + 1, :faces], told(network, TEXTS[number : number + 1]))
+        alone = network.guesses(
+            codes[number : number + 1, :faces], told(network, TEXTS[number : number + 1])
+        )
         assert torch.allclose(alone.logits_MV, of_mesh(together, number))
 
 
@@ -100,15 +107,23 @@ def test_a_symbol_changes_the_guesses_after_it_and_none_before():
     before = network.guesses(codes, None).logits_MV[:, :VOCABULARY]
     for place in range(3 * SLOTS):
         other = codes.clone()
-        other[0, place // SLOTS, place % SLOTS] = (other[0, place // SLOTS, place % SLOTS] + 1) % VOCABULARY
-        changed = (network.guesses(other, None).logits_MV[:, :VOCABULARY] - before).abs().amax(1) > 0
+        other[0, place // SLOTS, place % SLOTS] = (
+            other[0, place // SLOTS, place % SLOTS] + 1
+        ) % VOCABULARY
+        changed = (network.guesses(other, None).logits_MV[:, :VOCABULARY] - before).abs().amax(
+            1
+        ) > 0
         assert changed.tolist() == [number > place for number in range(3 * SLOTS + 1)]
 
 
 def test_levels_are_read_from_tables_of_their_own_and_corners_from_one():
     network = model(text=None)
     read = network.read(torch.full((1, 1, SLOTS), 3))[0, 0]
-    assert torch.equal(read[0], read[2]) and torch.equal(read[1], read[3]) and not torch.equal(read[0], read[1])
+    assert (
+        torch.equal(read[0], read[2])
+        and torch.equal(read[1], read[3])
+        and not torch.equal(read[0], read[1])
+    )
 
 
 def test_the_same_symbols_at_other_corners_are_another_face():
@@ -135,17 +150,27 @@ def test_in_half_precision_it_comes_near_at_once_and_symbol_by_symbol():
     with torch.autocast("cpu", dtype=torch.bfloat16):
         guesses = network.guesses(codes, told(network))
         writing = network.start(told(network), codes[:, :2])
-        by_symbol = torch.stack([writing(None), *(writing(symbols) for symbols in codes[:, 2].T)], dim=1)
-    assert (guesses.logits_MV[:, :VOCABULARY].float() - whole).abs().mean() < 0.05 * whole.abs().mean()
+        by_symbol = torch.stack(
+            [writing(None), *(writing(tokens) for tokens in codes[:, 2].T)], dim=1
+        )
+    assert (
+        guesses.logits_MV[:, :VOCABULARY].float() - whole
+    ).abs().mean() < 0.05 * whole.abs().mean()
     assert guesses.cross_entropy_B().dtype == by_symbol.dtype == torch.float32
-    at_once = torch.stack([of_mesh(guesses, number)[2 * SLOTS :] for number in range(3)])[..., :VOCABULARY]
+    at_once = torch.stack([of_mesh(guesses, number)[2 * SLOTS :] for number in range(3)])[
+        ..., :VOCABULARY
+    ]
     assert (by_symbol[..., :VOCABULARY] - at_once.float()).abs().mean() < 0.05 * whole.abs().mean()
 
 
 def test_every_parameter_takes_part():
     network = model().train()
     network.guesses(meshes(4, 1, 2), told(network)).cross_entropy_B().mean().backward()
-    still = [name for name, parameter in network.named_parameters() if parameter.grad is None or not parameter.grad.any()]
+    still = [
+        name
+        for name, parameter in network.named_parameters()
+        if parameter.grad is None or not parameter.grad.any()
+    ]
     assert not still
 
 
@@ -159,23 +184,27 @@ def test_symbol_by_symbol_it_says_what_it_says_at_once(text, given):
     condition = told(network) if text else None
     at_once = network.guesses(codes, condition)
     writing = network.start(condition, codes[:, :given])
-    logits = [writing(None), *(writing(symbols) for symbols in codes[:, given:].flatten(1).T)]
+    logits = [writing(None), *(writing(tokens) for tokens in codes[:, given:].flatten(1).T)]
     for number in range(3):
-        assert torch.allclose(torch.stack(logits)[:, number], of_mesh(at_once, number)[given * SLOTS :])
+        assert torch.allclose(
+            torch.stack(logits)[:, number], of_mesh(at_once, number)[given * SLOTS :]
+        )
 
 
 def uncached(network: MeshTransformer, condition: list[Looked] | None, prefix: Tensor):
     """The same contract as `start`, by reading everything anew for every symbol."""
     laid = list(prefix.flatten(1).T)
 
-    def following(symbols: Tensor | None) -> Tensor:
-        if symbols is not None:
-            laid.append(symbols)
+    def following(tokens: Tensor | None) -> Tensor:
+        if tokens is not None:
+            laid.append(tokens)
         whole, begun = divmod(len(laid), SLOTS)
         codes = torch.stack(laid, dim=1) if laid else prefix.flatten(1)
-        state = network.states(network.read(codes[:, : whole * SLOTS].unflatten(1, (whole, SLOTS))), condition)[:, -1]
-        rest = network.symbols(codes[:, whole * SLOTS :] + network.offsets[:begun])
-        return network.symbol_logits(state, rest)[:, -1]
+        state = network.states(
+            network.read(codes[:, : whole * SLOTS].unflatten(1, (whole, SLOTS))), condition
+        )[:, -1]
+        rest = network.tokens(codes[:, whole * SLOTS :] + network.offsets[:begun])
+        return network.token_logits(state, rest)[:, -1]
 
     return following
 
@@ -183,7 +212,9 @@ def uncached(network: MeshTransformer, condition: list[Looked] | None, prefix: T
 @torch.no_grad()
 @pytest.mark.parametrize("prompted", [False, True], ids=["from nothing", "completing"])
 @pytest.mark.parametrize("scale", [1.0, 3.0], ids=["plain", "guided"])
-@pytest.mark.parametrize("config", [GREEDY, AutoregressiveSampling(top_k=5, top_p=0.9)], ids=["greedy", "drawn"])
+@pytest.mark.parametrize(
+    "config", [GREEDY, AutoregressiveSampling(top_k=5, top_p=0.9)], ids=["greedy", "drawn"]
+)
 def test_sampling_with_and_without_a_cache_is_the_same(config, scale, prompted):
     network = model()
     guided = scale != 1
@@ -192,9 +223,9 @@ def test_sampling_with_and_without_a_cache_is_the_same(config, scale, prompted):
     results = []
     for begin in (partial(network.start, condition), partial(uncached, network, condition)):
         generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
-        begin = led(begin, scale) if guided else begin
+        begin = with_cfg(begin, scale) if guided else begin
         results.append(write(begin, prompt, config, generators, end=network.end, most=8))
-    assert torch.equal(results[0].symbols_BNS, results[1].symbols_BNS)
+    assert torch.equal(results[0].tokens_BNS, results[1].tokens_BNS)
     assert torch.equal(results[0].ended_B, results[1].ended_B)
 
 
@@ -207,7 +238,9 @@ def test_a_seeds_mesh_does_not_depend_on_the_batch():
         begin = partial(network.start, told(network, texts))
         nothing = torch.zeros(len(texts), 0, SLOTS, dtype=torch.long)
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        laid = write(begin, nothing, AutoregressiveSampling(), generators, end=network.end, most=10).symbols_BNS
+        laid = write(
+            begin, nothing, AutoregressiveSampling(), generators, end=network.end, most=10
+        ).tokens_BNS
         return [[face for face in one if face[0] >= 0] for one in laid.tolist()]
 
     together = mesh(TEXTS * 3, list(range(9)))
@@ -223,8 +256,8 @@ def test_not_even_a_rounding_depends_on_the_batch(count):
     network, codes = model().float(), meshes(*[3] * 9)
     many = network.start(told(network, TEXTS * 3), codes[:, :1])
     few = network.start(told(network, (TEXTS * 3)[:count]), codes[:count, :1])
-    for symbols in (None, *codes[:, 1:].flatten(1).T):
-        assert torch.equal(few(symbols if symbols is None else symbols[:count]), many(symbols)[:count])
+    for tokens in (None, *codes[:, 1:].flatten(1).T):
+        assert torch.equal(few(tokens if tokens is None else tokens[:count]), many(tokens)[:count])
 
 
 # ------------------------------------------------------------------------------------------------------------ learning
@@ -232,7 +265,7 @@ def test_not_even_a_rounding_depends_on_the_batch(count):
 
 def test_it_learns_meshes_by_heart_and_gives_each_back_for_its_text():
     torch.manual_seed(0)
-    network = replace(TINY, width=48, fine_width=32).build(VOCABULARY, CORNERS, LEVELS)
+    network = replace(TINY, width=48, fine_dim=32).build(VOCABULARY, CORNERS, LEVELS)
     codes = meshes(5, 2, 4)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     for _ in range(80):
@@ -244,7 +277,7 @@ def test_it_learns_meshes_by_heart_and_gives_each_back_for_its_text():
     generators = [torch.Generator()] * 3
     begin = partial(network.eval().start, told(network))
     laid = write(begin, nothing, GREEDY, generators, end=network.end, most=12)
-    assert torch.equal(laid.symbols_BNS, codes) and laid.ended_B.all()
+    assert torch.equal(laid.tokens_BNS, codes) and laid.ended_B.all()
 
 
 # ------------------------------------------------------------------------------------------------------------- letters
@@ -252,7 +285,9 @@ def test_it_learns_meshes_by_heart_and_gives_each_back_for_its_text():
 
 def test_codes_of_another_tokenizer_and_meshes_that_are_too_large_are_refused():
     network = model(text=None)
-    with pytest.raises(ValueError, match=r"\(1, 2, 9\) came to a transformer whose faces have 6 symbols"):
+    with pytest.raises(
+        ValueError, match=r"\(1, 2, 9\) came to a transformer whose faces have 6 symbols"
+    ):
         network.guesses(torch.zeros(1, 2, 9, dtype=torch.long), None)
     with pytest.raises(ValueError, match="13 faces came to a transformer that knows 12"):
         network.guesses(meshes(13), None)
@@ -269,14 +304,16 @@ def test_the_largest_mesh_can_be_read_and_written():
 
     def endless(prefix: Tensor):
         writing = network.start(None, prefix)
-        return lambda symbols: writing(symbols).index_fill(1, torch.tensor([network.end]), -math.inf)
+        return lambda tokens: writing(tokens).index_fill(1, torch.tensor([network.end]), -math.inf)
 
     nothing = torch.zeros(2, 0, SLOTS, dtype=torch.long)
     laid = write(endless, nothing, GREEDY, [torch.Generator()] * 2, end=network.end, most=12)
-    assert laid.symbols_BNS.shape == (2, 12, SLOTS) and not laid.ended_B.any()
+    assert laid.tokens_BNS.shape == (2, 12, SLOTS) and not laid.ended_B.any()
 
 
-@pytest.mark.parametrize("name", ["width", "depth", "heads", "fine_width", "fine_depth", "fine_heads", "longest"])
+@pytest.mark.parametrize(
+    "name", ["width", "depth", "heads", "fine_width", "fine_depth", "fine_heads", "longest"]
+)
 def test_a_wrong_setting_is_refused(name):
     with pytest.raises(ValueError, match=f"transformer's {name} is at least 1, but it is 0"):
         replace(TINY, **{name: 0})

@@ -1,4 +1,5 @@
-"""Music with what is said about it: several captions, tags, and what is done with clips of which nothing is said."""
+"""Music with what is said about it: several captions, tags, and what is done with clips of which
+nothing is said."""
 
 from __future__ import annotations
 
@@ -8,25 +9,27 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tessera.modalities.audio.media import Sound
-from tessera.modalities.music.dataset import Music
-from tessera.run.directory import Refused
+from tessera.modalities.audio.media import Audio
+from tessera.modalities.music.dataset import MusicDataConfig
+from tessera.run.directory import UserError
 
-MUSIC = Music(rate_hz=8000, seconds=0.5)
+MUSIC = MusicDataConfig(rate_hz=8000, seconds=0.5)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for number, name in enumerate(("a", "b", "c", "d")):
         time = np.arange(8000, dtype=np.float32) / 8000
-        Sound((np.sin(2 * np.pi * 220 * (number + 1) * time) / 2)[None], 8000).write(tmp_path / f"{name}.wav")
+        Audio((np.sin(2 * np.pi * 220 * (number + 1) * time) / 2)[None], 8000).write(
+            tmp_path / f"{name}.wav"
+        )
     return tmp_path
 
 
 def source(folder: Path, **settings):
     import dataclasses
 
-    return dataclasses.replace(MUSIC, path=str(folder), **settings).everything()
+    return dataclasses.replace(MUSIC, path=str(folder), **settings).full()
 
 
 def said(folder: Path, index: int, **settings) -> set[str]:
@@ -37,7 +40,10 @@ def said(folder: Path, index: int, **settings) -> set[str]:
 def test_each_line_of_a_text_file_is_a_caption(folder: Path) -> None:
     (folder / "a.txt").write_text("a low tone\n\n a  quiet hum \n")
     assert said(folder, 0) == {"a low tone", "a quiet hum"}
-    assert source(folder).sayings(0) == ["a low tone", "a quiet hum"] and source(folder).caption(0) == "a low tone a quiet hum"
+    assert (
+        source(folder).all_captions(0) == ["a low tone", "a quiet hum"]
+        and source(folder).caption(0) == "a low tone a quiet hum"
+    )
     assert said(folder, 0, lines=False) == {"a low tone a quiet hum"}
 
 
@@ -52,13 +58,23 @@ def test_metadata_may_hold_several_captions_and_tags(folder: Path) -> None:
     assert said(folder, 1) == {"harp, fast", "with harp and fast", "with fast and harp"}
     assert said(folder, 2) == {"middle"}
     data = source(folder)
-    assert [data.item(i, np.random.default_rng(0)).tags for i in range(3)] == [("piano", "slow"), ("harp", "fast"), ()]
+    assert [data.item(i, np.random.default_rng(0)).tags for i in range(3)] == [
+        ("piano", "slow"),
+        ("harp", "fast"),
+        (),
+    ]
     batch = data.collate([data.item(i, np.random.default_rng(0)) for i in range(3)])
-    assert batch.tags[1] == ("harp", "fast") and batch.samples.shape == (3, 1, 4000) and batch.to("cpu").tags == batch.tags
+    assert (
+        batch.tags[1] == ("harp", "fast")
+        and batch.samples.shape == (3, 1, 4000)
+        and batch.to("cpu").tags == batch.tags
+    )
 
 
 def test_csv_says_the_same_with_lists_as_json_writes_them(folder: Path) -> None:
-    (folder / "metadata.csv").write_text('file_name,text,tags\na.wav,"[""low"", ""deep""]",\nb.wav,,"harp, fast"\n')
+    (folder / "metadata.csv").write_text(
+        'file_name,text,tags\na.wav,"[""low"", ""deep""]",\nb.wav,,"harp, fast"\n'
+    )
     assert said(folder, 0) == {"low", "deep"} and "harp, fast" in said(folder, 1)
 
 
@@ -78,16 +94,20 @@ def test_clips_without_captions_are_not_learnt_from_and_counted(folder: Path) ->
         (folder / f"{name}.txt").write_text(f"this is {name}")
     import dataclasses
 
-    split = dataclasses.replace(MUSIC, path=str(folder), validation_share=0.0).build()
+    split = dataclasses.replace(MUSIC, path=str(folder), val_fraction=0.0).build()
     assert split.train.names == ["a.wav", "b.wav", "d.wav"] and split.train.without_caption == 1
     assert len(source(folder)) == 4, "to search in they are as good as the others"
     assert source(folder).item(2, np.random.default_rng(0)).caption == ""
 
 
 def test_captions_of_nothing_are_no_captions(folder: Path) -> None:
-    lines = [{"file_name": "a.wav", "text": ""}, {"file_name": "b.wav", "text": ["  "]}, {"file_name": "c.wav", "tags": []}]
+    lines = [
+        {"file_name": "a.wav", "text": ""},
+        {"file_name": "b.wav", "text": ["  "]},
+        {"file_name": "c.wav", "tags": []},
+    ]
     (folder / "metadata.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    with pytest.raises(Refused, match="Of 4 recording.s. in .* 0 has a caption"):
+    with pytest.raises(UserError, match="Of 4 recording.s. in .* 0 has a caption"):
         source_for_training(folder)
 
 
@@ -99,13 +119,15 @@ def source_for_training(folder: Path):
 
 def test_one_pair_alone_is_refused(folder: Path) -> None:
     (folder / "a.txt").write_text("the only one")
-    with pytest.raises(Refused, match="1 has a caption, and what belongs to what can be learnt from 2 or more"):
+    with pytest.raises(
+        UserError, match="1 has a caption, and what belongs to what can be learnt from 2 or more"
+    ):
         source_for_training(folder)
 
 
 def test_captions_without_clips_are_told(folder: Path) -> None:
     (folder / "metadata.jsonl").write_text('{"file_name": "lost.wav", "text": "gone"}\n')
-    with pytest.raises(Refused, match="names 1 files, of which none is there"):
+    with pytest.raises(UserError, match="names 1 files, of which none is there"):
         source_for_training(folder)
 
 
@@ -118,5 +140,5 @@ def test_captions_without_clips_are_told(folder: Path) -> None:
 )
 def test_captions_that_are_no_texts_are_refused(folder: Path, line: str, says: str) -> None:
     (folder / "metadata.jsonl").write_text(line + "\n")
-    with pytest.raises(Refused, match=says):
+    with pytest.raises(UserError, match=says):
         source_for_training(folder)

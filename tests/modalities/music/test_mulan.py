@@ -1,5 +1,5 @@
-"""The two towers: nothing beside a clip or a text changes it, what is drawn is the example's own, and nothing is drawn in
-use."""
+"""The two towers: nothing beside a clip or a text changes it, what is drawn is the example's own,
+and nothing is drawn in use."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from tessera.modalities.music.spectrogram_transformer import (
     stretched,
 )
 from tessera.text.encoder import LearnedTextConfig
-from tessera.text.token_ids import NumberedTextConfig
+from tessera.text.token_ids import TokenIdTextConfig
 
-AUDIO = SpectrogramTransformerConfig(rate_hz=8000, window=256, hop=64, bands=16, patch=(8, 4), width=32, depth=2, heads=2)
-TEXT = LearnedTextConfig(width=32, depth=2, heads=2, symbols=300)
+AUDIO = SpectrogramTransformerConfig(
+    rate_hz=8000, window=256, hop=64, bands=16, patch=(8, 4), width=32, depth=2, heads=2
+)
+TEXT = LearnedTextConfig(width=32, depth=2, heads=2, tokens=300)
 TEXTS = ["a slow tune", "drums", "something quick, loud and rather long, to be read to its end"]
 
 
@@ -59,19 +61,24 @@ def test_silence_after_a_clip_changes_nothing(mulan: MuLaN, length: int) -> None
     sound = clips(1, length)
     padded = torch.cat([sound, torch.zeros(1, 3000 - length, dtype=torch.float64)], dim=1)
     alone = mulan.get_audio_latents(sound)
-    in_company = mulan.get_audio_latents(torch.cat([padded, clips(2)]), torch.tensor([length, 3000, 3000]))
+    in_company = mulan.get_audio_latents(
+        torch.cat([padded, clips(2)]), torch.tensor([length, 3000, 3000])
+    )
     assert torch.allclose(alone[0], in_company[0], atol=1e-12)
     assert not torch.allclose(alone[0], in_company[1], atol=1e-3)
 
 
 def test_what_stands_after_the_real_samples_is_not_heard(mulan: MuLaN) -> None:
-    """Not even by the last real frame's window: that much of what follows must be silent, and `collate` sees to it."""
+    """Not even by the last real frame's window: that much of what follows must be silent, and
+    `collate` sees to it."""
     sound = clips(1)
     sound[:, 1024:] = 0
     other = sound.clone()
     other[:, 1024 + AUDIO.window :] = clips(1)[:, 1024 + AUDIO.window :]
     lengths = torch.tensor([1024])
-    assert torch.equal(mulan.get_audio_latents(sound, lengths), mulan.get_audio_latents(other, lengths))
+    assert torch.equal(
+        mulan.get_audio_latents(sound, lengths), mulan.get_audio_latents(other, lengths)
+    )
 
 
 def test_a_longer_text_beside_it_changes_nothing(mulan: MuLaN) -> None:
@@ -97,7 +104,9 @@ def test_clips_of_several_channels_are_refused(mulan: MuLaN) -> None:
 
 def test_loudness_is_heard(mulan: MuLaN) -> None:
     sound = clips()
-    assert not torch.allclose(mulan.get_audio_latents(sound), mulan.get_audio_latents(sound / 30), atol=1e-2)
+    assert not torch.allclose(
+        mulan.get_audio_latents(sound), mulan.get_audio_latents(sound / 30), atol=1e-2
+    )
 
 
 # ---- what is drawn
@@ -127,28 +136,42 @@ def picture(frames: int = 40, real: int = 40, bands: int = 16) -> Heard:
 
 def test_a_clip_is_really_stretched() -> None:
     faster = stretched(picture(), torch.tensor([1.25], dtype=torch.float64))
-    assert faster.frames_B.tolist() == [32] and torch.allclose(faster.spectrum_BMF[0, 0, :32], torch.arange(32).double() * 1.25)
+    assert faster.frames_B.tolist() == [32] and torch.allclose(
+        faster.spectrum_BMF[0, 0, :32], torch.arange(32).double() * 1.25
+    )
     assert (faster.spectrum_BMF[0, :, 32:] == SILENCE).all()
     slower = stretched(picture(real=20), torch.tensor([0.8], dtype=torch.float64))
-    assert slower.frames_B.tolist() == [25] and torch.allclose(slower.spectrum_BMF[0, 0, :24], torch.arange(24).double() * 0.8)
+    assert slower.frames_B.tolist() == [25] and torch.allclose(
+        slower.spectrum_BMF[0, 0, :24], torch.arange(24).double() * 0.8
+    )
 
 
 def test_masks_hide_a_share_of_bands_and_of_what_is_real() -> None:
     shares = []
     for seed in range(200):
-        found = augmented(picture(real=30), SpecAugmentConfig(stretch=0, band_masks=0, time_share=0.5), chances(seed))
+        found = augmented(
+            picture(real=30),
+            SpecAugmentConfig(stretch=0, band_masks=0, time_share=0.5),
+            chances(seed),
+        )
         hides = (found.spectrum_BMF[0] == CENTRE).all(0)
         assert not hides[30:].any()
         shares.append(float(hides.sum()) / 30)
     assert 0 < sum(shares) / 200 < 0.3 and 0.4 < max(shares) <= 0.5, "never all of a clip"
     settings = SpecAugmentConfig(stretch=0, time_masks=0, band_share=0.5)
-    bands = [int((augmented(picture(), settings, chances(seed)).spectrum_BMF[0] == CENTRE).all(1).sum()) for seed in range(200)]
+    bands = [
+        int((augmented(picture(), settings, chances(seed)).spectrum_BMF[0] == CENTRE).all(1).sum())
+        for seed in range(200)
+    ]
     assert max(bands) in (7, 8) and min(bands) == 0
 
 
 def test_a_mask_lies_within_what_is_real() -> None:
     drawn = torch.tensor([[1.0, 1.0], [1.0, 0.0]])
-    assert hidden(torch.tensor([10, 10]), 12, 0.3, drawn).int().tolist() == [[0] * 7 + [1] * 3 + [0] * 2, [1] * 3 + [0] * 9]
+    assert hidden(torch.tensor([10, 10]), 12, 0.3, drawn).int().tolist() == [
+        [0] * 7 + [1] * 3 + [0] * 2,
+        [1] * 3 + [0] * 9,
+    ]
 
 
 def test_of_each_clip_its_share_of_patches_is_kept() -> None:
@@ -161,9 +184,15 @@ def test_of_each_clip_its_share_of_patches_is_kept() -> None:
 
 
 def test_points_of_layers_before_the_last(mulan: MuLaN) -> None:
-    several = MuLaNConfig(audio=dataclasses.replace(AUDIO, depth=4), text=TEXT, latent=16).build(layers=1, biased=True)
+    several = MuLaNConfig(audio=dataclasses.replace(AUDIO, depth=4), text=TEXT, latent=16).build(
+        layers=1, biased=True
+    )
     assert several.audio_layers == (2,) and several.text_layers == (1,)
-    assert several.second(TEXTS).shape == (3, 2, 16) and several.scale().shape == several.bias.shape == (2,)
+    assert several.second(TEXTS).shape == (
+        3,
+        2,
+        16,
+    ) and several.scale().shape == several.bias.shape == (2,)
     batch = examples(clips().float(), torch.tensor([3000, 2000, 500]))
     assert several.first(batch).shape == (3, 2, 16)
 
@@ -175,7 +204,9 @@ def test_more_layers_than_there_are_is_refused(layers: int) -> None:
 
 
 def test_towers_of_one_block_work() -> None:
-    shallow = MuLaNConfig(audio=dataclasses.replace(AUDIO, depth=1), text=dataclasses.replace(TEXT, depth=1)).build()
+    shallow = MuLaNConfig(
+        audio=dataclasses.replace(AUDIO, depth=1), text=dataclasses.replace(TEXT, depth=1)
+    ).build()
     assert shallow.get_text_latents(TEXTS).shape == (3, 128)
 
 
@@ -203,15 +234,17 @@ def test_wrong_settings_are_refused(settings: dict, says: str) -> None:
 
 
 def test_data_at_another_rate_is_refused_with_both_flags() -> None:
-    with pytest.raises(ValueError, match="--data.rate-hz 8000, or --task.model.audio.rate-hz 16000"):
-        MuLaNConfig(audio=AUDIO).suits(SimpleNamespace(rate_hz=16000))
+    with pytest.raises(
+        ValueError, match="--data.rate-hz 8000, or --task.model.audio.rate-hz 16000"
+    ):
+        MuLaNConfig(audio=AUDIO).validate_data(SimpleNamespace(rate_hz=16000))
 
 
 # ---- texts that come as numbers
 
 
 def test_texts_that_come_as_numbers_are_read_and_others_refused() -> None:
-    reader = NumberedTextConfig(symbols=20, width=32, depth=1, heads=2, longest=6).build()
+    reader = TokenIdTextConfig(tokens=20, width=32, depth=1, heads=2, max_len=6).build()
     states = reader(["3 4 5", "0", "7 7 7 7 7 7 7 7"])
     assert states.mask.sum(1).tolist() == [3, 1, 6] and (states.values[1, 1:] == 0).all()
     assert reader.fits("3 4 5") and not reader.fits("7 " * 7)

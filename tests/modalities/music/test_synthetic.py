@@ -1,4 +1,5 @@
-"""Toy music: what a caption says can be heard, and what is held out was never learnt from, part by part though it was."""
+"""Toy music: what a caption says can be heard, and what is held out was never learnt from, part by
+part though it was."""
 
 from __future__ import annotations
 
@@ -9,14 +10,14 @@ import numpy as np
 import pytest
 
 from tessera.data.dataset import HELD_OUT_TOYS
-from tessera.modalities.music.dataset import Music
+from tessera.modalities.music.dataset import MusicDataConfig
 from tessera.modalities.music.synthetic import (
     PHRASES,
     TEMPOS,
     TIMBRES,
     UNSEEN,
     WORDS,
-    ToyMusic,
+    SyntheticMusic,
     Traits,
     Tune,
     combinations,
@@ -24,7 +25,7 @@ from tessera.modalities.music.synthetic import (
 )
 
 RATE = 8000
-TOYS = ToyMusic(40, samples=2 * RATE, rate_hz=RATE)
+TOYS = SyntheticMusic(40, samples=2 * RATE, rate_hz=RATE)
 PLAIN = Traits("flute", "moderate", "major", "rising", "alone", "loud", "plain")
 
 
@@ -32,7 +33,9 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def heard(traits: Traits, seconds: float = 2.0, notes_hz: float | None = None, key: int = 0) -> np.ndarray:
+def heard(
+    traits: Traits, seconds: float = 2.0, notes_hz: float | None = None, key: int = 0
+) -> np.ndarray:
     tune = Tune(traits, key, TEMPOS[traits.tempo] if notes_hz is None else notes_hz, -20.0, 0)
     return tune.play(round(seconds * RATE), RATE, rng())[0]
 
@@ -65,8 +68,11 @@ def test_a_toy_is_a_function_of_its_number() -> None:
 def test_the_phrasing_is_drawn_at_each_visit_and_the_music_is_not() -> None:
     visits = [TOYS.item(4, np.random.default_rng(seed)) for seed in range(30)]
     assert len({visit.caption for visit in visits}) > 10
-    assert all(np.array_equal(visit.samples, visits[0].samples) and visit.tags == visits[0].tags for visit in visits)
-    assert len(TOYS.sayings(4)) == len(PHRASES)
+    assert all(
+        np.array_equal(visit.samples, visits[0].samples) and visit.tags == visits[0].tags
+        for visit in visits
+    )
+    assert len(TOYS.all_captions(4)) == len(PHRASES)
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -88,7 +94,7 @@ def test_every_combination_is_either_learnt_from_or_held_out() -> None:
 
 def test_held_out_toys_are_combinations_that_were_never_learnt_from_each_once() -> None:
     assert UNSEEN == HELD_OUT_TOYS
-    split = Music(rate_hz=RATE, seconds=1, toys=2048, validation_share=0.125).build()
+    split = MusicDataConfig(rate_hz=RATE, seconds=1, toys=2048, val_fraction=0.125).build()
     held_out = [split.validation.tune(i).traits for i in range(len(split.validation))]
     assert len(held_out) == len(set(held_out)) == 256
     assert not set(held_out) & {split.train.tune(i).traits for i in range(0, 2048, 5)}
@@ -97,7 +103,9 @@ def test_held_out_toys_are_combinations_that_were_never_learnt_from_each_once() 
 def test_each_trait_that_is_held_out_was_met_in_other_company() -> None:
     seen, unseen = combinations()
     for field in fields(Traits):
-        assert {getattr(one, field.name) for one in unseen} == {getattr(one, field.name) for one in seen}
+        assert {getattr(one, field.name) for one in unseen} == {
+            getattr(one, field.name) for one in seen
+        }
 
 
 # ---- what is said is heard
@@ -124,7 +132,11 @@ def test_chords_are_several_notes_at_once() -> None:
         sound = heard(replace(PLAIN, instrument="harp", texture=texture), notes_hz=0.5)
         spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound))))[: 1200 * 2]
         inner = spectrum[1:-1]
-        return int(((inner > spectrum[:-2]) & (inner > spectrum[2:]) & (inner > 0.4 * spectrum.max())).sum())
+        return int(
+            (
+                (inner > spectrum[:-2]) & (inner > spectrum[2:]) & (inner > 0.4 * spectrum.max())
+            ).sum()
+        )
 
     assert peaks("alone") == 1 and peaks("chords") == 3
 
@@ -132,7 +144,9 @@ def test_chords_are_several_notes_at_once() -> None:
 def test_loud_is_louder_than_quiet_whatever_plays() -> None:
     for instrument in TIMBRES:
         levels = {
-            word: np.sqrt(np.mean(np.square(imagined(instrument, word).play(2 * RATE, RATE, rng()))))
+            word: np.sqrt(
+                np.mean(np.square(imagined(instrument, word).play(2 * RATE, RATE, rng())))
+            )
             for word in ("quiet", "loud")
         }
         assert levels["loud"] > 4 * levels["quiet"]
@@ -147,12 +161,15 @@ def imagined(instrument: str, loudness: str) -> Tune:
 
 
 def test_an_echo_sounds_on_and_a_tremolo_trembles() -> None:
-    plain, echo, tremolo = (heard(replace(PLAIN, effect=effect), notes_hz=0.5) for effect in ("plain", "echo", "tremolo"))
-    assert not np.allclose(plain, echo, atol=0.02)
+    without_augmentation, echo, tremolo = (
+        heard(replace(PLAIN, effect=effect), notes_hz=0.5)
+        for effect in ("plain", "echo", "tremolo")
+    )
+    assert not np.allclose(without_augmentation, echo, atol=0.02)
     level = np.abs(tremolo[800:-800]).reshape(-1, 80).max(1)
     assert level.min() < 0.3 * level.max()
-    steady = np.abs(plain[800:-800]).reshape(-1, 80).max(1)
-    assert steady.min() > 0.3 * steady.max()
+    pad_for_batch_invariance = np.abs(without_augmentation[800:-800]).reshape(-1, 80).max(1)
+    assert pad_for_batch_invariance.min() > 0.3 * pad_for_batch_invariance.max()
 
 
 def test_instruments_differ_in_their_spectrum() -> None:

@@ -1,4 +1,5 @@
-"""The judge of motion: what it looks at, what it cannot see, and that it can be steadied by its gradient."""
+"""The judge of motion: what it looks at, what it cannot see, and that it can be steadied by its
+gradient."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tessera.losses.adversarial import gradient_penalty, hinge_discriminator
-from tessera.modalities.video.discriminator import TemporalDiscriminator, TemporalDiscriminatorConfig, slowed
+from tessera.modalities.video.discriminator import (
+    TemporalDiscriminator,
+    TemporalDiscriminatorConfig,
+    slowed,
+)
 
 SMALL = {"dim": 8, "widest": 32, "groups": 4}
 
@@ -31,7 +36,7 @@ def test_there_is_one_logit_for_each_patch_that_is_left_after_halving(layers, fr
 @pytest.mark.parametrize(("layers", "frames", "pixels"), [(1, 11, 12), (2, 23, 26), (3, 47, 54)])
 def test_a_patch_is_as_long_and_as_wide_as_the_help_says(layers, frames, pixels):
     clip = clips(1, frames=101, size=80).requires_grad_()
-    logits = small(layers=layers, norm="none", dim=4, widest=4)(clip)
+    logits = small(layers=layers, norm="none", dim=4, max_channels=4)(clip)
     middle = [side // 2 for side in logits.shape[2:]]
     logits[0, 0, middle[0], middle[1], middle[2]].backward()
     touched = (clip.grad.abs().sum((0, 1)) > 0).nonzero()
@@ -42,12 +47,18 @@ def test_a_patch_is_as_long_and_as_wide_as_the_help_says(layers, frames, pixels)
 def test_examples_do_not_see_each_other(norm):
     judge, batch = small(norm=norm), clips(4)
     torch.testing.assert_close(judge(batch)[2:3], judge(batch[2:3]), rtol=1e-4, atol=1e-5)
-    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in judge.modules())
+    assert not any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in judge.modules()
+    )
 
 
 def test_four_micro_batches_are_one_batch_penalty_included():
     """So the gradient of the gradient is there, and every parameter has its share of it."""
-    judge, real, fake = small(layers=2).double(), clips(4, size=8).double(), clips(4, size=8).double()
+    judge, real, fake = (
+        small(layers=2).double(),
+        clips(4, size=8).double(),
+        clips(4, size=8).double(),
+    )
 
     def gradients(parts: int) -> list[Tensor]:
         judge.zero_grad()
@@ -62,7 +73,7 @@ def test_four_micro_batches_are_one_batch_penalty_included():
 
 
 def test_the_gradient_of_the_penalty_is_right():
-    judge = small(layers=1, dim=4, widest=4, groups=2).double()
+    judge = small(layers=1, dim=4, max_channels=4, groups=2).double()
     clip, weight = clips(1, frames=3, size=4).double(), judge.layers[0].convolution.weight
     (gradient,) = torch.autograd.grad(gradient_penalty(judge, clip), weight)
     direction, step = torch.randn_like(weight), 1e-6
@@ -75,14 +86,19 @@ def test_the_gradient_of_the_penalty_is_right():
             weight.sub_(by * direction)
         return penalty
 
-    torch.testing.assert_close((gradient * direction).sum(), (moved(step) - moved(-step)) / (2 * step), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        (gradient * direction).sum(),
+        (moved(step) - moved(-step)) / (2 * step),
+        rtol=1e-4,
+        atol=1e-7,
+    )
 
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("norm", ["group", "none"])
 def test_logits_start_small_and_alive_whatever_the_depth(layers, norm):
     with torch.no_grad():
-        logits = small(widest=64, layers=layers, norm=norm)(clips(8))
+        logits = small(max_channels=64, layers=layers, norm=norm)(clips(8))
     assert 0.05 < logits.square().mean().sqrt() < 2
 
 
@@ -142,7 +158,10 @@ def test_clips_it_cannot_judge_are_refused(shape):
     [
         ({"layers": 0}, r"layers \(0\) must be 1 or more"),
         ({"dim": 6}, r"4 equal groups, and 6 channels do not divide so: make dim \(6\)"),
-        ({"widest": 30}, r"30 channels do not divide so: make dim \(8\) and widest \(30\) multiples of 4"),
+        (
+            {"widest": 30},
+            r"30 channels do not divide so: make dim \(8\) and widest \(30\) multiples of 4",
+        ),
     ],
 )
 def test_impossible_settings_are_refused_before_anything_is_built(changes, letter):

@@ -1,4 +1,5 @@
-"""Any clip that a person may have comes in as they would see it, frame by frame at its time; what is broken says where."""
+"""Any clip that a person may have comes in as they would see it, frame by frame at its time; what
+is broken says where."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ import PIL.Image
 import pytest
 from av.stream import Disposition
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.video.io.av_reader import decoder_of
 from tessera.modalities.video.io.files import Examined, examine, probe
 from tessera.modalities.video.media import Video, read_clip
@@ -45,13 +46,20 @@ def test_every_common_film_is_read_frame_by_frame(tmp_path, name, codec, form):
     facts, clip = probe(path), Video.load(path)
     assert numbers(clip) == list(range(20))
     assert (facts.width, facts.height, facts.rate_hz, clip.rate_hz) == (32, 16, 10, 10)
-    assert facts.seconds == facts.claimed_seconds == pytest.approx(2, abs=0.11)  # of H.264 in AVI one frame is a guess
+    assert (
+        facts.seconds == facts.claimed_seconds == pytest.approx(2, abs=0.11)
+    )  # of H.264 in AVI one frame is a guess
     assert examine(path) == Examined(20, pytest.approx(2, abs=0.01), "")
 
 
-@pytest.mark.parametrize(("name", "options"), [("a.gif", {}), ("a.webp", {"lossless": True}), ("a.apng", {}), ("a.png", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.gif", {}), ("a.webp", {"lossless": True}), ("a.apng", {}), ("a.png", {})],
+)
 def test_an_animation_is_read_frame_by_frame(tmp_path, name, options):
-    path = animate(tmp_path / name, levels(12), 100, **options, **({"format": "PNG"} if "png" in name else {}))
+    path = animate(
+        tmp_path / name, levels(12), 100, **options, **({"format": "PNG"} if "png" in name else {})
+    )
     facts, clip = probe(path), Video.load(path)
     assert numbers(clip) == list(range(12))
     assert (facts.width, facts.height, facts.frames, facts.still) == (32, 16, 12, False)
@@ -62,7 +70,9 @@ STAMPS = [0, 100, 200, 800, 900, 1000, 1100]
 HELD = [0, 1, 2, 2, 2, 2, 2, 2, 3, 4, 5, 6]
 
 
-@pytest.mark.parametrize(("name", "codec"), [("a.mp4", "libx264"), ("a.webm", "libvpx-vp9"), ("a.mkv", "mpeg4")])
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.mp4", "libx264"), ("a.webm", "libvpx-vp9"), ("a.mkv", "mpeg4")]
+)
 def test_a_film_of_variable_rate_is_seen_by_the_clock(tmp_path, name, codec):
     path = write(tmp_path / name, levels(7), codec, stamps=STAMPS)
     assert numbers(read_clip(path, 0.0, 12, 10.0)) == HELD
@@ -98,19 +108,28 @@ def test_rounded_time_stamps_neither_repeat_nor_lose_a_frame(tmp_path, name, rat
         Video(frames, rate).save(tmp_path / "a")
     else:
         write(tmp_path / name, frames, "libvpx", rate=rate)
-    shown = list(range(0, 24, 2 if name == "a.gif" and rate == 60 else 1))  # a GIF shows at most 50 a second
+    shown = list(
+        range(0, 24, 2 if name == "a.gif" and rate == 60 else 1)
+    )  # a GIF shows at most 50 a second
     assert numbers(read_clip(tmp_path / name, 0.0, len(shown), rate * len(shown) / 24)) == shown
 
 
 def test_a_clip_is_the_same_wherever_the_decoder_had_to_begin(tmp_path):
-    path = write(tmp_path / "a.mp4", np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8))
+    path = write(
+        tmp_path / "a.mp4",
+        np.random.default_rng(0).integers(0, 256, (40, 16, 16, 3), dtype=np.uint8),
+    )
     whole = Video.load(path).frames
     for start in range(36):
         assert np.array_equal(read_clip(path, start / 10, 4, 10.0).frames, whole[start : start + 4])
 
 
-@pytest.mark.parametrize(("name", "codec"), [("long.mp4", "libx264"), ("long.webm", "libvpx"), ("long.avi", "mpeg4")])
-def test_a_clip_near_the_end_of_a_minute_decodes_a_few_frames_of_it(tmp_path, monkeypatch, name, codec):
+@pytest.mark.parametrize(
+    ("name", "codec"), [("long.mp4", "libx264"), ("long.webm", "libvpx"), ("long.avi", "mpeg4")]
+)
+def test_a_clip_near_the_end_of_a_minute_decodes_a_few_frames_of_it(
+    tmp_path, monkeypatch, name, codec
+):
     path = write(tmp_path / name, levels(600, 16, 16), codec)
     decoded = 0
     plainly = decoder_of
@@ -138,7 +157,9 @@ def test_a_large_film_is_reduced_frame_by_frame_and_stays_large_enough(tmp_path)
     path = write(tmp_path / "8k.mp4", frames, "mpeg4")
     clip = read_clip(path, 0.0, 2, 10.0, shortest=64)
     assert clip.frames.shape == (2, 64, 114, 3)
-    assert abs(clip.frames[:, :, :55].astype(int) - RED).max() < 8 and clip.frames[:, :, 60:].max() < 8
+    assert (
+        abs(clip.frames[:, :, :55].astype(int) - RED).max() < 8 and clip.frames[:, :, 60:].max() < 8
+    )
     assert (probe(path).width, probe(path).height) == (7680, 4320)
 
 
@@ -171,17 +192,27 @@ def test_what_is_transparent_in_a_film_shows_white_paper(tmp_path, name, codec, 
         assert abs(clip.frames[:, middle, -middle].astype(int) - WHITE).max() < 4
 
 
-@pytest.mark.parametrize(("name", "options"), [("a.gif", {"disposal": 2}), ("a.webp", {"lossless": True}), ("a.apng", {})])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("a.gif", {"disposal": 2}), ("a.webp", {"lossless": True}), ("a.apng", {})],
+)
 def test_what_is_transparent_in_an_animation_shows_white_paper(tmp_path, name, options):
-    clip = Video.load(animate(tmp_path / name, glass(), 100, **options, **({"format": "PNG"} if "png" in name else {})))
+    clip = Video.load(
+        animate(
+            tmp_path / name, glass(), 100, **options, **({"format": "PNG"} if "png" in name else {})
+        )
+    )
     assert len(clip.frames) == 4
     assert (clip.frames[:, 8, 8] == RED).all() and (clip.frames[:, 8, 24] == WHITE).all()
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mov"])
-@pytest.mark.parametrize(("matrix", "turns"), [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)])
+@pytest.mark.parametrize(
+    ("matrix", "turns"), [((0, 1, -1, 0), 3), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)]
+)
 def test_a_film_is_turned_as_the_camera_was_held(tmp_path, name, matrix, turns):
-    """The matrix in the header of a track (ISO/IEC 14496-12, 8.3.2): (0, 1, -1, 0) is a quarter turn clockwise."""
+    """The matrix in the header of a track (ISO/IEC 14496-12, 8.3.2): (0, 1, -1, 0) is a quarter
+    turn clockwise."""
     scene = np.zeros((3, 32, 64, 3), dtype=np.uint8)
     scene[:, :, :32] = RED
     scene[:, :8] = BLUE
@@ -200,7 +231,9 @@ def test_a_film_is_turned_as_the_camera_was_held(tmp_path, name, matrix, turns):
 def test_a_still_picture_is_a_clip_of_one_frame(tmp_path):
     pixels = np.asarray(PIL.Image.linear_gradient("L").convert("RGB"))
     for name in ("a.png", "a.gif", "a.webp", "a.jpg"):
-        PIL.Image.fromarray(pixels).save(tmp_path / name, **({"lossless": True} if name == "a.webp" else {}))
+        PIL.Image.fromarray(pixels).save(
+            tmp_path / name, **({"lossless": True} if name == "a.webp" else {})
+        )
         assert probe(tmp_path / name).still
         assert abs(Video.load(tmp_path / name).frames[0].astype(int) - pixels).mean() < 2
 
@@ -234,18 +267,21 @@ def test_a_folder_with_a_broken_frame_is_read_up_to_it(tmp_path):
         PIL.Image.fromarray(pixels).save(tmp_path / f"{number:04d}.png")
     (tmp_path / "0004.png").write_bytes(b"")
     assert numbers(Video.load(tmp_path)) == [0, 1, 2, 3]
-    assert examine(tmp_path).broke == "it breaks at 0.17 s of 0.25 s (the frame 0004.png: the file is empty (0 bytes))"
+    assert (
+        examine(tmp_path).broke
+        == "it breaks at 0.17 s of 0.25 s (the frame 0004.png: the file is empty (0 bytes))"
+    )
 
 
 def test_frames_of_different_sizes_are_no_clip(tmp_path):
     for number in range(3):
         PIL.Image.new("RGB", (10 + number, 10)).save(tmp_path / f"{number}.png")
-    with pytest.raises(Unreadable, match="different sizes .10 x 10 and 11 x 10 and 12 x 10"):
+    with pytest.raises(UnreadableFile, match="different sizes .10 x 10 and 11 x 10 and 12 x 10"):
         Video.load(tmp_path)
 
 
 def test_a_folder_without_frames_is_unreadable(tmp_path):
-    with pytest.raises(Unreadable, match="the folder holds no frames"):
+    with pytest.raises(UnreadableFile, match="the folder holds no frames"):
         Video.load(tmp_path)
 
 
@@ -262,7 +298,9 @@ def silence(path, cover: bool = False):
             picture.disposition = Disposition.attached_pic
             film.mux(picture.encode(av.VideoFrame.from_ndarray(levels(1)[0, :, :16])))
             film.mux(picture.encode())
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        frame = av.AudioFrame.from_ndarray(
+            np.zeros((1, 1024), np.float32), format="fltp", layout="mono"
+        )
         frame.rate = 16000
         film.mux(sound.encode(frame))
         film.mux(sound.encode())
@@ -273,7 +311,7 @@ def silence(path, cover: bool = False):
 def test_sound_alone_is_no_video_even_with_a_cover(tmp_path, cover):
     path = silence(tmp_path / "song.mp4", cover)
     for read in (probe, Video.load, examine):
-        with pytest.raises(Unreadable, match=r"song.mp4: it holds only sound, and no video"):
+        with pytest.raises(UnreadableFile, match=r"song.mp4: it holds only sound, and no video"):
             read(path)
 
 
@@ -290,7 +328,7 @@ def test_a_film_of_no_length_says_so(tmp_path, name, reason):
         stream = film.add_stream("mpeg4", rate=10)
         stream.width, stream.height, stream.pix_fmt = 32, 32, "yuv420p"
         film.start_encoding()
-    with pytest.raises(Unreadable, match=f"{name}: {reason}"):
+    with pytest.raises(UnreadableFile, match=f"{name}: {reason}"):
         Video.load(tmp_path / name)
 
 
@@ -304,7 +342,11 @@ def test_a_film_of_one_frame_is_a_clip(tmp_path):
     [
         ("a.mp4", b"", "the file is empty"),
         ("a.gif", b"", "the file is empty"),
-        ("a.avi", b"dear reader", "it is no MP4, MOV, WebM, MKV or AVI, .* begins with b'dear rea'"),
+        (
+            "a.avi",
+            b"dear reader",
+            "it is no MP4, MOV, WebM, MKV or AVI, .* begins with b'dear rea'",
+        ),
         ("a.gif", b"dear reader", "it is no PNG, JPEG, WebP, .* begins with b'dear rea'"),
         ("a.webm", b"\x1a\x45\xdf\xa3" + b"\0" * 64, "it is "),
     ],
@@ -312,22 +354,24 @@ def test_a_film_of_one_frame_is_a_clip(tmp_path):
 def test_what_is_no_video_says_what_it_is(tmp_path, name, data, reason):
     (tmp_path / name).write_bytes(data)
     for read in (probe, Video.load, examine, lambda path: read_clip(path, 0.0, 4, 10.0)):
-        with pytest.raises(Unreadable, match=f"{name}: {reason}"):
+        with pytest.raises(UnreadableFile, match=f"{name}: {reason}"):
             read(tmp_path / name)
 
 
 def test_a_missing_file_is_unreadable_and_no_crash(tmp_path):
     for name in ("gone.mp4", "gone.gif"):
-        with pytest.raises(Unreadable, match=f"{name}: the file cannot be opened"):
+        with pytest.raises(UnreadableFile, match=f"{name}: the file cannot be opened"):
             Video.load(tmp_path / name)
 
 
 def test_a_playlist_in_disguise_leads_nowhere(tmp_path):
     path = write(tmp_path / "private.mp4", levels(5))
     (tmp_path / "a.mp4").write_text(f"ffconcat version 1.0\nfile {path.name}\n")
-    (tmp_path / "b.mp4").write_text(f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{path}\n#EXT-X-ENDLIST\n")
+    (tmp_path / "b.mp4").write_text(
+        f"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{path}\n#EXT-X-ENDLIST\n"
+    )
     for name in ("a.mp4", "b.mp4"):
-        with pytest.raises(Unreadable, match="it is no MP4"):
+        with pytest.raises(UnreadableFile, match="it is no MP4"):
             Video.load(tmp_path / name)
 
 
@@ -342,7 +386,8 @@ NOISE = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint
 
 
 @pytest.mark.parametrize(
-    ("name", "codec"), [("a.mp4", "libx264"), ("a.webm", "libvpx"), ("a.avi", "mpeg4"), ("a.mkv", "libx264")]
+    ("name", "codec"),
+    [("a.mp4", "libx264"), ("a.webm", "libvpx"), ("a.avi", "mpeg4"), ("a.mkv", "libx264")],
 )
 def test_a_film_that_is_cut_short_is_read_up_to_there(tmp_path, name, codec):
     path = write(tmp_path / name, NOISE, codec)
@@ -354,12 +399,16 @@ def test_a_film_that_is_cut_short_is_read_up_to_there(tmp_path, name, codec):
     assert told.broke.startswith(f"it breaks at {told.seconds:.2f} s of ")
     assert told.seconds == pytest.approx(len(clip.frames) / 10, abs=0.15)
     assert probe(path).seconds == pytest.approx(told.seconds, abs=0.3), "known without decoding"
-    with pytest.raises(Unreadable, match=f"{name}: there is no frame to be read at 3.50 s"):
+    with pytest.raises(UnreadableFile, match=f"{name}: there is no frame to be read at 3.50 s"):
         read_clip(path, 3.5, 4, 10.0)
 
 
-@pytest.mark.parametrize(("name", "codec"), [("a.webm", "libvpx"), ("a.mkv", "mpeg4"), ("a.mp4", "libx264")])
-def test_the_length_is_that_of_the_pictures_also_where_the_sound_lasts_longer(tmp_path, name, codec):
+@pytest.mark.parametrize(
+    ("name", "codec"), [("a.webm", "libvpx"), ("a.mkv", "mpeg4"), ("a.mp4", "libx264")]
+)
+def test_the_length_is_that_of_the_pictures_also_where_the_sound_lasts_longer(
+    tmp_path, name, codec
+):
     with av.open(str(tmp_path / name), "w") as film:
         picture, sound = film.add_stream(codec, rate=10), film.add_stream("libopus", rate=48000)
         picture.width, picture.height, picture.pix_fmt = 32, 16, "yuv420p"
@@ -369,20 +418,27 @@ def test_the_length_is_that_of_the_pictures_also_where_the_sound_lasts_longer(tm
             film.mux(picture.encode(frame))
         film.mux(picture.encode())
         for number in range(300):  # six seconds of sound to two of pictures
-            frame = av.AudioFrame.from_ndarray(np.zeros((1, 960), np.float32), format="flt", layout="mono")
+            frame = av.AudioFrame.from_ndarray(
+                np.zeros((1, 960), np.float32), format="flt", layout="mono"
+            )
             frame.rate, frame.pts, frame.time_base = 48000, 960 * number, Fraction(1, 48000)
             film.mux(sound.encode(frame))
         film.mux(sound.encode())
     facts = probe(tmp_path / name)
     assert facts.seconds == facts.claimed_seconds == pytest.approx(2, abs=0.01)
-    assert numbers(Video.load(tmp_path / name)) == list(range(20)) and examine(tmp_path / name).broke == ""
+    assert (
+        numbers(Video.load(tmp_path / name)) == list(range(20))
+        and examine(tmp_path / name).broke == ""
+    )
 
 
 def test_an_animation_that_is_cut_short_is_read_up_to_there(tmp_path):
     path = cut_short(animate(tmp_path / "a.gif", NOISE, 100), 0.5)
     clip = Video.load(path)
     assert 15 < len(clip.frames) < 22
-    assert examine(path).broke.startswith(f"it breaks at {examine(path).seconds:.2f} s (it is damaged or cut short")
+    assert examine(path).broke.startswith(
+        f"it breaks at {examine(path).seconds:.2f} s (it is damaged or cut short"
+    )
 
 
 def test_a_film_whose_table_of_contents_is_missing_is_unreadable(tmp_path):
@@ -392,33 +448,41 @@ def test_a_film_whose_table_of_contents_is_missing_is_unreadable(tmp_path):
         for pixels in NOISE:
             film.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
         film.mux(stream.encode())
-    with pytest.raises(Unreadable, match="or it is cut short"):
+    with pytest.raises(UnreadableFile, match="or it is cut short"):
         Video.load(cut_short(tmp_path / "a.mp4", 0.9))
 
 
 def test_a_frame_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path, monkeypatch):
     path = write(tmp_path / "a.mp4", levels(2))
     monkeypatch.setattr("tessera.modalities.video.io.av_reader.MOST_PIXELS", 500)
-    with pytest.raises(Unreadable, match="its frames are 32 x 16, more pixels than a frame may have"):
+    with pytest.raises(
+        UnreadableFile, match="its frames are 32 x 16, more pixels than a frame may have"
+    ):
         Video.load(path)
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.webm", "a.avi", "a.gif", "a.webp"])
 def test_damaged_bytes_give_a_clip_or_a_reason_and_nothing_else(tmp_path, name):
     codec = {"a.mp4": "mpeg4", "a.webm": "libvpx", "a.avi": "mpeg4"}.get(name)
-    path = write(tmp_path / name, NOISE[:4], codec) if codec else animate(tmp_path / name, NOISE[:4], 90)
+    path = (
+        write(tmp_path / name, NOISE[:4], codec)
+        if codec
+        else animate(tmp_path / name, NOISE[:4], 90)
+    )
     whole, rng = path.read_bytes(), np.random.default_rng(0)
     outcomes = set()
     for attempt in range(60):
         data = np.frombuffer(whole, np.uint8).copy()
-        data[rng.integers(len(data) if rng.random() < 0.5 else 300, size=rng.integers(1, 7))] = rng.integers(256)
+        data[rng.integers(len(data) if rng.random() < 0.5 else 300, size=rng.integers(1, 7))] = (
+            rng.integers(256)
+        )
         path = tmp_path / f"{attempt} {name}"
         path.write_bytes(data.tobytes())
         try:
             facts = probe(path)
             assert facts.seconds > 0 and 1 <= len(read_clip(path, 0.0, 4, 10.0).frames) <= 4
             outcomes.add("a clip")
-        except Unreadable as error:
+        except UnreadableFile as error:
             assert name in str(error)
             outcomes.add("a reason")
     assert outcomes == {"a clip", "a reason"}

@@ -1,4 +1,5 @@
-"""The video tokenizer's network: clips and pictures to symbols and back, whole or in pieces, never looking ahead."""
+"""The video tokenizer's network: clips and pictures to symbols and back, whole or in pieces, never
+looking ahead."""
 
 from __future__ import annotations
 
@@ -12,23 +13,37 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tessera.engine.distributed import Processes
+from tessera.engine.distributed import Distributed
 from tessera.modalities.video.magvit2 import Layer, VideoTokenizer, VideoTokenizerConfig
-from tessera.nn.causal_conv import FirstFrameApart, GateLoop, LinearSpaceAttention, Passage, Residual, TimeAttention
+from tessera.nn.causal_conv import (
+    GateLoop,
+    LinearSpaceAttention,
+    Residual,
+    SeparateFirstFrameConv,
+    StreamingState,
+    TimeAttention,
+)
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 from tessera.run.config import decode, encode
 from tests.networks import stirred
 
 TINY = VideoTokenizerConfig(
     dim=8,
-    widest=16,
-    layers=("residual", "compress_space", "compress_time", "residual", "compress_time", "attend_time"),
+    max_channels=16,
+    layers=(
+        "residual",
+        "compress_space",
+        "compress_time",
+        "residual",
+        "compress_time",
+        "attend_time",
+    ),
     quantizer=FSQConfig(levels=(4, 4, 4)),
     input_kernel=3,
     heads=2,
-    head_width=8,
+    head_dim=8,
     linear_heads=2,
-    linear_head_width=4,
+    linear_head_dim=4,
     attend_time_window=3,
 )
 """Time factor 4, stride 2."""
@@ -67,8 +82,16 @@ def built(**settings: Any) -> VideoTokenizer:
     return stirred(replace(TINY, **settings).build()).eval()
 
 
-def clips(frames: int = 9, count: int = 2, side: int = 8, channels: int = 3, seed: int = 5) -> Tensor:
-    return torch.rand(count, channels, frames, side, side, generator=torch.Generator().manual_seed(seed)) * 2 - 1
+def clips(
+    frames: int = 9, count: int = 2, side: int = 8, channels: int = 3, seed: int = 5
+) -> Tensor:
+    return (
+        torch.rand(
+            count, channels, frames, side, side, generator=torch.Generator().manual_seed(seed)
+        )
+        * 2
+        - 1
+    )
 
 
 # ---------------------------------------------------------------------------------------------------- encode and decode
@@ -91,9 +114,13 @@ def test_seventeen_frames_at_time_factor_four_give_five(frames, latent, channels
     clip = torch.zeros(2, channels, frames, 8, 12)
     rebuilt = model(clip)
     assert rebuilt.codes.shape == (2, latent, 4, 6) and rebuilt.codes.dtype == torch.int64
-    assert rebuilt.output.shape == clip.shape and rebuilt.output.dtype == torch.float32 and rebuilt.output.is_contiguous()
+    assert (
+        rebuilt.output.shape == clip.shape
+        and rebuilt.output.dtype == torch.float32
+        and rebuilt.output.is_contiguous()
+    )
     assert model.latent(clip).shape == (2, latent, 4, 6, 16)
-    assert rebuilt.codes.min() >= 0 and rebuilt.codes.max() < model.vocabulary == 64
+    assert rebuilt.codes.min() >= 0 and rebuilt.codes.max() < model.vocab_size == 64
 
 
 def test_residual_quantizers_write_several_symbols_for_each_place():
@@ -119,13 +146,17 @@ class Pictures:
 
 
 def test_the_grid_of_data_is_that_of_their_codes():
-    assert TINY.grid(Clips(size=8, frames=17)) == (5, 4, 4) == tuple(built().encode(clips(17)).shape[1:])
+    assert (
+        TINY.grid(Clips(size=8, frames=17))
+        == (5, 4, 4)
+        == tuple(built().encode(clips(17)).shape[1:])
+    )
     assert TINY.grid(Pictures(size=8)) == (1, 4, 4)
-    TINY.suits(Clips(size=8, frames=17))
-    TINY.suits(Pictures(size=8))
+    TINY.validate_data(Clips(size=8, frames=17))
+    TINY.validate_data(Pictures(size=8))
     for unfit in (Clips(size=9, frames=17), Clips(size=8, frames=16), Pictures(size=7)):
         with pytest.raises(ValueError, match="fit"):
-            TINY.suits(unfit)
+            TINY.validate_data(unfit)
 
 
 # ------------------------------------------------------------------------------------------- codes in a row, and shaped
@@ -148,14 +179,19 @@ def test_codes_of_several_levels_in_a_row_are_decoded_too():
     with torch.no_grad():
         codes = model.encode(clips())
         clip = model.decode(codes)
-        assert torch.equal(model.decode_from_code_indices(codes.flatten(1, 3), shape=(3, 4, 4)), clip)
+        assert torch.equal(
+            model.decode_from_code_indices(codes.flatten(1, 3), shape=(3, 4, 4)), clip
+        )
         assert torch.equal(model.decode_from_code_indices(codes), clip)
 
 
 @pytest.mark.parametrize(
     ("shape", "says"),
     [
-        (None, r"48 codes in a row may be a grid of \(3, 4, 4\) or \(12, 2, 2\) or \(48, 1, 1\): say which, as shape="),
+        (
+            None,
+            r"48 codes in a row may be a grid of \(3, 4, 4\) or \(12, 2, 2\) or \(48, 1, 1\): say which, as shape=",
+        ),
         ((3, 4, 5), r"48 codes in a row do not fill a grid of \(3, 4, 5\)"),
         ((5, 5), r"48 codes in a row do not fill a grid of \(5, 5\)"),
         ((48,), r"48 codes in a row do not fill a grid of \(48,\)"),
@@ -178,7 +214,9 @@ def test_codes_of_the_first_frames_do_not_change_with_later_frames(network, know
     other[:, :, 1 + 4 * (known - 1) :] = clips(seed=6)[:, :, 1 + 4 * (known - 1) :]
     with torch.no_grad():
         one, two = model.latent(clip), model.latent(other)
-    assert torch.equal(one[:, :known], two[:, :known]) and not torch.equal(one[:, known], two[:, known])
+    assert torch.equal(one[:, :known], two[:, :known]) and not torch.equal(
+        one[:, known], two[:, known]
+    )
     assert torch.equal(model.encode(clip)[:, :known], model.encode(other)[:, :known])
 
 
@@ -192,7 +230,9 @@ def test_decoded_frames_do_not_change_with_later_codes(network, known):
     certain = 1 + 4 * (known - 1)
     with torch.no_grad():
         one, two = model.decode(codes), model.decode(other)
-    assert torch.equal(one[:, :, :certain], two[:, :, :certain]) and not torch.equal(one[:, :, certain], two[:, :, certain])
+    assert torch.equal(one[:, :, :certain], two[:, :, :certain]) and not torch.equal(
+        one[:, :, certain], two[:, :, certain]
+    )
 
 
 @every_network
@@ -224,7 +264,9 @@ def test_a_clip_is_rebuilt_the_same_whoever_its_neighbours_are(network, mode):
 
 
 @every_network
-@pytest.mark.parametrize("lengths", [[1] * 17, [4, 4, 4, 4, 1], [3, 5, 7, 1, 1], [1, 16], [17]], ids=str)
+@pytest.mark.parametrize(
+    "lengths", [[1] * 17, [4, 4, 4, 4, 1], [3, 5, 7, 1, 1], [1, 16], [17]], ids=str
+)
 def test_a_clip_encoded_in_pieces_has_the_codes_of_the_whole(network, lengths):
     model, clip = built(**NETWORKS[network]), clips(17)
     pieces = list(model.encode_chunks(clip.split(lengths, dim=2)))
@@ -238,15 +280,22 @@ def test_a_clip_decoded_in_pieces_is_the_whole(network, lengths):
     model = built(**NETWORKS[network])
     codes = torch.randint(64, (2, 5, 4, 4))
     pieces = list(model.decode_chunks(codes.split(lengths, dim=1)))
-    assert [piece.shape[2] for piece in pieces] == [4 * length - 3 * (number == 0) for number, length in enumerate(lengths)]
+    assert [piece.shape[2] for piece in pieces] == [
+        4 * length - 3 * (number == 0) for number, length in enumerate(lengths)
+    ]
     with torch.no_grad():
-        torch.testing.assert_close(torch.cat(pieces, dim=2), model.decode(codes), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            torch.cat(pieces, dim=2), model.decode(codes), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_codes_come_as_soon_as_they_are_certain():
-    """The latent frame 1 + k stands for the frames up to 1 + 4k, so it comes with the last of these."""
+    """The latent frame 1 + k stands for the frames up to 1 + 4k, so it comes with the last of
+    these."""
     model, asked = built(), []
-    frames = (asked.append(number) or frame for number, frame in enumerate(clips(9).split(1, dim=2)))
+    frames = (
+        asked.append(number) or frame for number, frame in enumerate(clips(9).split(1, dim=2))
+    )
     came = [len(asked) for _ in model.encode_chunks(frames)]
     assert came == [1, 5, 9]
 
@@ -259,7 +308,9 @@ def test_single_pictures_may_be_the_pieces():
 
 def test_a_piece_without_frames_changes_nothing():
     model, clip = built(), clips(5)
-    pieces = list(model.encode_chunks([clip[:, :, :0], clip[:, :, :2], clip[:, :, :0], clip[:, :, 2:]]))
+    pieces = list(
+        model.encode_chunks([clip[:, :, :0], clip[:, :, :2], clip[:, :, :0], clip[:, :, 2:]])
+    )
     assert torch.equal(torch.cat(pieces, dim=1), model.encode(clip))
 
 
@@ -270,7 +321,9 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         made = function(*args, **(kwargs or {}))
-        self.numbers = max([self.numbers, *(one.numel() for one in tree_leaves(made) if isinstance(one, Tensor))])
+        self.numbers = max(
+            [self.numbers, *(one.numel() for one in tree_leaves(made) if isinstance(one, Tensor))]
+        )
         return made
 
 
@@ -281,7 +334,11 @@ def test_a_clip_five_times_as_long_needs_no_more_memory_in_pieces(network):
     def largest(frames: int) -> tuple[int, int]:
         with Largest() as encoding:
             codes = list(
-                model.encode_chunks(itertools.chain([clips(1, count=1)], itertools.repeat(clips(4, count=1), frames // 4)))
+                model.encode_chunks(
+                    itertools.chain(
+                        [clips(1, count=1)], itertools.repeat(clips(4, count=1), frames // 4)
+                    )
+                )
             )
         with Largest() as decoding:
             assert sum(piece.shape[2] for piece in model.decode_chunks(codes)) == frames
@@ -293,7 +350,7 @@ def test_a_clip_five_times_as_long_needs_no_more_memory_in_pieces(network):
 @every_network
 def test_what_is_remembered_between_pieces_does_not_grow(network):
     model = built(**NETWORKS[network])
-    passage, sizes = Passage(memory={}), []
+    passage, sizes = StreamingState(memory={}), []
     with torch.no_grad():
         for piece in [clips(1), *[clips(4)] * 20]:
             model.encoder(model.frames(piece), passage)
@@ -321,11 +378,17 @@ def test_pieces_that_end_in_the_middle_of_a_symbol_are_refused_at_their_end():
 
 @pytest.mark.parametrize("other", [clips(4, count=3), clips(4, side=10)])
 def test_pieces_of_another_clip_are_refused(other):
-    with pytest.raises(ValueError, match="came after one of .* differ in their number of frames only"):
+    with pytest.raises(
+        ValueError, match="came after one of .* differ in their number of frames only"
+    ):
         list(built().encode_chunks([clips(5), other]))
     model = built()
     with pytest.raises(ValueError, match="differ in their number of frames only"):
-        list(model.decode_chunks([model.encode(clips(5)), torch.zeros(*other.shape[:1], 1, 5, 5, dtype=torch.int64)]))
+        list(
+            model.decode_chunks(
+                [model.encode(clips(5)), torch.zeros(*other.shape[:1], 1, 5, 5, dtype=torch.int64)]
+            )
+        )
 
 
 # ------------------------------------------------------------------------------------------------------------- layers
@@ -333,7 +396,15 @@ def test_pieces_of_another_clip_are_refused(other):
 
 def test_the_layers_are_planned_as_they_are_written():
     config = VideoTokenizerConfig(
-        dim=16, widest=40, layers=("residual", "compress_space", "consecutive_residual:3", "compress_time", "compress_space:12")
+        dim=16,
+        max_channels=40,
+        layers=(
+            "residual",
+            "compress_space",
+            "consecutive_residual:3",
+            "compress_time",
+            "compress_space:12",
+        ),
     )
     assert config.plan == [
         Layer("residual", 16, 16),
@@ -348,9 +419,14 @@ def test_the_layers_are_planned_as_they_are_written():
 
 def test_the_decoder_mirrors_the_encoder():
     model = built(layers=(*EVERYTHING, "compress_space:12"))
-    named = {"CausalConv": "compression", "DoubledSpace": "compression", "DoubledTime": "compression"}
+    named = {
+        "CausalConv": "compression",
+        "DoubledSpace": "compression",
+        "DoubledTime": "compression",
+    }
     down, up = (
-        [named.get(type(layer).__name__, type(layer).__name__) for layer in half] for half in (model.encoder, model.decoder)
+        [named.get(type(layer).__name__, type(layer).__name__) for layer in half]
+        for half in (model.encoder, model.decoder)
     )
     assert down[1:-1] == up[:-1][::-1] and len(down) == 13
     assert model(clips()).output.shape == clips().shape
@@ -358,7 +434,7 @@ def test_the_decoder_mirrors_the_encoder():
 
 @pytest.mark.parametrize("dim", [1, 3, 11, 22])
 def test_any_width_can_be_built(dim):
-    assert built(dim=dim, widest=4 * dim)(clips()).output.shape == clips().shape
+    assert built(dim=dim, max_channels=4 * dim)(clips()).output.shape == clips().shape
 
 
 def test_a_network_without_compression_keeps_every_place():
@@ -376,15 +452,30 @@ def test_the_configuration_survives_being_written_down():
         (("residul",), "no layer 'residul': did you mean 'residual'"),
         (("compres_space:32",), "no layer 'compres_space:32': did you mean 'compress_space'"),
         (("cond_atend_time",), "did you mean 'attend_time'"),
-        (("xyzzy",), r"no layer 'xyzzy'\. There are residual, consecutive_residual, compress_space"),
+        (
+            ("xyzzy",),
+            r"no layer 'xyzzy'\. There are residual, consecutive_residual, compress_space",
+        ),
         (("residual:two",), "no layer 'residual:two': did you mean 'residual'"),
         (("",), "no layer ''"),
         (("residual:2",), "'residual:2' takes no number: write 'residual'"),
-        (("consecutive_residual",), "needs a number of 1 or more after its name, such as consecutive_residual:2"),
+        (
+            ("consecutive_residual",),
+            "needs a number of 1 or more after its name, such as consecutive_residual:2",
+        ),
         (("consecutive_residual:0",), "needs a number of 1 or more"),
-        (("compress_time:0",), "needs a number of 1 or more after its name, such as compress_time:2"),
-        (("cond_compress_space",), "'cond_compress_space' has no conditioned form: write 'compress_space'"),
-        (("cond_residual",), "'cond_residual' is conditioned on a vector, but condition_width is None: .* or write 'residual'"),
+        (
+            ("compress_time:0",),
+            "needs a number of 1 or more after its name, such as compress_time:2",
+        ),
+        (
+            ("cond_compress_space",),
+            "'cond_compress_space' has no conditioned form: write 'compress_space'",
+        ),
+        (
+            ("cond_residual",),
+            "'cond_residual' is conditioned on a vector, but condition_width is None: .* or write 'residual'",
+        ),
     ],
 )
 def test_layers_that_mean_nothing_are_refused_with_what_may_be_meant(layers, says):
@@ -412,13 +503,19 @@ def test_a_network_that_cannot_be_built_is_refused_by_its_configuration(settings
 
 # ---------------------------------------------------------------------------------------------------------- conditions
 
-CONDITIONED = ("cond_residual", "compress_space", "cond_linear_attend_space", "cond_attend_space", "compress_time")
+CONDITIONED = (
+    "cond_residual",
+    "compress_space",
+    "cond_linear_attend_space",
+    "cond_attend_space",
+    "compress_time",
+)
 CONDITIONED += ("cond_attend_time", "cond_gateloop_time", "compress_time")
 
 
 @pytest.mark.parametrize("layer", [name for name in CONDITIONED if name.startswith("cond_")])
 def test_every_conditioned_layer_heeds_its_condition_in_both_directions(layer):
-    model = built(layers=("compress_space", layer, "compress_time", "compress_time"), condition_width=5)
+    model = built(layers=("compress_space", layer, "compress_time", "compress_time"), cond_dim=5)
     one, two = torch.randn(2, 5), torch.randn(2, 5)
     with torch.no_grad():
         codes = model.encode(clips(), one)
@@ -428,19 +525,23 @@ def test_every_conditioned_layer_heeds_its_condition_in_both_directions(layer):
 
 
 def test_conditioned_pieces_are_the_conditioned_whole():
-    model, condition = built(layers=CONDITIONED, condition_width=5), torch.randn(2, 5)
+    model, condition = built(layers=CONDITIONED, cond_dim=5), torch.randn(2, 5)
     with torch.no_grad():
         codes = model.encode(clips(), condition)
-        assert torch.equal(torch.cat(list(model.encode_chunks(clips().split(2, dim=2), condition)), dim=1), codes)
+        assert torch.equal(
+            torch.cat(list(model.encode_chunks(clips().split(2, dim=2), condition)), dim=1), codes
+        )
         frames = torch.cat(list(model.decode_chunks(codes.split(1, dim=1), condition)), dim=2)
         torch.testing.assert_close(frames, model.decode(codes, condition), rtol=1e-5, atol=1e-5)
 
 
 def test_a_condition_that_is_missing_misshapen_or_idle_is_refused():
-    model = built(layers=CONDITIONED, condition_width=5)
+    model = built(layers=CONDITIONED, cond_dim=5)
     with pytest.raises(ValueError, match=r"shape \(batch, 5\), but none was given"):
         model(clips())
-    with pytest.raises(ValueError, match=r"shape \(batch, 5\), but one of shape \(2, 4\) was given"):
+    with pytest.raises(
+        ValueError, match=r"shape \(batch, 5\), but one of shape \(2, 4\) was given"
+    ):
         list(model.encode_chunks([clips()], torch.zeros(2, 4)))
     with pytest.raises(ValueError, match="no layer of this tokenizer looks at one"):
         built().decode(torch.zeros(1, 1, 4, 4, dtype=torch.int64), torch.zeros(1, 5))
@@ -451,7 +552,11 @@ def test_a_condition_that_is_missing_misshapen_or_idle_is_refused():
 
 @pytest.mark.parametrize(
     ("frames", "works"),
-    [(16, "Use 13 or 17: 17 frames at time factor 4 give 5 latent frames"), (2, "Use 1 or 5"), (0, "Use 1 or 5")],
+    [
+        (16, "Use 13 or 17: 17 frames at time factor 4 give 5 latent frames"),
+        (2, "Use 1 or 5"),
+        (0, "Use 1 or 5"),
+    ],
 )
 def test_a_number_of_frames_that_does_not_fit_is_refused_with_those_that_do(frames, works):
     with pytest.raises(ValueError, match=f"clip of {frames} frames does not fit.*{works}"):
@@ -464,7 +569,10 @@ def test_a_number_of_frames_that_does_not_fit_is_refused_with_those_that_do(fram
         ((1, 3, 1, 7, 8), "7 x 8 do not fit.* multiples of 2. Instead of 7, use 6 or 8"),
         ((1, 3, 1, 8, 1), "8 x 1 do not fit.* Instead of 1, use 2"),
         ((1, 3, 1, 8, 0), "8 x 0 do not fit.* use 2"),
-        ((1, 1, 1, 8, 8), r"shape \(1, 1, 1, 8, 8\) .* no batch of clips: .* \(batch, 3, frames, height, width\)"),
+        (
+            (1, 1, 1, 8, 8),
+            r"shape \(1, 1, 1, 8, 8\) .* no batch of clips: .* \(batch, 3, frames, height, width\)",
+        ),
         ((3, 8, 8), "no batch of clips"),
     ],
 )
@@ -474,7 +582,9 @@ def test_clips_that_do_not_fit_are_refused(shape, says):
 
 
 def test_bytes_are_no_clip():
-    with pytest.raises(ValueError, match=r"torch.uint8 is no batch of clips: give floats in \[-1, 1\]"):
+    with pytest.raises(
+        ValueError, match=r"torch.uint8 is no batch of clips: give floats in \[-1, 1\]"
+    ):
         built().encode(torch.zeros(1, 3, 1, 8, 8, dtype=torch.uint8))
 
 
@@ -503,7 +613,7 @@ def test_every_quantizer_builds_steps_and_learns(quantizer):
         optimizer.step()
         for module in model.modules():
             if hasattr(module, "settle"):
-                module.settle(Processes(), step)
+                module.commit(Distributed(), step)
         errors.append(error.item())
     assert all(torch.isfinite(torch.tensor(errors))) and errors[-1] < errors[0]
 
@@ -517,7 +627,9 @@ def test_every_parameter_has_a_gradient_from_clips_and_from_pictures(network, fr
     ((rebuilt.output - clips(frames)).square().mean() + sum(rebuilt.penalties.values())).backward()
     without = [name for name, parameter in model.named_parameters() if parameter.grad is None]
     assert not without
-    idle = [name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0]
+    idle = [
+        name for name, parameter in model.named_parameters() if not parameter.grad.abs().sum() > 0
+    ]
     assert frames == 1 or not idle
 
 
@@ -529,12 +641,13 @@ def test_a_fresh_network_passes_gradients_through_the_symbols_to_its_first_layer
 
 
 def test_a_quarter_of_a_million_symbols_need_no_tensor_so_wide():
-    """The entropies of LFQ are taken in groups of bits: 2^18 symbols, forward and backward, and nothing near 2^18 numbers."""
-    model = built(dim=4, widest=8, quantizer=LFQConfig(codebook_size=2**18)).train()
+    """The entropies of LFQ are taken in groups of bits: 2^18 symbols, forward and backward, and
+    nothing near 2^18 numbers."""
+    model = built(dim=4, max_channels=8, quantizer=LFQConfig(codebook_size=2**18)).train()
     with Largest() as seen:
         rebuilt = model(clips(5))
         (rebuilt.output.square().mean() + sum(rebuilt.penalties.values())).backward()
-    assert model.vocabulary == 2**18 and "entropy" in rebuilt.penalties
+    assert model.vocab_size == 2**18 and "entropy" in rebuilt.penalties
     assert seen.numbers < 2**18 // 8
 
 
@@ -553,6 +666,13 @@ def test_in_half_precision_the_output_is_wide_and_near():
 def test_the_window_and_the_kinds_of_layers_come_from_the_configuration():
     model = built(layers=EVERYTHING, separate_first_frame=True, attend_time_window=7)
     kinds = [type(module) for module in model.modules()]
-    assert {FirstFrameApart, GateLoop, LinearSpaceAttention} <= set(kinds) and kinds.count(Residual) == 6
-    assert [module.window for module in model.modules() if isinstance(module, TimeAttention)] == [7, 7]
-    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
+    assert {SeparateFirstFrameConv, GateLoop, LinearSpaceAttention} <= set(kinds) and kinds.count(
+        Residual
+    ) == 6
+    assert [module.window for module in model.modules() if isinstance(module, TimeAttention)] == [
+        7,
+        7,
+    ]
+    assert not any(
+        isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
+    )

@@ -1,4 +1,5 @@
-"""What is written opens elsewhere and is the same each time; clips as models see them, and side by side."""
+"""What is written opens elsewhere and is the same each time; clips as models see them, and side by
+side."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ from tests.films import levels
 
 @pytest.mark.parametrize(("height", "width"), [(32, 48), (31, 47), (1, 1)])
 @pytest.mark.parametrize("rate", [8.0, 24000 / 1001, 30.0])
-def test_a_saved_clip_opens_elsewhere_with_all_its_frames_and_is_not_black(tmp_path, height, width, rate):
+def test_a_saved_clip_opens_elsewhere_with_all_its_frames_and_is_not_black(
+    tmp_path, height, width, rate
+):
     path = Video(levels(10, height, width) + 40, rate).save(tmp_path / "samples" / "guidance-1.5")
     assert path == tmp_path / "samples" / "guidance-1.5.mp4"
     with av.open(str(path)) as film:
@@ -41,7 +44,9 @@ def test_a_saved_clip_comes_back_close_to_what_it_was(tmp_path):
     back = Video.load(clip.save(tmp_path / "a"))
     assert back.frames.shape == clip.frames.shape and back.rate_hz == 12
     assert abs(back.frames.astype(int) - clip.frames).mean() < 4
-    assert abs(Video.load(tmp_path / "a.gif").frames.astype(int) - clip.frames).mean() < 6, "256 colours"
+    assert abs(Video.load(tmp_path / "a.gif").frames.astype(int) - clip.frames).mean() < 6, (
+        "256 colours"
+    )
 
 
 def test_a_fast_clip_keeps_its_pace_in_a_gif(tmp_path):
@@ -58,7 +63,8 @@ def test_what_was_written_can_be_read_from_anywhere(tmp_path):
 
 
 def test_a_clip_is_the_same_file_whatever_was_in_memory_before(tmp_path):
-    """Samples are part of a run that goes on bit for bit; an encoder that reads what nobody wrote would show it here."""
+    """Samples are part of a run that goes on bit for bit; an encoder that reads what nobody wrote
+    would show it here."""
     keep_freed_memory()  # as in a run
     chance = np.random.default_rng(3)
     for height, width, count in ((36, 16, 9), (18, 70, 9), (54, 52, 5), (70, 18, 9), (34, 70, 9)):
@@ -85,7 +91,13 @@ def test_every_byte_survives_the_way_through_floats():
 
 
 @pytest.mark.parametrize(
-    "frames", [np.zeros((2, 3, 4, 4), np.uint8), np.zeros((4, 4, 3), np.uint8), np.zeros((2, 4, 4, 3)), levels(0)]
+    "frames",
+    [
+        np.zeros((2, 3, 4, 4), np.uint8),
+        np.zeros((4, 4, 3), np.uint8),
+        np.zeros((2, 4, 4, 3)),
+        levels(0),
+    ],
 )
 def test_frames_of_another_shape_or_type_are_refused(frames):
     with pytest.raises(ValueError, match=r"\(frames, height, width, 3\) bytes"):

@@ -1,7 +1,8 @@
-"""The tokenizer task on clips: what is padding stays out, every judge has its say, and the measures are what they are called.
+"""The tokenizer task on clips: what is padding stays out, every judge has its say, and the measures
+are what they are called.
 
-B clips of T frames. Examples here are toys of 9 frames; clips with a `length` of 1 are pictures, and what comes after the real
-frames is the last of them repeated, as every source of clips has it.
+B clips of T frames. Examples here are toys of 9 frames; clips with a `length` of 1 are pictures,
+and what comes after the real frames is the last of them repeated, as every source of clips has it.
 """
 
 from __future__ import annotations
@@ -16,25 +17,30 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.engine.modes import evaluating, mixed
+from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import PerceptualConfig
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig
 from tessera.modalities.video.magvit2 import VideoTokenizerConfig
 from tessera.modalities.video.media import VideoExample, collate
-from tessera.modalities.video.reconstruction import TokenizeVideos, VideoFidelityConfig, VideoJudges, drawn_frame
-from tessera.modalities.video.synthetic import ToyVideos
+from tessera.modalities.video.reconstruction import (
+    VideoAdversaryConfig,
+    VideoReconstructionConfig,
+    VideoTokenizerTaskConfig,
+    drawn_frame,
+)
+from tessera.modalities.video.synthetic import SyntheticVideos
 from tessera.nn.quantize import FSQConfig
 from tessera.objectives.reconstruction import TokenizerTask
 from tests.runs import engine_in, tiny
 
 FRAMES, SIZE = 9, 16
 MODEL = VideoTokenizerConfig(
-    dim=8, widest=16, layers=("compress_space", "compress_time", "compress_time", "residual"), input_kernel=3,
+    dim=8, max_channels=16, layers=("compress_space", "compress_time", "compress_time", "residual"), input_kernel=3,
     quantizer=FSQConfig(levels=(4, 4, 4)),
 )  # fmt: skip
-PICTURES = VideoJudges(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
+PICTURES = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
 ALL = replace(PICTURES, motion=TemporalDiscriminatorConfig(dim=8, layers=2), motion_weight=0.5)
 MOTION = replace(ALL, frames=None)
 ONE_MOTION = replace(MOTION, rates=(2,))
@@ -56,22 +62,28 @@ def seer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PerceptualConfig, "build", lambda config: Seer())
 
 
-def task_of(adversary: VideoJudges | None = None, **choices: Any) -> TokenizerTask:
+def build_task(adversary: VideoAdversaryConfig | None = None, **choices: Any) -> TokenizerTask:
     """In double precision, where equal is equal to many digits."""
-    fidelity = VideoFidelityConfig(perceptual=PerceptualConfig(weight=0.1))
-    return TokenizeVideos(**{"model": MODEL, "fidelity": fidelity, "adversary": adversary, **choices}).build().double()
+    reconstruction = VideoReconstructionConfig(perceptual=PerceptualConfig(weight=0.1))
+    return (
+        VideoTokenizerTaskConfig(
+            **{"model": MODEL, "fidelity": reconstruction, "adversary": adversary, **choices}
+        )
+        .build()
+        .double()
+    )
 
 
 def batch_of(*lengths: int, first: int = 0, frames: int = FRAMES) -> Batch:
     """Toys number `first` and following, of which so many frames are real."""
-    toys = ToyVideos(count=first + len(lengths), size=SIZE, frames=FRAMES, seed=3)
+    toys = SyntheticVideos(count=first + len(lengths), size=SIZE, frames=FRAMES, seed=3)
     examples = []
     for i, length in enumerate(lengths, start=first):
         whole = toys.item(i, np.random.default_rng(0))
         padded = whole.clip[:, np.minimum(np.arange(frames), length - 1)].astype(np.float64)
         examples.append(VideoExample(padded, length, 4.0 + i, whole.caption))
     numbers = range(first, first + len(lengths))
-    return Batch(collate(examples), [str(i) for i in numbers], [mixed(7, i) for i in numbers])
+    return Batch(collate(examples), [str(i) for i in numbers], [hash_seed(7, i) for i in numbers])
 
 
 def with_other_padding(batch: Batch) -> Batch:
@@ -85,53 +97,68 @@ def with_other_padding(batch: Batch) -> Batch:
 
 
 @pytest.mark.parametrize("adversary", [None, PICTURES], ids=["alone", "judged"])
-def test_frames_after_the_last_real_one_change_no_loss(adversary: VideoJudges | None) -> None:
-    """Lengths of 1, 5 and 9 fill whole symbols, so a causal model rebuilds their real frames from real ones only."""
-    task, batch = task_of(adversary), batch_of(1, 5, 9)
+def test_frames_after_the_last_real_one_change_no_loss(
+    adversary: VideoAdversaryConfig | None,
+) -> None:
+    """Lengths of 1, 5 and 9 fill whole symbols, so a causal model rebuilds their real frames from
+    real ones only."""
+    task, batch = build_task(adversary), batch_of(1, 5, 9)
     other = with_other_padding(batch)
     assert not torch.equal(batch.examples.clips, other.examples.clips)
     for update in task.updates:
         terms, others = update.loss(batch, 0).terms, update.loss(other, 0).terms
         assert terms.keys() == others.keys()
         for name, term in terms.items():
-            torch.testing.assert_close(others[name], term, rtol=1e-10, atol=1e-12, msg=f"{update.name}: {name}")
+            torch.testing.assert_close(
+                others[name], term, rtol=1e-10, atol=1e-12, msg=f"{update.name}: {name}"
+            )
 
 
 def test_frames_after_the_last_real_one_change_no_measure() -> None:
-    """Whatever stands there in the originals, and whatever the model makes of it; lengths that fill no symbol included."""
-    fidelity, batch = task_of().fidelity, batch_of(1, 2, 6, 9)
+    """Whatever stands there in the originals, and whatever the model makes of it; lengths that fill
+    no symbol included."""
+    reconstruction, batch = build_task().reconstruction, batch_of(1, 2, 6, 9)
     other = with_other_padding(batch)
     output = torch.rand_like(batch.examples.clips) * 2 - 1
     rebuilt = replace(batch, examples=replace(batch.examples, clips=output))
     other_output = with_other_padding(rebuilt).examples.clips
     assert not torch.equal(output, other_output)
-    seen, again = fidelity.observe(output, batch), fidelity.observe(other_output, other)
+    seen, again = (
+        reconstruction.batch_stats(output, batch),
+        reconstruction.batch_stats(other_output, other),
+    )
     assert seen.keys() == again.keys() == {"pixel", "psnr", "ssim", "moving", "motion", "pixels"}
     for name, value in seen.items():
         torch.testing.assert_close(again[name], value, msg=name)
-    terms, others = fidelity.terms(output, batch), fidelity.terms(other_output, other)
+    terms, others = reconstruction.terms(output, batch), reconstruction.terms(other_output, other)
     assert terms == others and terms.keys() == {"pixel", "perceptual"}
 
 
-def test_a_picture_in_company_costs_what_it_costs_alone_and_what_its_clips_first_frame_costs() -> None:
-    task = task_of(fidelity=VideoFidelityConfig())
+def test_a_picture_in_company_costs_what_it_costs_alone_and_what_its_clips_first_frame_costs() -> (
+    None
+):
+    task = build_task(reconstruction=VideoReconstructionConfig())
     [among_clips, alone, clip] = [batch_of(1), batch_of(1, frames=1), batch_of(9)]
     assert among_clips.examples.clips.shape[2] == 9 and alone.examples.clips.shape[2] == 1
-    cost = task.rebuild(alone, 0).terms["pixel"]
-    torch.testing.assert_close(task.rebuild(among_clips, 0).terms["pixel"], cost)
+    cost = task.reconstruction_loss(alone, 0).terms["pixel"]
+    torch.testing.assert_close(task.reconstruction_loss(among_clips, 0).terms["pixel"], cost)
     target = clip.examples.clips
-    torch.testing.assert_close(task.fidelity.pixel_BT(task.model(target).output, target)[0, 0], cost)
+    torch.testing.assert_close(
+        task.reconstruction.pixel_BT(task.model(target).output, target)[0, 0], cost
+    )
 
 
 def test_every_clip_counts_the_same_so_micro_batches_of_unequal_lengths_are_one_batch() -> None:
-    task = task_of(PICTURES)
+    task = build_task(PICTURES)
     whole, parts = batch_of(9, 1, 5, 9), [batch_of(9, 1), batch_of(5, 9, first=2)]
     assert torch.equal(whole.examples.clips, torch.cat([part.examples.clips for part in parts]))
     for update in task.updates:
         terms = update.loss(whole, 0).terms
         halves = [update.loss(part, 0).terms for part in parts]
         for name, term in terms.items():
-            torch.testing.assert_close(sum(half[name] for half in halves) / 2, term, msg=f"{update.name}: {name}")
+            torch.testing.assert_close(
+                sum(half[name] for half in halves) / 2, term, msg=f"{update.name}: {name}"
+            )
 
 
 # ---- the frame that is drawn
@@ -139,21 +166,31 @@ def test_every_clip_counts_the_same_so_micro_batches_of_unequal_lengths_are_one_
 
 def numbered(batch: Batch) -> Tensor:
     """Clips whose every frame says which one it is."""
-    return torch.arange(FRAMES, dtype=torch.float64).view(1, 1, FRAMES, 1, 1).expand_as(batch.examples.clips)
+    return (
+        torch.arange(FRAMES, dtype=torch.float64)
+        .view(1, 1, FRAMES, 1, 1)
+        .expand_as(batch.examples.clips)
+    )
 
 
 def test_the_drawn_frame_is_real_and_every_real_one_is_drawn() -> None:
     lengths = [1, 4, 9] * 60
     examples = batch_of(1, 4, 9).examples
     clips = examples.clips.repeat(60, 1, 1, 1, 1)
-    many = Batch(replace(examples, clips=clips, lengths=torch.tensor(lengths)), [""] * 180, [mixed(1, i) for i in range(180)])
+    many = Batch(
+        replace(examples, clips=clips, lengths=torch.tensor(lengths)),
+        [""] * 180,
+        [hash_seed(1, i) for i in range(180)],
+    )
     drawn = drawn_frame(numbered(many), many)[:, 0, 0, 0].tolist()
     for length in (1, 4, 9):
         seen = {moment for moment, real in zip(drawn, lengths) if real == length}
         assert seen == set(range(length))
 
 
-def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_in_another_step() -> None:
+def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_in_another_step() -> (
+    None
+):
     batch = batch_of(9, 9, 9, 9, 9, 9)
     moments = drawn_frame(numbered(batch), batch)[:, 0, 0, 0].long()
     assert len(set(moments.tolist())) > 1, "each clip has its own"
@@ -161,48 +198,58 @@ def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_
     originals = torch.stack([clip[:, moment] for clip, moment in zip(clips, moments)])
     assert torch.equal(drawn_frame(clips, batch), originals)
     assert torch.equal(drawn_frame(clips + 1, batch), originals + 1)
-    later = replace(batch, seeds=[mixed(8, seed) for seed in batch.seeds])
+    later = replace(batch, seeds=[hash_seed(8, seed) for seed in batch.seeds])
     assert not torch.equal(drawn_frame(numbered(later), later)[:, 0, 0, 0].long(), moments)
 
 
 def test_the_drawn_frame_does_not_depend_on_the_company() -> None:
     together, alone = batch_of(9, 9, 9), batch_of(9, first=2)
-    assert torch.equal(drawn_frame(together.examples.clips, together)[2:], drawn_frame(alone.examples.clips, alone))
+    assert torch.equal(
+        drawn_frame(together.examples.clips, together)[2:], drawn_frame(alone.examples.clips, alone)
+    )
 
 
 # ---- the judges
 
 
 def test_the_adversarial_term_is_what_all_judges_say_each_with_its_weight() -> None:
-    """Theirs never asked the multiscale discriminators: it made its reconstructions brighter instead."""
-    task, batch = task_of(ALL), batch_of(9, 5, 1)
-    assert list(task.judges) == ["discriminator", "motion-1", "motion-2"]
+    """Theirs never asked the multiscale discriminators: it made its reconstructions brighter
+    instead."""
+    task, batch = build_task(ALL), batch_of(9, 5, 1)
+    assert list(task.discriminators) == ["discriminator", "motion-1", "motion-2"]
     output = task.model(batch.examples.clips).output
-    shown = {"discriminator": drawn_frame(output, batch), "motion-1": output, "motion-2": output[:, :, ::2]}
-    shares = {
-        name: -task.get_submodule(name)(view).mean() * (1.0 if name == "discriminator" else 0.5) for name, view in shown.items()
+    shown = {
+        "discriminator": drawn_frame(output, batch),
+        "motion-1": output,
+        "motion-2": output[:, :, ::2],
     }
-    said = task.rebuild(batch, 0).terms["adversarial"]
+    shares = {
+        name: -task.get_submodule(name)(view).mean() * (1.0 if name == "discriminator" else 0.5)
+        for name, view in shown.items()
+    }
+    said = task.reconstruction_loss(batch, 0).terms["adversarial"]
     torch.testing.assert_close(said, ALL.weight * torch.stack(list(shares.values())).sum())
     for name, share in shares.items():
         assert abs(share) > 1e-4
         for parameter in task.get_submodule(name).logit.parameters():
             nn.init.zeros_(parameter)  # silent from here on
         said = said - ALL.weight * share
-        torch.testing.assert_close(task.rebuild(batch, 0).terms["adversarial"], said)
+        torch.testing.assert_close(task.reconstruction_loss(batch, 0).terms["adversarial"], said)
     assert said.abs() < 1e-12
 
 
 def test_every_judge_is_heard_in_the_models_gradient() -> None:
-    task, batch = task_of(ALL), batch_of(9, 9)
+    task, batch = build_task(ALL), batch_of(9, 9)
     last = task.model.last_layer
 
     def pull() -> Tensor:
-        [gradient] = torch.autograd.grad(task.rebuild(batch, 0).terms["adversarial"], last)
+        [gradient] = torch.autograd.grad(
+            task.reconstruction_loss(batch, 0).terms["adversarial"], last
+        )
         return gradient
 
     before = pull()
-    for name in task.judges:
+    for name in task.discriminators:
         with torch.no_grad():
             task.get_submodule(name).logit.weight.neg_()
         after = pull()
@@ -210,41 +257,66 @@ def test_every_judge_is_heard_in_the_models_gradient() -> None:
         before = after
 
 
-@pytest.mark.parametrize("adversary", [None, PICTURES, MOTION, ONE_MOTION, ALL], ids=["none", "frames", "motion", "one", "all"])
-def test_each_update_gives_all_of_its_own_network_a_gradient_whoever_judges(adversary: VideoJudges | None) -> None:
-    task, batch = task_of(adversary), batch_of(9, 9)
-    assert [update.name for update in task.updates] == ["model", *task.judges]
+@pytest.mark.parametrize(
+    "adversary",
+    [None, PICTURES, MOTION, ONE_MOTION, ALL],
+    ids=["none", "frames", "motion", "one", "all"],
+)
+def test_each_update_gives_all_of_its_own_network_a_gradient_whoever_judges(
+    adversary: VideoAdversaryConfig | None,
+) -> None:
+    task, batch = build_task(adversary), batch_of(9, 9)
+    assert [update.name for update in task.updates] == ["model", *task.discriminators]
     for update in task.updates:
         task.zero_grad()
         update.loss(batch, 0).total().backward()
-        assert [name for name, parameter in update.trains.named_parameters() if parameter.grad is None] == []
-        pulled = {name.split(".")[0] for name, parameter in task.named_parameters() if parameter.grad is not None}
-        assert update.name == "model" or pulled == {update.name}, "what a judge loses pulls at nobody else"
+        assert [
+            name for name, parameter in update.trains.named_parameters() if parameter.grad is None
+        ] == []
+        pulled = {
+            name.split(".")[0]
+            for name, parameter in task.named_parameters()
+            if parameter.grad is not None
+        }
+        assert update.name == "model" or pulled == {update.name}, (
+            "what a judge loses pulls at nobody else"
+        )
 
 
 def test_a_judge_that_has_not_started_is_not_asked() -> None:
     """Theirs computed the adversarial terms and weighed them with 0."""
-    task, batch = task_of(replace(ALL, starts=3)), batch_of(9)
+    task, batch = build_task(replace(ALL, starts=3)), batch_of(9)
     asked: list[str] = []
-    for name, judge in task.judges.items():
-        judged = judge.network.judged
-        judge.network.judged = lambda clips, name=name, judged=judged: asked.append(name) or judged(clips)
-    assert "adversarial" not in task.rebuild(batch, 2).terms and asked == []
-    assert "adversarial" in task.rebuild(batch, 3).terms and asked == list(task.judges)
+    for name, judge in task.discriminators.items():
+        discriminate = judge.network.discriminate
+        judge.network.discriminate = lambda clips, name=name, discriminate=discriminate: (
+            asked.append(name) or discriminate(clips)
+        )
+    assert "adversarial" not in task.reconstruction_loss(batch, 2).terms and asked == []
+    assert "adversarial" in task.reconstruction_loss(batch, 3).terms and asked == list(
+        task.discriminators
+    )
 
 
-def test_each_judge_moves_once_a_step_at_its_rate_by_the_gradient_of_its_own_loss(tmp_path: Path) -> None:
+def test_each_judge_moves_once_a_step_at_its_rate_by_the_gradient_of_its_own_loss(
+    tmp_path: Path,
+) -> None:
     """Theirs moved one twice a step, and the others by whatever gradients were left on them."""
     run = tiny("videos-magvit2 judged", steps=6)
     asked = run.task.adversary.optimizer
-    engine = engine_in(tmp_path, replace(run, task=replace(run.task, adversary=replace(run.task.adversary, starts=0))))
+    engine = engine_in(
+        tmp_path,
+        replace(run, task=replace(run.task, adversary=replace(run.task.adversary, starts=0))),
+    )
     moved: dict[str, list[tuple[float, dict[str, Tensor]]]] = {name: [] for name in engine.prepared}
 
     def listen(name: str) -> None:
         prepared = engine.prepared[name]
 
         def hear(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            gradients = {key: value.grad.clone() for key, value in prepared.update.trains.named_parameters()}
+            gradients = {
+                key: value.grad.clone() for key, value in prepared.update.trains.named_parameters()
+            }
             moved[name].append((optimizer.param_groups[0]["lr"], gradients))
 
         prepared.optimizer.register_step_pre_hook(hear)
@@ -260,7 +332,7 @@ def test_each_judge_moves_once_a_step_at_its_rate_by_the_gradient_of_its_own_los
     engine.task.load_state_dict(first)
     for name in ("discriminator", "motion-1", "motion-2"):
         [(rate, gradients)] = moved[name]
-        assert rate == pytest.approx(asked.rate_at(4, 6))
+        assert rate == pytest.approx(asked.lr_at(4, 6))
         engine.task.zero_grad()
         for batch, output in zip(micros, rebuilt, strict=True):
             batch.kept["rebuilt"] = output
@@ -269,16 +341,18 @@ def test_each_judge_moves_once_a_step_at_its_rate_by_the_gradient_of_its_own_los
         norm = torch.stack([value.grad.norm() for value in own.values()]).norm()
         clipped = min(1.0, asked.clip / (float(norm) + 1e-6))
         for key, gradient in gradients.items():
-            torch.testing.assert_close(gradient, own[key].grad * clipped, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}")
+            torch.testing.assert_close(
+                gradient, own[key].grad * clipped, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}"
+            )
 
 
 def test_an_adversary_without_a_judge_or_with_two_of_one_rate_is_refused() -> None:
     for nobody in ({"frames": None, "motion": None}, {"frames": None, "rates": ()}):
         with pytest.raises(ValueError, match="There is no judge"):
-            VideoJudges(**nobody)
+            VideoAdversaryConfig(**nobody)
     for rates in ((0, 1), (2, 2)):
         with pytest.raises(ValueError, match="every n-th frame"):
-            VideoJudges(rates=rates)
+            VideoAdversaryConfig(rates=rates)
 
 
 # ---- measures
@@ -287,23 +361,27 @@ def test_an_adversary_without_a_judge_or_with_two_of_one_rate_is_refused() -> No
 def concluded(task: TokenizerTask, output: Tensor, batch: Batch) -> dict[str, float]:
     """The medium's numbers for an output that a test has made."""
     totals = {"examples": torch.tensor(len(batch)), "codes": torch.ones(64, dtype=torch.long)}
-    return task.fidelity.conclude(totals | task.fidelity.observe(output, batch))
+    return task.reconstruction.compute_metrics(
+        totals | task.reconstruction.batch_stats(output, batch)
+    )
 
 
 def test_flicker_shows_in_the_differences_of_frames_and_hardly_in_psnr() -> None:
-    task, batch = task_of(), batch_of(9, 9)
+    task, batch = build_task(), batch_of(9, 9)
     target = batch.examples.clips * 0.8  # room on both sides, so that nothing is clamped
     batch = replace(batch, examples=replace(batch.examples, clips=target))
     sign_T = torch.tensor([1.0, -1.0] * 5, dtype=torch.float64)[:FRAMES].view(1, 1, FRAMES, 1, 1)
-    steady, flickering = (concluded(task, target + 0.05 * sign, batch) for sign in (torch.ones_like(sign_T), sign_T))
-    assert steady["psnr"] == pytest.approx(flickering["psnr"])
+    pad_for_batch_invariance, flickering = (
+        concluded(task, target + 0.05 * sign, batch) for sign in (torch.ones_like(sign_T), sign_T)
+    )
+    assert pad_for_batch_invariance["psnr"] == pytest.approx(flickering["psnr"])
     assert flickering["psnr"] == pytest.approx(10 * np.log10(4 / 0.05**2))
-    assert steady["frame_difference_psnr"] == 100
+    assert pad_for_batch_invariance["frame_difference_psnr"] == 100
     assert flickering["frame_difference_psnr"] == pytest.approx(10 * np.log10(4 / 0.1**2), abs=0.5)
 
 
 def test_pictures_have_no_motion_to_be_measured_and_do_not_water_it_down() -> None:
-    task, clips, mixture = task_of(), batch_of(9), batch_of(9, 1, 1)
+    task, clips, mixture = build_task(), batch_of(9), batch_of(9, 1, 1)
     noise = 0.1 * torch.randn_like(mixture.examples.clips)
     alone = concluded(task, clips.examples.clips + noise[:1], clips)
     together = concluded(task, mixture.examples.clips + noise, mixture)
@@ -314,11 +392,12 @@ def test_pictures_have_no_motion_to_be_measured_and_do_not_water_it_down() -> No
 
 
 def test_bits_per_pixel_are_counted_by_hand() -> None:
-    """3 x 8 x 8 symbols of 64, which are 6 bits, for 9 frames of 16 x 16; over any number of batches."""
-    task = task_of()
-    with evaluating(task):
-        seen = [task.observe(batch_of(9, 9)), task.observe(batch_of(9, first=2))]
-    numbers = task.conclude({name: seen[0][name] + seen[1][name] for name in seen[0]})
+    """3 x 8 x 8 symbols of 64, which are 6 bits, for 9 frames of 16 x 16; over any number of
+    batches."""
+    task = build_task()
+    with eval_mode(task):
+        seen = [task.batch_stats(batch_of(9, 9)), task.batch_stats(batch_of(9, first=2))]
+    numbers = task.compute_metrics({name: seen[0][name] + seen[1][name] for name in seen[0]})
     assert numbers["bits_per_pixel"] == pytest.approx(3 * 8 * 8 * 6 / (9 * 16 * 16))
     assert numbers.keys() == {
         "psnr", "ssim", "pixel", "frame_difference_psnr", "bits_per_pixel", "usage", "perplexity"
@@ -335,9 +414,11 @@ def frames_of(path: Path) -> np.ndarray:
 
 def test_what_is_shown_opens_with_its_real_frames_and_is_not_black(tmp_path: Path) -> None:
     """Theirs wrote black films."""
-    task, batch = task_of(), batch_of(9, 4, 1)
+    task, batch = build_task(), batch_of(9, 4, 1)
     clips = batch.examples.clips
-    shown = task.fidelity.shown(clips.flip(1), batch)  # the "reconstruction" has red and blue exchanged
+    shown = task.reconstruction.shown(
+        clips.flip(1), batch
+    )  # the "reconstruction" has red and blue exchanged
     for video, length, clip in zip(shown, (9, 4, 1), clips):
         written = video.save(tmp_path / f"{length}")
         assert written.suffix == ".mp4"
@@ -352,8 +433,8 @@ def test_what_is_shown_opens_with_its_real_frames_and_is_not_black(tmp_path: Pat
 
 
 def test_samples_are_each_clip_beside_its_reconstruction_at_its_own_speed() -> None:
-    task, batch = task_of(), batch_of(9, 1)
-    with evaluating(task):
+    task, batch = build_task(), batch_of(9, 1)
+    with eval_mode(task):
         samples = task.sample(batch)
     assert [len(sample.frames) for sample in samples] == [9, 1]
     assert [sample.rate_hz for sample in samples] == batch.examples.rates_hz == [4.0, 5.0]

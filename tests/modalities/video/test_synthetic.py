@@ -11,10 +11,10 @@ import pytest
 
 from tessera.data.dataset import HELD_OUT_TOYS
 from tessera.modalities.image.synthetic import BACKGROUNDS, COLOURS, KINDS, Scene, coverage, draw
-from tessera.modalities.video.dataset import Videos
-from tessera.modalities.video.synthetic import SAME_WHEN_TURNED, ToyVideos, film, imagine
+from tessera.modalities.video.dataset import VideoDataConfig
+from tessera.modalities.video.synthetic import SAME_WHEN_TURNED, SyntheticVideos, film, sample_scene
 
-PLAYS = [imagine(0, number) for number in range(300)]
+PLAYS = [sample_scene(0, number) for number in range(300)]
 MOMENTS = np.linspace(0, 1, 9).tolist()
 ANYTHING = np.random.default_rng(0)
 
@@ -31,7 +31,8 @@ SENTENCE = re.compile(
 
 
 def told(play):
-    """The caption's words: the first actor, how it stands to the other, the other, the background."""
+    """The caption's words: the first actor, how it stands to the other, the other, the
+    background."""
     match = SENTENCE.fullmatch(play.caption)
     assert match, play.caption
     return match
@@ -40,7 +41,12 @@ def told(play):
 def actors(play):
     """The actors in the order in which the caption names them."""
     first = re.fullmatch(ACTOR, told(play)["one"])
-    return sorted(play.actors, key=lambda actor: (actor.shape.colour, actor.shape.kind) != (first["colour"], first["kind"]))
+    return sorted(
+        play.actors,
+        key=lambda actor: (
+            (actor.shape.colour, actor.shape.kind) != (first["colour"], first["kind"])
+        ),
+    )
 
 
 def cover(shape) -> np.ndarray:
@@ -48,12 +54,17 @@ def cover(shape) -> np.ndarray:
 
 
 def test_a_toy_depends_on_its_seed_and_number_alone():
-    one, other = ToyVideos(count=20, size=16, frames=5, seed=5), ToyVideos(count=3, size=16, frames=5, seed=5, first=7)
+    one, other = (
+        SyntheticVideos(count=20, size=16, frames=5, seed=5),
+        SyntheticVideos(count=3, size=16, frames=5, seed=5, first=7),
+    )
     mine, yours = one.item(9, np.random.default_rng(1)), other.item(2, np.random.default_rng(2))
     assert one.name(9) == other.name(2) == "toy-000009"
     assert mine.caption == yours.caption == one.caption(9)
     assert np.array_equal(mine.clip, yours.clip)
-    assert not np.array_equal(mine.clip, ToyVideos(count=20, size=16, frames=5, seed=6).item(9, ANYTHING).clip)
+    assert not np.array_equal(
+        mine.clip, SyntheticVideos(count=20, size=16, frames=5, seed=6).item(9, ANYTHING).clip
+    )
 
 
 def test_the_first_toys_are_those_they_have_always_been():
@@ -67,7 +78,7 @@ def test_the_first_toys_are_those_they_have_always_been():
 
 
 def test_toys_are_clips_as_models_see_them():
-    example = ToyVideos(count=1, size=24, frames=7).item(0, ANYTHING)
+    example = SyntheticVideos(count=1, size=24, frames=7).item(0, ANYTHING)
     assert example.clip.shape == (3, 7, 24, 24) and example.clip.dtype == np.float32
     assert example.clip.min() >= -1 and example.clip.max() <= 1 and example.length == 7
 
@@ -107,11 +118,16 @@ def test_everything_that_a_toy_may_do_occurs():
 def test_captions_name_every_actor_truly_and_what_it_does():
     for play in PLAYS:
         words = told(play)
-        said = [re.fullmatch(ACTOR, words[name]).groupdict() for name in ("one", "other") if words[name]]
+        said = [
+            re.fullmatch(ACTOR, words[name]).groupdict() for name in ("one", "other") if words[name]
+        ]
         assert words["background"] in (None, play.background.colour)
         for noun, actor in zip(said, actors(play), strict=True):
             assert (noun["colour"], noun["kind"]) == (actor.shape.colour, actor.shape.kind)
-            assert noun["size"] in (None, actor.shape.size) and noun["texture"] in (None, actor.shape.texture)
+            assert noun["size"] in (None, actor.shape.size) and noun["texture"] in (
+                None,
+                actor.shape.texture,
+            )
             assert (noun["doing"] or "resting", noun["way"] or "") == (actor.doing, actor.way)
 
 
@@ -125,7 +141,9 @@ def test_what_moves_goes_where_the_caption_says():
                 continue
             way = {"left": -right, "right": right, "up": -down, "down": down}
             assert way[actor.way] > 0.3
-            assert abs(np.diff(centres[:, 0 if actor.way in ("left", "right") else 1])).min() > 0.03, "at every frame"
+            assert (
+                abs(np.diff(centres[:, 0 if actor.way in ("left", "right") else 1])).min() > 0.03
+            ), "at every frame"
             if actor.doing == "moving":
                 assert min(abs(right), abs(down)) == 0
 
@@ -134,7 +152,9 @@ def test_what_bounces_rises_and_comes_back_to_its_floor():
     for play in PLAYS:
         for actor in play.actors:
             if actor.doing == "bouncing":
-                heights = actor.shape.centre[1] - np.array([actor.at(m).centre[1] for m in np.linspace(0, 1, 121)])
+                heights = actor.shape.centre[1] - np.array(
+                    [actor.at(m).centre[1] for m in np.linspace(0, 1, 121)]
+                )
                 assert heights.min() > -1e-9 and heights.max() > 0.2
                 landings = (heights[1:-1] < heights[:-2]) & (heights[1:-1] <= heights[2:])
                 assert landings.sum() == actor.hops - 1 >= 1
@@ -144,13 +164,19 @@ def test_what_turns_can_be_seen_to_turn_that_way():
     for play in PLAYS:
         for actor in play.actors:
             turn = actor.at(1).turn - actor.at(0).turn
-            assert (turn > 1) == (actor.way == "clockwise") and (turn < -1) == (actor.way == "counterclockwise")
+            assert (turn > 1) == (actor.way == "clockwise") and (turn < -1) == (
+                actor.way == "counterclockwise"
+            )
             assert actor.doing != "turning" or actor.shape.kind not in SAME_WHEN_TURNED
 
 
 def test_clockwise_is_what_a_clock_does():
     """The tip of a heart points down; a little clockwise, and it is left of the middle."""
-    (actor,) = next(p.actors for p in PLAYS if p.actors[0].shape.kind == "heart" and p.actors[0].way == "clockwise")[:1]
+    (actor,) = next(
+        p.actors
+        for p in PLAYS
+        if p.actors[0].shape.kind == "heart" and p.actors[0].way == "clockwise"
+    )[:1]
     rows_and_columns = [np.argwhere(cover(actor.at(moment))) for moment in (0, 0.4)]
     tips = [where[where[:, 0] == where[:, 0].max(), 1].mean() for where in rows_and_columns]
     assert tips[1] < tips[0] - 1
@@ -162,7 +188,9 @@ def test_shapes_stay_in_the_picture_and_keep_their_distance_unless_they_pass():
         for moment in MOMENTS:
             covers = [cover(actor.at(moment)) for actor in play.actors]
             for mask in covers:
-                assert mask.any() and not (mask[0].any() or mask[-1].any() or mask[:, 0].any() or mask[:, -1].any())
+                assert mask.any() and not (
+                    mask[0].any() or mask[-1].any() or mask[:, 0].any() or mask[:, -1].any()
+                )
             assert passing or np.stack(covers).sum(axis=0).max() == 1
 
 
@@ -175,7 +203,10 @@ def test_who_passes_is_apart_at_both_ends_and_over_or_under_the_other_between():
         mover, other = actors(play)
         for moment in (0, 1):
             assert not (cover(mover.at(moment)) & cover(other.at(moment))).any()
-        moment = max(np.linspace(0, 1, 33).tolist(), key=lambda m: (cover(mover.at(m)) & cover(other.at(m))).sum())
+        moment = max(
+            np.linspace(0, 1, 33).tolist(),
+            key=lambda m: (cover(mover.at(m)) & cover(other.at(m))).sum(),
+        )
         overlap = cover(mover.at(moment)) & cover(other.at(moment))
         assert overlap.sum() > 20, play.caption
         alone = {
@@ -190,7 +221,7 @@ def test_who_passes_is_apart_at_both_ends_and_over_or_under_the_other_between():
 
 
 def test_toys_learnt_from_and_toys_held_out_are_different_ones():
-    split = Videos(size=16, frames=3, toys=100, validation_share=0.1).build()
+    split = VideoDataConfig(size=16, frames=3, toys=100, val_fraction=0.1).build()
     train = {split.train.name(i) for i in range(len(split.train))}
     held_out = {split.validation.name(i) for i in range(len(split.validation))}
     assert (len(train), len(held_out)) == (100, 10) and not train & held_out
@@ -199,24 +230,41 @@ def test_toys_learnt_from_and_toys_held_out_are_different_ones():
 
 
 def test_a_share_of_nothing_validates_on_the_toys_themselves():
-    split = Videos(size=16, toys=7, validation_share=0).build()
-    assert split.validation == split.train == Videos(size=16, toys=7).everything()
+    split = VideoDataConfig(size=16, toys=7, val_fraction=0).build()
+    assert split.validation == split.train == VideoDataConfig(size=16, toys=7).full()
 
 
 def test_toys_can_be_sent_to_a_worker_and_come_in_batches():
-    toys = pickle.loads(pickle.dumps(ToyVideos(count=3, size=16, frames=4)))
+    toys = pickle.loads(pickle.dumps(SyntheticVideos(count=3, size=16, frames=4)))
     batch = toys.collate([toys.item(i, ANYTHING) for i in range(3)])
     assert batch.clips.shape == (3, 3, 4, 16, 16) and batch.lengths.tolist() == [4, 4, 4]
     assert batch.captions == [toys.caption(i) for i in range(3)] and toys.captioned == 3
 
 
 def test_the_mark_of_a_toy_is_all_that_it_depends_on():
-    toys = [ToyVideos(count=1, size=16, frames=4, **other) for other in ({}, {"seed": 1}, {"first": 5})]
-    assert toys[0].mark(0) == toys[2].mark(0) != toys[1].mark(0)
-    assert len({ToyVideos(count=1, size=s, frames=f).mark(0) for s, f in ((16, 4), (16, 5), (8, 4))}) == 3
+    toys = [
+        SyntheticVideos(count=1, size=16, frames=4, **other)
+        for other in ({}, {"seed": 1}, {"first": 5})
+    ]
+    assert toys[0].signature(0) == toys[2].signature(0) != toys[1].signature(0)
+    assert (
+        len(
+            {
+                SyntheticVideos(count=1, size=s, frames=f).signature(0)
+                for s, f in ((16, 4), (16, 5), (8, 4))
+            }
+        )
+        == 3
+    )
 
 
 def test_toys_are_never_mirrored():
-    plain, flipped = Videos(size=16, frames=2).build().train, Videos(size=16, frames=2, flip=True).build().train
+    without_augmentation, flipped = (
+        VideoDataConfig(size=16, frames=2).build().train,
+        VideoDataConfig(size=16, frames=2, flip=True).build().train,
+    )
     for i in range(6):
-        assert np.array_equal(plain.item(i, ANYTHING).clip, flipped.item(i, np.random.default_rng(i)).clip)
+        assert np.array_equal(
+            without_augmentation.item(i, ANYTHING).clip,
+            flipped.item(i, np.random.default_rng(i)).clip,
+        )

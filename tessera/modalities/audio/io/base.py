@@ -1,4 +1,5 @@
-"""What every reader of recordings gives, whatever the file: facts about the whole, and blocks of samples with their places.
+"""What every reader of recordings gives, whatever the file: facts about the whole, and blocks of
+samples with their places.
 
 `sound_files.py` and `sound_stream.py` hold a reader each.
 """
@@ -47,4 +48,5 @@ class Reader(Protocol):
     def facts(self) -> Facts: ...
 
     def blocks(self, since: int) -> Iterator[Block]:
-        """In order, from the one that holds sample `since`, or some before it. Raises Unreadable where the file breaks."""
+        """In order, from the one that holds sample `since`, or some before it. Raises Unreadable
+        where the file breaks."""

@@ -1,5 +1,6 @@
-"""soundfile, which reads and writes recordings, and soxr, which resamples them: the extra tessera[sound], asked for only where
-needed. What soundfile cannot read, PyAV may (`modalities/video/io/pyav.py`)."""
+"""soundfile, which reads and writes recordings, and soxr, which resamples them: the extra
+tessera[audio], asked for only where needed. What soundfile cannot read, PyAV may
+(`modalities/video/io/pyav.py`)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import ModuleType
 
-INSTALL = "which is not installed. Install tessera[sound]."
+INSTALL = "which is not installed. Install tessera[audio]."
 
 
 def library() -> ModuleType:
@@ -16,7 +17,9 @@ def library() -> ModuleType:
     try:
         import soundfile
     except ImportError as error:
-        raise ModuleNotFoundError(f"Reading and writing sound needs the Python package soundfile, {INSTALL}") from error
+        raise ModuleNotFoundError(
+            f"Reading and writing sound needs the Python package soundfile, {INSTALL}"
+        ) from error
     return soundfile
 
 
@@ -25,5 +28,7 @@ def resampler() -> ModuleType:
     try:
         import soxr
     except ImportError as error:
-        raise ModuleNotFoundError(f"Sound of another rate needs the Python package soxr, {INSTALL}") from error
+        raise ModuleNotFoundError(
+            f"Sound of another rate needs the Python package soxr, {INSTALL}"
+        ) from error
     return soxr

@@ -1,4 +1,5 @@
-"""A GIF, WebP or PNG of several frames, as Pillow decodes it; a still picture of any kind is one frame."""
+"""A GIF, WebP or PNG of several frames, as Pillow decodes it; a still picture of any kind is one
+frame."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import FORMATS, decode, flatten
 from tessera.modalities.video.io.base import CLOCK_HZ, THUMBNAIL, Facts, Frame, Frames, reduced
 
@@ -27,15 +28,23 @@ class Animation:
             animated = moves(picture)
             width, height = picture.size if animated else decode(Path(self.path).read_bytes()).size
         count, seconds = 0, 0.0
-        with suppress(Unreadable):  # the frames before a break are there
+        with suppress(UnreadableFile):  # the frames before a break are there
             for frame in self.frames(0.0, THUMBNAIL):
                 count, seconds = count + 1, frame.ends
         if not count:
-            raise Unreadable("it is damaged or cut short before its first frame ends")
-        return Facts(seconds, seconds, count / seconds, width, height, str(picture.format) if animated else "still")
+            raise UnreadableFile("it is damaged or cut short before its first frame ends")
+        return Facts(
+            seconds,
+            seconds,
+            count / seconds,
+            width,
+            height,
+            str(picture.format) if animated else "still",
+        )
 
     def frames(self, since: float, shortest: int | None) -> Frames:
-        """Each frame builds on the one before, so all are decoded; but only those asked for are kept."""
+        """Each frame builds on the one before, so all are decoded; but only those asked for are
+        kept."""
         with damage_told():
             picture = self.open()
         if not moves(picture):
@@ -66,7 +75,8 @@ def moves(picture: PIL.Image.Image) -> bool:
 
 
 def pause(picture: PIL.Image.Image) -> float:
-    """How long a frame is shown, in seconds. Up to 10 ms means that nobody thought of it: 100 ms, as in browsers."""
+    """How long a frame is shown, in seconds. Up to 10 ms means that nobody thought of it: 100 ms,
+    as in browsers."""
     milliseconds = float(picture.info.get("duration", 0))
     return milliseconds / 1000 if milliseconds > 10 else 0.1
 
@@ -75,9 +85,15 @@ def pause(picture: PIL.Image.Image) -> float:
 def damage_told() -> Iterator[None]:
     try:
         yield
-    except Unreadable:
+    except UnreadableFile:
         raise
-    except Exception as error:  # decoders meet damaged bytes with nearly every kind of exception there is
-        if isinstance(error, OSError) and error.errno is not None:  # about the file, and not about its bytes
+    except (
+        Exception
+    ) as error:  # decoders meet damaged bytes with nearly every kind of exception there is
+        if (
+            isinstance(error, OSError) and error.errno is not None
+        ):  # about the file, and not about its bytes
             raise
-        raise Unreadable(f"it is damaged or cut short ({error or type(error).__name__})") from error
+        raise UnreadableFile(
+            f"it is damaged or cut short ({error or type(error).__name__})"
+        ) from error

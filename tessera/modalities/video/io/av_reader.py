@@ -14,39 +14,45 @@ from typing import Any
 import numpy as np
 import PIL.Image
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import flatten
 from tessera.modalities.video.io.base import CLOCK_HZ, Facts, Frame, Frames, reduced, reduction
 from tessera.modalities.video.io.pyav import library
 
-# Only these may be opened, whatever a file is called: FFmpeg also knows playlists, which lead it to other files.
+# Only these may be opened, whatever a file is called: FFmpeg also knows playlists, which lead it to
+# other files.
 CONTAINERS = {"format_whitelist": "mov,mp4,matroska,webm,avi,gif", "protocol_whitelist": "file"}
-SEES_THROUGH = {"vp8": "libvpx", "vp9": "libvpx-vp9"}  # FFmpeg's own decoders of these leave transparency out
+SEES_THROUGH = {
+    "vp8": "libvpx",
+    "vp9": "libvpx-vp9",
+}  # FFmpeg's own decoders of these leave transparency out
 NO_FRAME = "it holds no frame: it ends before the first"
 MOST_PIXELS = 100_000_000  # 8K has 33 million in a frame
 
 
 @dataclass(frozen=True)
-class Film:
+class VideoReader:
     path: str
 
     def facts(self) -> Facts:
         with opened(self.path) as reel:
             first = next(reel.frames(None), None)
             if first is None:
-                raise Unreadable(NO_FRAME)
+                raise UnreadableFile(NO_FRAME)
             height, width, _ = first.pixels().shape
             seconds, claimed = reel.lengths()
-            return Facts(seconds, claimed, reel.rate_hz, width, height, reel.stream.codec_context.name)
+            return Facts(
+                seconds, claimed, reel.rate_hz, width, height, reel.stream.codec_context.name
+            )
 
     def frames(self, since: float, shortest: int | None) -> Frames:
         with opened(self.path) as reel:
             if since > 0:
-                reel.wind(since)
+                reel.seek(since)
             frames = reel.frames(shortest)
             first = next(frames, None)
             if first is not None and first.begins > since > 0:  # a damaged index leads too far
-                reel.wind(0.0)
+                reel.seek(0.0)
                 frames = reel.frames(shortest)
             elif first is not None:
                 yield first
@@ -54,7 +60,7 @@ class Film:
 
 
 @dataclass(frozen=True)
-class Reel:
+class OpenVideo:
     """An open film: PyAV's container, and the one stream of it that moves."""
 
     container: Any
@@ -78,27 +84,34 @@ class Reel:
     def time(self, stamp: int) -> float:
         return float((stamp - self.first) * self.stream.time_base)
 
-    def wind(self, seconds: float) -> None:
+    def seek(self, seconds: float) -> None:
         """To the last key frame before."""
-        self.container.seek(self.first + int(seconds / self.stream.time_base), stream=self.stream, backward=True)
+        self.container.seek(
+            self.first + int(seconds / self.stream.time_base), stream=self.stream, backward=True
+        )
 
     def frames(self, shortest: int | None) -> Iterator[Frame]:
-        """From where the film is wound to. A frame without a time stamp follows on the one before."""
-        counted = self.container.format.name == "avi"  # has no time stamps; those that FFmpeg guesses jump to and fro
+        """From where the film is wound to. A frame without a time stamp follows on the one
+        before."""
+        counted = (
+            self.container.format.name == "avi"
+        )  # has no time stamps; those that FFmpeg guesses jump to and fro
         ends: float | None = None
         for packet in self.container.demux(self.stream):
             if ends is None:
                 ends = self.time(packet.dts if packet.dts is not None else self.first)
             for picture in self.decode(packet):
                 begins = ends if counted or picture.pts is None else self.time(picture.pts)
-                ends = begins + (float((picture.duration or 0) * self.stream.time_base) or 1 / self.rate_hz)
+                ends = begins + (
+                    float((picture.duration or 0) * self.stream.time_base) or 1 / self.rate_hz
+                )
                 yield Frame(begins, ends, partial(converted, picture, shortest))
 
     def lengths(self) -> tuple[float, float]:
         """Where the last frame ends, and where it is said to end.
 
-        The last packets are asked and not the header: it may speak of the sound, which often lasts longer, or of data
-        that is no longer there.
+        The last packets are asked and not the header: it may speak of the sound, which often lasts
+        longer, or of data that is no longer there.
         """
         said = float((self.stream.duration or 0) * self.stream.time_base)
         whole = (self.container.duration or 0) / 1e6
@@ -111,36 +124,42 @@ class Reel:
         """Where each stream ends, by its number; nothing if there is no picture from there on."""
         ends: dict[int, float] = {}
         with suppress(library().FFmpegError):  # as far as it can be read
-            self.wind(since)
+            self.seek(since)
             for packet in self.container.demux():
                 if packet.pts is not None:
-                    end = float((packet.pts + (packet.duration or 0)) * packet.time_base) - self.time_of_first
+                    end = (
+                        float((packet.pts + (packet.duration or 0)) * packet.time_base)
+                        - self.time_of_first
+                    )
                     ends[packet.stream_index] = max(end, ends.get(packet.stream_index, 0.0))
         return ends if self.stream.index in ends else {}
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Reel]:
-    """A film, wound to its beginning; whatever FFmpeg finds wrong with it, now or later, is Unreadable."""
+def opened(path: str) -> Iterator[OpenVideo]:
+    """A film, wound to its beginning; whatever FFmpeg finds wrong with it, now or later, is
+    Unreadable."""
     av = library()
-    reel: Reel | None = None
+    reel: OpenVideo | None = None
     try:
         # "file:", so that no name is taken for an address; tags in any encoding are let be
-        with av.open(f"file:{path}", options=CONTAINERS, metadata_errors="surrogateescape") as container:
+        with av.open(
+            f"file:{path}", options=CONTAINERS, metadata_errors="surrogateescape"
+        ) as container:
             stream = moving_stream(container)
-            reel = Reel(container, stream, decoder_of(stream))
+            reel = OpenVideo(container, stream, decoder_of(stream))
             yield reel
     except FileNotFoundError as error:
-        raise Unreadable("the file cannot be opened (No such file or directory)") from error
+        raise UnreadableFile("the file cannot be opened (No such file or directory)") from error
     except av.FFmpegError as error:
         reason = error.strerror or str(error)
         if reel is not None:
-            raise Unreadable(f"it is damaged or cut short ({reason})") from error
+            raise UnreadableFile(f"it is damaged or cut short ({reason})") from error
         if isinstance(error, EOFError):
-            raise Unreadable(NO_FRAME) from error
+            raise UnreadableFile(NO_FRAME) from error
         with open(path, "rb") as file:
             begins = file.read(8)
-        raise Unreadable(
+        raise UnreadableFile(
             f"it is no MP4, MOV, WebM, MKV or AVI, or it is cut short ({reason}; it begins with {begins!r})"
         ) from error
 
@@ -150,15 +169,23 @@ def moving_stream(container: Any) -> Any:
     cover = library().stream.Disposition.attached_pic
     streams = [stream for stream in container.streams.video if not stream.disposition & cover]
     if not streams:
-        sound = "it holds only sound" if container.streams.audio else "it holds neither pictures nor sound"
-        raise Unreadable(f"{sound}, and no video")
+        sound = (
+            "it holds only sound"
+            if container.streams.audio
+            else "it holds neither pictures nor sound"
+        )
+        raise UnreadableFile(f"{sound}, and no video")
     stream = streams[0]
     if stream.codec_context is None:
-        raise Unreadable("its codec is not one that FFmpeg knows")
+        raise UnreadableFile("its codec is not one that FFmpeg knows")
     width, height = stream.codec_context.width, stream.codec_context.height
     if width * height > MOST_PIXELS:
-        raise Unreadable(f"its frames are {width} x {height}, more pixels than a frame may have: scale it down")
-    stream.codec_context.thread_count = 1  # many readers at a time are faster than one with many threads
+        raise UnreadableFile(
+            f"its frames are {width} x {height}, more pixels than a frame may have: scale it down"
+        )
+    stream.codec_context.thread_count = (
+        1  # many readers at a time are faster than one with many threads
+    )
     return stream
 
 

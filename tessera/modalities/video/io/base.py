@@ -1,7 +1,8 @@
-"""What every reader of clips gives, whatever the file: facts about the whole, and frames with their times.
+"""What every reader of clips gives, whatever the file: facts about the whole, and frames with their
+times.
 
-Times are seconds, from 0 on. `film.py`, `animation.py` and `frame_folder.py` hold a reader each; `video_files.py` picks one
-and asks it.
+Times are seconds, from 0 on. `film.py`, `animation.py` and `frame_folder.py` hold a reader each;
+`video_files.py` picks one and asks it.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class Facts:
     width: int
     height: int
     codec: str
-    """h264, vp9, ...; GIF, WEBP, PNG for animations; "frames" for a folder; "still" for a picture"""
+    """h264, vp9, ...; GIF, WEBP, PNG for animations; "frames" for a folder; "still" for a
+    picture"""
 
     @property
     def frames(self) -> int:
@@ -59,7 +61,8 @@ class Reader(Protocol):
     def facts(self) -> Facts: ...
 
     def frames(self, since: float, shortest: int | None) -> Frames:
-        """In order, from the one that is on the screen at `since`, or some before it. Raises Unreadable where it breaks."""
+        """In order, from the one that is on the screen at `since`, or some before it. Raises
+        Unreadable where it breaks."""
 
 
 def reduction(width: int, height: int, shortest: int | None) -> int:

@@ -1,6 +1,7 @@
 """A folder that holds a picture per frame, in the order of the numbers in their names, as a clip.
 
-Whoever makes a reader of a folder asks for it to be one clip; nothing takes a folder of pictures for a clip by itself.
+Whoever makes a reader of a folder asks for it to be one clip; nothing takes a folder of pictures
+for a clip by itself.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 
-from tessera.data.errors import Unreadable
+from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import ENDINGS, decode, flatten
 from tessera.modalities.video.io.base import CLOCK_HZ, Facts, Frame, Frames, reduced
 
@@ -31,13 +32,17 @@ class FrameFolder:
     def frames(self, since: float, shortest: int | None) -> Frames:
         for number, file in enumerate(self.files()):
             if (number + 1) / CLOCK_HZ > since:
-                yield Frame(number / CLOCK_HZ, (number + 1) / CLOCK_HZ, partial(self.pixels, file, shortest))
+                yield Frame(
+                    number / CLOCK_HZ, (number + 1) / CLOCK_HZ, partial(self.pixels, file, shortest)
+                )
 
     def files(self) -> list[Path]:
         found = [file for file in Path(self.path).iterdir() if file.name.lower().endswith(ENDINGS)]
         files = [file for file in found if not file.name.startswith(".")]
         if not files:
-            raise Unreadable(f"the folder holds no frames (files ending in {', '.join(ENDINGS)})")
+            raise UnreadableFile(
+                f"the folder holds no frames (files ending in {', '.join(ENDINGS)})"
+            )
         return sorted(files, key=lambda file: by_number(file.name))
 
     def pixels(self, file: Path, shortest: int | None) -> np.ndarray:
@@ -46,10 +51,13 @@ class FrameFolder:
     def picture(self, file: Path) -> PIL.Image.Image:
         try:
             return flatten(decode(file.read_bytes()))
-        except Unreadable as error:
-            raise Unreadable(f"the frame {file.name}: {error}") from error
+        except UnreadableFile as error:
+            raise UnreadableFile(f"the frame {file.name}: {error}") from error
 
 
 def by_number(name: str) -> list[tuple[int, str]]:
     """A name's place among others: "frame 9" stands before "frame 10"."""
-    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", name.lower())]
+    return [
+        (int(part), "") if part.isdigit() else (0, part)
+        for part in re.split(r"(\d+)", name.lower())
+    ]

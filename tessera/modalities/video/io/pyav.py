@@ -1,5 +1,5 @@
-"""PyAV, which reads and writes films, and recordings that soundfile cannot read: part of the extras tessera[video] and
-tessera[sound], asked for only where it is needed."""
+"""PyAV, which reads and writes films, and recordings that soundfile cannot read: part of the extras
+tessera[video] and tessera[audio], asked for only where it is needed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def library() -> ModuleType:
     except ImportError as error:
         raise ModuleNotFoundError(
             "Reading and writing video, and some kinds of sound, needs PyAV, the Python package av, which is not installed. "
-            "Install tessera[video] or tessera[sound]."
+            "Install tessera[video] or tessera[audio]."
         ) from error
     return av
