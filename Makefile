@@ -17,13 +17,14 @@ ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 # new releases of pip read the second name there. The path is relative because pip splits the setting at spaces.
 PINNED := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt
 
-.PHONY: help setup demo test lint
+.PHONY: help setup demo test lint peers
 
 help:
 	@echo "make demo   from nothing to samples, on built-in pictures (a few minutes; Ctrl-C, then again, goes on)"
 	@echo "make test   the tests"
 	@echo "make lint   ruff, and mypy on the engine"
 	@echo "make setup  only .venv"
+	@echo "make peers  .venv-peers: the research packages that bench/ compares with"
 
 setup: .venv/.stamp
 
@@ -35,7 +36,7 @@ setup: .venv/.stamp
 	@echo "Setting up .venv with $$($(PYTHON) --version): a minute or two, once (.venv/install.log tells how far it is)."
 	@$(PYTHON) -m venv .venv
 	@$(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input \
-		-e '.[dev,perceptual,text,video,sound,speech,voice,mesh,tensorboard]' >.venv/install.log 2>&1 \
+		-e '.[dev,perceptual,text,video,audio,speech,voice,mesh,tensorboard]' >.venv/install.log 2>&1 \
 		&& $(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input --no-deps \
 		openwakeword==0.5.1 >>.venv/install.log 2>&1 \
 		|| { tail -n 20 .venv/install.log >&2; echo "The set-up failed; .venv/install.log has all of it." >&2; exit 1; }
@@ -50,3 +51,7 @@ test: .venv/.stamp
 lint: .venv/.stamp
 	@.venv/bin/ruff check .
 	@.venv/bin/mypy
+
+# Not part of setup: only the comparisons in bench/ need these packages (bench/README.md).
+peers:
+	@PYTHON="$(PYTHON)" bash bench/peers/setup.sh

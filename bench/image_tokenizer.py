@@ -1,62 +1,72 @@
-"""The sides of the image tokenizer's training step: ours, and muse-maskgit-pytorch's by its own
-trainer.
+"""A training step of the image tokenizer: ours, and that of muse-maskgit-pytorch's own trainer.
 
-Pictures of 64 x 64 from PNG files, batch 4, dim 32, 3 halvings, LFQ with 256 symbols, discriminator
-with 3 layers, moving average each step. Both do whole steps, pictures read and decoded, with the
-same losses: L1, a perceptual term on two strided convolutions of 8 channels, LFQ's entropy, a hinge
-discriminator weighed by gradients at the last layer, and a gradient penalty. Theirs takes the
-penalty at every step, whatever it is asked for; ours as often as it is told.
+Images of 64 x 64 from PNG files, batch size 4, dim 32, 3 downsampling layers, LFQ with 256 codes, a
+discriminator of 3 layers, EMA updated at each step. Both sides run complete steps, including
+reading and decoding of images, with the same losses: L1, a perceptual loss on two strided
+convolutions of 8 channels, the entropy loss of LFQ, a hinge discriminator loss with adaptive
+weight, and a gradient penalty. Theirs applies the penalty at every step whatever is configured;
+ours every `gp_every` steps.
 
-Our network has their widths (`late=1`: 32, 32, 64, 128).
+Our network has the same channels as theirs (`constant_stages=1`: 32, 32, 64, 128).
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import endless
-from sides import About, Side, mflop, parameters, versions
+import endless_training
+from worker import ModelInfo, Workload, count_mflop, count_parameters, package_versions
 
-SIDE, BATCH, SYMBOLS = 64, 4, 256
+IMAGE_SIZE, NUM_IMAGES, BATCH_SIZE, CODEBOOK_SIZE = 64, 128, 4, 256
 
 
-def theirs(work: Path) -> Side:
-    os.environ["PEER_WORK"] = str(work)
-    from peer_adapters import VqganA
+def build_theirs(work_dir: Path) -> Workload:
+    from peers.adapters import VQGANAdapter, seed_everything
 
-    adapter = VqganA()
-    adapter.seed(0)
-    model = adapter.build()
-    judge, features = parameters(model.discr), parameters(model.vgg)
-    about = About(
-        parameters={"model": parameters(model) - judge - features, "judge": judge},
-        mflop={"model": picture_mflop(model), "judge": picture_mflop(model.discr)},
-        packages=versions("muse-maskgit-pytorch", "vector-quantize-pytorch", "torch"),
+    adapter = VQGANAdapter(write_images(work_dir / "images"))
+    seed_everything(0)
+    model = adapter.build_model()
+    discriminator, perceptual = count_parameters(model.discr), count_parameters(model.vgg)
+    info = ModelInfo(
+        parameters={
+            "model": count_parameters(model) - discriminator - perceptual,
+            "discriminator": discriminator,
+        },
+        mflop={
+            "model": count_image_mflop(model),
+            "discriminator": count_image_mflop(model.discr),
+        },
+        packages=package_versions("muse-maskgit-pytorch", "vector-quantize-pytorch", "torch"),
     )
-    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
-    return Side(about, lambda: adapter.run(trainer, 1))
+    trainer = adapter.build_trainer(model, work_dir / "theirs")
+    return Workload(info, lambda: adapter.train(trainer, steps=1))
 
 
-def ours(work: Path, *, gp_every: int) -> Side:
+def build_ours(work_dir: Path, *, gp_every: int) -> Workload:
     from tessera.run.directory import RunDirectory
     from tessera.run.train import build_engine, build_task
 
-    run = run_of(gp_every, work / "data" / "images")
+    run = build_run(gp_every, write_images(work_dir / "images"))
     task = build_task(run)
-    about = About(
-        parameters={"model": parameters(task.model), "judge": parameters(task.discriminator)},
-        mflop={"model": picture_mflop(task.model), "judge": picture_mflop(task.discriminator)},
-        packages=versions("torch"),
+    info = ModelInfo(
+        parameters={
+            "model": count_parameters(task.model),
+            "discriminator": count_parameters(task.discriminator),
+        },
+        mflop={
+            "model": count_image_mflop(task.model),
+            "discriminator": count_image_mflop(task.discriminator),
+        },
+        packages=package_versions("torch"),
     )
-    engine_defaults = build_engine(run, RunDirectory(work / "ours"), task=task).steps()
-    return Side(about, lambda: next(engine_defaults))
+    steps = build_engine(run, RunDirectory(work_dir / "ours"), task=task).steps()
+    return Workload(info, lambda: next(steps))
 
 
-def run_of(gp_every: int, pictures: Path) -> Any:
-    """The same configuration and the same losses, in our words."""
+def build_run(gp_every: int, images: Path) -> Any:
+    """Build our run with the configuration and the losses of theirs."""
     from tessera.engine.ema import EMAConfig
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.image.dataset import ImageDataConfig
@@ -70,37 +80,42 @@ def run_of(gp_every: int, pictures: Path) -> Any:
     from tessera.nn.quantize import LFQConfig
     from tessera.run.config import Run
 
-    quantizer = LFQConfig(codebook_size=SYMBOLS, diversity=4.0)
+    quantizer = LFQConfig(codebook_size=CODEBOOK_SIZE, diversity=4.0)
     optimizer = OptimizerConfig(name="adam", lr=3e-4, betas=(0.9, 0.999), max_grad_norm=1.0)
     adversary = ImageAdversaryConfig(
         discriminator=PatchDiscriminatorConfig(dim=32, max_channels=128, layers=3),
         adaptive=True,
         weight=1.0,
-        penalty=10.0,
+        gp_weight=10.0,
         gp_every=gp_every,
         gp_center=1.0,
         optimizer=optimizer,
     )
     task = ImageTokenizerConfig(
         model=VQGANConfig(
-            dim=32, max_channels=128, late=1, layers=3, blocks=(0, 0, 1), quantizer=quantizer
+            dim=32,
+            max_channels=128,
+            constant_stages=1,
+            layers=3,
+            blocks=(0, 0, 1),
+            quantizer=quantizer,
         ),
-        reconstruction=ImageReconstructionConfig(pixel="l1", perceptual=stand_in()),
+        reconstruction=ImageReconstructionConfig(pixel="l1", perceptual=perceptual_config()),
         adversary=adversary,
         optimizer=optimizer,
     )
-    engine = endless.config(batch_size=BATCH, ema=EMAConfig(decay=0.995))
+    engine = endless_training.engine_config(batch_size=BATCH_SIZE, ema=EMAConfig(decay=0.995))
     return Run(
         recipe="bench",
         task=task,
-        data=ImageDataConfig(path=str(pictures), size=SIDE, flip=True),
+        data=ImageDataConfig(path=str(images), size=IMAGE_SIZE, flip=True),
         engine=engine,
     )
 
 
-def stand_in() -> Any:
-    """The small network on which both sides take their perceptual term, in place of a VGG that has
-    to be fetched."""
+def perceptual_config() -> Any:
+    """Return the config of the perceptual network that both sides use in place of a VGG16, whose
+    weights would have to be downloaded."""
     from torch import Tensor, nn
 
     from tessera.modalities.image.perceptual import PerceptualConfig
@@ -116,14 +131,28 @@ def stand_in() -> Any:
             return [self.layers(images)]
 
     @dataclass(frozen=True, kw_only=True)
-    class StandIn(PerceptualConfig):
+    class TwoConvolutionsConfig(PerceptualConfig):
         def build(self) -> nn.Module:
             return TwoConvolutions()
 
-    return StandIn()
+    return TwoConvolutionsConfig()
 
 
-def picture_mflop(network: Any) -> float:
+def write_images(folder: Path) -> Path:
+    """Write noise as PNG files, unless the other side has done so."""
+    import numpy as np
+    import PIL.Image
+
+    if not folder.exists():
+        folder.mkdir()
+        rng = np.random.RandomState(7)
+        for number in range(NUM_IMAGES):
+            pixels = rng.randint(0, 255, (IMAGE_SIZE, IMAGE_SIZE, 3), dtype=np.uint8)
+            PIL.Image.fromarray(pixels).save(folder / f"{number:04d}.png")
+    return folder
+
+
+def count_image_mflop(network: Any) -> float:
     import torch
 
-    return mflop(lambda: network(torch.rand(BATCH, 3, SIDE, SIDE)))
+    return count_mflop(lambda: network(torch.rand(BATCH_SIZE, 3, IMAGE_SIZE, IMAGE_SIZE)))

@@ -1,23 +1,17 @@
-"""How fast are pictures learnt and made? Beside muse-maskgit-pytorch, the published package, and
-beside ourselves, in one run.
+"""Speed of image tokenizer and text-to-image generator, compared with muse-maskgit-pytorch.
 
-    python bench/images.py --peer-env DIR --peer-adapters DIR [--what tokenizer masked cache] [--blocks 30] [--steps 8]
-    python bench/images.py --what cache
+    python bench/images.py [--only tokenizer masked cache] [--blocks 30] [--steps 8]
 
-DIR of the first is an environment in which that package is installed (DIR/venv/bin/python), DIR of
-the second holds `peer_adapters.py`, which builds its trainer at the small configuration, and
-`peershim.py`, which lets it start; nothing of them is part of this project.
+The parts `tokenizer` and `masked` need the environment of the research packages (`make peers`).
 
-tokenizer: a training step of the image tokenizer (`image_tokenizer.py` says of what size and from
-what).
-masked: a training step of the masked generator, and one sample (`masked.py`).
-cache: a training step of the masked generator from cached codes, beside one that tokenizes its
-pictures (`cached.py`).
+tokenizer: a training step of the image tokenizer (`image_tokenizer.py`).
+masked: a training step of the masked generator, and one sample (`masked_generator.py`).
+cache: a training step of the masked generator from cached tokens, compared with one that tokenizes
+its images (`token_cache.py`); both sides are ours.
 
-Each side is a process of its own, with its own packages; one works while the other waits. One
-compute thread, fp32. Both do the whole work; no validation, samples or checkpoints on either side.
-The networks are not the same, so their sizes, in parameters and operations, are printed beside the
-times.
+Each side is a process with its own packages, and the two take turns. One compute thread, fp32. Both
+sides run complete training steps, without validation, samples and checkpoints. The networks are not
+identical, so their parameters and operations are printed next to the times.
 """
 
 from __future__ import annotations
@@ -28,82 +22,71 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-import cached
 import image_tokenizer
-import masked
-import pairs
-from compared import Comparison, Script, as_sides, concluded
-from sides import Side
+import masked_generator
+import timing
+import token_cache
+from comparison import BenchScript, Comparison, check_peers_python, finish, timed_workers
+from worker import Workload
 
-What = Literal["tokenizer", "masked", "cache"]
+Part = Literal["tokenizer", "masked", "cache"]
 
-PEER: dict[str, Callable[[Path], Side]] = {
-    "their tokenizer": image_tokenizer.theirs,
-    "their generator": masked.their_step,
-    "their sampler": masked.their_sample,
+THEIRS: dict[str, Callable[[Path], Workload]] = {
+    "their tokenizer": image_tokenizer.build_theirs,
+    "their generator": masked_generator.build_their_step,
+    "their sampler": masked_generator.build_their_sampler,
 }
-OURS: dict[str, Callable[[Path], Side]] = {
-    "penalty each step": partial(image_tokenizer.ours, gp_every=1),
-    "penalty each 4th": partial(image_tokenizer.ours, gp_every=4),
-    "our generator": masked.our_step,
-    "our sampler": masked.our_sample,
-    **{f"cached, {size}": partial(cached.step, size=size, tokens="cache") for size in cached.SIZES},
-    **{f"live, {size}": partial(cached.step, size=size, codes="raw") for size in cached.SIZES},
+OURS: dict[str, Callable[[Path], Workload]] = {
+    "ours, GP every step": partial(image_tokenizer.build_ours, gp_every=1),
+    "ours, GP every 4": partial(image_tokenizer.build_ours, gp_every=4),
+    "our generator": masked_generator.build_our_step,
+    "our sampler": masked_generator.build_our_sampler,
+    **{
+        f"cached, {size}": partial(token_cache.build_step, size=size, tokens="cache")
+        for size in token_cache.SIZES
+    },
+    **{
+        f"live, {size}": partial(token_cache.build_step, size=size, tokens="live")
+        for size in token_cache.SIZES
+    },
 }
-"""The names by which processes are told what to do."""
-SCRIPT = Script(__file__, ours=as_sides(OURS), theirs=as_sides(PEER))
+SCRIPT = BenchScript(__file__, ours=timed_workers(OURS), theirs=timed_workers(THEIRS))
 
+TOKENIZER_STEP = "a training step of the tokenizer"
+CACHE_STEP = "a training step of images-maskgit, preset small"
 COMPARISONS = (
-    Comparison(
-        "tokenizer",
-        "a training step of the tokenizer",
-        "penalty each step",
-        "their tokenizer",
-        None,
-    ),
-    # The same work as configured: the penalty every fourth step is what both are asked for.
-    Comparison(
-        "tokenizer", "a training step of the tokenizer", "penalty each 4th", "their tokenizer", 1.5
-    ),
+    # Both are configured for a gradient penalty (GP) every 4 steps; theirs ignores the setting.
+    Comparison("tokenizer", TOKENIZER_STEP, "ours, GP every step", "their tokenizer", None),
+    Comparison("tokenizer", TOKENIZER_STEP, "ours, GP every 4", "their tokenizer", 1.5),
     Comparison(
         "masked", "a training step of the generator", "our generator", "their generator", 1.3
     ),
     Comparison("masked", "a sample", "our sampler", "their sampler", 3.0),
-    # How much a cache saves depends on how much there is to tokenize: the generator is the same in
-    # both.
-    Comparison("cache", "a training step of the small recipe", "cached, 64", "live, 64", None),
-    Comparison(
-        "cache",
-        "a training step of the small recipe",
-        "cached, 256, light",
-        "live, 256, light",
-        None,
-    ),
-    Comparison("cache", "a training step of the small recipe", "cached, 256", "live, 256", 2.0),
+    # The generator is the same; what the cache saves depends on the cost of the tokenizer.
+    Comparison("cache", CACHE_STEP, "cached, 64", "live, 64", None),
+    Comparison("cache", CACHE_STEP, "cached, 256, light", "live, 256, light", None),
+    Comparison("cache", CACHE_STEP, "cached, 256", "live, 256", 2.0),
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = SCRIPT.parser(__doc__, get_args(What), steps=8, of_steps="in one block")
-    asked = parser.parse_args(arguments)
-    pairs.pin(asked.threads)
-    if asked.worker is not None:
-        SCRIPT.work(asked)
+    parser = SCRIPT.parser(__doc__, get_args(Part), steps=8, steps_help="steps of one block")
+    args = parser.parse_args(arguments)
+    timing.set_threads(args.threads)
+    if args.worker is not None:
+        SCRIPT.run_worker(args)
         return 0
-    if set(asked.what) != {"cache"} and None in (asked.peer_env, asked.peer_adapters):
-        parser.error(
-            "the package is one of the sides: give --peer-env and --peer-adapters, or --what cache, which needs neither"
-        )
+    if set(args.only) != {"cache"}:
+        check_peers_python(parser, args)
 
-    print(pairs.circumstances())
+    print(timing.describe_machine())
     print(
-        f"{asked.blocks} blocks of {asked.steps} on each side, in turn; MFLOP are those of one forward pass of a batch",
+        f"{args.blocks} alternating blocks of {args.steps} steps of each side; "
+        "MFLOP of one forward pass of a batch",
         flush=True,
     )
-    found = SCRIPT.find(
-        [comparison for comparison in COMPARISONS if comparison.what in asked.what], asked
-    )
-    return concluded({"compared": found}, asked)
+    result = SCRIPT.compare_all([one for one in COMPARISONS if one.part in args.only], args)
+    return finish({"comparisons": result}, args)
 
 
 if __name__ == "__main__":

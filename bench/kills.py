@@ -1,19 +1,20 @@
-"""Is a run that was killed and started again the run that was never killed? Bit for bit, at any
-instant?
+"""Check that a run that is killed and resumed equals the run that was never killed, bit for bit.
 
-    python bench/kills.py --kills 100 [--seed 0] [--nproc 1] [--num-workers 0] [flags of `tessera train images-vqgan`]
+    python bench/kills.py --kills 100 [--seed 0] [--nproc 1] [--num-workers 0] [TRAIN FLAGS]
 
-A small run is done once in peace. Then it is done again and again while SIGKILL comes at seeded
-moments, a third of them by the clock, the others aimed at one operation (bench/mortal.py): opening
-the folder, training, logging, validation, sampling, and the write, rename and prune of a
-checkpoint. After each kill the same command is started again, until it ends by itself; then its
-folder is held against that of the peaceful run: every tensor of the model, the average, the other
-networks and the optimizers, the counters, the lines of metrics.jsonl but for what the clock says,
-the samples.
+TRAIN FLAGS are those of `tessera train images-vqgan`.
 
-The run has all that could be forgotten: a discriminator, a codebook that moves by statistics and is
-revived at random, augmentation, micro-batches, a moving average. Exit code 1 if anything differs,
-or if a restart is refused.
+A small run is trained once without interruption: the reference. Then it is trained again, and
+killed with SIGKILL at points that a seed selects: a third of them after a random time, the others
+at one operation (kill_worker.py): opening the folder, training, logging, validation, sampling, and
+the write, rename and prune of a checkpoint. After each kill the same command is started again,
+until it finishes; then its folder is compared with that of the reference: every tensor of the
+model, the EMA, the other networks and the optimizers, the counters, the lines of metrics.jsonl
+except for timings, and the samples.
+
+The run has everything that has state: a discriminator, a codebook that is updated by statistics and
+whose unused codes are replaced at random, augmentation, gradient accumulation, an EMA. Exit code 1
+if anything differs, or if the command fails when it is started again.
 """
 
 from __future__ import annotations
@@ -35,397 +36,405 @@ from typing import Any
 
 import numpy as np
 import psutil
-from mortal import PHASES, RUN
+from kill_worker import PHASES, RUN
 from safetensors.numpy import load_file
 
-MORTAL = Path(__file__).with_name("mortal.py")
-CLOCK = {"examples_per_second", "data_wait_frac", "peak_memory_mb"}
-"""What metrics.jsonl tells of the machine and not of the run."""
+KILL_WORKER = Path(__file__).with_name("kill_worker.py")
+TIMING_KEYS = {"examples_per_second", "data_wait_frac", "peak_memory_mb"}
+"""The values in metrics.jsonl that depend on the machine."""
 
 COMMAND = (
-    "train images-vqgan --preset tiny --adversary on --quantizer vq --grad-accum-steps 2 --data.flip --data.min-scale 0.7 "
-    f"--log-every 1 --validate-every 4 --sample-every 4 --sample-count 4 --checkpoint-every 2 --keep-last 1 --out {RUN}"
+    "train images-vqgan --preset tiny --adversary on --quantizer vq --grad-accum-steps 2 "
+    "--data.flip --data.min-scale 0.7 --log-every 1 --validate-every 4 --sample-every 4 "
+    f"--sample-count 4 --checkpoint-every 2 --keep-last 1 --out {RUN}"
 ).split()
 
-ALL = ["chance", *PHASES[:2], "chance", *PHASES[2:4], "chance", *PHASES[4:6], "chance", *PHASES[6:]]
-"""Every phase its share, and a third by the clock."""
+TIMER = "timer"
+"""The pseudo-phase of kills after a random time."""
+DEFAULT_PHASES = [
+    *(TIMER, *PHASES[:2]),
+    *(TIMER, *PHASES[2:4]),
+    *(TIMER, *PHASES[4:6]),
+    *(TIMER, *PHASES[6:]),
+]
+"""Every phase once, and a third of the kills by timer."""
 
-LONGEST_LIFE_S = 600
+TIMEOUT_S = 600
 
 
 @dataclass(frozen=True)
-class Death:
-    """One kill: at the `count`-th moment of `phase`, or (phase "chance") `after_s` seconds from the
-    start."""
+class Kill:
+    """One kill: at the `count`-th kill point of `phase`, or `after_s` seconds after the start."""
 
     phase: str
     count: int = 0
     after_s: float = 0.0
     victim: int = 0
-    """The rank that dies; beyond the last rank all die at once, and beyond that the launcher
-    alone."""
+    """The rank that is killed; `nproc` for all processes at once, `nproc + 1` for the launcher
+    only."""
 
 
 @dataclass
-class Peace:
-    """What the run that nobody killed tells about a life: how long it is, and how many moments it
-    has."""
+class Reference:
+    """The run that was never killed: its duration, and the number of its kill points."""
 
-    place: Path
-    begins_s: float
-    ends_s: float
-    moments: dict[str, int]
+    folder: Path
+    started_s: float
+    """When the run's folder existed."""
+    ended_s: float
+    kill_points: dict[str, int]
 
 
 @dataclass
-class Tally:
-    aimed: Counter[str] = field(default_factory=Counter)
-    by_chance: Counter[str] = field(default_factory=Counter)
+class Summary:
+    """What has happened so far."""
+
+    by_phase: Counter[str] = field(default_factory=Counter)
+    by_timer: Counter[str] = field(default_factory=Counter)
     victims: Counter[str] = field(default_factory=Counter)
     runs: int = 0
     restarts: int = 0
     problems: list[str] = field(default_factory=list)
-    notes: Counter[str] = field(default_factory=Counter)
+    leftovers: Counter[str] = field(default_factory=Counter)
 
     @property
     def kills(self) -> int:
-        return self.aimed.total() + self.by_chance.total()
+        return self.by_phase.total() + self.by_timer.total()
 
 
-# ---- one life
+# ---- one process
 
 
 @dataclass(frozen=True)
-class End:
-    """How a life ended."""
+class Exit:
+    """How a process ended."""
 
     code: int
     killed: bool
 
 
 @dataclass
-class Lives:
-    """Starts the same command, again and again, in folders of its own."""
+class Launcher:
+    """Starts the same command, again and again."""
 
-    processes: int
+    nproc: int
     num_workers: int
     flags: list[str]
 
-    def start(self, place: Path, death: Death | None = None) -> subprocess.Popen[bytes]:
+    def start(self, folder: Path, kill: Kill | None = None) -> subprocess.Popen[bytes]:
         command = [*COMMAND, "--num-workers", str(self.num_workers)]
-        if self.processes > 1:
-            command += ["--nproc", str(self.processes)]
+        if self.nproc > 1:
+            command += ["--nproc", str(self.nproc)]
         environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        if death is not None and death.phase != "chance":
-            environment |= {"MORTAL_PHASE": death.phase, "MORTAL_COUNT": str(death.count)}
-            environment |= {"MORTAL_RANK": str(death.victim)}
-        (place / "moments.json").unlink(missing_ok=True)
-        with open(place / "log.txt", "ab") as log:
+        if kill is not None and kill.phase != TIMER:
+            environment |= {"KILL_PHASE": kill.phase, "KILL_COUNT": str(kill.count)}
+            environment |= {"KILL_RANK": str(kill.victim)}
+        (folder / "kill_points.json").unlink(missing_ok=True)
+        with open(folder / "log.txt", "ab") as log:
             return subprocess.Popen(
-                [sys.executable, str(MORTAL), *command, *self.flags],
-                cwd=place,
+                [sys.executable, str(KILL_WORKER), *command, *self.flags],
+                cwd=folder,
                 env=environment,
                 stdout=log,
                 stderr=log,
             )
 
-    def live(self, place: Path, death: Death | None) -> End:
-        """One life. Of several processes the survivors end in ways of their own, so the exit code
-        alone says little."""
-        engine_defaults = self.start(place, death)
+    def run(self, folder: Path, kill: Kill | None) -> Exit:
+        """Run the command until it ends or is killed.
+
+        With several processes the exit code alone is not enough: the survivors end in other ways.
+        """
+        process = self.start(folder, kill)
         killed = False
-        if (
-            death is not None
-            and death.phase == "chance"
-            and not ends_within(engine_defaults, death.after_s)
-        ):
-            self.kill(engine_defaults, death.victim)
+        if kill is not None and kill.phase == TIMER and not ends_within(process, kill.after_s):
+            self.kill(process, kill.victim)
             killed = True
-        if not ends_within(engine_defaults, LONGEST_LIFE_S):
-            self.kill(engine_defaults, victim=self.processes)
+        if not ends_within(process, TIMEOUT_S):
+            self.kill(process, victim=self.nproc)
             raise SystemExit(
-                f"{place}: a life of {LONGEST_LIFE_S} s that was to end by {death} hangs; see log.txt there."
+                f"{folder}: a process that should end by {kill} still runs after {TIMEOUT_S} s; "
+                "its output is in log.txt there."
             )
-        died = place / "died"
-        killed |= died.exists()
-        died.unlink(missing_ok=True)
-        return End(engine_defaults.returncode, killed and engine_defaults.returncode != 0)
+        marker = folder / "killed"
+        killed |= marker.exists()
+        marker.unlink(missing_ok=True)
+        return Exit(process.returncode, killed and process.returncode != 0)
 
-    def kill(self, engine_defaults: subprocess.Popen[bytes], victim: int) -> None:
-        ranks = psutil.Process(engine_defaults.pid).children() if self.processes > 1 else []
-        chosen = (
-            [engine_defaults, *ranks]
-            if victim == self.processes
-            else ranks[victim : victim + 1] or [engine_defaults]
-        )
-        for process in chosen:
+    def kill(self, process: subprocess.Popen[bytes], victim: int) -> None:
+        ranks = psutil.Process(process.pid).children() if self.nproc > 1 else []
+        if victim == self.nproc:
+            chosen = [process, *ranks]
+        else:
+            chosen = ranks[victim : victim + 1] or [process]
+        for one in chosen:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                one.kill()
 
-    def recipe_name(self, victim: int) -> str:
-        return (
-            "all"
-            if victim == self.processes
-            else "launcher"
-            if victim > self.processes
-            else f"rank {victim}"
-        )
+    def victim_name(self, victim: int) -> str:
+        if victim == self.nproc:
+            return "all"
+        return "launcher" if victim > self.nproc else f"rank {victim}"
 
 
-def ends_within(engine_defaults: subprocess.Popen[bytes], seconds: float) -> bool:
+def ends_within(process: subprocess.Popen[bytes], seconds: float) -> bool:
     with contextlib.suppress(subprocess.TimeoutExpired):
-        engine_defaults.wait(seconds)
-    return engine_defaults.returncode is not None
+        process.wait(seconds)
+    return process.returncode is not None
 
 
-def peaceful(lives: Lives, place: Path) -> Peace:
-    """The run that is never killed."""
-    place.mkdir()
-    began = time.monotonic()
-    engine_defaults = lives.start(place)
-    while engine_defaults.poll() is None and not (place / RUN / "config.json").exists():
+def run_reference(launcher: Launcher, folder: Path) -> Reference:
+    """Train the run that is never killed."""
+    folder.mkdir()
+    start = time.monotonic()
+    process = launcher.start(folder)
+    while process.poll() is None and not (folder / RUN / "config.json").exists():
         time.sleep(0.01)
-    begins = time.monotonic() - began
-    if engine_defaults.wait(LONGEST_LIFE_S) != 0:
-        raise SystemExit(f"The run fails without being killed:\n{(place / 'log.txt').read_text()}")
-    return Peace(
-        place,
-        begins,
-        time.monotonic() - began,
-        json.loads((place / "moments.json").read_text())["seen"],
-    )
+    started_s = time.monotonic() - start
+    if process.wait(TIMEOUT_S) != 0:
+        raise SystemExit(f"The run fails without being killed:\n{(folder / 'log.txt').read_text()}")
+    ended_s = time.monotonic() - start
+    counts = json.loads((folder / "kill_points.json").read_text())["counts"]
+    return Reference(folder, started_s, ended_s, counts)
 
 
-# ---- many deaths
+# ---- many kills
 
 
-def shares(kills: int, phases: list[str], rng: random.Random) -> list[str]:
-    """The phase of each kill: all phases alike, in any order."""
-    coming = [phases[number % len(phases)] for number in range(kills)]
-    rng.shuffle(coming)
-    return coming
+def schedule_phases(kills: int, phases: list[str], rng: random.Random) -> list[str]:
+    """Return the phase of each kill: all phases equally often, in random order."""
+    schedule = [phases[number % len(phases)] for number in range(kills)]
+    rng.shuffle(schedule)
+    return schedule
 
 
-def drawn(phase: str, processes: int, peace: Peace, rng: random.Random) -> Death:
-    """A moment of that phase. Early ones are favoured, so that one run dies often before it
-    ends."""
+def sample_kill(phase: str, nproc: int, reference: Reference, rng: random.Random) -> Kill:
+    """Draw a kill of a phase; early ones are more likely, so that one run is killed many times."""
     early = rng.random() ** 2
-    if phase == "chance":
-        victims = processes + 2 if processes > 1 else 1
-        after = peace.begins_s + (peace.ends_s - peace.begins_s) * early
-        return Death(phase, after_s=after, victim=rng.randrange(victims))
-    everywhere = phase in ("training", "validation")
-    return Death(
+    if phase == TIMER:
+        victims = nproc + 2 if nproc > 1 else 1
+        after_s = reference.started_s + (reference.ended_s - reference.started_s) * early
+        return Kill(phase, after_s=after_s, victim=rng.randrange(victims))
+    on_every_rank = phase in ("training", "validation")
+    return Kill(
         phase,
-        1 + int(early * peace.moments[phase]),
-        victim=rng.randrange(processes) if everywhere else 0,
+        1 + int(early * reference.kill_points[phase]),
+        victim=rng.randrange(nproc) if on_every_rank else 0,
     )
 
 
-def persecute(
-    lives: Lives, peace: Peace, coming: list[str], rng: random.Random, work: Path
-) -> Tally:
-    """Runs that are killed until all kills have hit, each carried to its end and compared."""
-    count_by_suffix = Tally()
-    while coming and not count_by_suffix.problems:
-        place = work / f"killed-{count_by_suffix.runs + 1}"
-        place.mkdir()
-        before = count_by_suffix.kills
-        carry_to_its_end(lives, peace, place, coming, rng, count_by_suffix)
-        count_by_suffix.runs += 1
-        if not count_by_suffix.problems:
-            count_by_suffix.problems += [
-                f"{place.name}: {one}" for one in differences(peace.place / RUN, place / RUN)
-            ]
-            count_by_suffix.notes.update(leftovers(place / RUN))
-        logs = "see below" if count_by_suffix.problems else "equal to the run that was never killed"
-        print(f"{place.name}: {count_by_suffix.kills - before} kills, {logs}", flush=True)
-    return count_by_suffix
-
-
-def carry_to_its_end(
-    lives: Lives,
-    peace: Peace,
-    place: Path,
-    coming: list[str],
+def kill_runs(
+    launcher: Launcher,
+    reference: Reference,
+    schedule: list[str],
     rng: random.Random,
-    count_by_suffix: Tally,
+    work_dir: Path,
+) -> Summary:
+    """Train runs until all kills have happened; finish each run and compare it."""
+    summary = Summary()
+    while schedule and not summary.problems:
+        folder = work_dir / f"killed-{summary.runs + 1}"
+        folder.mkdir()
+        before = summary.kills
+        kill_until_finished(launcher, reference, folder, schedule, rng, summary)
+        summary.runs += 1
+        if not summary.problems:
+            found = differences(reference.folder / RUN, folder / RUN)
+            summary.problems += [f"{folder.name}: {one}" for one in found]
+            summary.leftovers.update(find_leftovers(folder / RUN))
+        outcome = "see below" if summary.problems else "equal to the run that was never killed"
+        print(f"{folder.name}: {summary.kills - before} kills, {outcome}", flush=True)
+    return summary
+
+
+def kill_until_finished(
+    launcher: Launcher,
+    reference: Reference,
+    folder: Path,
+    schedule: list[str],
+    rng: random.Random,
+    summary: Summary,
 ) -> None:
-    """Lives of one run, each with its death, until one ends by itself; a death that missed stays
-    for the next run."""
-    for number in range(1000):
-        death = drawn(coming[-1], lives.processes, peace, rng) if coming else None
-        end = lives.live(place, death)
-        count_by_suffix.restarts += number > 0
-        if death is not None and end.killed:
-            coming.pop()
-            count(count_by_suffix, death, place, lives)
+    """Start one run again after each kill until it finishes; a kill that came too late stays in the
+    schedule."""
+    for attempt in range(1000):
+        kill = sample_kill(schedule[-1], launcher.nproc, reference, rng) if schedule else None
+        end = launcher.run(folder, kill)
+        summary.restarts += attempt > 0
+        if kill is not None and end.killed:
+            schedule.pop()
+            count_kill(summary, kill, folder, launcher)
         elif end.code == 0:
             return
         else:
-            log = (place / "log.txt").read_text()
-            count_by_suffix.problems.append(
-                f"{place.name}: life {number + 1} ended with {end.code}, {death}:\n{log[-3000:]}"
+            log = (folder / "log.txt").read_text()
+            summary.problems.append(
+                f"{folder.name}: attempt {attempt + 1} ended with exit code {end.code}, {kill}:\n"
+                f"{log[-3000:]}"
             )
             return
-    raise SystemExit(f"{place} does not come to an end: it has been killed a thousand times.")
+    raise SystemExit(f"{folder}: the run has been killed 1,000 times and is not finished.")
 
 
-def count(count_by_suffix: Tally, death: Death, place: Path, lives: Lives) -> None:
-    if death.phase != "chance":
-        count_by_suffix.aimed[death.phase] += 1
+def count_kill(summary: Summary, kill: Kill, folder: Path, launcher: Launcher) -> None:
+    if kill.phase != TIMER:
+        summary.by_phase[kill.phase] += 1
     else:
-        count_by_suffix.by_chance[last_phase(place)] += 1
-    count_by_suffix.victims[lives.recipe_name(death.victim)] += 1
+        summary.by_timer[last_phase(folder)] += 1
+    summary.victims[launcher.victim_name(kill.victim)] += 1
 
 
-def last_phase(place: Path) -> str:
-    """Where a kill by the clock landed. A life that had not come to its first moment was still
-    being started."""
-    diary = bytes_of(place / "moments.json")
-    return json.loads(diary)["last"] if diary else "opening"
+def last_phase(folder: Path) -> str:
+    """Return the phase that a killed process had reached; "opening" before the first kill point."""
+    points = read_bytes(folder / "kill_points.json")
+    return json.loads(points)["last"] if points else "opening"
 
 
 # ---- the comparison
 
 
-def differences(peace: Path, killed: Path) -> list[str]:
-    """Everything in which two finished run folders differ, but for what the clock says."""
-    samples = {path.relative_to(run) for run in (peace, killed) for path in run.glob("samples/*/*")}
+def differences(reference: Path, killed: Path) -> list[str]:
+    """List everything in which two finished run folders differ, except for timings."""
+    samples = {
+        path.relative_to(run) for run in (reference, killed) for path in run.glob("samples/*/*")
+    }
     files = [Path("config.json"), Path("README.md"), *sorted(samples)]
     found = [
-        f"{file} differs" for file in files if bytes_of(peace / file) != bytes_of(killed / file)
+        f"{file} differs"
+        for file in files
+        if read_bytes(reference / file) != read_bytes(killed / file)
     ]
-    return [*found, *in_metrics(peace, killed), *in_checkpoints(peace, killed)]
+    return [*found, *compare_metrics(reference, killed), *compare_checkpoints(reference, killed)]
 
 
-def in_metrics(peace: Path, killed: Path) -> Iterator[str]:
-    ours, theirs = timeless(peace / "metrics.jsonl"), timeless(killed / "metrics.jsonl")
-    if len(ours) != len(theirs):
-        yield f"metrics.jsonl has {len(theirs)} lines instead of {len(ours)}"
-    for number, (a, b) in enumerate(zip(ours, theirs), start=1):
+def compare_metrics(reference: Path, killed: Path) -> Iterator[str]:
+    expected, found = (read_metrics(run / "metrics.jsonl") for run in (reference, killed))
+    if len(expected) != len(found):
+        yield f"metrics.jsonl has {len(found)} lines instead of {len(expected)}"
+    for number, (a, b) in enumerate(zip(expected, found), start=1):
         names = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
         if names or list(a) != list(b):
-            yield f"metrics.jsonl line {number}: {', '.join(f'{n} {a.get(n)} / {b.get(n)}' for n in sorted(names)[:4])}"
+            values = ", ".join(
+                f"{name} {a.get(name)} / {b.get(name)}" for name in sorted(names)[:4]
+            )
+            yield f"metrics.jsonl line {number}: {values}"
 
 
-def timeless(path: Path) -> list[dict[str, Any]]:
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the lines of metrics.jsonl without timings."""
     lines = path.read_text().splitlines()
     return [
-        {key: value for key, value in json.loads(line).items() if key not in CLOCK}
+        {key: value for key, value in json.loads(line).items() if key not in TIMING_KEYS}
         for line in lines
     ]
 
 
-def in_checkpoints(peace: Path, killed: Path) -> Iterator[str]:
-    """The last one, and older ones if both kept them: the one that was best may be pruned a write
-    sooner or later."""
-    ours, theirs = steps_of(peace), steps_of(killed)
-    if not ours or not theirs or ours[-1] != theirs[-1]:
-        yield f"checkpoints end at {theirs[-1:]} instead of {ours[-1:]}"
-    for step in sorted(set(ours) & set(theirs)):
-        yield from in_checkpoint(peace / "checkpoints" / step, killed / "checkpoints" / step)
+def compare_checkpoints(reference: Path, killed: Path) -> Iterator[str]:
+    """Compare the last checkpoint, and older ones that both folders have.
+
+    The best checkpoint may be pruned one write earlier or later.
+    """
+    expected, found = list_checkpoints(reference), list_checkpoints(killed)
+    if not expected or not found or expected[-1] != found[-1]:
+        yield f"checkpoints end at {found[-1:]} instead of {expected[-1:]}"
+    for step in sorted(set(expected) & set(found)):
+        yield from compare_checkpoint(
+            reference / "checkpoints" / step, killed / "checkpoints" / step
+        )
 
 
-def in_checkpoint(peace: Path, killed: Path) -> Iterator[str]:
-    names = [{path.name for path in folder.iterdir()} for folder in (peace, killed)]
-    for name in sorted(names[0] ^ names[1]):
+def compare_checkpoint(reference: Path, killed: Path) -> Iterator[str]:
+    expected, found = ({path.name for path in folder.iterdir()} for folder in (reference, killed))
+    for name in sorted(expected ^ found):
         yield f"checkpoint {killed.name}: {name} is in one of them only"
-    for name in sorted(names[0] & names[1]):
-        if bytes_of(peace / name) != bytes_of(killed / name):
-            which = in_tensors(peace / name, killed / name) if name.endswith(".safetensors") else []
-            yield f"checkpoint {killed.name}: {name} differs {which}"
+    for name in sorted(expected & found):
+        if read_bytes(reference / name) != read_bytes(killed / name):
+            tensors = []
+            if name.endswith(".safetensors"):
+                tensors = differing_tensors(reference / name, killed / name)
+            yield f"checkpoint {killed.name}: {name} differs {tensors}"
 
 
-def in_tensors(peace: Path, killed: Path) -> list[str]:
-    ours, theirs = load_file(peace), load_file(killed)
-    return [
-        name
-        for name in sorted(ours.keys() | theirs.keys())
-        if not same(ours.get(name), theirs.get(name))
-    ]
+def differing_tensors(reference: Path, killed: Path) -> list[str]:
+    expected, found = load_file(reference), load_file(killed)
+    names = sorted(expected.keys() | found.keys())
+    return [name for name in names if not same_bits(expected.get(name), found.get(name))]
 
 
-def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
+def same_bits(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     return a is not None and b is not None and a.tobytes() == b.tobytes()
 
 
-def leftovers(run: Path) -> list[str]:
-    """Half-made things that a dead life left and no later one cleared: harmless, but somebody's
-    disk."""
+def find_leftovers(run: Path) -> list[str]:
+    """List partial files that no later start has removed: harmless, but they use disk space."""
     return [path.name.rstrip("0123456789") for path in run.rglob(".*")]
 
 
-def steps_of(run: Path) -> list[str]:
+def list_checkpoints(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "checkpoints").iterdir() if path.name.isdigit())
 
 
-def bytes_of(path: Path) -> bytes | None:
+def read_bytes(path: Path) -> bytes | None:
     return path.read_bytes() if path.is_file() else None
 
 
-# ---- what a person reads
+# ---- reporting
 
 
-def report(count_by_suffix: Tally) -> str:
-    lines = [f"{'phase':<14}{'aimed':>8}{'by chance':>12}"]
+def format_summary(summary: Summary) -> str:
+    lines = [f"{'phase':<14}{'at point':>10}{'by timer':>12}"]
     lines += [
-        f"{phase:<14}{count_by_suffix.aimed[phase]:>8}{count_by_suffix.by_chance[phase]:>12}"
-        for phase in PHASES
+        f"{phase:<14}{summary.by_phase[phase]:>10}{summary.by_timer[phase]:>12}" for phase in PHASES
     ]
+    lines.append(f"{'total':<14}{summary.by_phase.total():>10}{summary.by_timer.total():>12}")
+    victims = ", ".join(f"{name} {number}" for name, number in sorted(summary.victims.items()))
     lines.append(
-        f"{'together':<14}{count_by_suffix.aimed.total():>8}{count_by_suffix.by_chance.total():>12}"
+        f"{summary.kills} kills ({victims}), {summary.restarts} restarts, {summary.runs} runs"
     )
-    victims = ", ".join(
-        f"{name} {number}" for name, number in sorted(count_by_suffix.victims.items())
-    )
-    lines.append(
-        f"{count_by_suffix.kills} kills ({victims}), {count_by_suffix.restarts} restarts, {count_by_suffix.runs} runs"
-    )
-    if count_by_suffix.notes:
-        lines.append(
-            "left behind: "
-            + ", ".join(f"{name} {number}" for name, number in count_by_suffix.notes.items())
-        )
-    well = "all equal, bit for bit, to the run that was never killed"
-    return "\n".join(
-        [
-            *lines,
-            *count_by_suffix.problems[:20],
-            f"{len(count_by_suffix.problems)} problems" if count_by_suffix.problems else well,
-        ]
-    )
+    if summary.leftovers:
+        names = (f"{name} {number}" for name, number in summary.leftovers.items())
+        lines.append(f"partial files left: {', '.join(names)}")
+    if summary.problems:
+        lines += [*summary.problems[:20], f"{len(summary.problems)} problems"]
+    else:
+        lines.append("all equal, bit for bit, to the run that was never killed")
+    return "\n".join(lines)
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--kills", type=int, default=20, help="the number of kills")
+    parser.add_argument("--seed", type=int, default=0, help="selects the kill points")
     parser.add_argument(
-        "--phases", nargs="+", choices=["chance", *PHASES], default=ALL, help="kill only in these"
+        "--phases",
+        nargs="+",
+        choices=[TIMER, *PHASES],
+        default=DEFAULT_PHASES,
+        help="kill only in these phases",
     )
-    parser.add_argument("--nproc", type=int, default=1)
-    parser.add_argument("--num-workers", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=36)
+    parser.add_argument("--nproc", type=int, default=1, help="processes of the run")
+    parser.add_argument("--num-workers", type=int, default=0, help="data loading workers")
+    parser.add_argument("--steps", type=int, default=36, help="training steps of the run")
     parser.add_argument(
-        "--work", type=Path, help="an empty folder to keep the runs in; left out, they are not kept"
+        "--work-dir", type=Path, help="keep the runs in this empty folder (default: delete them)"
     )
-    asked, flags = parser.parse_known_args(arguments)
-    lives = Lives(asked.processes, asked.num_workers, ["--steps", str(asked.steps), *flags])
-    with tempfile.TemporaryDirectory() as passing:
-        work = asked.work or Path(passing)
-        work.mkdir(parents=True, exist_ok=True)
-        peace = peaceful(lives, work / "peaceful")
+    args, flags = parser.parse_known_args(arguments)
+    launcher = Launcher(args.nproc, args.num_workers, ["--steps", str(args.steps), *flags])
+    with tempfile.TemporaryDirectory() as temporary:
+        work_dir = args.work_dir or Path(temporary)
+        work_dir.mkdir(parents=True, exist_ok=True)
+        reference = run_reference(launcher, work_dir / "reference")
         print(
-            f"{asked.steps} steps in peace: {peace.ends_s:.1f} s, {peace.begins_s:.1f} of them to start",
+            f"{args.steps} steps without a kill: {reference.ended_s:.1f} s, "
+            f"of which {reference.started_s:.1f} s to start",
             flush=True,
         )
-        rng = random.Random(asked.seed)
-        count_by_suffix = persecute(lives, peace, shares(asked.kills, asked.phases, rng), rng, work)
-    print(report(count_by_suffix))
-    return 1 if count_by_suffix.problems else 0
+        rng = random.Random(args.seed)
+        schedule = schedule_phases(args.kills, args.phases, rng)
+        summary = kill_runs(launcher, reference, schedule, rng, work_dir)
+    print(format_summary(summary))
+    return 1 if summary.problems else 0
 
 
 if __name__ == "__main__":

@@ -1,5 +1,4 @@
-"""What something takes of memory: each way of doing it in a fresh process, which tells how far it
-grew."""
+"""Measure the memory of a computation in a fresh process, as the growth of the process."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ import argparse
 import json
 import os
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -14,68 +14,74 @@ from math import isclose
 from pathlib import Path
 from typing import Any
 
-from compared import Act
+from comparison import RunWorker
 
 STATUS = Path("/proc/self/status")
-"""Where Linux tells a process about itself."""
-GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
-"""For the environment of a process that is measured. Left alone, glibc keeps much of what was
-freed, and not the same amount in each run (10 s in pieces: 380 MB and 473; so: 283 and 285), while
-what is asked here is how much the work needs."""
+"""Where Linux reports the memory of a process."""
+RELEASE_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**20)}
+"""Environment of a measured process. By default glibc keeps part of the freed memory, and not the
+same amount in each run (10 s in chunks: 380 MB and 473 MB; with this setting: 283 and 285)."""
 
 
 @dataclass(frozen=True)
-class Used:
-    """What something took."""
+class MemoryUse:
+    """The memory that a computation needed."""
 
     mb: float
-    """How much larger the process was at its largest than before (2^20 bytes)."""
+    """Peak size of the process minus its size before, in units of 2^20 bytes."""
     outcome: float
-    """What came of it, for other ways of doing the same: frames, a penalty, a loss."""
+    """A result of the computation that other variants can be checked against: frames, a penalty, a
+    loss."""
 
 
-def measured(act: Callable[[], float]) -> Used:
-    """`act` must be the largest thing that this process has done."""
-    before = memory_mb("VmRSS")
-    outcome = act()
-    return Used(memory_mb("VmHWM") - before, outcome)
+def measure_memory(compute: Callable[[], float]) -> MemoryUse:
+    """Run a computation, which must need more memory than anything this process did before."""
+    before = read_status_mb("VmRSS")
+    outcome = compute()
+    return MemoryUse(read_status_mb("VmHWM") - before, outcome)
 
 
-def memory_mb(what: str) -> float:
-    """VmRSS is what this process takes now, VmHWM the most it ever took. (The peak that getrusage
-    tells is of no use here: Linux hands it down through exec, so a child of a large parent was
-    large from the beginning.)"""
+def read_status_mb(field: str) -> float:
+    """Read the current size (VmRSS) or the peak size (VmHWM) of this process.
+
+    The peak that getrusage reports cannot be used: Linux keeps it across exec, so a child of a
+    large parent starts with a large peak.
+    """
     with STATUS.open() as lines:
-        [kilobytes] = [line.split()[1] for line in lines if line.startswith(f"{what}:")]
+        [kilobytes] = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     return int(kilobytes) / 1024
 
 
-def told_by(name: str, command: list[str]) -> dict[str, Any]:
-    """What a process says in its last line. It is a fresh one: what one leaves in memory must not
-    be there when the next begins."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | GIVEN_BACK)
+def run_process(name: str, command: list[str]) -> dict[str, Any]:
+    """Run a worker in a fresh process and return the JSON in the last line of its stdout."""
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | RELEASE_FREED_MEMORY
+    )
     if done.returncode:
+        sys.stderr.write(done.stderr)
         raise SystemExit(
-            f"The process for '{name}' has ended with exit code {done.returncode}; its words are above."
+            f"The process for '{name}' ended with exit code {done.returncode}; "
+            "its output is printed above."
         )
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def acts(ways: dict[str, Callable[[], Used]]) -> dict[str, Act]:
-    """For `Script`: processes that are a way, and tell what it took."""
-    return {name: partial(take, way) for name, way in ways.items()}
+def memory_workers(variants: dict[str, Callable[[], MemoryUse]]) -> dict[str, RunWorker]:
+    """Turn measurements into worker processes for a `BenchScript`."""
+    return {name: partial(print_memory_use, measure) for name, measure in variants.items()}
 
 
-def take(way: Callable[[], Used], asked: argparse.Namespace) -> None:
-    print(json.dumps(asdict(way())))
+def print_memory_use(measure: Callable[[], MemoryUse], args: argparse.Namespace) -> None:
+    print(json.dumps(asdict(measure())))
 
 
-def refuse_other_work(
-    found: dict[str, Used], one: str, other: str, what: str, *, rel_tol: float
+def check_same_outcome(
+    uses: dict[str, MemoryUse], one: str, other: str, quantity: str, *, rel_tol: float
 ) -> None:
-    """Two ways of the same work come to the same."""
-    if not isclose(found[one].outcome, found[other].outcome, rel_tol=rel_tol):
+    """Exit if two variants of the same computation have different results."""
+    a, b = uses[one].outcome, uses[other].outcome
+    if not isclose(a, b, rel_tol=rel_tol):
         raise SystemExit(
-            f"The {what} is {found[one].outcome:.6f} of {one}, and {found[other].outcome:.6f} of {other}: they are not the "
-            "same work, so their memory says nothing."
+            f"The {quantity} of {one} is {a:.6f} and that of {other} is {b:.6f}, but they must be "
+            "equal: they are not the same work, so their memory cannot be compared."
         )

@@ -1,138 +1,138 @@
-"""The sides of meshes: training steps of autoencoder and transformer, and samples, ours and
-meshgpt-pytorch's.
+"""Training steps of mesh autoencoder and mesh transformer, and samples: ours, and those of
+meshgpt-pytorch.
 
-Autoencoder: 64 bins, widths of 32 to 96, 2 x 256 symbols at each corner, random meshes of 40
-vertices and 64 faces, batch 4.
-Transformer: width 128, depth 2, within faces 1, 4 heads, 64 faces of 6 symbols (384), batch 4, no
-text. Both by Adam with a warm-up and gradients clipped at 0.5. Training runs by each side's own
-trainer. Their loop can only be entered as a whole, and draws its data anew when it is, so a step
-here is AT_ONCE training steps, on both sides.
+Autoencoder: 64 bins, 32 to 96 channels, 2 x 256 codes per vertex of a face, random meshes of 40
+vertices and 64 faces, batch size 4.
+Transformer: dim 128, depth 2, depth 1 within faces, 4 heads, 64 faces of 6 tokens (384), batch size
+4, no text. Both are trained by Adam with warm-up and gradient norm clipped to 0.5, by each side's
+own trainer. Their training loop has no entry point for one step, and restarts its data loader at
+each call, so one timed step is STEPS_AT_ONCE training steps on both sides.
 
-A sample is meshes of 16 faces, 96 symbols, drawn from the likeliest tenth by an untrained network,
-with caches on. The end is made impossible on both sides, or who ends sooner would be faster. Codes
-come out; nobody decodes them.
+A sample is one or more meshes of 16 faces (96 tokens), from the top 10 % of the codes of an
+untrained network, with key-value caches. The end token is excluded on both sides, so that both
+generate the same number of tokens. The tokens are not decoded.
 
-DIFFERENT says what is not the same.
+DIFFERENCES lists what is not the same.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import endless
-from sides import About, Side, mflop, parameters, versions
+import endless_training
+from worker import ModelInfo, Workload, count_mflop, count_parameters, package_versions
 
-BINS, SYMBOLS, LEVELS, CORNERS = 64, 256, 2, 3
-VERTICES, FACES, MESHES, BATCH = 40, 64, 128, 4
-WIDTH, DEPTH, FINE_DEPTH, HEADS = 128, 2, 1, 4
-SAMPLED_FACES, KEPT_SHARE = 16, 0.1
-CLIP, WARMUP = 0.5, 10
-AT_ONCE = 8
-SLOTS = CORNERS * LEVELS
+BINS, CODEBOOK_SIZE, NUM_QUANTIZERS, CORNERS = 64, 256, 2, 3
+NUM_VERTICES, NUM_FACES, NUM_MESHES, BATCH_SIZE = 40, 64, 128, 4
+DIM, DEPTH, FINE_DEPTH, HEADS = 128, 2, 1, 4
+SAMPLED_FACES, TOP_FRACTION = 16, 0.1
+MAX_GRAD_NORM, WARMUP_STEPS = 0.5, 10
+STEPS_AT_ONCE = 8
+TOKENS_PER_FACE = CORNERS * NUM_QUANTIZERS
 
-DIFFERENT = """\
-  not the same:
-  - The networks: theirs has pixel norms and squeeze-excitation in the decoder, and memory keys and values in the transformer,
-    which ours has not. Parameters and operations stand above.
-  - Their transformer tokenizes its meshes at every step, ours once before the first: beside it stands ours tokenizing, too.
-  - Their transformer has no moving average; ours has, and their autoencoder, both moved every tenth step.
-  - Theirs knows no order of faces and takes its meshes as they are, and derives at every visit which faces touch; so does ours
-    where they are "ready". From a folder ("as found") ours brings a mesh into order and finds what touches at its first visit,
-    which is not timed, and keeps it. Where a mesh is another one at every visit ("stretched"), ours does all of it every time.
-  - A few of their 64 random faces are degenerate; all of ours are real.
-  - Theirs learns at a tenth of the rate asked for, which takes as long; theirs logs at every step, ours every tenth."""
+DIFFERENCES = """\
+  differences:
+  - The networks: theirs has pixel norm and squeeze-excitation in the decoder, and memory keys and
+    values in the transformer; ours does not. Parameters and operations are printed above.
+  - Their transformer tokenizes its meshes at every step, ours once before the first step; "live
+    tokens" is ours tokenizing at every step.
+  - Their transformer has no EMA; ours has one, like their autoencoder, updated every 10 steps.
+  - Theirs does not sort faces, and derives adjacency at every access. "canonical meshes" does the
+    same. From files ("mesh files") ours sorts a mesh and finds its adjacency at the first access,
+    which is not timed, and caches both. "augmented files" does all of it at every access.
+  - Some of their 64 random faces are degenerate; all of ours are proper triangles.
+  - Theirs trains at a tenth of the configured learning rate, which does not affect the time; theirs
+    logs at every step, ours every 10 steps."""
 
 
 # ---- theirs
 
 
-def their_autoencoder(work: Path) -> Side:
-    adapter, model = their("MeshAeA", work)
-    vertices, faces = their_batch(adapter)
-    about = About(
-        parameters={"model": parameters(model)},
-        mflop={"model": mflop(lambda: model(vertices=vertices, faces=faces))},
+def build_their_autoencoder(work_dir: Path) -> Workload:
+    from peers.adapters import MeshAutoencoderAdapter, seed_everything
+
+    adapter = MeshAutoencoderAdapter()
+    seed_everything(0)
+    model = adapter.build_model()
+    vertices, faces = adapter.dataset().batch(BATCH_SIZE)
+    info = ModelInfo(
+        parameters={"model": count_parameters(model)},
+        mflop={"model": count_mflop(lambda: model(vertices=vertices, faces=faces))},
         packages=their_versions(),
     )
-    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
-    return Side(about, lambda: adapter.run(trainer, AT_ONCE))
+    trainer = adapter.build_trainer(model, work_dir / "theirs")
+    return Workload(info, lambda: adapter.train(trainer, STEPS_AT_ONCE))
 
 
-def their_transformer(work: Path) -> Side:
-    adapter, model = their("MeshTfA", work)
-    about = about_their_transformer(adapter, model)
-    trainer = adapter.trainer(model, str(work / "theirs"), endless.NEVER)
-    return Side(about, lambda: adapter.run(trainer, AT_ONCE))
+def build_their_transformer(work_dir: Path) -> Workload:
+    adapter, model = build_their_transformer_model()
+    info = their_transformer_info(adapter, model)
+    trainer = adapter.build_trainer(model, work_dir / "theirs")
+    return Workload(info, lambda: adapter.train(trainer, STEPS_AT_ONCE))
 
 
-def their_sample(work: Path, *, meshes: int, at_once: int) -> Side:
-    adapter, model = their("MeshTfA", work)
+def build_their_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> Workload:
+    adapter, model = build_their_transformer_model()
 
-    def likeliest_and_no_end(logits: Any) -> Any:
+    def filter_logits(logits: Any) -> Any:
         from meshgpt_pytorch.meshgpt_pytorch import top_k
 
         logits[:, model.eos_token_id] = -math.inf
-        return top_k(logits, frac_num_tokens=KEPT_SHARE)
+        return top_k(logits, frac_num_tokens=TOP_FRACTION)
 
     def sample() -> None:
-        for _ in range(meshes // at_once):
-            made = model.generate(
-                batch_size=at_once,
-                max_seq_len=SAMPLED_FACES * SLOTS,
-                filter_logits_fn=likeliest_and_no_end,
+        for _ in range(meshes // batch_size):
+            codes = model.generate(
+                batch_size=batch_size,
+                max_seq_len=SAMPLED_FACES * TOKENS_PER_FACE,
+                filter_logits_fn=filter_logits,
                 return_codes=True,
             )
-            refuse_other_work(made)
+            check_sample(codes)
 
-    return Side(about_their_transformer(adapter, model), sample)
-
-
-def their(adapter_name: str, work: Path) -> tuple[Any, Any]:
-    os.environ["PEER_WORK"] = str(work)
-    import peer_adapters
-
-    adapter = getattr(peer_adapters, adapter_name)()
-    adapter.seed(0)
-    return adapter, adapter.build()
+    return Workload(their_transformer_info(adapter, model), sample)
 
 
-def their_batch(adapter: Any) -> tuple[Any, Any]:
-    import torch
+def build_their_transformer_model() -> tuple[Any, Any]:
+    from peers.adapters import MeshTransformerAdapter, seed_everything
 
-    vertices, faces = zip(*adapter.data().items[:BATCH], strict=True)
-    return torch.stack(vertices), torch.stack(faces)
+    adapter = MeshTransformerAdapter()
+    seed_everything(0)
+    return adapter, adapter.build_model()
 
 
-def about_their_transformer(adapter: Any, model: Any) -> About:
-    codes = random_codes()[:BATCH]
-    vertices, faces = their_batch(adapter)
-    return About(
+def their_transformer_info(adapter: Any, model: Any) -> ModelInfo:
+    codes = random_codes()[:BATCH_SIZE]
+    vertices, faces = adapter.dataset().batch(BATCH_SIZE)
+    tokenizer = model.autoencoder
+    return ModelInfo(
         parameters={
-            "model": parameters(model) - parameters(model.autoencoder),
-            "tokenizer": parameters(model.autoencoder),
+            "model": count_parameters(model) - count_parameters(tokenizer),
+            "tokenizer": count_parameters(tokenizer),
         },
         mflop={
-            "model": mflop(lambda: model.forward_on_codes(codes)),
-            "tokenizer": mflop(lambda: model.autoencoder.tokenize(vertices=vertices, faces=faces)),
+            "model": count_mflop(lambda: model.forward_on_codes(codes)),
+            "tokenizer": count_mflop(lambda: tokenizer.tokenize(vertices=vertices, faces=faces)),
         },
         packages=their_versions(),
     )
 
 
 def their_versions() -> str:
-    return versions("meshgpt-pytorch", "vector-quantize-pytorch", "torch")
+    return package_versions("meshgpt-pytorch", "vector-quantize-pytorch", "torch")
 
 
 # ---- ours
 
 
-def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretched"]) -> Side:
+def build_our_autoencoder(
+    work_dir: Path, *, meshes: Literal["canonical", "files", "augmented"]
+) -> Workload:
     from tessera.data.dataset import Split
     from tessera.data.loader import EvalLoader
     from tessera.modalities.mesh.dataset import MeshDataConfig
@@ -141,87 +141,102 @@ def our_autoencoder(work: Path, *, meshes: Literal["ready", "as found", "stretch
     from tessera.run.directory import RunDirectory
     from tessera.run.train import build_engine, build_task
 
-    task = MeshTokenizerConfig(model=autoencoder_config(), optimizer=optimizer(1e-4))
-    path = str(written(work / "meshes"))
+    task_config = MeshTokenizerConfig(
+        model=autoencoder_config(), optimizer=optimizer_config(lr=1e-4)
+    )
     data = MeshDataConfig(
-        path=path,
+        path=str(write_meshes(work_dir / "meshes")),
         bins=BINS,
-        max_faces=FACES,
+        max_faces=NUM_FACES,
         val_fraction=0.0,
-        scale=0.25 if meshes == "stretched" else 0.0,
+        scale=0.25 if meshes == "augmented" else 0.0,
     )
-    run = Run(recipe="bench", task=task, data=data, engine=engine_defaults())
-    built, source = build_task(run), Ready()
-    about = About(
-        parameters={"model": parameters(built.model)},
-        mflop={"model": mflop(lambda: built.model(source.batch()))},
-        packages=versions("torch"),
+    run = Run(recipe="bench", task=task_config, data=data, engine=engine_config())
+    task, dataset = build_task(run), canonical_meshes()
+    info = ModelInfo(
+        parameters={"model": count_parameters(task.model)},
+        mflop={"model": count_mflop(lambda: task.model(first_batch(dataset)))},
+        packages=package_versions("torch"),
     )
-    split = Split(source, source) if meshes == "ready" else data.build()
-    for _ in EvalLoader(split.train, seed=0, batch_size=BATCH).batches(rank=0, processes=1):
-        pass  # whatever is kept is there
-    steps = build_engine(run, RunDirectory(work / "ours"), task=built, split=split).steps()
-    return Side(about, lambda: several(steps))
+    split = Split(dataset, dataset) if meshes == "canonical" else data.build()
+    for _ in EvalLoader(split.train, seed=0, batch_size=BATCH_SIZE).batches(rank=0, world_size=1):
+        pass  # fills the cache of meshes
+    engine = build_engine(run, RunDirectory(work_dir / "ours"), task=task, split=split)
+    steps = engine.steps()
+    return Workload(info, lambda: run_several(steps))
 
 
-def our_transformer(work: Path, *, codes: Literal["cached", "raw"]) -> Side:
+def build_our_transformer(work_dir: Path, *, tokens: Literal["cache", "live"]) -> Workload:
     from tessera.data.tokens import TokenDataset
 
-    task = our_task(FACES)
-    names = [str(number) for number in range(MESHES)]
-    grid = random_codes().unflatten(2, (CORNERS, LEVELS)).int()
-    source: Any = Ready() if codes == "live" else TokenDataset(names, {"tokenizer": grid}, names)
-    steps = endless.steps(task, source, engine_defaults(), work)
-    return Side(about_our_transformer(task), lambda: several(steps))
+    task = build_our_task(NUM_FACES)
+    names = [str(number) for number in range(NUM_MESHES)]
+    codes = random_codes().unflatten(2, (CORNERS, NUM_QUANTIZERS)).int()
+    dataset = canonical_meshes()
+    if tokens == "cache":
+        dataset = TokenDataset(names, {"tokenizer": codes}, names)
+    steps = endless_training.iterate_steps(task, dataset, engine_config(), work_dir)
+    return Workload(our_transformer_info(task), lambda: run_several(steps))
 
 
-def our_sample(work: Path, *, meshes: int, at_once: int) -> Side:
+def build_our_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> Workload:
     from tessera.objectives.generation import GenerationRequest
     from tessera.sampling.autoregressive import AutoregressiveSampling
     from tessera.sampling.guidance import Guidance
 
-    task = our_task(SAMPLED_FACES).eval()
-    task.model.impossible_SV[:, task.model.end] = True
-    sampling = AutoregressiveSampling(top_k=math.ceil(KEPT_SHARE * (SYMBOLS + 1)))
+    task = build_our_task(SAMPLED_FACES).eval()
+    task.model.impossible_SV[:, task.model.eos_token_id] = True
+    sampling = AutoregressiveSampling(top_k=math.ceil(TOP_FRACTION * (CODEBOOK_SIZE + 1)))
     guidance, seeds = Guidance(scale=1.0), itertools.count()
 
     def sample() -> None:
-        for _ in range(meshes // at_once):
-            refuse_other_work(
-                task.generate(
-                    GenerationRequest([""] * at_once, [next(seeds) for _ in range(at_once)]),
-                    sampling,
-                    guidance,
-                )
+        for _ in range(meshes // batch_size):
+            request = GenerationRequest(
+                prompts=[""] * batch_size,
+                seeds=[next(seeds) for _ in range(batch_size)],
+                sampling=sampling,
+                guidance=guidance,
             )
+            check_sample(task.generate(request))
 
-    return Side(about_our_transformer(task), sample)
+    return Workload(our_transformer_info(task), sample)
 
 
-def our_task(max_faces: int) -> Any:
+def build_our_task(max_faces: int) -> Any:
     from tessera.engine.modes import seed
+    from tessera.modalities.mesh.generation import MeshGeneratorConfig
     from tessera.modalities.mesh.transformer import MeshTransformerConfig
-    from tessera.objectives.autoregressive import AutoregressiveConfig
 
     seed(0)
-    return AutoregressiveConfig(
+    config = MeshGeneratorConfig(
         model=MeshTransformerConfig(
-            dim=WIDTH, depth=DEPTH, heads=HEADS, fine_dim=WIDTH, fine_depth=FINE_DEPTH, fine_heads=HEADS, max_len=FACES,
+            dim=DIM,
+            depth=DEPTH,
+            heads=HEADS,
+            fine_dim=DIM,
+            fine_depth=FINE_DEPTH,
+            fine_heads=HEADS,
+            max_len=NUM_FACES,
             text=None,
         ),
-        optimizer=optimizer(2e-4),
-    ).build(Untrained(max_faces))  # fmt: skip
+        optimizer=optimizer_config(lr=2e-4),
+    )
+    return config.build(tokenizer=UntrainedTokenizer(max_faces))
 
 
-def about_our_transformer(task: Any) -> About:
-    tokenizer, codes, meshes = task.codecs["tokenizer"], random_codes()[:BATCH], Ready().batch()
-    return About(
-        parameters={"model": parameters(task.model), "tokenizer": parameters(tokenizer.network)},
-        mflop={
-            "model": mflop(lambda: task.model.guesses(codes, None)),
-            "tokenizer": mflop(lambda: tokenizer.codes(meshes)),
+def our_transformer_info(task: Any) -> ModelInfo:
+    tokenizer, codes = task.tokenizers["tokenizer"], random_codes()[:BATCH_SIZE]
+    meshes = first_batch(canonical_meshes())
+    return ModelInfo(
+        parameters={
+            "model": count_parameters(task.model),
+            "tokenizer": count_parameters(tokenizer.network),
         },
-        packages=versions("torch"),
+        mflop={
+            "model": count_mflop(lambda: task.model.predict(codes, None)),
+            "tokenizer": count_mflop(lambda: tokenizer.encode_examples(meshes)),
+        },
+        packages=package_versions("torch"),
     )
 
 
@@ -230,125 +245,142 @@ def autoencoder_config() -> Any:
     from tessera.nn.quantize import LFQConfig, ResidualConfig
 
     return MeshAutoencoderConfig(
-        bins=BINS, coordinate_dim=32, angle_dim=16, area_dim=16, normal_dim=32, encoder=(32, 64, 64), code_dim=64,
-        decoder=(64, 64, 96, 96), quantizer=ResidualConfig(quantizer=LFQConfig(codebook_size=SYMBOLS), levels=LEVELS),
-    )  # fmt: skip
+        bins=BINS,
+        coordinate_dim=32,
+        angle_dim=16,
+        area_dim=16,
+        normal_dim=32,
+        encoder=(32, 64, 64),
+        code_dim=64,
+        decoder=(64, 64, 96, 96),
+        quantizer=ResidualConfig(
+            quantizer=LFQConfig(codebook_size=CODEBOOK_SIZE), num_quantizers=NUM_QUANTIZERS
+        ),
+    )
 
 
-def optimizer(rate: float) -> Any:
+def optimizer_config(lr: float) -> Any:
     from tessera.engine.optim.config import OptimizerConfig
 
     return OptimizerConfig(
-        lr=rate, betas=(0.9, 0.99), max_grad_norm=CLIP, schedule="warmup", warmup_steps=WARMUP
+        lr=lr,
+        betas=(0.9, 0.99),
+        max_grad_norm=MAX_GRAD_NORM,
+        schedule="warmup",
+        warmup_steps=WARMUP_STEPS,
     )
 
 
-def engine_defaults() -> Any:
+def engine_config() -> Any:
     from tessera.engine.ema import EMAConfig
 
-    return endless.config(
-        batch_size=BATCH, ema=EMAConfig(decay=0.9999, update_after=100, update_every=10)
+    return endless_training.engine_config(
+        batch_size=BATCH_SIZE, ema=EMAConfig(decay=0.9999, update_after=100, update_every=10)
     )
 
 
-def several(steps: Any) -> None:
-    for _ in range(AT_ONCE):
+def run_several(steps: Any) -> None:
+    for _ in range(STEPS_AT_ONCE):
         next(steps)
 
 
-class Untrained:
-    """A tokenizer of the autoencoder's size: what its symbols are worth takes no time."""
+class UntrainedTokenizer:
+    """A tokenizer with the size of the autoencoder; its quality does not affect the time."""
+
+    is_external = False
 
     def __init__(self, max_faces: int):
         self.network = autoencoder_config().build().eval()
-        self.vocab_size, self.grid, self.levels, self.features = (
-            SYMBOLS,
-            (max_faces, CORNERS),
-            LEVELS,
-            None,
-        )
+        self.vocab_size = CODEBOOK_SIZE
+        self.grid = (max_faces, CORNERS)
+        self.num_quantizers = NUM_QUANTIZERS
+        self.features = None
 
-    def codes(self, examples: Any) -> Any:
+    def encode_examples(self, examples: Any) -> Any:
         return self.network.tokenize(examples)
 
 
-def written(folder: Path) -> Path:
-    """The random meshes as somebody would have them."""
+def write_meshes(folder: Path) -> Path:
+    """Write the random meshes as OBJ files."""
     folder.mkdir()
     for number, mesh in enumerate(random_meshes()):
-        folder.joinpath(f"{number:03d}.obj").write_text(mesh.to_y_up().as_obj())
+        folder.joinpath(f"{number:03d}.obj").write_text(mesh.to_y_up().to_obj())
     return folder
 
 
-class Ready:
-    """The source: as many random faces as theirs, none of them degenerate, and in canonical order
-    from the beginning: theirs takes its meshes as they are. Which faces touch is found at every
-    visit, as there."""
+def canonical_meshes() -> Any:
+    """Build a dataset of random meshes in memory, sorted into canonical order.
 
-    def __init__(self) -> None:
-        from tessera.modalities.mesh.canonical import MeshExample
+    Each has as many faces as on their side. Adjacency is found at every access, as there.
+    """
+    from tessera.data.dataset import ExampleDataset
+    from tessera.modalities.mesh.adjacency import find_adjacent_faces
+    from tessera.modalities.mesh.canonical import MeshExample, collate
 
-        self.examples = [MeshExample.of(mesh, BINS, "") for mesh in random_meshes()]
+    class CanonicalMeshes(ExampleDataset):
+        def __init__(self) -> None:
+            self.examples = [MeshExample.from_mesh(mesh, BINS, "") for mesh in random_meshes()]
 
-    def __len__(self) -> int:
-        return MESHES
+        def __len__(self) -> int:
+            return NUM_MESHES
 
-    def name(self, index: int) -> str:
-        return str(index)
+        def name(self, index: int) -> str:
+            return str(index)
 
-    def item(self, index: int, rng: Any) -> Any:
-        from tessera.modalities.mesh.adjacency import face_pairs
+        def item(self, index: int, rng: Any) -> MeshExample:
+            example = self.examples[index]
+            return replace(example, edges=find_adjacent_faces(example.faces))
 
-        ready = self.examples[index]
-        return replace(ready, edges=face_pairs(ready.faces))
+        def collate(self, examples: list[MeshExample]) -> Any:
+            return collate(examples)
 
-    def collate(self, examples: list[Any]) -> Any:
-        from tessera.modalities.mesh.canonical import collate
+    return CanonicalMeshes()
 
-        return collate(examples)
 
-    def batch(self) -> Any:
-        return self.collate([self.item(index, None) for index in range(BATCH)])
+def first_batch(dataset: Any) -> Any:
+    return dataset.collate([dataset.item(index, None) for index in range(BATCH_SIZE)])
 
 
 @cache
 def random_meshes() -> list[Any]:
+    """Draw meshes whose faces all remain when coordinates are rounded to bins."""
     import numpy as np
 
-    from tessera.modalities.mesh.canonical import canonical
+    from tessera.modalities.mesh.canonical import canonicalize
     from tessera.modalities.mesh.media import Mesh
 
-    rng, found = np.random.default_rng(7), []
-    every = np.array(list(itertools.combinations(range(VERTICES), CORNERS)))
-    while len(found) < MESHES:
-        faces = rng.permuted(every[rng.choice(len(every), FACES, replace=False)], axis=1)
-        mesh = Mesh(rng.uniform(-1, 1, (VERTICES, 3)), faces)
-        if len(canonical(mesh, BINS).faces) == FACES:
-            found.append(mesh)
-    return found
+    rng = np.random.default_rng(7)
+    meshes: list[Any] = []
+    triangles = np.array(list(itertools.combinations(range(NUM_VERTICES), CORNERS)))
+    while len(meshes) < NUM_MESHES:
+        chosen = rng.choice(len(triangles), NUM_FACES, replace=False)
+        faces = rng.permuted(triangles[chosen], axis=1)
+        mesh = Mesh(rng.uniform(-1, 1, (NUM_VERTICES, 3)), faces)
+        if len(canonicalize(mesh, BINS).faces) == NUM_FACES:
+            meshes.append(mesh)
+    return meshes
 
 
 # ---- both
 
 
 def random_codes() -> Any:
-    """(meshes, faces, symbols of a face)"""
+    """Return random codes, (meshes, faces, tokens of a face)."""
     import torch
 
     return torch.randint(
-        SYMBOLS, (MESHES, FACES, SLOTS), generator=torch.Generator().manual_seed(7)
+        CODEBOOK_SIZE,
+        (NUM_MESHES, NUM_FACES, TOKENS_PER_FACE),
+        generator=torch.Generator().manual_seed(7),
     )
 
 
-def refuse_other_work(codes: Any) -> None:
-    """Whoever makes fewer faces is faster and has done something else."""
-    codes = codes.flatten(1)
-    if (
-        codes.shape[1] != SAMPLED_FACES * SLOTS
-        or int(codes.min()) < 0
-        or int(codes.max()) >= SYMBOLS
-    ):
+def check_sample(codes: Any) -> None:
+    """Exit if a sample does not have the expected number of tokens: shorter ones take less time."""
+    codes, expected = codes.flatten(1), SAMPLED_FACES * TOKENS_PER_FACE
+    low, high = int(codes.min()), int(codes.max())
+    if codes.shape[1] != expected or low < 0 or high >= CODEBOOK_SIZE:
         raise SystemExit(
-            f"A sample is {SAMPLED_FACES * SLOTS} symbols, 0 to {SYMBOLS - 1}, but {tuple(codes.shape)} came, "
-            f"{int(codes.min())} to {int(codes.max())}."
+            f"A sample has shape {tuple(codes.shape)} and codes from {low} to {high}, but "
+            f"{expected} tokens from 0 to {CODEBOOK_SIZE - 1} were expected: it cannot be compared."
         )

@@ -1,22 +1,18 @@
-"""How fast are meshes learnt and made, beside meshgpt-pytorch, and what does it take to know which
-faces touch?
+"""Speed of mesh autoencoder and mesh transformer, compared with meshgpt-pytorch, and the cost of
+face adjacency.
 
-    python bench/meshes.py --peer-env DIR --peer-adapters DIR [--what step sample adjacency] [--blocks 30]
-    python bench/meshes.py --what adjacency
+    python bench/meshes.py [--only step sample adjacency] [--blocks 30] [--steps 1]
 
-DIR of the first is an environment in which that package is installed (DIR/venv/bin/python), DIR of
-the second holds `peer_adapters.py`, which builds its networks and trainers at the small
-configuration, and `peershim.py`, which lets it start; nothing of them is part of this project.
-Without them only our side of the adjacency is told.
+The parts `step` and `sample` need the environment of the research packages (`make peers`); without
+it, `adjacency` measures our side only.
 
-step: training steps of autoencoder and transformer (`mesh_networks.py` says of what size and from
-what).
-sample: meshes, one at a time and 8 at once (`mesh_networks.py`).
+step: training steps of autoencoder and transformer (`mesh_networks.py`).
+sample: generation of meshes, one at a time and 8 at once (`mesh_networks.py`).
 adjacency: time and memory for meshes of 1,000 to 20,000 faces, and how they grow
 (`mesh_adjacency.py`).
 
-Each side of a comparison is a process of its own, with its own packages, and one works while the
-other waits. One compute thread, fp32.
+Each side of a comparison is a process with its own packages, and the two take turns. One compute
+thread, fp32.
 """
 
 from __future__ import annotations
@@ -33,74 +29,51 @@ from typing import Literal, get_args
 import memory
 import mesh_adjacency
 import mesh_networks
-import pairs
-from compared import Comparison, Finding, Script, as_sides, concluded
-from mesh_adjacency import Spent, exponent
-from mesh_networks import AT_ONCE, SAMPLED_FACES
-from sides import Side
+import timing
+from comparison import (
+    BenchResult,
+    BenchScript,
+    Comparison,
+    check_peers_python,
+    finish,
+    timed_workers,
+)
+from mesh_adjacency import AdjacencyCost, growth_exponent
+from mesh_networks import SAMPLED_FACES, STEPS_AT_ONCE
+from worker import Workload
 
-What = Literal["step", "sample", "adjacency"]
+Part = Literal["step", "sample", "adjacency"]
 
-PEER: dict[str, Callable[[Path], Side]] = {
-    "their autoencoder": mesh_networks.their_autoencoder,
-    "their transformer": mesh_networks.their_transformer,
-    "their sampler": partial(mesh_networks.their_sample, meshes=1, at_once=1),
-    "their 8 at once": partial(mesh_networks.their_sample, meshes=8, at_once=8),
-    "their 8 in turn": partial(mesh_networks.their_sample, meshes=8, at_once=1),
+THEIRS: dict[str, Callable[[Path], Workload]] = {
+    "their autoencoder": mesh_networks.build_their_autoencoder,
+    "their transformer": mesh_networks.build_their_transformer,
+    "their sampler": partial(mesh_networks.build_their_sampler, meshes=1, batch_size=1),
+    "their 8 at once": partial(mesh_networks.build_their_sampler, meshes=8, batch_size=8),
+    "their 8 in turn": partial(mesh_networks.build_their_sampler, meshes=8, batch_size=1),
 }
-OURS: dict[str, Callable[[Path], Side]] = {
-    "meshes ready": partial(mesh_networks.our_autoencoder, meshes="ready"),
-    "meshes as found": partial(mesh_networks.our_autoencoder, meshes="as found"),
-    "meshes stretched": partial(mesh_networks.our_autoencoder, meshes="stretched"),
-    "cached codes": partial(mesh_networks.our_transformer, codes="cached"),
-    "live codes": partial(mesh_networks.our_transformer, codes="raw"),
-    "our sampler": partial(mesh_networks.our_sample, meshes=1, at_once=1),
-    "our 8 at once": partial(mesh_networks.our_sample, meshes=8, at_once=8),
+OURS: dict[str, Callable[[Path], Workload]] = {
+    "canonical meshes": partial(mesh_networks.build_our_autoencoder, meshes="canonical"),
+    "mesh files": partial(mesh_networks.build_our_autoencoder, meshes="files"),
+    "augmented files": partial(mesh_networks.build_our_autoencoder, meshes="augmented"),
+    "cached tokens": partial(mesh_networks.build_our_transformer, tokens="cache"),
+    "live tokens": partial(mesh_networks.build_our_transformer, tokens="live"),
+    "our sampler": partial(mesh_networks.build_our_sampler, meshes=1, batch_size=1),
+    "our 8 at once": partial(mesh_networks.build_our_sampler, meshes=8, batch_size=8),
 }
 OUR_ADJACENCY, THEIR_ADJACENCY = "our adjacency", "their adjacency"
-"""The names by which processes are told what to do."""
 
+AUTOENCODER_STEPS = f"{STEPS_AT_ONCE} training steps of the autoencoder"
+TRANSFORMER_STEPS = f"{STEPS_AT_ONCE} training steps of the transformer"
 COMPARISONS = (
-    # As from a folder: ours brings every mesh into its order once, which theirs leaves to whoever
-    # makes the data. And with meshes that are in order already, so that both do the same. Both are
-    # judged. Where meshes are stretched anew at every visit, ours has that to do as well.
-    Comparison(
-        "step",
-        f"{AT_ONCE} training steps of the autoencoder",
-        "meshes as found",
-        "their autoencoder",
-        1.3,
-    ),
-    Comparison(
-        "step",
-        f"{AT_ONCE} training steps of the autoencoder",
-        "meshes ready",
-        "their autoencoder",
-        1.3,
-    ),
-    Comparison(
-        "step",
-        f"{AT_ONCE} training steps of the autoencoder",
-        "meshes stretched",
-        "their autoencoder",
-        None,
-    ),
-    Comparison(
-        "step",
-        f"{AT_ONCE} training steps of the transformer",
-        "cached codes",
-        "their transformer",
-        1.3,
-    ),
-    # Theirs tokenizes at every step. So does ours if it is asked to, and then only the networks
-    # differ.
-    Comparison(
-        "step",
-        f"{AT_ONCE} training steps of the transformer",
-        "live codes",
-        "their transformer",
-        None,
-    ),
+    # Ours sorts every mesh into canonical order, once per file; theirs expects sorted meshes. So
+    # ours is measured on files, and on meshes that are sorted already, which is the work that
+    # theirs does. With augmentation ours sorts at every access, which has no target.
+    Comparison("step", AUTOENCODER_STEPS, "mesh files", "their autoencoder", 1.3),
+    Comparison("step", AUTOENCODER_STEPS, "canonical meshes", "their autoencoder", 1.3),
+    Comparison("step", AUTOENCODER_STEPS, "augmented files", "their autoencoder", None),
+    # Theirs tokenizes at every step. The second line is ours doing the same, for information.
+    Comparison("step", TRANSFORMER_STEPS, "cached tokens", "their transformer", 1.3),
+    Comparison("step", TRANSFORMER_STEPS, "live tokens", "their transformer", None),
     Comparison("sample", f"a mesh of {SAMPLED_FACES} faces", "our sampler", "their sampler", 2.0),
     Comparison(
         "sample", f"8 meshes of {SAMPLED_FACES} faces", "our 8 at once", "their 8 at once", 6.0
@@ -109,115 +82,117 @@ COMPARISONS = (
         "sample", f"8 meshes of {SAMPLED_FACES} faces", "our 8 at once", "their 8 in turn", None
     ),
 )
-STEEPEST = 1.2
-"""The exponent with which adjacency may grow."""
+MAX_EXPONENT = 1.2
+"""The most that time and memory of adjacency may grow, as a power of the number of faces."""
 
 
-# ---- side by side
+# ---- comparisons
 
 
-def find_compared(what: What, asked: argparse.Namespace) -> Finding:
+def compare(part: Part, args: argparse.Namespace) -> BenchResult:
     print(
-        f"{asked.blocks} blocks of {asked.steps} on each side, in turn; MFLOP are those of one forward pass of a batch of 4"
+        f"{args.blocks} alternating blocks of {args.steps} of each side; "
+        "MFLOP of one forward pass of a batch of 4"
     )
-    found = SCRIPT.find(
-        [comparison for comparison in COMPARISONS if comparison.what == what], asked
-    )
-    if what == "step":
-        print(mesh_networks.DIFFERENT, flush=True)
-    return found
+    result = SCRIPT.compare_all([one for one in COMPARISONS if one.part == part], args)
+    if part == "step":
+        print(mesh_networks.DIFFERENCES, flush=True)
+    return result
 
 
-# ---- which faces touch
+# ---- adjacency
 
 
-def find_adjacency(asked: argparse.Namespace) -> Finding:
-    ours = {faces: spent(OUR_ADJACENCY, faces, asked) for faces in mesh_adjacency.SIDES}
-    has_peer = asked.peer_env is not None
-    theirs = (
-        {faces: spent(THEIR_ADJACENCY, faces, asked) for faces in mesh_adjacency.THEIRS}
-        if has_peer
-        else {}
-    )
-    print(told_adjacency(ours, theirs), flush=True)
+def measure_adjacency(args: argparse.Namespace) -> BenchResult:
+    ours = {faces: measure(OUR_ADJACENCY, faces, args) for faces in mesh_adjacency.GRIDS}
+    theirs = {}
+    if args.peers_python.exists():
+        theirs = {
+            faces: measure(THEIR_ADJACENCY, faces, args) for faces in mesh_adjacency.THEIR_SIZES
+        }
+    print(format_adjacency(ours, theirs), flush=True)
     numbers = {
-        name: {faces: asdict(one) for faces, one in found.items()}
-        for name, found in (("ours", ours), ("theirs", theirs))
+        name: {faces: asdict(cost) for faces, cost in costs.items()}
+        for name, costs in (("ours", ours), ("theirs", theirs))
     }
-    time, memory = growth(ours)
-    return Finding(
-        numbers | {"exponents": {"time": time, "memory": memory}}, max(time, memory) <= STEEPEST
+    time, memory = growth_exponents(ours)
+    exponents = {"exponents": {"time": time, "memory": memory}}
+    return BenchResult(numbers | exponents, max(time, memory) <= MAX_EXPONENT)
+
+
+def measure(name: str, faces: int, args: argparse.Namespace) -> AdjacencyCost:
+    command = [*SCRIPT.command(name, args), "--faces", str(faces)]
+    cost = AdjacencyCost(**memory.run_process(name, command))
+    if cost.pairs != 3 * faces:
+        raise SystemExit(
+            f"{name} found {cost.pairs} pairs on a torus of {faces} faces, which has {3 * faces}: "
+            "its result is wrong, so its cost cannot be compared."
+        )
+    return cost
+
+
+def growth_exponents(costs: dict[int, AdjacencyCost]) -> tuple[float, float]:
+    """Return the exponents of time and of memory."""
+    sizes = list(costs)
+    return (
+        growth_exponent(sizes, [cost.seconds for cost in costs.values()]),
+        growth_exponent(sizes, [cost.mb for cost in costs.values()]),
     )
 
 
-def spent(name: str, faces: int, asked: argparse.Namespace) -> Spent:
-    found = Spent(**memory.told_by(name, [*SCRIPT.command(name, asked), "--faces", str(faces)]))
-    if found.pairs != 3 * faces:
-        raise SystemExit(
-            f"On a torus of {faces} faces there are {3 * faces} pairs, but {name} found {found.pairs}."
-        )
-    return found
-
-
-def growth(found: dict[int, Spent]) -> tuple[float, float]:
-    """The exponents of time and of memory."""
-    seconds, mb = [one.seconds for one in found.values()], [one.mb for one in found.values()]
-    return exponent(list(found), seconds), exponent(list(found), mb)
-
-
-def told_adjacency(ours: dict[int, Spent], theirs: dict[int, Spent]) -> str:
-    lines = ["which faces share an edge, on tori of triangles"]
-    for name, found in (("ours", ours), ("theirs", theirs)):
-        for faces, one in found.items():
+def format_adjacency(ours: dict[int, AdjacencyCost], theirs: dict[int, AdjacencyCost]) -> str:
+    lines = ["pairs of faces that share an edge, on tori of triangles"]
+    for name, costs in (("ours", ours), ("theirs", theirs)):
+        for faces, cost in costs.items():
             lines.append(
-                f"  {name:<8}{faces:>8,} faces{1e3 * one.seconds:>10.2f} ms{one.mb:>10.2f} MB"
+                f"  {name:<8}{faces:>8,} faces{1e3 * cost.seconds:>10.2f} ms{cost.mb:>10.2f} MB"
             )
-        if found:
-            time, memory = growth(found)
+        if costs:
+            time, memory = growth_exponents(costs)
             lines.append(
-                f"  {name:<8}grows with the faces to the power of {time:.2f} in time and {memory:.2f} in memory"
+                f"  {name:<8}growth with the number of faces to the power of {time:.2f} in time "
+                f"and {memory:.2f} in memory"
             )
-    return "\n".join([*lines, f"  wanted of ours: at most {STEEPEST}"])
+    return "\n".join([*lines, f"  target of ours: at most {MAX_EXPONENT}"])
 
 
-FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {
-    "step": partial(find_compared, "step"),
-    "sample": partial(find_compared, "sample"),
-    "adjacency": find_adjacency,
+PARTS: dict[Part, Callable[[argparse.Namespace], BenchResult]] = {
+    "step": partial(compare, "step"),
+    "sample": partial(compare, "sample"),
+    "adjacency": measure_adjacency,
 }
 
 
-def measure(adjacency: Callable[[int], Spent], asked: argparse.Namespace) -> None:
-    """In a process that finds which faces touch."""
-    print(json.dumps(asdict(adjacency(asked.faces))))
+def print_adjacency_cost(
+    measure_cost: Callable[[int], AdjacencyCost], args: argparse.Namespace
+) -> None:
+    """Run in a worker process."""
+    print(json.dumps(asdict(measure_cost(args.faces))))
 
 
-SCRIPT = Script(
+SCRIPT = BenchScript(
     __file__,
-    ours=as_sides(OURS) | {OUR_ADJACENCY: partial(measure, mesh_adjacency.ours)},
-    theirs=as_sides(PEER) | {THEIR_ADJACENCY: partial(measure, mesh_adjacency.theirs)},
+    ours=timed_workers(OURS)
+    | {OUR_ADJACENCY: partial(print_adjacency_cost, mesh_adjacency.measure_ours)},
+    theirs=timed_workers(THEIRS)
+    | {THEIR_ADJACENCY: partial(print_adjacency_cost, mesh_adjacency.measure_theirs)},
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    steps = f"in one block: times {AT_ONCE} training steps, or samples"
-    parser = SCRIPT.parser(__doc__, get_args(What), steps=1, of_steps=steps)
+    steps_help = f"in one block: this many times {STEPS_AT_ONCE} training steps, or samples"
+    parser = SCRIPT.parser(__doc__, get_args(Part), steps=1, steps_help=steps_help)
     parser.add_argument("--faces", type=int, help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
-    pairs.pin(asked.threads)
-    if asked.worker is not None:
-        SCRIPT.work(asked)
+    args = parser.parse_args(arguments)
+    timing.set_threads(args.threads)
+    if args.worker is not None:
+        SCRIPT.run_worker(args)
         return 0
-    if set(asked.what) != {"adjacency"} and None in (asked.peer_env, asked.peer_adapters):
-        parser.error(
-            "the package is one of the sides: give --peer-env and --peer-adapters, or --what adjacency, which can do without"
-        )
-    if (asked.peer_env is None) != (asked.peer_adapters is None):
-        parser.error("the package needs both: give --peer-env and --peer-adapters, or neither")
+    if set(args.only) != {"adjacency"}:
+        check_peers_python(parser, args)
 
-    print(pairs.circumstances(), flush=True)
-    found = {what: find(asked) for what, find in FIND.items() if what in asked.what}
-    return concluded(found, asked)
+    print(timing.describe_machine(), flush=True)
+    return finish({part: run(args) for part, run in PARTS.items() if part in args.only}, args)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,15 @@
-"""How fast are music and texts brought together, beside musiclm-pytorch, and what do large batches
-take of memory?
+"""Speed of MuLaN, compared with musiclm-pytorch, and memory of large contrastive batches.
 
-    python bench/music.py --peer-env DIR --peer-adapters DIR [--what step memory] [--blocks 30] [--steps 4]
-    python bench/music.py --what memory
+    python bench/music.py [--only step memory] [--blocks 30] [--steps 4]
 
-DIR of the first is an environment in which that package is installed (DIR/venv/bin/python), DIR of
-the second holds `peer_adapters.py`, which builds its MuLaN and trainer at the small configuration,
-and `peershim.py`, which lets it start; nothing of them is part of this project.
+The part `step` needs the environment of the research packages (`make peers`).
 
-step: a training step (`music_networks.py` says of what size and from what).
-memory: of a step with a batch of 256 whose negatives are all of it, in micro-batches of 32, beside
-a batch of 32.
+step: a training step (`music_networks.py`).
+memory: a training step on a batch of 256 in micro-batches of 32, with the whole batch as negatives,
+compared with a batch of 32.
 
-Each side of a step is a process of its own, with its own packages, and one works while the other
-waits; each memory is that of a fresh process. One compute thread, fp32.
+Each side of a step is a process with its own packages, and the two take turns; each memory is that
+of a fresh process. One compute thread, fp32.
 """
 
 from __future__ import annotations
@@ -26,86 +22,91 @@ from typing import Literal, get_args
 
 import memory
 import music_networks
-import pairs
-from compared import Comparison, Finding, Script, as_sides, concluded
-from memory import Used
-from music_networks import AT_ONCE, CACHED, SMALL
+import timing
+from comparison import (
+    BenchResult,
+    BenchScript,
+    Comparison,
+    check_peers_python,
+    finish,
+    timed_workers,
+)
+from memory import MemoryUse
+from music_networks import AT_ONCE, IN_MICRO_BATCHES, SMALL_BATCH
 
-What = Literal["step", "memory"]
+Part = Literal["step", "memory"]
 
 OURS, THEIRS = "our MuLaN", "their MuLaN"
 COMPARISONS = (Comparison("step", "a training step of MuLaN", OURS, THEIRS, 1.3),)
-GIVEN_BACK = ("env", f"MALLOC_MMAP_THRESHOLD_={2**16}")
-"""Freed memory is given back from 64 KB on: most tensors here are below the 1 MB of `memory.py`,
-and glibc then keeps holes of many shapes, twice what the work needs (82 MB and 54)."""
-BOUND = 1.5
-"""How many times the memory of a batch of 32 one of 256 may take."""
+RELEASE_FREED_MEMORY = ("env", f"MALLOC_MMAP_THRESHOLD_={2**16}")
+"""A prefix of commands with which freed blocks of 64 KB and more are released: most tensors here
+are below the 1 MB of `memory.py`, and by default glibc keeps fragments of twice the size (82 MB
+instead of 54 MB)."""
+MAX_MEMORY_RATIO = 1.5
+"""The most memory that a batch of 256 may need, in multiples of that of a batch of 32."""
 
 
-def find_steps(asked: argparse.Namespace) -> Finding:
+def compare_steps(args: argparse.Namespace) -> BenchResult:
     print(
-        f"{asked.blocks} blocks of {asked.steps} steps on each side, in turn; MFLOP are those of one forward pass of a batch"
+        f"{args.blocks} alternating blocks of {args.steps} steps of each side; "
+        "MFLOP of one forward pass of a batch"
     )
-    found = SCRIPT.find(COMPARISONS, asked)
-    print(music_networks.DIFFERENT, flush=True)
-    return found
+    result = SCRIPT.compare_all(COMPARISONS, args)
+    print(music_networks.DIFFERENCES, flush=True)
+    return result
 
 
-def find_memory(asked: argparse.Namespace) -> Finding:
-    found = {
-        name: Used(**memory.told_by(name, [*GIVEN_BACK, *SCRIPT.command(name, asked)]))
-        for name in music_networks.WAYS
-    }
-    memory.refuse_other_work(
-        found, CACHED, AT_ONCE, "loss", rel_tol=1e-3
-    )  # 256 are 256, in parts or at once
-    print(logs(found), flush=True)
-    return Finding(
-        {name: asdict(one) for name, one in found.items()},
-        found[CACHED].mb <= BOUND * found[SMALL].mb,
-    )
+def measure_memory(args: argparse.Namespace) -> BenchResult:
+    uses = {}
+    for name in music_networks.VARIANTS:
+        command = [*RELEASE_FREED_MEMORY, *SCRIPT.command(name, args)]
+        uses[name] = MemoryUse(**memory.run_process(name, command))
+    memory.check_same_outcome(uses, IN_MICRO_BATCHES, AT_ONCE, "loss", rel_tol=1e-3)
+    print(format_memory(uses), flush=True)
+    bounded = uses[IN_MICRO_BATCHES].mb <= MAX_MEMORY_RATIO * uses[SMALL_BATCH].mb
+    return BenchResult({name: asdict(use) for name, use in uses.items()}, bounded)
 
 
-def logs(found: dict[str, Used]) -> str:
-    lines = ["a training step of the small preset"]
+def format_memory(uses: dict[str, MemoryUse]) -> str:
+    lines = ["a training step of music-mulan, preset small"]
     lines += [
-        f"  {name:<20}{one.mb:>9.0f} MB, loss {one.outcome:.4f}" for name, one in found.items()
+        f"  {name:<20}{use.mb:>9.0f} MB, loss {use.outcome:.4f}" for name, use in uses.items()
     ]
+    ratios = {name: use.mb / uses[SMALL_BATCH].mb for name, use in uses.items()}
     lines.append(
-        f"  {CACHED} takes {found[CACHED].mb / found[SMALL].mb:.2f} times the memory of {SMALL}; wanted: at most {BOUND}"
+        f"  {IN_MICRO_BATCHES}: {ratios[IN_MICRO_BATCHES]:.2f} times the memory of {SMALL_BATCH} "
+        f"(target: at most {MAX_MEMORY_RATIO})"
     )
-    lines.append(f"  {AT_ONCE} takes {found[AT_ONCE].mb / found[SMALL].mb:.2f} times as much")
+    lines.append(f"  {AT_ONCE}: {ratios[AT_ONCE]:.2f} times the memory of {SMALL_BATCH}")
     return "\n".join(lines)
 
 
-FIND: dict[What, Callable[[argparse.Namespace], Finding]] = {
-    "step": find_steps,
-    "memory": find_memory,
+PARTS: dict[Part, Callable[[argparse.Namespace], BenchResult]] = {
+    "step": compare_steps,
+    "memory": measure_memory,
 }
 
 
-SCRIPT = Script(
+SCRIPT = BenchScript(
     __file__,
-    ours=as_sides({OURS: music_networks.ours}) | memory.acts(music_networks.WAYS),
-    theirs=as_sides({THEIRS: music_networks.theirs}),
+    ours=timed_workers({OURS: music_networks.build_ours})
+    | memory.memory_workers(music_networks.VARIANTS),
+    theirs=timed_workers({THEIRS: music_networks.build_theirs}),
 )
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = SCRIPT.parser(__doc__, get_args(What), steps=4, of_steps="training steps in one block")
-    asked = parser.parse_args(arguments)
-    pairs.pin(asked.threads)
-    if asked.worker is not None:
-        SCRIPT.work(asked)
+    parser = SCRIPT.parser(__doc__, get_args(Part), steps=4, steps_help="steps of one block")
+    args = parser.parse_args(arguments)
+    timing.set_threads(args.threads)
+    if args.worker is not None:
+        SCRIPT.run_worker(args)
         return 0
-    if "step" in asked.what and None in (asked.peer_env, asked.peer_adapters):
-        parser.error(
-            "the package is one of the sides: give --peer-env and --peer-adapters, or --what memory, which can do without"
-        )
+    if "step" in args.only:
+        check_peers_python(parser, args)
 
-    print(pairs.circumstances(), flush=True)
-    found = {what: find(asked) for what, find in FIND.items() if what in asked.what}
-    return concluded(found, asked)
+    print(timing.describe_machine(), flush=True)
+    return finish({part: run(args) for part, run in PARTS.items() if part in args.only}, args)
 
 
 if __name__ == "__main__":

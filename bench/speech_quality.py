@@ -1,16 +1,15 @@
-"""How good is speech that a codec has rebuilt, and whose voice is it? And that which was generated
-after a prompt?
+"""Quality and speaker similarity of speech that a codec reconstructs, or that is generated from
+prompts.
 
-    python bench/speech_quality.py RUN [--data DIR] [--count 64] [--levels 1 2 4 8] [--json FILE]
-    python bench/speech_quality.py --made DIR --after DIR [--json FILE]
+    python bench/speech_quality.py RUN [--data DIR] [--count 64] [--num-quantizers 1 2 4 8]
+    python bench/speech_quality.py --generated DIR --prompts DIR
 
-The first takes the recordings that were held out from a codec's run, or those of DIR, whole, and
-tells of reconstructions from so many levels: SI-SDR, mel distance, STOI and PESQ against the
-original; DNSMOS, beside the original's; and how alike the voices are (the cosine of Resemblyzer's
-vectors). The second takes recordings that were made, and those of the same name in the other
-folder, the prompts: DNSMOS of both, and how alike the voices are. What chance would reach stands
-beside it: the same recordings, each against the original of another. `speech_judges.py` says what
-is to be installed.
+The first form reads the held-out audio of a codec's run, or of DIR, and reports for reconstructions
+from the given numbers of quantizers: SI-SDR, mel distance, STOI and PESQ against the original;
+DNSMOS, and that of the original; and speaker similarity (the cosine of Resemblyzer's embeddings).
+The second form reads generated audio and the prompts of the same name, and reports DNSMOS of both
+and speaker similarity. Speaker similarity by chance is reported too: each file against the original
+of another. `speech_metrics.py` lists the packages to install.
 """
 
 from __future__ import annotations
@@ -25,185 +24,199 @@ from typing import Any
 
 import numpy as np
 import torch
-from speech_judges import RATE_HZ, Listener, Voices
+from speech_metrics import DNSMOS, RATE_HZ, SpeakerEncoder
 
-from tessera.data.discovery import find
-from tessera.losses.spectral import mel_distance_B, si_sdr_B
+from tessera.api.tokenizer import Tokenizer
+from tessera.data.discovery import find_files
+from tessera.losses.spectral import mel_distance_B
+from tessera.metrics.audio import si_sdr_B
 from tessera.metrics.speech import stoi_B
-from tessera.modalities.audio.io.files import ENDINGS
+from tessera.modalities.audio.io.files import SUFFIXES
 from tessera.modalities.audio.media import Audio
-from tessera.modalities.audio.speech_quality import INSTALL, can_be_measured, pesq
-from tessera.run.load import Codec, load_run
+from tessera.modalities.audio.speech_quality import MODES, PESQ_MISSING, pesq, pesq_available
 
-SHORTEST_SECONDS = 1.0
-"""Of what is shorter no voice can be told."""
-
-
-# ---- recordings
+MIN_SECONDS = 1.0
+"""Shorter audio has no reliable speaker embedding."""
 
 
-def held_out(codec: Codec, data: str | None, count: int) -> list[Audio]:
-    """So many recordings of those that were held out, spread over all, whole and at the codec's
-    rate."""
-    config = codec.run.data if data is None else replace(codec.run.data, path=data)
-    source = config.build().validation
+# ---- audio
+
+
+def load_held_out(codec: Tokenizer, data: str | None, count: int) -> list[Audio]:
+    """Load held-out audio, whole and at the codec's rate, evenly spaced over all files."""
+    config: Any = codec.run.data
+    if data is not None:
+        config = replace(config, path=data)
+    dataset = config.build().validation
     if config.path is None:
-        each: Iterable[Audio] = (toy(source, index) for index in spread(len(source), count))
-    else:
-        each = (
-            whole(source.path(index), config.rate_hz) for index in spread(len(source), len(source))
+        every: Iterable[Audio] = (
+            load_synthetic(dataset, index) for index in evenly_spaced(len(dataset), count)
         )
-    long = [sound for sound in each if sound.seconds >= SHORTEST_SECONDS]
+    else:
+        every = (load_audio(dataset.path(i), config.rate_hz) for i in range(len(dataset)))
+    long = [audio for audio in every if audio.seconds >= MIN_SECONDS]
     if not long:
         raise SystemExit(
-            f"No recording of at least {SHORTEST_SECONDS:g} s was held out: give --data with longer ones."
+            f"No held-out audio is at least {MIN_SECONDS:g} s long: give longer files with --data."
         )
-    return [long[index] for index in spread(len(long), count)]
+    return [long[index] for index in evenly_spaced(len(long), count)]
 
 
-def spread(among: int, count: int) -> list[int]:
-    return [index * among // min(among, count) for index in range(min(among, count))]
+def evenly_spaced(total: int, count: int) -> list[int]:
+    """Return at most `count` indices below `total`."""
+    return [index * total // min(total, count) for index in range(min(total, count))]
 
 
-def whole(path: str | Path, rate_hz: int) -> Audio:
-    return Audio.load(path).mono().resampled(rate_hz)
+def load_audio(path: str | Path, rate_hz: int) -> Audio:
+    return Audio.load(path).to_mono().resample(rate_hz)
 
 
-def toy(source: Any, index: int) -> Audio:
-    example = source.item(index, np.random.default_rng(0))
+def load_synthetic(dataset: Any, index: int) -> Audio:
+    example = dataset.item(index, np.random.default_rng(0))
     return Audio(example.samples[:, : example.length], example.rate_hz)
 
 
-# ---- what is told
+# ---- metrics
 
 
-def means(rows: Sequence[dict[str, float | None]]) -> dict[str, float]:
-    """Over the recordings of which something could be said."""
-    said = {name: [row[name] for row in rows if row.get(name) is not None] for name in rows[0]}
-    return {name: float(np.mean(values)) for name, values in said.items() if values}
+def mean_metrics(rows: Sequence[dict[str, float | None]]) -> dict[str, float]:
+    """Average each metric over the files for which it is defined."""
+    defined = {
+        name: [value for row in rows if (value := row.get(name)) is not None] for name in rows[0]
+    }
+    return {name: float(np.mean(values)) for name, values in defined.items() if values}
 
 
-def against(original: Audio, made: Audio) -> dict[str, float | None]:
-    real, other = (torch.from_numpy(sound.samples)[None] for sound in (original, made))
-    understood = float(stoi_B(other, real, rate_hz=original.rate_hz))
+def compare_signals(original: Audio, decoded: Audio) -> dict[str, float | None]:
+    """Compute the metrics that need the original signal."""
+    real, other = (torch.from_numpy(audio.samples)[None] for audio in (original, decoded))
+    stoi = float(stoi_B(other, real, rate_hz=original.rate_hz))
     return {
         "si_sdr": float(si_sdr_B(other, real)),
         "mel_distance": float(mel_distance_B(other, real, rate_hz=original.rate_hz)),
-        "stoi": understood if np.isfinite(understood) else None,
-        "pesq": pesq(original.samples[0], made.samples[0], original.rate_hz),
+        "stoi": stoi if np.isfinite(stoi) else None,
+        "pesq": pesq(original.samples[0], decoded.samples[0], original.rate_hz),
     }
 
 
 @dataclass
-class Heard:
-    quality: float
-    """The mean over recordings."""
-    voices: torch.Tensor
-    """One vector each."""
+class SpeechFeatures:
+    """What the networks compute from some audio."""
+
+    dnsmos: float
+    """The mean over all files."""
+    speakers: torch.Tensor
+    """One speaker embedding per file."""
 
 
-class Judges:
+class SpeechNetworks:
+    """The two networks that rate audio without its original signal."""
+
     def __init__(self) -> None:
-        self.listener, self.voices = Listener(), Voices()
+        self.dnsmos, self.speaker_encoder = DNSMOS(), SpeakerEncoder()
 
-    def quality(self, sound: Audio) -> float:
-        return self.listener(sound.resampled(RATE_HZ).samples[0])
-
-    def voice(self, sound: Audio) -> torch.Tensor:
-        return self.voices(sound.resampled(RATE_HZ).samples[0])
-
-    def hear(self, sounds: Sequence[Audio]) -> Heard:
-        return Heard(
-            float(np.mean([self.quality(sound) for sound in sounds])),
-            torch.stack([self.voice(sound) for sound in sounds]),
+    def extract(self, sounds: Sequence[Audio]) -> SpeechFeatures:
+        samples = [audio.resample(RATE_HZ).samples[0] for audio in sounds]
+        return SpeechFeatures(
+            float(np.mean([self.dnsmos(one) for one in samples])),
+            torch.stack([self.speaker_encoder(one) for one in samples]),
         )
 
-    def compare(self, originals: Heard, sounds: Sequence[Audio]) -> dict[str, float]:
-        made = self.hear(sounds)
-        alike = made.voices @ originals.voices.T
+    def compare(self, originals: SpeechFeatures, sounds: Sequence[Audio]) -> dict[str, float]:
+        features = self.extract(sounds)
+        similarity = features.speakers @ originals.speakers.T
+        by_chance = similarity.roll(1, 0).diagonal().mean() if len(sounds) > 1 else float("nan")
         return {
-            "dnsmos_original": originals.quality,
-            "dnsmos": made.quality,
-            "voice": float(alike.diagonal().mean()),
-            "voice_by_chance": float(alike.roll(1, 0).diagonal().mean())
-            if len(sounds) > 1
-            else float("nan"),
+            "dnsmos_original": originals.dnsmos,
+            "dnsmos": features.dnsmos,
+            "speaker_similarity": float(similarity.diagonal().mean()),
+            "similarity_by_chance": float(by_chance),
         }
 
 
-def rebuilt(codec: Codec, sound: Audio, levels: int) -> Audio:
-    samples = torch.from_numpy(sound.samples)[None].to(next(codec.model.parameters()).device)
+def reconstruct(codec: Tokenizer, audio: Audio, num_quantizers: int) -> Audio:
+    """Encode and decode audio with the first quantizers only."""
+    samples = torch.from_numpy(audio.samples)[None].to(next(codec.model.parameters()).device)
     with torch.no_grad():
-        made = codec.model.decode(codec.model.encode(samples)[..., :levels])
-    return Audio(made[0, :, : samples.shape[2]].float().cpu().numpy().clip(-1, 1), sound.rate_hz)
+        decoded = codec.model.decode(codec.model.encode(samples)[..., :num_quantizers])
+    decoded = decoded[0, :, : samples.shape[2]].float().cpu().numpy().clip(-1, 1)
+    return Audio(decoded, audio.rate_hz)
 
 
-def of_codec(asked: argparse.Namespace, judges: Judges) -> dict[str, Any]:
-    codec = Codec(load_run(asked.run))
-    originals = held_out(codec, asked.data, asked.count)
-    seconds = sum(sound.seconds for sound in originals)
-    print(f"{len(originals)} recordings, {seconds:.0f} s, codec of step {codec.steps}")
-    if not can_be_measured(originals[0].rate_hz):
-        print(
-            INSTALL
-            if originals[0].rate_hz in (8_000, 16_000)
-            else "PESQ is left out: it knows 8 and 16 kHz only."
+def evaluate_codec(args: argparse.Namespace, networks: SpeechNetworks) -> dict[str, Any]:
+    codec = Tokenizer.load(args.run)
+    originals = load_held_out(codec, args.data, args.count)
+    seconds = sum(audio.seconds for audio in originals)
+    print(f"{len(originals)} files, {seconds:.0f} s, codec at step {codec.trained.steps}")
+    rate_hz = originals[0].rate_hz
+    if not pesq_available(rate_hz):
+        print(PESQ_MISSING if rate_hz in MODES else "PESQ is omitted: it needs 8 or 16 kHz.")
+    features, results = networks.extract(originals), {}
+    available = codec.num_quantizers
+    for count in sorted({min(count, available) for count in args.num_quantizers or [available]}):
+        decoded = [reconstruct(codec, audio, count) for audio in originals]
+        pairs = zip(originals, decoded, strict=True)
+        metrics = mean_metrics([compare_signals(*pair) for pair in pairs])
+        results[count] = metrics | networks.compare(features, decoded)
+        print(format_metrics(f"{count} of {available} quantizers", results[count]), flush=True)
+    return {"files": len(originals), "seconds": seconds, "num_quantizers": results}
+
+
+def evaluate_generated(args: argparse.Namespace, networks: SpeechNetworks) -> dict[str, Any]:
+    generated_files, prompt_files = find_by_stem(args.generated), find_by_stem(args.prompts)
+    stems = sorted(generated_files.keys() & prompt_files.keys())
+    if not stems:
+        raise SystemExit(
+            f"No file in {args.generated} has the same name as one in {args.prompts}: give folders "
+            "in which generated audio and prompts have the same names."
         )
-    heard, found = judges.hear(originals), {}
-    for levels in sorted({min(level, codec.levels) for level in asked.levels or [codec.levels]}):
-        made = [rebuilt(codec, sound, levels) for sound in originals]
-        found[levels] = means([against(*pair) for pair in zip(originals, made)]) | judges.compare(
-            heard, made
-        )
-        print(logs(f"{levels} of {codec.levels} levels", found[levels]), flush=True)
-    return {"recordings": len(originals), "seconds": seconds, "levels": found}
+    prompts, generated = (
+        [load_audio(files[stem], RATE_HZ) for stem in stems]
+        for files in (prompt_files, generated_files)
+    )
+    metrics = networks.compare(networks.extract(prompts), generated)
+    print(format_metrics(f"{len(stems)} generated files and their prompts", metrics))
+    return {"files": len(stems)} | metrics
 
 
-def of_prompts(asked: argparse.Namespace, judges: Judges) -> dict[str, Any]:
-    made, after = (by_name(folder) for folder in (asked.made, asked.after))
-    names = sorted(made.keys() & after.keys())
-    if not names:
-        raise SystemExit(f"No recording in {asked.made} has the name of one in {asked.after}.")
-    prompts, answers = ([whole(paths[name], RATE_HZ) for name in names] for paths in (after, made))
-    found = judges.compare(judges.hear(prompts), answers)
-    print(logs(f"{len(names)} recordings beside their prompts", found))
-    return {"recordings": len(names)} | found
-
-
-def by_name(folder: Path) -> dict[str, Path]:
-    found = find(str(folder), ENDINGS, "recordings")
+def find_by_stem(folder: Path) -> dict[str, Path]:
+    found = find_files(str(folder), SUFFIXES, "audio files")
     return {Path(name).stem: Path(found.root, name) for name in found.names}
 
 
-def logs(name: str, numbers: dict[str, float]) -> str:
-    return "\n".join([name, *(f"  {what:<18}{value:8.3f}" for what, value in numbers.items())])
+def format_metrics(title: str, metrics: dict[str, float]) -> str:
+    return "\n".join([title, *(f"  {name:<22}{value:8.3f}" for name, value in metrics.items())])
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="a codec's run")
-    parser.add_argument("--data", help="recordings; those held out of them by name, as in the run")
-    parser.add_argument("--count", type=int, default=64, help="at most so many recordings")
+    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="the run of a codec")
     parser.add_argument(
-        "--levels",
+        "--data", help="a folder of audio; its held-out files are chosen by name, as in the run"
+    )
+    parser.add_argument("--count", type=int, default=64, help="the most files to read")
+    parser.add_argument(
+        "--num-quantizers",
         type=int,
         nargs="+",
-        help="rebuilt from the first so many levels; all, unless it is said",
+        help="reconstruct from the first so many quantizers (default: all)",
     )
-    parser.add_argument("--made", type=Path, metavar="DIR", help="recordings that were generated")
+    parser.add_argument("--generated", type=Path, metavar="DIR", help="a folder of generated audio")
     parser.add_argument(
-        "--after", type=Path, metavar="DIR", help="their prompts, of the same names"
+        "--prompts", type=Path, metavar="DIR", help="a folder of their prompts, of the same names"
     )
-    parser.add_argument("--json", type=Path, help="write the numbers here as well")
-    asked = parser.parse_args(arguments)
-    if (asked.run is None) == (asked.made is None) or (asked.made is None) != (asked.after is None):
-        parser.error("give a codec's RUN, or --made and --after")
+    parser.add_argument("--json", type=Path, help="also write the numbers to this file")
+    args = parser.parse_args(arguments)
+    one_form = (args.run is None) != (args.generated is None)
+    if not one_form or (args.generated is None) != (args.prompts is None):
+        parser.error("give either the RUN of a codec, or both --generated and --prompts")
     torch.set_num_threads(1)
-    found = (of_codec if asked.run is not None else of_prompts)(asked, Judges())
-    if asked.json is not None:
-        asked.json.write_text(json.dumps(found, indent=1) + "\n")
+    evaluate = evaluate_codec if args.run is not None else evaluate_generated
+    results = evaluate(args, SpeechNetworks())
+    if args.json is not None:
+        args.json.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -1,145 +1,146 @@
-"""What long clips and large codebooks take of memory: each way in a fresh process, which tells how
-far it grew.
+"""Memory of long videos and of large codebooks; each variant runs in a fresh process.
 
-long: clips of 256 x 256 at 24 frames a second through the small preset of `videos-magvit2`, to
-symbols and back, in pieces of 8 frames or at once. Frames are made as they are asked for, and what
-comes out is counted and let go: all that stays is what the tokenizer itself keeps. A clip is one
-frame longer than its seconds say, so that it fills whole symbols.
+long: videos of 256 x 256 at 24 frames per second are encoded and decoded by the small preset of
+`videos-magvit2`, in chunks of 8 frames or at once. Frames are generated on demand and the output is
+counted and dropped, so that the memory is that of the tokenizer. A video has one frame more than
+its seconds require, so that it fills whole tokens.
 
-lfq: LFQ's entropy penalty over 2^18 symbols and its gradient (tessera/nn/quantize/lfq.py), for rows
-of 18 numbers: exactly (in one group), as it is by default (in two groups of 9 bits), and as it is
-written down (Yu et al. 2023, arXiv 2310.05737, eq. 5), with the probability of every symbol for
-every row. The penalties are told, so that the exact one can be held to the other.
+lfq: LFQ's entropy penalty over 2^18 codes and its gradient (tessera/nn/quantize/lfq.py), for rows
+of 18 numbers: exact (one group), with the default (two groups of 9 bits), and implemented directly
+(Yu et al. 2023, arXiv 2310.05737, eq. 5), with the probability of every code for every row. The
+exact penalty is checked against the direct one.
 
-B examples, T frames of a piece, H and W the sides, P rows, V symbols.
+Shapes: B examples, T frames of a chunk, H and W height and width, P rows, V codes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from memory import Used, measured
+from memory import MemoryUse, measure_memory
 
-if TYPE_CHECKING:  # the parent only reads what the processes tell
+if TYPE_CHECKING:  # the parent process imports no torch from here
     from torch import Tensor
 
     from tessera.modalities.video.magvit2 import VideoTokenizer
 
-SIDE, RATE_HZ, PIECE = 256, 24, 8
+FRAME_SIZE, RATE_HZ, CHUNK_FRAMES = 256, 24, 8
 BITS, ROWS, MANY_ROWS = 18, 384, 5120
 
 
-# ---- long clips
+# ---- long videos
 
 
-def in_pieces(seconds: int) -> Used:
-    model, frames = small_tokenizer(), seconds * RATE_HZ + 1
+def run_in_chunks(seconds: int) -> MemoryUse:
+    """Encode and decode a video chunk by chunk."""
+    model, frames = build_small_tokenizer(), seconds * RATE_HZ + 1
 
-    def there_and_back() -> float:
-        return sum(
-            piece.shape[2] for piece in model.decode_chunks(model.encode_chunks(wave(frames)))
-        )
+    def encode_and_decode() -> float:
+        codes = model.encode_chunks(moving_stripes(frames))
+        return sum(chunk.shape[2] for chunk in model.decode_chunks(codes))
 
-    return measured(there_and_back)
+    return measure_memory(encode_and_decode)
 
 
-def at_once(seconds: int) -> Used:
+def run_at_once(seconds: int) -> MemoryUse:
+    """Encode and decode a whole video."""
     import torch
 
-    model, frames = small_tokenizer(), seconds * RATE_HZ + 1
+    model, frames = build_small_tokenizer(), seconds * RATE_HZ + 1
 
     @torch.no_grad()
-    def there_and_back() -> float:
-        clip = torch.cat(list(wave(frames)), dim=2)
-        return model.decode(model.encode(clip)).shape[2]
+    def encode_and_decode() -> float:
+        video = torch.cat(list(moving_stripes(frames)), dim=2)
+        return model.decode(model.encode(video)).shape[2]
 
-    return measured(there_and_back)
+    return measure_memory(encode_and_decode)
 
 
-def small_tokenizer() -> VideoTokenizer:
+def build_small_tokenizer() -> VideoTokenizer:
     from tessera.engine.modes import seed
     from tessera.modalities.video.recipes import videos_magvit2
 
     seed(0)
-    return videos_magvit2("small").task.model.build().eval()
+    task: Any = videos_magvit2("small").task
+    return task.model.build().eval()
 
 
-def wave(frames: int) -> Iterator[Tensor]:
-    """Pieces (1, 3, T, H, W) of a clip in which stripes travel, slower from colour to colour."""
+def moving_stripes(frames: int) -> Iterator[Tensor]:
+    """Generate chunks (1, 3, T, H, W) of a video of stripes that move at one speed per channel."""
     import torch
 
-    across_W = torch.arange(SIDE) / 16
-    slower_C11 = torch.tensor([1.0, 0.7, 0.4]).view(3, 1, 1)
-    for first in range(0, frames, PIECE):
-        moments_T = torch.arange(first, min(first + PIECE, frames)) / RATE_HZ
-        phases_CTW = across_W - 8 * slower_C11 * moments_T[:, None]
-        yield torch.sin(phases_CTW)[None, :, :, None].expand(1, 3, len(moments_T), SIDE, SIDE)
+    position_W = torch.arange(FRAME_SIZE) / 16
+    speed_C11 = torch.tensor([1.0, 0.7, 0.4]).view(3, 1, 1)
+    for first in range(0, frames, CHUNK_FRAMES):
+        seconds_T = torch.arange(first, min(first + CHUNK_FRAMES, frames)) / RATE_HZ
+        phase_CTW = position_W - 8 * speed_C11 * seconds_T[:, None]
+        shape = (1, 3, len(seconds_T), FRAME_SIZE, FRAME_SIZE)
+        yield torch.sin(phase_CTW)[None, :, :, None].expand(shape)
 
 
 # ---- large codebooks
 
 
-def ours(rows: int, group_bits: int) -> Used:
+def run_our_penalty(rows: int, group_bits: int) -> MemoryUse:
     from tessera.nn.quantize import LFQConfig
 
-    quantizer = LFQConfig(
-        codebook_size=2**BITS, commitment_weight=0.0, group_bits=group_bits
-    ).build(BITS)
-    return descended(lambda latent_PW: quantizer(latent_PW).penalties["entropy"], rows)
+    config = LFQConfig(codebook_size=2**BITS, commitment_weight=0.0, group_bits=group_bits)
+    quantizer = config.build(BITS)
+    return measure_gradient(lambda latent_PW: quantizer(latent_PW).penalties["entropy"], rows)
 
 
-def as_written(rows: int) -> Used:
+def run_direct_penalty(rows: int) -> MemoryUse:
+    """Compute the penalty with the probabilities of all codes."""
     import torch
 
     from tessera.nn.quantize import LFQConfig
 
     config = LFQConfig()
-    symbols_VW = 2.0 * (torch.arange(2**BITS)[:, None] >> torch.arange(BITS) & 1) - 1
+    codes_VW = 2.0 * (torch.arange(2**BITS)[:, None] >> torch.arange(BITS) & 1) - 1
 
     def penalty(latent_PW: Tensor) -> Tensor:
-        # |z - c|^2 without |z|^2 and |c|^2, which are the same for all symbols of a row
-        log_chance_PV = (2 * config.inverse_temperature * latent_PW @ symbols_VW.T).log_softmax(-1)
-        chance_PV = log_chance_PV.exp()
-        doubt = -(chance_PV * log_chance_PV).sum(-1).mean()
-        mean_V = chance_PV.mean(0)
-        return config.entropy_weight * (doubt + config.diversity * (mean_V * mean_V.log()).sum())
+        # |z - c|^2 without |z|^2 and |c|^2, which are the same for all codes of a row
+        log_prob_PV = (2 * config.inverse_temperature * latent_PW @ codes_VW.T).log_softmax(-1)
+        prob_PV = log_prob_PV.exp()
+        sample_entropy = -(prob_PV * log_prob_PV).sum(-1).mean()
+        mean_prob_V = prob_PV.mean(0)
+        negative_batch_entropy = (mean_prob_V * mean_prob_V.log()).sum()
+        return config.entropy_weight * (sample_entropy + config.diversity * negative_batch_entropy)
 
-    return descended(penalty, rows)
+    return measure_gradient(penalty, rows)
 
 
-def descended(penalty: Callable[[Tensor], Tensor], rows: int) -> Used:
-    """The penalty of some rows, and its gradient. A row before them wakes what torch loads when it
-    is first used."""
+def measure_gradient(penalty: Callable[[Tensor], Tensor], rows: int) -> MemoryUse:
+    """Measure a penalty and its gradient, after one row with which torch loads its libraries."""
     import torch
 
     latent_PW = torch.randn(rows, BITS, generator=torch.Generator().manual_seed(5))
 
-    def descend(some_PW: Tensor) -> float:
-        value = penalty(some_PW.requires_grad_())
+    def run(inputs_PW: Tensor) -> float:
+        value = penalty(inputs_PW.requires_grad_())
         value.backward()
         return value.item()
 
-    descend(latent_PW[:1].clone())
-    return measured(lambda: descend(latent_PW))
+    run(latent_PW[:1].clone())
+    return measure_memory(lambda: run(latent_PW))
 
 
-LONG, SHORT, SHORT_AT_ONCE = "10 s in pieces", "2 s in pieces", "2 s at once"
-NAIVE, EXACT, GROUPED, MANY = (
-    "as written",
+LONG, SHORT, SHORT_AT_ONCE = "10 s in chunks", "2 s in chunks", "2 s at once"
+DIRECT, EXACT, GROUPED, GROUPED_MANY = (
+    "direct implementation",
     "ours, one group",
     "ours, two groups",
     f"ours, two groups, {MANY_ROWS} rows",
 )
 
-WAYS: dict[str, Callable[[], Used]] = {
-    LONG: partial(in_pieces, 10),
-    SHORT: partial(in_pieces, 2),
-    SHORT_AT_ONCE: partial(at_once, 2),
-    NAIVE: partial(as_written, ROWS),
-    EXACT: partial(ours, ROWS, group_bits=BITS),
-    GROUPED: partial(ours, ROWS, group_bits=14),
-    MANY: partial(ours, MANY_ROWS, group_bits=14),
+VARIANTS: dict[str, Callable[[], MemoryUse]] = {
+    LONG: partial(run_in_chunks, 10),
+    SHORT: partial(run_in_chunks, 2),
+    SHORT_AT_ONCE: partial(run_at_once, 2),
+    DIRECT: partial(run_direct_penalty, ROWS),
+    EXACT: partial(run_our_penalty, ROWS, group_bits=BITS),
+    GROUPED: partial(run_our_penalty, ROWS, group_bits=14),
+    GROUPED_MANY: partial(run_our_penalty, MANY_ROWS, group_bits=14),
 }
-"""The names by which processes are told what to do."""

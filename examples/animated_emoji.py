@@ -1,14 +1,13 @@
-"""Lays out some 180 animated emoji, each with its name, as a folder that video recipes can learn
-from.
+"""Make a folder of about 180 animated emoji with captions, for the video recipes.
 
     python examples/animated_emoji.py OUT
 
-OUT then holds one 256 x 256 clip per emoji (1f600.mp4) and metadata.jsonl with the captions
-("grinning face").
-Animations: Microsoft's Fluent emoji, MIT, from the npm package @lobehub/fluent-emoji-anim-1. Names:
-emoji-datasource, MIT. npm downloads about 190 MB. Left out are emoji that do not move, and variants
-by skin tone: they move alike, so a held-out one would have been learnt from. The archives are read
-entry by entry, and no path in them is ever written to.
+OUT gets one 256 x 256 video per emoji (1f600.mp4), and metadata.jsonl with the captions ("grinning
+face"). Animations: Microsoft's Fluent emoji, MIT, from the npm package
+@lobehub/fluent-emoji-anim-1. Names: emoji-datasource, MIT. npm downloads about 190 MB. Emoji
+without motion are skipped, and so are variants by skin tone: they move like the original, so a
+held-out variant would not be new to the model. The archives are read entry by entry, and no path in
+them is used to write a file.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from emoji import SKIN, make_folder, write_named
+from emoji import SKIN_TONES, run_example, write_named
 
 from tessera.modalities.video.io.files import probe
 from tessera.modalities.video.io.writer import write_mp4
@@ -26,17 +25,17 @@ ANIMATIONS = "@lobehub/fluent-emoji-anim-1"
 
 
 def main() -> None:
-    make_folder("animated emoji", ANIMATIONS, lay_out, __doc__)
+    run_example("animated emoji", ANIMATIONS, write_dataset, __doc__)
 
 
-def lay_out(archive: Path, names: dict[str, str], out: Path) -> int:
-    """Writes the animations that have a name, then the metadata; returns how many."""
-    return write_named(archive, names, out, clip)
+def write_dataset(archive: Path, names: dict[str, str], out: Path) -> int:
+    """Write the animations that have a name, then the metadata; return the number of videos."""
+    return write_named(archive, names, out, write_video)
 
 
-def clip(data: bytes, stem: Path) -> Path | None:
-    """None for an emoji with a skin tone, and for one that does not move."""
-    video = None if has_skin_tone(stem.name) else animation(data)
+def write_video(data: bytes, stem: Path) -> Path | None:
+    """Write an animation as MP4; None for an emoji with a skin tone, and for one without motion."""
+    video = None if has_skin_tone(stem.name) else decode_animation(data)
     if video is None:
         return None
     file = Path(f"{stem}.mp4")
@@ -45,11 +44,11 @@ def clip(data: bytes, stem: Path) -> Path | None:
 
 
 def has_skin_tone(code_point: str) -> bool:
-    return any(part.upper() in SKIN for part in code_point.split("-"))
+    return any(part.upper() in SKIN_TONES for part in code_point.split("-"))
 
 
-def animation(data: bytes) -> Video | None:
-    """The clip in these bytes; None for a still picture."""
+def decode_animation(data: bytes) -> Video | None:
+    """Decode a WebP animation; None for a still image."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "emoji.webp"
         file.write_bytes(data)

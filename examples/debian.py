@@ -1,5 +1,4 @@
-"""What lies in a Debian package, without installing it: apt-get downloads it, and it is read in
-memory, entry by entry."""
+"""Download Debian packages and read the files in them, without installing anything."""
 
 from __future__ import annotations
 
@@ -12,33 +11,35 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 
-def require_tools(what: str) -> None:
-    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        sys.exit(
-            f"{what} as a Debian package, but there is no apt-get and dpkg-deb on this machine."
-        )
+def check_tools() -> None:
+    """Exit with a message if the tools for Debian packages are missing."""
+    for tool in ("apt-get", "dpkg-deb"):
+        if shutil.which(tool) is None:
+            sys.exit(
+                f"The data is in Debian packages, but {tool} is not installed: run this script on "
+                "Debian or Ubuntu."
+            )
 
 
 def download(package: str, folder: Path) -> Path:
-    """The package, as Debian packed it."""
+    """Download a package with apt-get and return its file."""
     print(f"downloading {package} ...")
-    loaded = subprocess.run(
+    done = subprocess.run(
         ["apt-get", "download", package], cwd=folder, capture_output=True, text=True
     )
-    packages = list(folder.glob(f"{package}_*.deb"))
-    if loaded.returncode != 0 or not packages:
-        sys.exit(
-            f"apt-get could not download {package}:\n{loaded.stderr.strip() or loaded.stdout.strip()}"
-        )
-    return packages[0]
+    files = list(folder.glob(f"{package}_*.deb"))
+    if done.returncode != 0 or not files:
+        output = done.stderr.strip() or done.stdout.strip()
+        sys.exit(f"apt-get could not download {package}:\n{output}")
+    return files[0]
 
 
-def entries(package: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
-    """The files in a package, each with its path there."""
-    unpacked = subprocess.run(
+def read_entries(package: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    """Read the files in a package, in memory: yields path and content."""
+    archive = subprocess.run(
         ["dpkg-deb", "--fsys-tarfile", str(package)], capture_output=True, check=True
     ).stdout
-    with tarfile.open(fileobj=BytesIO(unpacked)) as tar:
+    with tarfile.open(fileobj=BytesIO(archive)) as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isfile() else None
             if file is not None:

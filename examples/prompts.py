@@ -1,15 +1,14 @@
-"""Lays out some 2,700 spoken prompts in five languages, each with its transcript, for sound recipes
-to learn from.
+"""Make a folder of about 2,700 spoken prompts in five languages with transcripts, for the audio
+recipes.
 
     python examples/prompts.py OUT [--languages en it]
 
-OUT then holds one FLAC at 16 kHz per prompt (en/digits-1.flac), metadata.jsonl with the transcripts
-("one") and CREDITS.md, which names the licences. They are the prompts of the Asterisk telephone
-exchange, spoken in a studio by one person a language, from the Debian packages
+OUT gets one FLAC at 16 kHz per prompt (en/digits-1.flac), metadata.jsonl with the transcripts
+("one"), and CREDITS.md with the licenses. They are the prompts of the Asterisk telephone exchange,
+recorded in a studio with one speaker per language, from the Debian packages
 asterisk-core-sounds-XX-g722, and their transcripts from asterisk-core-sounds-XX: apt-get downloads
-about 11 MB a language, and nothing is installed. The archives are read in memory, entry by entry,
-and no path in them is ever written to. Left out are beeps, silence, and prompts without a
-transcript.
+about 11 MB per language, and nothing is installed. The archives are read in memory, and no path in
+them is used to write a file. Beeps, silence, and prompts without a transcript are skipped.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from debian import download, entries, require_tools
+from debian import check_tools, download, read_entries
 
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.audio.media import Audio
 
-LICENCES = {
+LICENSES = {
     "en": "CC-BY-SA-3.0",
     "es": "CC-BY-SA-3.0",
     "fr": "CC-BY-SA-3.0",
     "it": "CC-BY-SA-3.0",
     "ru": "CC-BY-3.0",
 }
-"""Language -> the licence of its prompts, as their packages state it."""
+"""Language -> the license of its prompts, from the copyright file of the package."""
 
 Entries = Iterable[tuple[PurePosixPath, bytes]]
 
@@ -43,73 +42,75 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to make")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
     parser.add_argument(
         "--languages",
         nargs="+",
-        choices=LICENCES,
-        default=list(LICENCES),
+        choices=LICENSES,
+        default=list(LICENSES),
         metavar="XX",
-        help="some of them",
+        help=f"languages to download (default: {' '.join(LICENSES)})",
     )
-    asked = parser.parse_args()
-    require_tools("The prompts come")
+    args = parser.parse_args()
+    check_tools()
     lines: list[str] = []
-    for language in asked.languages:
+    for language in args.languages:
         with tempfile.TemporaryDirectory() as folder:
-            transcripts = read_transcripts(
-                entries(download(f"asterisk-core-sounds-{language}", Path(folder)))
-            )
-            recordings = entries(download(f"asterisk-core-sounds-{language}-g722", Path(folder)))
-            lines += lay_out(recordings, transcripts, language, asked.out)
-    finish(lines, asked.languages, asked.out)
+            package = f"asterisk-core-sounds-{language}"
+            transcripts = read_transcripts(read_entries(download(package, Path(folder))))
+            prompts = read_entries(download(f"{package}-g722", Path(folder)))
+            lines += write_prompts(prompts, transcripts, language, args.out)
+    write_metadata(lines, args.languages, args.out)
     print(
-        f"{len(lines):,} prompts with their transcripts are in {asked.out}: try `tessera train ... --data {asked.out}`"
+        f"{len(lines):,} prompts with transcripts are in {args.out}: "
+        f"try `tessera train ... --data {args.out}`"
     )
 
 
 def read_transcripts(files: Entries) -> dict[str, str]:
-    """Name, as recordings are called ("digits/1"), to what is said ("one"): lines like "digits/1:
-    one"; ";" is a comment."""
+    """Return prompt ("digits/1") -> transcript ("one").
+
+    Lines have the form "digits/1: one"; those that start with ";" are comments.
+    """
     transcripts: dict[str, str] = {}
     for path, data in files:
         if not path.name.startswith("core-sounds-") or not path.name.endswith((".txt", ".txt.gz")):
             continue
-        for line in decoded(gzip.decompress(data) if path.suffix == ".gz" else data).splitlines():
-            name, colon, text = line.partition(":")
-            if colon and not name.lstrip().startswith(";") and is_speech(text):
-                transcripts[name.strip()] = " ".join(text.split())
+        text = decode_text(gzip.decompress(data) if path.suffix == ".gz" else data)
+        for line in text.splitlines():
+            name, colon, transcript = line.partition(":")
+            if colon and not name.lstrip().startswith(";") and is_speech(transcript):
+                transcripts[name.strip()] = " ".join(transcript.split())
     return transcripts
 
 
-def decoded(data: bytes) -> str:
+def decode_text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         return data.decode("latin-1")
 
 
-def is_speech(text: str) -> bool:
-    """Not "[a simple beep tone]" or "(1 second of silence)"."""
-    return any(letter.isalnum() for letter in re.sub(r"\[.*?\]|\(.*?\)|<.*?>", "", text))
+def is_speech(transcript: str) -> bool:
+    """Return False for "[a simple beep tone]" or "(1 second of silence)"."""
+    return any(c.isalnum() for c in re.sub(r"\[.*?\]|\(.*?\)|<.*?>", "", transcript))
 
 
-def lay_out(
-    recordings: Entries, transcripts: dict[str, str], language: str, out: Path
+def write_prompts(
+    files: Entries, transcripts: dict[str, str], language: str, out: Path
 ) -> list[str]:
-    """Writes the prompts that have a transcript and can be read; gives back their lines of the
-    metadata."""
+    """Write the prompts that have a transcript and can be read; return their lines of metadata."""
     (out / language).mkdir(parents=True, exist_ok=True)
     lines: dict[str, str] = {}
-    for path, data in recordings:
+    for path, data in files:
         prompt = prompt_name(path)
         name = f"{language}/{file_name(prompt)}"
         if path.suffix != ".g722" or prompt not in transcripts or name in lines:
             continue
         try:
-            sound_of(data).write(out / name)
+            decode_g722(data).write(out / name)
         except UnreadableFile as error:
-            print(f"left out {name}: {error}")
+            print(f"skipped {name}: {error}")
             continue
         lines[name] = json.dumps(
             {"file_name": name, "text": transcripts[prompt]}, ensure_ascii=False
@@ -118,33 +119,32 @@ def lay_out(
 
 
 def prompt_name(path: PurePosixPath) -> str:
-    """ "usr/share/asterisk/sounds/en_US_f_Allison/digits/1.g722" is the prompt "digits/1" of that
-    voice."""
+    """Return "digits/1" for "usr/share/asterisk/sounds/en_US_f_Allison/digits/1.g722"."""
     parts = path.with_suffix("").parts
     return "/".join(parts[parts.index("sounds") + 2 :] if "sounds" in parts else parts)
 
 
 def file_name(prompt: str) -> str:
-    """Letters, digits, dashes and underscores of the prompt's own name, and nothing else: it cannot
-    lead anywhere."""
+    """Build a file name of A-Z, a-z, 0-9, dashes and underscores from the name of a prompt, so that
+    it cannot be a path."""
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", prompt).strip("-")
     return f"{plain or 'unnamed'}.flac"
 
 
-def sound_of(data: bytes) -> Audio:
-    """G.722 has no header: its ending is all by which it can be known."""
+def decode_g722(data: bytes) -> Audio:
+    """Decode G.722, which has no header and is recognized by its suffix."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prompt.g722"
         file.write_bytes(data)
         return Audio.load(file)
 
 
-def finish(lines: list[str], languages: Iterable[str], out: Path) -> None:
-    """The metadata and the credits."""
+def write_metadata(lines: list[str], languages: Iterable[str], out: Path) -> None:
+    """Write metadata and credits."""
     (out / "metadata.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     credits = [
-        f"- {language}: Asterisk core sounds, asterisk-core-sounds-{language} ({LICENCES[language]})"
-        for language in languages
+        f"- {code}: Asterisk core sounds, asterisk-core-sounds-{code} ({LICENSES[code]})"
+        for code in languages
     ]
     (out / "CREDITS.md").write_text("".join(f"{line}\n" for line in credits), encoding="utf-8")
 

@@ -1,5 +1,4 @@
-"""What tests of networks do to them: residual parts start as nothing, and a network of nothing
-proves nothing."""
+"""Helpers for tests of networks, whose residual branches are zero at initialization."""
 
 from __future__ import annotations
 
@@ -11,8 +10,8 @@ from torch import Tensor, nn
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def awake(network: Network) -> Network:
-    """Parts that start as nothing are given weights, so that they take part."""
+def randomize_zero_weights(network: Network) -> Network:
+    """Give random weights to all parameters that are zero."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
@@ -21,18 +20,17 @@ def awake(network: Network) -> Network:
     return network
 
 
-def stirred(network: Network, by: float = 0.1) -> Network:
-    """All weights are moved a little: then no two parts that start alike stay so, and none is
-    nothing."""
+def perturb_weights(network: Network, std: float = 0.1) -> Network:
+    """Add noise to all weights, so that no parameter is zero and no two are equal."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in network.parameters():
-            parameter.add_(torch.randn(parameter.shape, generator=generator) * by)
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * std)
     return network
 
 
-def rows_through(layer: nn.Module) -> list[int]:
-    """How many rows come to a layer each time, noted from here on."""
+def record_row_counts(layer: nn.Module) -> list[int]:
+    """Return a list to which each call of the layer appends its number of input rows."""
     rows: list[int] = []
     layer.register_forward_pre_hook(
         lambda _, inputs: rows.append(inputs[0].flatten(0, -2).shape[0])
@@ -40,5 +38,5 @@ def rows_through(layer: nn.Module) -> list[int]:
     return rows
 
 
-def doubles(*shape: int) -> Tensor:
+def randn_double(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64)

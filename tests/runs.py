@@ -66,7 +66,7 @@ def on_tiny_parts(recipe: Callable[..., Run], **choices: Any) -> Run:
     """A recipe's tiny preset, on tiny tokenizers where it stands on any."""
     parameters = inspect.signature(recipe).parameters
     if "smaller" in parameters:
-        return recipe("tiny", tokenizer=tokenizer(32), smaller=tokenizer(16), **choices)
+        return recipe("tiny", tokenizer=tokenizer(32), low_res_tokenizer=tokenizer(16), **choices)
     below = {
         part: default_dependency(recipe_name(recipe), part)
         for part in ("tokenizer", "semantic")

@@ -47,13 +47,23 @@ class Several:
     def _start(self, rank: int, processes: int, port: int) -> subprocess.Popen[str]:
         script = Path(__file__).with_name("one_of_several.py")
         environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
-        }  # fmt: skip
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "OMP_NUM_THREADS": "1",
+        }
         return subprocess.Popen(
-            [sys.executable, "-W", "error", str(script)], env=environment, cwd=script.parent.parent, text=True,
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._words[rank],
-        )  # fmt: skip
+            [sys.executable, "-W", "error", str(script)],
+            env=environment,
+            cwd=script.parent.parent,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._words[rank],
+        )
 
     def did(self, asked: dict[str, Any]) -> bool:
         """Whether all came to the end of it, in good time."""

@@ -25,7 +25,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tessera.engine import checkpoint
-from tessera.engine.checkpoint import find_corruption, steps_in
+from tessera.engine.checkpoint import find_corruption, list_steps
 from tessera.run.directory import RunDirectory
 from tests.command import files, refused, tessera
 
@@ -46,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny run with the checkpoints of steps 2 and 4; tests work on copies of it."""
     run = tmp_path_factory.mktemp("runs") / "tiny"
     assert tessera(*TRAIN, "--steps", "4", "--checkpoint-every", "2", "--out", run).code == 0
-    assert steps_in(run / "checkpoints") == [2, 4]
+    assert list_steps(run / "checkpoints") == [2, 4]
     return run
 
 
@@ -99,7 +99,7 @@ def test_a_folder_of_broken_files(num_workers, tmp_path):
         and "it is no PNG" in letter
         and "`tessera check` tells" in letter
     )
-    assert files(data) == before and steps_in(tmp_path / "run" / "checkpoints") == []
+    assert files(data) == before and list_steps(tmp_path / "run" / "checkpoints") == []
 
 
 @pytest.mark.parametrize("workers", ["0", "1"])
@@ -123,9 +123,9 @@ def test_one_broken_file_in_a_hundred(num_workers, tmp_path):
     said = [tessera(*command, "--validate-every", "4", "--steps", steps) for steps in ("6", "10")]
     assert [one.code for one in said] == [0, 0]
     assert [one.out.count("Left out broken.png") for one in said] == [1, 0]
-    (line,) = RunDirectory(tmp_path / "run").noted("rejected.jsonl")
+    (line,) = RunDirectory(tmp_path / "run").read_notes("rejected.jsonl")
     assert line["example"] == "broken.png" and line["reason"]
-    assert steps_in(tmp_path / "run" / "checkpoints")[-1] == 10
+    assert list_steps(tmp_path / "run" / "checkpoints")[-1] == 10
 
 
 def test_pictures_smaller_than_asked(tmp_path):
@@ -134,7 +134,7 @@ def test_pictures_smaller_than_asked(tmp_path):
     data = paint(tmp_path / "data", 12, size=8)
     before = files(data)
     assert tessera(*TRAIN, "--data", data, "--steps", "1", "--out", tmp_path / "run").code == 0
-    letter = refused(*TRAIN, "--data", data, "--data.small", "skip", "--out", tmp_path / "other")
+    letter = refused(*TRAIN, "--data", data, "--data.on-small", "skip", "--out", tmp_path / "other")
     assert "it is 8 x 8, smaller than the 16 asked for" in letter
     assert files(data) == before
 
@@ -174,9 +174,9 @@ def test_a_size_that_the_stride_does_not_divide(tmp_path):
     [
         (
             ["--quantizer", "lfq", "--task.model.quantizer.codebook-size", "1000"],
-            "no power of two: use 512 or 1024",
+            "must be a power of two: use 512 or 1024",
         ),
-        (["--quantizer", "bsq", "--task.model.quantizer.codebook-size", "1"], "no power of two"),
+        (["--quantizer", "bsq", "--task.model.quantizer.codebook-size", "1"], "must be a power of two"),
         (["--quantizer", "vq", "--task.model.quantizer.codebook-size", "1"], "use 2 or more"),
         (["--task.model.quantizer.levels", "8", "1"], "two or more"),
     ],
@@ -204,7 +204,7 @@ def test_a_vgg_file_with_other_names(names, says, tmp_path):
     file = tmp_path / "vgg16.safetensors"
     save_file({name: torch.zeros(2, 2) for name in names}, file)
     letter = refused(*TRAIN, "--perceptual", file, "--out", tmp_path / "run")
-    assert f"{file} does not hold the weights of this network" in letter and says in letter
+    assert f"{file} does not contain the weights of this network" in letter and says in letter
     assert not (tmp_path / "run").exists()
 
 
@@ -215,7 +215,7 @@ def test_a_vgg_file_that_is_none(content, tmp_path):
     assert "could not be read as a file of tensors" in refused(
         *TRAIN, "--perceptual", file, "--out", tmp_path / "run"
     )
-    assert "There is no file" in refused(
+    assert "does not exist" in refused(
         *TRAIN, "--perceptual", tmp_path / "none.pth", "--out", tmp_path / "run"
     )
     assert file.read_bytes() == content and not (tmp_path / "run").exists()
@@ -252,7 +252,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_the_run_goes_on_from_the_one_be
     assert "Checkpoint 000004 is damaged" in said.out and "Going on from step 2." in said.out
     assert find_corruption(run / "checkpoints" / "000006") is None
     assert files(run / "checkpoints" / "000002") in ({}, older), "pruned in its turn or untouched"
-    assert [record["step"] for record in RunDirectory(run).records("train")] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in RunDirectory(run).read_records("train")] == [1, 2, 3, 4, 5, 6]
 
 
 @HARMS
@@ -267,7 +267,7 @@ def test_a_run_whose_every_checkpoint_is_damaged_is_refused_and_left_as_it_is(ha
         and "--fresh" in letter
     )
     assert files(run / "checkpoints", run / "samples") == before
-    assert len(RunDirectory(run).records("train")) == 4
+    assert len(RunDirectory(run).read_records("train")) == 4
     for verb in ("sample", "evaluate"):
         assert "None of the 2 checkpoints" in refused(verb, run)
 
@@ -306,7 +306,7 @@ def test_a_checkpoint_of_another_model(run):
             in letter
         )
     assert files(run / "checkpoints", run / "samples") == before
-    assert len(RunDirectory(run).records("train")) == 4
+    assert len(RunDirectory(run).read_records("train")) == 4
 
 
 # ------------------------------------------------------------------------------------------------------------- the disk
@@ -318,7 +318,7 @@ def test_a_disk_that_is_full_in_a_save(run, monkeypatch):
     really, attempts = checkpoint.save_file, []
 
     def full_once(*args: Any, **kwargs: Any) -> None:
-        attempts.append(steps_in(run / "checkpoints"))
+        attempts.append(list_steps(run / "checkpoints"))
         if len(attempts) == 1:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         really(*args, **kwargs)
@@ -331,7 +331,7 @@ def test_a_disk_that_is_full_in_a_save(run, monkeypatch):
     assert attempts[:2] == [[2, 4], [2, 4]], (
         "nothing old was given up for a new one that was not there yet"
     )
-    assert 6 not in steps_in(run / "checkpoints") and steps_in(run / "checkpoints")[-1] == 8
+    assert 6 not in list_steps(run / "checkpoints") and list_steps(run / "checkpoints")[-1] == 8
     assert all(find_corruption(folder) is None for folder in (run / "checkpoints").iterdir())
 
 
@@ -362,7 +362,7 @@ def test_a_disk_that_is_full_for_all_but_the_checkpoint(tmp_path, monkeypatch):
     assert "The samples of step 3 could not be written" in said.out
     assert "README.md could not be written (No space left on device)" in said.out
     assert "Done: 3 steps. On 16 held-out examples: psnr" in said.text
-    assert steps_in(tmp_path / "run" / "checkpoints") == [3]
+    assert list_steps(tmp_path / "run" / "checkpoints") == [3]
     assert list((tmp_path / "run" / "samples").iterdir()) == []
 
 

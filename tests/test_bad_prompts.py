@@ -14,7 +14,7 @@ import pytest
 from tessera.api.generator import Generator, classes_of
 from tessera.modalities.image.recipes import images_maskgit
 from tessera.run.config import Run
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tests.command import refused, tessera
 from tests.runs import on_tiny_parts, tokenizer, train
 
@@ -194,8 +194,8 @@ def test_a_run_that_is_not_there_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (("--decoding-steps", "0"), "at least 1 round"),
-        (("--guidance-from", "0.8", "--guidance-to", "0.2"), "no interval"),
+        (("--decoding-steps", "0"), "must be at least 1"),
+        (("--guidance-from", "0.8", "--guidance-to", "0.2"), "not an interval"),
         (("--temperature", "-1"), "temperature"),
         (("--top-p", "0"), "top_p"),
         (("--order", "critic"), "no critic"),

@@ -40,10 +40,10 @@ from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.image.synthetic import SyntheticImages, draw
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
-from tessera.modalities.mesh.synthetic import imagine as imagine_mesh
+from tessera.modalities.mesh.synthetic import generate_object
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
-from tessera.modalities.video.synthetic import SyntheticVideos, film
+from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.recipes.registry import RECIPES, get_recipe, recipe_name
 from tests.command import tessera
 from tests.pages import (
@@ -76,17 +76,17 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder such as a reader has: nothing in it but `pictures`, some with a caption, `clips`,
     `meshes` and `recordings`."""
     pictures = tmp_path / "pictures"
-    toys = SyntheticImages(count=40, size=64, seed=7)
-    for number in range(len(toys)):
-        scene, stem = toys.scene(number), "one" if number == 0 else f"toys/{number:02d}"
+    num_synthetic = SyntheticImages(count=40, size=64, seed=7)
+    for number in range(len(num_synthetic)):
+        scene, stem = num_synthetic.scene(number), "one" if number == 0 else f"toys/{number:02d}"
         draw(scene, 64).save(pictures / stem)
         if number % 2:
             (pictures / f"{stem}.txt").write_text(scene.caption, encoding="utf-8")
     films = SyntheticVideos(count=8, size=32, frames=9, seed=7)
     for number in range(len(films)):
-        film(films.play(number), 32, 9).save(tmp_path / f"clips/{number:02d}")
+        draw_video(films.scene(number), 32, 9).save(tmp_path / f"clips/{number:02d}")
     for number in range(8):
-        toy = imagine_mesh(7, number)
+        toy = generate_object(7, number)
         toy.mesh.save(tmp_path / f"meshes/{number:02d}")
         (tmp_path / f"meshes/{number:02d}.obj").unlink()
         (tmp_path / f"meshes/{number:02d}.txt").write_text(toy.caption, encoding="utf-8")
@@ -242,7 +242,7 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
         "tessera train images-vqgan --stesp 3",
         "tessera train images-vqgan --preset huge",
         "tessera train images-maskgit --critic both",
-        "tessera train images-maskgit --smaller runs/mine",
+        "tessera train images-maskgit --low-res-tokenizer runs/mine",
         "tessera sample",
         "tessera sample runs/mine --prompt --decoding-steps many",
         "tessera tokenize runs/mine",
@@ -395,7 +395,7 @@ def test_flags_that_a_page_names_exist(page: Path, known_flags: set[str]) -> Non
         "--task.adversary.starts",
         "--weights",
         "--task.model.text.download",
-        "--smaller",
+        "--low-res-tokenizer",
     } <= known_flags
     ours = [span for span in spans(page) if span.startswith(("--", "tessera "))]
     unknown = [

@@ -21,7 +21,7 @@ from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
 from tessera.modalities.video.reconstruction import VideoAdversaryConfig
 from tessera.nn.masked_transformer import MaskedTransformerConfig
-from tessera.nn.quantize.features import features
+from tessera.nn.quantize.features import code_features
 from tessera.recipes.presets import Preset
 from tessera.run.config import MAY_DIFFER
 from tessera.trainers import (
@@ -58,9 +58,15 @@ def image_generator(preset: Preset) -> list[str]:
     with torch.device("meta"):
         task = run.task.build(tokens)
     return [
-        square(run), f"{' x '.join(map(str, tokens.grid))} of {tokens.vocab_size:,}", f"{task.layout.count}",
-        size_of(task.model), *engine_config(run), run.task.optimizer.name, rate_of(run), f"{run.task.sampling.decoding_steps}",
-    ]  # fmt: skip
+        square(run),
+        f"{' x '.join(map(str, tokens.grid))} of {tokens.vocab_size:,}",
+        f"{task.layout.num_positions}",
+        size_of(task.model),
+        *engine_config(run),
+        run.task.optimizer.name,
+        rate_of(run),
+        f"{run.task.sampling.decoding_steps}",
+    ]
 
 
 def video_tokenizer(preset: Preset) -> list[str]:
@@ -68,29 +74,44 @@ def video_tokenizer(preset: Preset) -> list[str]:
     with torch.device("meta"):
         model = run.task.model.build()
     return [
-        f"{run.data.frames} x {square(run)}", " x ".join(map(str, run.task.model.grid(run.data))), f"{model.vocab_size:,}",
-        size_of(model), *engine_config(run), rate_of(run), judged(run),
-    ]  # fmt: skip
+        f"{run.data.frames} x {square(run)}",
+        " x ".join(map(str, run.task.model.grid(run.data))),
+        f"{model.vocab_size:,}",
+        size_of(model),
+        *engine_config(run),
+        rate_of(run),
+        judged(run),
+    ]
 
 
 def mesh_autoencoder(preset: Preset) -> list[str]:
     run = meshes_autoencoder(preset)
     model = run.task.model.build()
     return [
-        f"{run.data.bins}", f"{run.data.max_faces}", f"{model.levels} of {model.vocab_size:,}", size_of(model), *engine_config(run),
+        f"{run.data.bins}",
+        f"{run.data.max_faces}",
+        f"{model.num_quantizers} of {model.vocab_size:,}",
+        size_of(model),
+        *engine_config(run),
         rate_of(run),
-    ]  # fmt: skip
+    ]
 
 
 def mesh_transformer(preset: Preset) -> list[str]:
     run, tokenizer = meshes_transformer(preset), meshes_autoencoder(preset).task.model
     config, quantizer = run.task.model, tokenizer.quantizer
     with torch.device("meta"):
-        model = config.build(quantizer.quantizer.codebook_size, tokenizer.corners, quantizer.levels)
+        model = config.build(quantizer.quantizer.codebook_size, tokenizer.corners, quantizer.num_quantizers)
     return [
-        f"{config.max_len}", f"{config.width}", f"{config.depth}", f"{config.fine_dim} x {config.fine_depth}", size_of(model),
-        *engine_config(run), run.task.optimizer.name, rate_of(run),
-    ]  # fmt: skip
+        f"{config.max_len}",
+        f"{config.width}",
+        f"{config.depth}",
+        f"{config.fine_dim} x {config.fine_depth}",
+        size_of(model),
+        *engine_config(run),
+        run.task.optimizer.name,
+        rate_of(run),
+    ]
 
 
 def music(preset: Preset) -> list[str]:
@@ -100,9 +121,16 @@ def music(preset: Preset) -> list[str]:
         model = run.task.model.build()
     times = ceil(ceil(run.data.length / audio.hop) / audio.patch[1])
     return [
-        clip(run), f"{audio.bands}", f"{audio.bands // audio.patch[0]} x {times}", f"{audio.width}", f"{audio.depth}",
-        size_of(model), *engine_config(run), run.task.optimizer.name, rate_of(run),
-    ]  # fmt: skip
+        clip(run),
+        f"{audio.bands}",
+        f"{audio.bands // audio.patch[0]} x {times}",
+        f"{audio.width}",
+        f"{audio.depth}",
+        size_of(model),
+        *engine_config(run),
+        run.task.optimizer.name,
+        rate_of(run),
+    ]
 
 
 def sound_codec(preset: Preset) -> list[str]:
@@ -111,10 +139,15 @@ def sound_codec(preset: Preset) -> list[str]:
         model = run.task.model.build()
     frames_hz = run.data.rate_hz / model.hop
     return [
-        clip(run), f"{frames_hz:g}", f"{model.levels} of {model.vocab_size:,}",
-        f"{model.levels * log2(model.vocab_size) * frames_hz / 1000:g}", size_of(model), *engine_config(run), rate_of(run),
+        clip(run),
+        f"{frames_hz:g}",
+        f"{model.num_quantizers} of {model.vocab_size:,}",
+        f"{model.num_quantizers * log2(model.vocab_size) * frames_hz / 1000:g}",
+        size_of(model),
+        *engine_config(run),
+        rate_of(run),
         judged(run),
-    ]  # fmt: skip
+    ]
 
 
 def semantic_symbols(preset: Preset) -> list[str]:
@@ -141,10 +174,17 @@ def soundstorm(preset: Preset) -> list[str]:
         task = run.task.build(acoustic, semantic=said)
     first, finer = run.task.sampling.decoding_steps_per_level
     return [
-        clip(run), f"{acoustic.grid[0]} x {acoustic.levels}", f"{said.grid[0]} of {said.vocab_size:,}",
-        f"{run.task.model.width}", f"{run.task.model.depth}", size_of(task.model), *engine_config(run), run.task.optimizer.name,
-        rate_of(run), f"{first} + {finer * (acoustic.levels - 1)}",
-    ]  # fmt: skip
+        clip(run),
+        f"{acoustic.grid[0]} x {acoustic.num_quantizers}",
+        f"{said.grid[0]} of {said.vocab_size:,}",
+        f"{run.task.model.width}",
+        f"{run.task.model.depth}",
+        size_of(task.model),
+        *engine_config(run),
+        run.task.optimizer.name,
+        rate_of(run),
+        f"{first} + {finer * (acoustic.num_quantizers - 1)}",
+    ]
 
 
 ROWS = {
@@ -220,12 +260,16 @@ def tokens(quantizer: Any, grid: tuple[int, ...], *, seconds: float | None) -> A
     """What is known of a cascade's symbols is nothing."""
     every = torch.arange(quantizer.vocab_size)
     known = (
-        features(quantizer.values(every, torch.float32).detach()) if quantizer.levels == 1 else None
+        code_features(quantizer.lookup(every, torch.float32).detach()) if quantizer.num_quantizers == 1 else None
     )
     return SimpleNamespace(
-        network=nn.Identity(), vocab_size=quantizer.vocab_size, grid=grid, levels=quantizer.levels, features=known,
+        network=nn.Identity(),
+        vocab_size=quantizer.vocab_size,
+        grid=grid,
+        num_quantizers=quantizer.num_quantizers,
+        features=known,
         seconds=seconds,
-    )  # fmt: skip
+    )
 
 
 # ---- front doors, and settings

@@ -21,7 +21,8 @@ from tessera.engine.engine import Engine, resolved
 from tessera.engine.guards import Diverged
 from tessera.engine.signals import Interrupted
 from tessera.engine.task import Batch
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.train import build_task, take, unused
 from tests.runs import (
     CASES,
@@ -341,11 +342,11 @@ def test_a_step_that_is_not_finite_reaches_no_weight(case: str, tmp_path: Path) 
     poisoned(engine, 3)
     engine.run()
     assert all(value.isfinite().all() for value in tensors_of(tmp_path, 5).values())
-    records = [record for record in records_of(tmp_path) if record["kind"] == "train"]
-    assert records[3]["skipped_steps"] == len(engine.task.updates)
-    noted = [json.loads(line) for line in (tmp_path / "nonfinite.jsonl").read_text().splitlines()]
-    assert {line["step"] for line in noted} == {3}
-    assert len(noted[0]["examples"]) == engine.config.batch_size
+    read_records = [record for record in records_of(tmp_path) if record["kind"] == "train"]
+    assert read_records[3]["skipped_steps"] == len(engine.task.updates)
+    read_notes = [json.loads(line) for line in (tmp_path / "nonfinite.jsonl").read_text().splitlines()]
+    assert {line["step"] for line in read_notes} == {3}
+    assert len(read_notes[0]["examples"]) == engine.config.batch_size
 
 
 def test_a_skipped_step_leaves_its_network_as_it_was(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tessera.api.generator import Generator
 from tessera.data.loader import EvalLoader
 from tessera.engine.ema import EMAConfig
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
-from tessera.modalities.mesh.sample_metrics import Crowd
+from tessera.modalities.mesh.sample_metrics import ReferenceMeshes
 from tessera.objectives.generation import GenerationRequest
 from tessera.recipes.registry import RECIPES, recipe_name
 from tessera.run.config import Run
@@ -24,14 +24,20 @@ from tessera.sampling.autoregressive import AutoregressiveSampling
 from tests.runs import on_tiny_parts, train
 
 
-def by_heart(run: Run, *, toys: int, steps: int, rate: float = 4e-3) -> Run:
+def by_heart(run: Run, *, num_synthetic: int, steps: int, rate: float = 4e-3) -> Run:
     """A few toys, all in each batch, which are also what is measured."""
     engine = replace(
-        run.engine, steps=steps, batch_size=toys, log_every=50, validate_every=steps, sample_every=steps,
-        checkpoint_every=steps, ema=EMAConfig(decay=0.9),
-    )  # fmt: skip
+        run.engine,
+        steps=steps,
+        batch_size=num_synthetic,
+        log_every=50,
+        validate_every=steps,
+        sample_every=steps,
+        checkpoint_every=steps,
+        ema=EMAConfig(decay=0.9),
+    )
     optimizer = replace(run.task.optimizer, lr=rate, warmup_steps=10)
-    data = replace(run.data, toys=toys, val_fraction=0.0)
+    data = replace(run.data, num_synthetic=num_synthetic, val_fraction=0.0)
     return replace(run, engine=engine, data=data, task=replace(run.task, optimizer=optimizer))
 
 
@@ -40,7 +46,7 @@ def eight_pictures(recipe: Callable[..., Run]) -> Run:
     run = recipe("small")
     reconstruction = replace(run.task.reconstruction, measure_features=False)
     return by_heart(
-        replace(run, task=replace(run.task, reconstruction=reconstruction)), toys=8, steps=700
+        replace(run, task=replace(run.task, reconstruction=reconstruction)), num_synthetic=8, steps=700
     )
 
 
@@ -50,23 +56,23 @@ def eight_captions(recipe: Callable[..., Run]) -> Run:
     Seen: loss 0.034 after 50 steps, and accuracy 1. Where no place knew its position, the loss
     stayed above 0.5.
     """
-    return by_heart(never_untold(on_tiny_parts(recipe)), toys=8, steps=150)
+    return by_heart(never_untold(on_tiny_parts(recipe)), num_synthetic=8, steps=150)
 
 
 def four_clips(recipe: Callable[..., Run]) -> Run:
     """The small preset's network on toys of 9 x 32 x 32."""
     run = recipe("small")
-    return by_heart(replace(run, data=replace(run.data, size=32)), toys=4, steps=600)
+    return by_heart(replace(run, data=replace(run.data, size=32)), num_synthetic=4, steps=600)
 
 
 def eight_meshes(recipe: Callable[..., Run]) -> Run:
     """The small preset's network."""
-    return by_heart(recipe("small"), toys=8, steps=200)
+    return by_heart(recipe("small"), num_synthetic=8, steps=200)
 
 
 def eight_captioned_meshes(recipe: Callable[..., Run]) -> Run:
     """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions."""
-    return by_heart(never_untold(on_tiny_parts(recipe)), toys=8, steps=200)
+    return by_heart(never_untold(on_tiny_parts(recipe)), num_synthetic=8, steps=200)
 
 
 def never_untold(run: Run) -> Run:
@@ -77,7 +83,7 @@ def eight_tunes(recipe: Callable[..., Run]) -> Run:
     """The tiny preset on toys of a second, each of which has to be found by its caption, however it
     is phrased."""
     run = recipe("tiny")
-    return by_heart(replace(run, data=replace(run.data, seconds=1.0)), toys=8, steps=120)
+    return by_heart(replace(run, data=replace(run.data, seconds=1.0)), num_synthetic=8, steps=120)
 
 
 def four_recordings(recipe: Callable[..., Run]) -> Run:
@@ -86,7 +92,7 @@ def four_recordings(recipe: Callable[..., Run]) -> Run:
     run = recipe("small")
     quantizer = replace(run.task.model.quantizer, dropout=0.0)
     whole = replace(run, task=replace(run.task, model=replace(run.task.model, quantizer=quantizer)))
-    return by_heart(whole, toys=4, steps=260, rate=run.task.optimizer.lr)
+    return by_heart(whole, num_synthetic=4, steps=260, rate=run.task.optimizer.lr)
 
 
 def eight_recordings(recipe: Callable[..., Run]) -> Run:
@@ -95,14 +101,14 @@ def eight_recordings(recipe: Callable[..., Run]) -> Run:
     run = on_tiny_parts(recipe)
     return by_heart(
         replace(run, task=replace(run.task, model=replace(run.task.model, width=64))),
-        toys=8,
+        num_synthetic=8,
         steps=450,
     )
 
 
 def eight_heard(recipe: Callable[..., Run]) -> Run:
     """The tiny preset: 16 centres over the frames of the toys."""
-    return by_heart(recipe("tiny"), toys=8, steps=150)
+    return by_heart(recipe("tiny"), num_synthetic=8, steps=150)
 
 
 BY_HEART = {
@@ -127,7 +133,7 @@ BY_HEART = {
 def test_every_recipe_overfits_a_handful(recipe: Callable[..., Run], tmp_path: Path) -> None:
     setting, least = BY_HEART[recipe_name(recipe)]
     train(tmp_path, setting(recipe))
-    reached = RunDirectory(tmp_path).records("validation")[-1]
+    reached = RunDirectory(tmp_path).read_records("validation")[-1]
     assert {
         name: reached[name] for name, number in least.items() if not reached[name] > number
     } == {}
@@ -144,8 +150,8 @@ def what_is_said_is_followed(run: Path) -> None:
     """
     generator = Generator.load(run)
     source, tokenizers = generator.made.run.data.build().train, generator.task.tokenizers
-    toys = next(EvalLoader(source, seed=0, batch_size=8).batches(rank=0, processes=1)).examples
-    heard, said = tokenizers["tokenizer"].codes(toys), tokenizers["semantic"].codes(toys)
+    num_synthetic = next(EvalLoader(source, seed=0, batch_size=8).batches(rank=0, processes=1)).examples
+    heard, said = tokenizers["tokenizer"].codes(num_synthetic), tokenizers["semantic"].codes(num_synthetic)
 
     def alike(coarser: Tensor) -> float:
         drawn = generator.task.generate(GenerationRequest([""] * 8, range(8), coarser=coarser))
@@ -162,16 +168,16 @@ def test_meshes_learnt_by_heart_are_given_back_for_their_captions(tmp_path: Path
     Seen: all eight to the last corner. The two that are most alike, both beds, are 1.2 bins apart.
     """
     train(
-        tmp_path / "tokenizer", by_heart(meshes_autoencoder("tiny"), toys=8, steps=250, rate=8e-3)
+        tmp_path / "tokenizer", by_heart(meshes_autoencoder("tiny"), num_synthetic=8, steps=250, rate=8e-3)
     )
     run = meshes_transformer("tiny", tokenizer=str(tmp_path / "tokenizer"))
-    train(tmp_path / "run", by_heart(never_untold(run), toys=8, steps=150, rate=8e-3))
+    train(tmp_path / "run", by_heart(never_untold(run), num_synthetic=8, steps=150, rate=8e-3))
     generator = Generator.load(tmp_path / "run")
-    toys = generator.made.run.data.build().train
-    learnt = [toys.item(i, np.random.default_rng(0)).vertices for i in range(8)]
+    num_synthetic = generator.made.run.data.build().train
+    learnt = [num_synthetic.item(i, np.random.default_rng(0)).vertices for i in range(8)]
     for temperature in (0.0, 0.3):
         sampling = AutoregressiveSampling(temperature=temperature)
-        made = generator.generate([toys.caption(i) for i in range(8)], sampling=sampling)
+        made = generator.generate([num_synthetic.caption(i) for i in range(8)], sampling=sampling)
         for i, mesh in enumerate(made):
-            bins_off = Crowd.of(learnt).chamfer((mesh.vertices + 0.5) * (toys.bins - 1))
-            assert bins_off[i] <= 1 and bins_off.argmin() == i, toys.caption(i)
+            bins_off = ReferenceMeshes.from_vertices(learnt).chamfer((mesh.vertices + 0.5) * (num_synthetic.bins - 1))
+            assert bins_off[i] <= 1 and bins_off.argmin() == i, num_synthetic.caption(i)

@@ -1,4 +1,4 @@
-"""Captions, and what a text encoder makes of them."""
+"""Captions for tests of text encoders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CAPTIONS = [
 ]
 
 
-def real(encoder: TextEncoder, texts: list[str], number: int = 0) -> Tensor:
-    """The states of one text of a batch, without padding."""
+def unpadded_states(encoder: TextEncoder, texts: list[str], index: int = 0) -> Tensor:
+    """Return the states of one text of a batch, without padding."""
     states = encoder(texts)
-    return states.values[number][states.mask[number]]
+    return states.values[index][states.mask[index]]

@@ -1,384 +1,420 @@
-"""A finished generator in Python: of pictures, sounds or meshes.
+"""A trained generator in Python.
 
     generator = Generator.load("runs/images-maskgit")
-    pictures = generator.generate(["a red circle left of a blue square"] * 4, seed=1)
-    pictures[0].save("circle")
+    images = generator.generate(["a red circle left of a blue square"] * 4, seed=1).media
+    images[0].save("circle.png")
 
-With a super-resolution run the symbols of the first become those of a larger picture:
-Generator.load(base, superres). Picture number i of a seed is a function of the seed, i and the
-prompt, whoever else is made with it.
+With a super-resolution run the codes of the first run are the condition of the second:
+`Generator.load(base, superres)`. Sample number i of a seed depends only on the seed, i and the prompt,
+not on the other samples.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tessera.data.loader import EvalLoader, ExampleDataset
+from tessera.data.dataset import DataConfig, ExampleDataset
+from tessera.data.loader import EvalLoader
+from tessera.data.sample_metrics import Samples
+from tessera.engine.evaluation import make_samples, spread_indices
 from tessera.engine.modes import hash_seed
+from tessera.engine.modes import seed as seed_all
 from tessera.engine.task import Batch
-from tessera.modalities.audio.external_tokens import ExternalTokenizer
-from tessera.objectives.generation import GenerationRequest, GeneratorTask
+from tessera.objectives.generation import (
+    Generated,
+    GenerationRequest,
+    GeneratorTask,
+    MediaInputs,
+    TokenPrompt,
+)
 from tessera.run.config import did_you_mean
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun, Weights, load_run
 from tessera.sampling.guidance import Guidance
 
-TOGETHER = 16
-"""Examples that are drawn together."""
+BATCH_SIZE = 16
+"""The number of samples that are generated together."""
+NO_INPUTS = MediaInputs()
+NO_SETTINGS: Mapping[str, Any] = {}
 
 
 class Generator:
-    def __init__(
-        self, made: TrainedRun, superres: TrainedRun | None = None, *, classes: Sequence[str] = ()
-    ):
-        self.made, self.task = made, generating(made)
-        self.larger = generating(superres) if superres is not None else None
-        self.classes = classes
-        """If it was trained on named folders: those names, which are all it knows."""
-        if self.larger is not None:
-            self._refuse_strangers(self.larger)
+    def __init__(self, trained: TrainedRun, superres: TrainedRun | None = None):
+        self.trained, self.task = trained, get_generator_task(trained)
+        self.superres = get_generator_task(superres) if superres is not None else None
+        self.classes = trained.directory.read_classes()
+        """The class names of a run that was trained on named folders: the only prompts it supports."""
+        if self.superres is not None:
+            check_cascade(self.task, self.superres)
 
     @classmethod
     def load(
         cls, run: str | Path, superres: str | Path | None = None, weights: Weights = "ema"
     ) -> Generator:
-        larger = load_run(superres, weights) if superres is not None else None
-        return cls(load_run(run, weights), larger, classes=classes_of(run))
+        second = load_run(superres, weights) if superres is not None else None
+        return cls(load_run(run, weights), second)
 
-    def _refuse_strangers(self, larger: GeneratorTask) -> None:
-        if "smaller" not in larger.tokenizers:
-            raise UserError(
-                "The second run makes no larger pictures: it is not a super-resolution run."
-            )
-        theirs: Any = larger.tokenizers["smaller"]
-        ours: Any = self.task.tokenizers["tokenizer"]
-        if theirs.fingerprint != ours.fingerprint:
-            raise UserError(
-                "The super-resolution run was trained on the symbols of another tokenizer than the first run writes in: "
-                "they would mean nothing to it. Train it with --smaller and the tokenizer that the first run stands on."
-            )
+    # ---- properties used by the prompts of a modality
+
+    @property
+    def data(self) -> DataConfig:
+        return self.trained.run.data
+
+    @property
+    def tokenizers(self) -> Mapping[str, Any]:
+        return self.task.tokenizers
+
+    def encode_file(self, path: str) -> Tensor:
+        """Return the codes of one file, (1, *grid)."""
+        return self.encode_with(["tokenizer"], dataclasses.replace(self.data, path=path))[0]  # type: ignore[type-var]
+
+    def encode_with(self, tokenizers: Sequence[str], data: DataConfig) -> list[Tensor]:
+        """Encode the only example of these data with several tokenizers."""
+        check_not_external(self.task)
+        dataset = data.full(captions=False)
+        if len(dataset) != 1:
+            raise UserError(f"{data.path} has {len(dataset)} examples, expected a single file.")
+        batch = next(EvalLoader(dataset, seed=0, batch_size=1).batches())
+        if not len(batch):
+            raise UserError(batch.rejected[0][1])
+        examples = batch.to(self.trained.dist.device).examples
+        chosen = [self.tokenizers[name].with_data(data) for name in tokenizers]
+        return [tokenizer.encode_examples(examples) for tokenizer in chosen]
+
+    # ---- requests
 
     def generate(
         self,
-        texts: str | Sequence[str],
+        prompts: str | Sequence[str],
         *,
         seed: int = 0,
-        negative: str | None = None,
+        negative_prompt: str | None = None,
         decoding_steps: int | None = None,
         guidance: float | Guidance | None = None,
         sampling: Any = None,
         superres_decoding_steps: int | None = None,
-        start: Start | None = None,
-    ) -> list[Any]:
-        """One picture for each text (an empty one asks for anything), in their order.
+        start: TokenPrompt | None = None,
+    ) -> Generated:
+        """Generate one sample for each prompt ("" for none), in order.
 
-        `negative` is what to lead away from; `decoding_steps` and `guidance` are short for the most
-        used settings of `sampling` and `Guidance`; what is left out is as the run's config says.
-        `start` is a picture of which a part is drawn anew.
+        Settings that are left out are those of the run. `start` holds codes to continue or to inpaint
+        (`encode_prompt`).
         """
-        texts = [texts] if isinstance(texts, str) else list(texts)
-        chosen = settings(self.task, decoding_steps, guidance, sampling)
-        return self.draw(
-            texts,
-            chosen,
-            seed=seed,
-            negative=negative,
-            superres_decoding_steps=superres_decoding_steps,
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        config = self.task.config
+        sampling = sampling or config.sampling
+        if decoding_steps is not None:
+            sampling = override(sampling, {"decoding_steps": decoding_steps})
+        if not isinstance(guidance, Guidance):
+            scale = {} if guidance is None else {"scale": float(guidance)}
+            chosen_guidance: Guidance = override(config.guidance, scale)
+        else:
+            chosen_guidance = guidance
+        request = GenerationRequest(
+            prompts=prompts,
+            seeds=make_seeds(seed, len(prompts)),
+            negative_prompt=negative_prompt,
             start=start,
-        ).media
+            sampling=sampling,
+            guidance=chosen_guidance,
+        )
+        return self.run(request, superres_decoding_steps)
 
-    def draw(
-        self,
-        texts: Sequence[str],
-        chosen: Settings,
-        *,
-        seed: int = 0,
-        negative: str | None = None,
-        superres_decoding_steps: int | None = None,
-        start: Start | None = None,
-    ) -> Drawn:
-        """As `generate`, with the symbols."""
-        self.refuse(texts, negative)
-        if self.task.coarser == "smaller":
-            raise UserError(
-                "This is a super-resolution run: it makes larger pictures from smaller ones. Give it after the run that makes "
-                "those (tessera sample BASE SUPERRES --prompt ...), or pictures to start from (--data)."
-            )
-        if self.task.coarser is not None:
-            raise UserError(
-                "This run sounds out what is said in a recording: give it one to follow (--like RECORDING), or recordings from "
-                "which it starts (--data)."
-            )
-        made = Drawn()
-        for first in range(0, len(texts), TOGETHER):
-            wanted = make_request(texts[first : first + TOGETHER], seed, first, negative)
-            if start is not None:
-                wanted.codes, wanted.hidden = start.times(len(wanted.texts))
-            codes = drawn_by(self.task, wanted, chosen)
-            if self.larger is None:
-                made.add(self.task, codes)
-            else:
-                above = GenerationRequest(
-                    wanted.texts, wanted.seeds, wanted.negative, coarser=codes
-                )
-                made.add(
-                    self.larger,
-                    drawn_by(self.larger, above, settings(self.larger, superres_decoding_steps)),
-                )
-        return made
+    def encode_prompt(self, inputs: MediaInputs) -> TokenPrompt | None:
+        """Turn media files into codes to start from."""
+        try:
+            return self.task.config.encode_prompt(inputs, self)
+        except ValueError as error:
+            raise UserError(str(error)) from None
 
-    def draw_again(
+    def build_request(
         self,
-        dataset: ExampleDataset,
-        count: int,
-        chosen: Settings,
         *,
+        prompts: Sequence[str] = (),
+        negative_prompt: str | None = None,
+        inputs: MediaInputs = NO_INPUTS,
+        count: int = 16,
         seed: int = 0,
-        negative: str | None = None,
-    ) -> Drawn:
-        """By a run that starts from coarser symbols: the first examples of a source, reduced to
-        those and then drawn again."""
-        stream = EvalLoader(dataset, seed=seed, batch_size=TOGETHER)
-        made = Drawn()
-        for batch in stream.batches(rank=0, world_size=1, limit=count):
+        sampling: Mapping[str, Any] = NO_SETTINGS,
+        guidance: Mapping[str, Any] = NO_SETTINGS,
+    ) -> GenerationRequest:
+        """Build a request for `count` samples of each prompt.
+
+        Without prompts, captions and conditions are those of the examples in `inputs.data` or of
+        held-out examples. `sampling` and `guidance` replace settings of the run.
+        """
+        config = self.task.config
+        self.check_prompts([*prompts, negative_prompt or ""])
+        if inputs.like is not None and prompts:
+            raise UserError("--like and --prompt cannot be combined: leave one out.")
+        start = self.encode_prompt(inputs)
+        if prompts:
+            texts = [prompt for prompt in prompts for _ in range(count)]
+            request = GenerationRequest(prompts=texts, seeds=make_seeds(seed, len(texts)))
+        elif start is not None:
+            request = GenerationRequest(prompts=[""] * count, seeds=make_seeds(seed, count))
+        elif self.task.conditioner is not None and self.superres is None:
+            request = self.request_like_examples(open_dataset(self.trained, inputs.data), count, seed)
+        else:
+            texts = [""] * count
+            if self.takes_prompts:
+                texts = choose_captions(self.trained, inputs.data, count)
+            request = GenerationRequest(prompts=texts, seeds=make_seeds(seed, count))
+        return dataclasses.replace(
+            request,
+            negative_prompt=negative_prompt,
+            start=start,
+            sampling=override(config.sampling, sampling),
+            guidance=override(config.guidance, guidance),
+        )
+
+    def request_like_examples(
+        self, dataset: ExampleDataset, count: int, seed: int
+    ) -> GenerationRequest:
+        """Build a request with the captions and conditions of examples spread over a dataset."""
+        loader = EvalLoader(dataset, seed=seed, batch_size=BATCH_SIZE)
+        parts, names = [], []
+        for batch in loader.batches(indices=spread_indices(len(dataset), count)):
             if len(batch):
-                examples = batch.to(self.made.dist.device).examples
-                wanted = make_request(examples.captions, seed, len(made.media), negative)
-                wanted.coarser, wanted.lengths = self.task.started_from(examples)
-                made.add(self.task, drawn_by(self.task, wanted, chosen))
-        return made
-
-    def follow(
-        self,
-        like: str | Path,
-        chosen: Settings,
-        *,
-        voice: str | Path | None = None,
-        seconds: float | None = None,
-        count: int = 1,
-        seed: int = 0,
-    ) -> Drawn:
-        """What is said in one recording, or its first seconds, in the voice of another."""
-        if self.task.coarser is None or not hasattr(self.made.run.data, "whole"):
-            raise UserError(
-                "This run follows no recording: only one that was trained on semantic symbols of sound does."
-            )
-        refuse_without_codec(self.task)
-        said = self.heard(like, seconds)
-        before = self.heard(voice) if voice is not None else said.nothing()
-        prompt = before.codes.shape[1]
-        codes = torch.cat([before.codes, torch.zeros_like(said.codes)], dim=1)
-        start = Start(
-            codes,
-            (torch.arange(codes.shape[1], device=codes.device) >= prompt)[None, :, None].expand_as(
-                codes
-            ),
+                parts.append(self.task.request_like(batch.to(self.trained.dist.device)))
+                names += batch.names
+        if not parts:
+            raise UserError("No example could be read. `tessera check` shows the reasons.")
+        conditions = [part.cond_codes for part in parts if part.cond_codes is not None]
+        return GenerationRequest(
+            prompts=[prompt for part in parts for prompt in part.prompts],
+            seeds=make_seeds(seed, len(names)),
+            names=names,
+            cond_codes=torch.cat(conditions) if conditions else None,
+            lengths=[length for part in parts for length in part.lengths or ()] or None,
         )
-        made = Drawn()
-        for first in range(0, count, TOGETHER):
-            wanted = make_request([""] * min(TOGETHER, count - first), seed, first, None)
-            wanted.codes, wanted.hidden = start.times(len(wanted.texts))
-            wanted.coarser = torch.cat([before.coarser, said.coarser], dim=1).expand(
-                len(wanted.texts), -1
-            )
-            made.add(self.task, drawn_by(self.task, wanted, chosen)[:, prompt:])
-        return made
 
-    def heard(self, path: str | Path, seconds: float | None = None) -> Heard:
-        """The symbols of a recording, as far as it fills whole frames of both kinds."""
-        tokenizers = [
-            self.task.tokenizers["tokenizer"],
-            self.task.tokenizers[str(self.task.coarser)],
+    def run(
+        self, request: GenerationRequest, superres_decoding_steps: int | None = None
+    ) -> Generated:
+        """Generate the samples of a request in batches."""
+        self.check_prompts([*request.prompts, request.negative_prompt or ""])
+        cpu = torch.device("cpu")
+        if self.task.conditioner is not None and request.conditioning_codes(cpu) is None:
+            raise UserError(
+                f"This run is conditioned on tokens ({self.task.conditioner}). For super-resolution "
+                "give it after the run that generates small images (tessera sample BASE SUPERRES "
+                "--prompt ...) or give images (--data); for audio give a recording to follow (--like "
+                "RECORDING) or recordings (--data)."
+            )
+        names = request.names or [prompt or "unconditional" for prompt in request.prompts]
+        settings = describe_request(request)
+        last, last_sampling = self.task, None
+        if self.superres is not None:
+            last, last_sampling = self.superres, self.superres.config.sampling
+            if superres_decoding_steps is not None:
+                last_sampling = override(
+                    last_sampling, {"decoding_steps": superres_decoding_steps}
+                )
+            settings["superres"] = {
+                "sampling": dataclasses.asdict(last_sampling),
+                "guidance": dataclasses.asdict(last.config.guidance),
+            }
+        generated = Generated(names=list(names), settings=settings)
+        for first in range(0, len(request), BATCH_SIZE):
+            batch = request.slice(first, first + BATCH_SIZE)
+            codes = run_task(self.task, batch)
+            if self.superres is not None:
+                second = dataclasses.replace(
+                    batch, start=None, cond_codes=codes, sampling=last_sampling, guidance=None
+                )
+                codes = run_task(last, second)
+            if request.start is not None and request.start.trim:
+                codes = codes[:, request.start.trim :]
+            generated.media += last.tokenizers["tokenizer"].to_media(codes)
+            generated.codes += codes.unbind(0)
+        truncated = self.truncated_prompts([*request.prompts, request.negative_prompt or ""])
+        generated.notices += [
+            f"The text encoder truncates this prompt: {text[:60]}..." for text in truncated
         ]
-        data = self.made.run.data.whole(
-            path, seconds, math.lcm(*(codec.hop for codec in tokenizers))
-        )
-        examples = self.one_of(data).examples
-        return Heard(*(codec.on(data).codes(examples) for codec in tokenizers))
+        return generated
 
-    def start(self, picture: str | Path, mask: str | Path) -> Start:
-        """A picture's symbols, and those of them that a mask's white covers, if only in part."""
-        codes = self.codes_of(picture)
-        white = torch.from_numpy(
-            dataclasses.replace(self.made.run.data, path=str(picture)).mask(str(mask))
-        )
-        hidden = covered(white, self.task.tokenizers["tokenizer"].grid)[None]
-        if not hidden.any():
-            raise UserError(
-                f"Nothing is white in {mask}, so there is nothing to draw: white marks what is drawn anew."
-            )
-        return Start(codes, hidden)
-
-    def beginning(self, path: str | Path) -> Start:
-        """The symbols of a part of something, to be gone on with."""
-        return Start(self.codes_of(path))
-
-    def codes_of(self, path: str | Path) -> Tensor:
-        """The symbols of one file, (1, *grid)."""
-        data = dataclasses.replace(self.made.run.data, path=str(path))
-        return self.task.tokenizers["tokenizer"].codes(self.one_of(data).examples)
-
-    def one_of(self, data: Any) -> Batch:
-        """The only example of these data."""
-        dataset = data.full()
-        if len(dataset) != 1:
-            raise UserError(f"One example is to start from, but {data.path} holds {len(dataset)}.")
-        batch = next(EvalLoader(dataset, seed=0, batch_size=1).batches(rank=0, world_size=1))
-        if not len(batch):
-            raise UserError(f"The example cannot be read: {batch.rejected[0][1]}")
-        return batch.to(self.made.dist.device)
-
-    def refuse(self, texts: Sequence[str], negative: str | None) -> None:
-        """Prompts that this run cannot answer."""
-        said = [text for text in (*texts, negative) if text]
-        if said and self.task.network.text is None:
-            raise UserError("This run was trained without captions: it takes no prompt.")
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Raise UserError for prompts that this run does not support."""
+        texts = [prompt for prompt in prompts if prompt]
+        if texts and self.task.network.text is None:
+            raise UserError("This run was trained without captions and supports no prompt.")
         known = {name.casefold() for name in self.classes}
-        for text in said:
+        for text in texts:
             if known and text.casefold() not in known:
                 raise UserError(
-                    f"This run was trained on named folders and knows no {text!r}{did_you_mean(text, list(self.classes))}"
+                    f"This run was trained on named folders, and {text!r} is not one of them"
+                    f"{did_you_mean(text, self.classes)}"
                 )
 
-    def cut(self, texts: Sequence[str]) -> list[str]:
-        """The texts that are longer than the text encoder reads."""
+    def truncated_prompts(self, prompts: Sequence[str]) -> list[str]:
+        """Return the prompts that are longer than the text encoder supports."""
         text = self.task.network.text
-        return text.cut(texts) if text is not None else []
+        known = [prompt for prompt in prompts if prompt]
+        return text.find_truncated(known) if text is not None else []
+
+    @property
+    def takes_prompts(self) -> bool:
+        return self.task.network.text is not None
 
 
-@dataclasses.dataclass
-class Drawn:
-    media: list[Any] = dataclasses.field(default_factory=list)
-    codes: list[Tensor] = dataclasses.field(default_factory=list)
-    """The symbols that each was read from, (*grid)"""
-
-    def add(self, task: GeneratorTask, codes: Tensor) -> None:
-        self.media += task.tokenizers["tokenizer"].media(codes)
-        self.codes += codes.unbind(0)
+# ---- samples of other runs, and metrics of samples
 
 
-@dataclasses.dataclass
-class Heard:
-    """A recording as symbols: those that are to be drawn, (1, T, L), and those that say what is
-    said, (1, t)."""
-
-    codes: Tensor
-    coarser: Tensor
-
-    def nothing(self) -> Heard:
-        """One that lasts no time."""
-        return Heard(self.codes[:, :0], self.coarser[:, :0])
-
-
-@dataclasses.dataclass
-class Settings:
-    sampling: Any
-    guidance: Guidance
+def reconstruct_samples(
+    trained: TrainedRun, *, data: str | None = None, count: int = 16, seed: int = 0
+) -> Generated:
+    """Make samples of examples with a run that takes no prompts."""
+    seed_all(seed)
+    rejected = RejectedExamples()
+    loader = open_loader(trained, data, trained.run.engine.batch_size)
+    samples = make_samples(trained.task, loader, count, trained.dist, rejected.add)
+    if not samples:
+        raise UserError("No example could be read. `tessera check` shows the reasons.")
+    media, names = [one.media for one in samples], [one.name for one in samples]
+    return Generated(media=media, names=names, notices=rejected.lines())
 
 
-def settings(
-    task: GeneratorTask,
-    decoding_steps: int | None = None,
-    guidance: float | Guidance | None = None,
-    sampling: Any = None,
-) -> Settings:
-    """What a run says of sampling, with what is asked for instead."""
-    sampling = sampling or task.config.sampling
-    if decoding_steps is not None:
-        sampling = with_settings(sampling, {"rounds": decoding_steps})
-    if not isinstance(guidance, Guidance):
-        known = task.config.guidance
-        guidance = known if guidance is None else dataclasses.replace(known, scale=float(guidance))
-    return Settings(sampling, guidance)
+@dataclasses.dataclass(frozen=True)
+class SampleEvaluation:
+    metrics: dict[str, float]
+    protocol: dict[str, Any]
 
 
-def with_settings(config: Any, asked: dict[str, Any]) -> Any:
-    """A configuration with what somebody asked for instead."""
+def evaluate_samples(trained: TrainedRun, *, count: int, seed: int) -> SampleEvaluation | None:
+    """Compute the modality's metric of samples for held-out captions, if it has one."""
+    if not isinstance(trained.task, GeneratorTask):
+        return None
+    generator, metric = Generator(trained), trained.run.data.sample_metric()
+    if metric is None or (metric.uses_prompts and not generator.takes_prompts):
+        return None
+    request = generator.build_request(count=count, seed=seed)
+    generated = generator.run(request)
+    result = metric(Samples(generated.media, request.prompts, generated.codes))
+    protocol = {"samples": result.num_samples, "seed": seed, **generated.settings}
+    return SampleEvaluation(result.values, protocol)
+
+
+# ---- helpers
+
+
+def get_generator_task(trained: TrainedRun) -> GeneratorTask:
+    if not isinstance(trained.task, GeneratorTask):
+        raise UserError(
+            f"The run is of the recipe {trained.run.recipe!r}, which trains no generator: give the run "
+            "of a generator, such as images-maskgit."
+        )
+    return trained.task
+
+
+def check_cascade(base: GeneratorTask, superres: GeneratorTask) -> None:
+    """Raise UserError unless the second run is conditioned on the tokens of the first."""
+    if superres.conditioner is None:
+        raise UserError("The second run is not a super-resolution run.")
+    expected: Any = superres.tokenizers[superres.conditioner]
+    given: Any = base.tokenizers["tokenizer"]
+    if expected.fingerprint != given.fingerprint:
+        raise UserError(
+            "The super-resolution run was trained on the tokens of another tokenizer than the first run "
+            "generates. Train it with --low-res-tokenizer and the tokenizer of the first run."
+        )
+
+
+def check_not_external(task: Any) -> None:
+    """Raise UserError for a run that was trained on tokens computed elsewhere."""
+    if isinstance(task, GeneratorTask) and task.tokenizers["tokenizer"].is_external:
+        raise UserError(
+            "This run was trained on tokens that were computed elsewhere and has no codec, so it can "
+            "neither read nor write audio. Use SoundStormTrainer.generate with tokens of your codec, or "
+            "train on the tokens of a codec (tokenizer=RUN, semantic=RUN)."
+        )
+
+
+def make_seeds(seed: int, count: int) -> list[int]:
+    return [hash_seed(seed, i) for i in range(count)]
+
+
+def describe_request(request: GenerationRequest) -> dict[str, Any]:
+    """Return the settings of a request for settings.json."""
+    return {
+        "prompts": list(request.prompts),
+        "negative_prompt": request.negative_prompt,
+        "sampling": dataclasses.asdict(request.sampling) if request.sampling else None,
+        "guidance": dataclasses.asdict(request.guidance) if request.guidance else None,
+    }
+
+
+def override(config: Any, settings: Mapping[str, Any]) -> Any:
+    """Return a configuration with some settings replaced."""
     known = {field.name for field in dataclasses.fields(config)}
-    for name in asked:
+    for name in settings:
         if name not in known:
             raise UserError(
-                f"This generator knows no --{name.replace('_', '-')}: it has {', '.join(sorted(known))}."
+                f"This generator has no --{name.replace('_', '-')}: it has "
+                f"{', '.join(sorted(known))}."
             )
-    if "rounds" in asked and getattr(config, "level_rounds", ()):
+    if "decoding_steps" in settings and getattr(config, "decoding_steps_per_level", None):
         raise UserError(
-            "This run lays its symbols level by level: say how often it is asked in each, --decoding-steps-per-level 16 1, say."
+            "This run decodes its quantizers one after the other: use --decoding-steps-per-level, "
+            "for example 16 1, instead of --decoding-steps."
         )
     try:
-        return dataclasses.replace(config, **asked)
+        return dataclasses.replace(config, **settings)
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def make_request(
-    texts: Sequence[str], seed: int, first: int, negative: str | None
-) -> GenerationRequest:
-    seeds = [hash_seed(seed, first + i) for i in range(len(texts))]
-    return GenerationRequest(
-        list(texts), seeds, [negative] * len(texts) if negative is not None else None
-    )
-
-
-def drawn_by(task: GeneratorTask, wanted: GenerationRequest, chosen: Settings) -> Tensor:
+def run_task(task: GeneratorTask, request: GenerationRequest) -> Tensor:
     try:
-        return task.generate(wanted, chosen.sampling, chosen.guidance)
+        return task.generate(request)
     except ValueError as error:
         raise UserError(str(error)) from None
+
+
+def open_dataset(trained: TrainedRun, path: str | None) -> ExampleDataset:
+    """Return all examples of a path, or the held-out examples of the run."""
+    check_not_external(trained.task)
+    captions = trained.run.task.uses_captions
+    if path is None:
+        return trained.run.data.build(captions).validation
+    return data_at(trained, path).full(captions)
+
+
+def data_at(trained: TrainedRun, path: str | None) -> DataConfig:
+    """Return the run's data configuration, for another path if one is given."""
+    data = trained.run.data
+    return data if path is None else dataclasses.replace(data, path=path)  # type: ignore[type-var]
+
+
+def open_loader(
+    trained: TrainedRun, path: str | None, batch_size: int, num_workers: int = 0
+) -> EvalLoader:
+    seed = trained.run.engine.seed
+    dataset = open_dataset(trained, path)
+    return EvalLoader(dataset, seed=seed, batch_size=batch_size, num_workers=num_workers)
+
+
+def choose_captions(trained: TrainedRun, path: str | None, count: int) -> list[str]:
+    """Return captions spread over the held-out examples, or over those of a path."""
+    dataset = open_dataset(trained, path)
+    indices = spread_indices(len(dataset), count)
+    return [dataset.caption(indices[i % len(indices)]) for i in range(count)]
 
 
 @dataclasses.dataclass
-class Start:
-    """What is there already: its symbols (1, *grid), and which of them are to be drawn anew; None:
-    what comes after them."""
+class RejectedExamples:
+    """Collect the examples that could not be read."""
 
-    codes: Tensor
-    hidden: Tensor | None = None
+    rejected: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
-    def times(self, count: int) -> tuple[Tensor, Tensor | None]:
-        codes = self.codes.expand(count, *self.codes.shape[1:])
-        return codes, self.hidden.expand(
-            count, *self.hidden.shape[1:]
-        ) if self.hidden is not None else None
+    def add(self, batch: Batch[Any] | None) -> None:
+        self.rejected += batch.rejected if batch is not None else []
 
-
-def covered(white: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The cells of a grid of which any pixel is white."""
-    down, across = (side // cells for side, cells in zip(white.shape, grid, strict=True))
-    return white.unflatten(1, (grid[1], across)).unflatten(0, (grid[0], down)).any(3).any(1)
-
-
-def generating(made: TrainedRun) -> GeneratorTask:
-    if not isinstance(made.task, GeneratorTask):
-        raise UserError(
-            f"The run is of recipe {made.run.recipe!r}, which makes nothing from a prompt."
-        )
-    return made.task
-
-
-def refuse_without_codec(task: Any) -> None:
-    """A run that learnt from symbols which were given to it."""
-    if isinstance(task, GeneratorTask) and isinstance(
-        task.tokenizers["tokenizer"], ExternalTokenizer
-    ):
-        raise UserError(
-            "This run learnt from symbols that were given to it and knows no codec: it can neither read nor play recordings. "
-            "SoundStormTrainer.generate takes symbols and gives symbols, for the codec that wrote yours; or train over a codec "
-            "(tokenizer=RUN, semantic=RUN)."
-        )
-
-
-CLASSES = "classes.json"
-
-
-def classes_of(run: str | Path) -> list[str]:
-    """The names of the folders that a run was trained on, if those were its captions."""
-    file = RunDirectory(run).path / CLASSES
-    return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
+    def lines(self) -> list[str]:
+        return [f"Skipped {name}: {reason}" for name, reason in self.rejected]

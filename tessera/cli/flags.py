@@ -1,9 +1,8 @@
-"""The flags of `tessera train`: first the recipe's choices, then the fields of the run that they
-make.
+"""The flags of `tessera train`: the parameters of the recipe, then the fields of its run.
 
-Both come from annotations and docstrings, so flags, help, config.json and the Python API cannot
-drift apart. The engine's fields are common to all recipes and have no prefix (`--steps`); the rest
-carry theirs (`--task.model.dim`).
+Both come from annotations and docstrings, so flags, help, config.json and the Python API agree. The
+fields of the engine are common to all recipes and have no prefix (`--steps`); the others have one
+(`--task.model.dim`).
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ import tyro
 from tessera.engine.engine import EngineConfig
 from tessera.recipes.registry import recipe_name
 from tessera.run.config import Run
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 
 @dataclass
-class Asked:
-    """What a person asked `tessera train` for."""
+class TrainArguments:
+    """The parsed flags of `tessera train`."""
 
     run: Run
     out: str | None
@@ -34,89 +33,75 @@ class Asked:
     dry_run: bool
 
 
-def parse(recipe: Callable[..., Run], arguments: list[str]) -> Asked:
+def parse(recipe: Callable[..., Run], arguments: list[str]) -> TrainArguments:
     program = f"tessera train {recipe_name(recipe)}"
     wants_help = {"-h", "--help"} & set(arguments)
-    given = _spelt_out([argument for argument in arguments if argument not in ("-h", "--help")])
+    given = expand_short_flags([one for one in arguments if one not in ("-h", "--help")])
+    choices = choices_class(recipe)
     try:
-        choices, rest = tyro.cli(
-            _choices(recipe), prog=program, args=given, return_unknown_args=True
-        )
-        run = recipe(**dataclasses.asdict(choices))
+        chosen, rest = tyro.cli(choices, prog=program, args=given, return_unknown_args=True)
+        run = recipe(**dataclasses.asdict(chosen))
         if wants_help:
-            with contextlib.suppress(SystemExit):  # the recipe's own flags; those of its run follow
-                tyro.cli(_choices(recipe), prog=program, args=["--help"])
-        form = _form(run)
-        asked = tyro.cli(
+            with contextlib.suppress(SystemExit):  # the recipe's flags; those of its run follow
+                tyro.cli(choices, prog=program, args=["--help"])
+        form = run_class(run)
+        parsed = tyro.cli(
             form,
             prog=program,
-            description="The fields of the run, with the values that the preset gives them. "
-            "`--data PATH` is short for `--data.path PATH`.",
+            description="The settings of the run, with the values of the preset. `--data PATH` is "
+            "short for `--data.path PATH`.",
             args=["--help"] if wants_help else rest,
             default=form(engine=run.engine, task=run.task, data=run.data),
         )
-        run = dataclasses.replace(run, engine=asked.engine, task=asked.task, data=asked.data)
+        run = dataclasses.replace(run, engine=parsed.engine, task=parsed.task, data=parsed.data)
     except ValueError as error:
         raise UserError(str(error)) from None
-    return Asked(run, asked.out, asked.fresh, asked.dry_run)
+    return TrainArguments(run, parsed.out, parsed.fresh, parsed.dry_run)
 
 
-def _spelt_out(arguments: list[str]) -> list[str]:
-    """Everybody's `--data PATH` is the data's own field `path`, and `--log-with a,b` is two
-    trackers."""
-    whole: list[str] = []
+def expand_short_flags(arguments: list[str]) -> list[str]:
+    """Expand `--data PATH` to `--data.path PATH`, and `--log-with a,b` to two trackers."""
+    expanded: list[str] = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if name == "--data":
-            whole.append(f"--data.path{equals}{value}")
+            expanded.append(f"--data.path{equals}{value}")
         elif name == "--log-with" and equals:
-            whole += [name, *value.split(",")]
-        elif whole and whole[-1] == "--log-with":
-            whole += argument.split(",")
+            expanded += [name, *value.split(",")]
+        elif expanded and expanded[-1] == "--log-with":
+            expanded += argument.split(",")
         else:
-            whole.append(argument)
-    return whole
+            expanded.append(argument)
+    return expanded
 
 
-def _choices(recipe: Callable[..., Run]) -> Any:
-    """The recipe's parameters as a dataclass. (Recipes name Run without importing it, so tyro
-    cannot read them itself.)"""
+def choices_class(recipe: Callable[..., Run]) -> Any:
+    """Return the recipe's parameters as a dataclass.
+
+    Recipes annotate `Run` without importing it, so tyro cannot read them itself.
+    """
     hints = typing.get_type_hints(recipe, localns={"Run": Run})
     parameters = inspect.signature(recipe).parameters.values()
     fields = [(p.name, hints[p.name], p.default) for p in parameters]
     return dataclasses.make_dataclass("Choices", fields, namespace={"__doc__": recipe.__doc__})
 
 
-def _form(run: Run) -> Any:
-    """A dataclass with the types that this run really has, for tyro to make flags of."""
+def run_class(run: Run) -> Any:
+    """Return a dataclass with the types that the fields of this run have."""
+    task_type = type(run.task)
     switch = tyro.conf.FlagCreatePairsOff[bool]
+    out_help = "The run directory; by default runs/RECIPE."
+    fresh_help = "Start a new run in a new folder beside one that is in use."
+    dry_run_help = "Print the plan, try two steps, and keep nothing."
     return dataclasses.make_dataclass(
         "Flags",
         [
             ("engine", Annotated[EngineConfig, tyro.conf.arg(name="")]),
-            ("task", tyro.conf.AvoidSubcommands[type(run.task)]),
+            ("task", tyro.conf.AvoidSubcommands[task_type]),  # type: ignore[valid-type]
             ("data", type(run.data)),
-            (
-                "out",
-                Annotated[
-                    str | None, tyro.conf.arg(help="The run's folder. Left out: runs/RECIPE.")
-                ],
-                None,
-            ),
-            (
-                "fresh",
-                Annotated[
-                    switch, tyro.conf.arg(help="Start anew, in a new folder beside one in use.")
-                ],
-                False,
-            ),
-            (
-                "dry_run",
-                Annotated[
-                    switch, tyro.conf.arg(help="Show the plan, rehearse two steps, keep nothing.")
-                ],
-                False,
-            ),
+            ("out", Annotated[str | None, tyro.conf.arg(help=out_help)], None),
+            ("fresh", Annotated[switch, tyro.conf.arg(help=fresh_help)], False),
+            ("dry_run", Annotated[switch, tyro.conf.arg(help=dry_run_help)], False),
         ],
         kw_only=True,
     )

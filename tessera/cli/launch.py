@@ -1,9 +1,8 @@
-"""`--nproc N`: the same command N times on this machine, as torchrun would start it, but with
-signals and exit codes kept.
+"""`--nproc N`: start the same command N times on this machine, as torchrun would.
 
-torchrun and `accelerate launch` work as they are; this is for the common case of one machine, where
-a person's Ctrl-C must end in a checkpoint and exit code 130, which torchrun turns into 1.
-(`accelerate launch --cpu` silently starts one process.)
+torchrun and `accelerate launch` work too. This launcher keeps signals and exit codes: Ctrl-C must end
+in a checkpoint and exit code 130, which torchrun turns into 1. (`accelerate launch --cpu` silently
+starts one process.)
 """
 
 from __future__ import annotations
@@ -19,36 +18,35 @@ from typing import NoReturn
 
 
 def is_launched() -> bool:
-    """Whether this process is one of several already."""
+    """Return whether a launcher started this process."""
     return "LOCAL_RANK" in os.environ
 
 
 def launch_processes(nproc: int, arguments: list[str]) -> int:
-    """Runs `tessera *arguments` in N processes and gives back the exit code of the first that did
-    not end well."""
-    children = [
-        _start(rank, nproc, arguments, port) for port in [_free_port()] for rank in range(nproc)
-    ]
+    """Run `tessera *arguments` in N processes; return the exit code of the first that failed."""
+    port = find_free_port()
+    children = [start_process(rank, nproc, arguments, port) for rank in range(nproc)]
 
-    def pass_on(number: int, frame: FrameType | None) -> None:
+    def forward(number: int, frame: FrameType | None) -> None:
         for child in children:
             if child.poll() is None:
                 child.send_signal(number)
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    signals = (signal.SIGTERM, signal.SIGINT)
+    previous = {number: signal.signal(number, forward) for number in signals}
     try:
-        return _wait(children)
+        return wait_for_all(children)
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
-def leave(code: int) -> NoReturn:
-    """One of several processes leaves without Python's farewell.
+def exit_process(code: int) -> NoReturn:
+    """Exit; one of several processes skips Python's finalisation.
 
-    Everything of a run is closed by then, and gloo's threads abort some finished processes on the
-    way out (3 of 11 seen) with exit code 134 (pytorch #190489); destroying the group does not help
-    while gradients' hooks hold on to it.
+    Everything of a run is closed by then, and gloo's threads abort some finished processes during
+    finalisation (3 of 11 in a test) with exit code 134 (pytorch #190489). Destroying the process group
+    does not help while gradient hooks refer to it.
     """
     if is_launched():
         sys.stdout.flush()
@@ -57,7 +55,10 @@ def leave(code: int) -> NoReturn:
     sys.exit(code)
 
 
-def _start(rank: int, nproc: int, arguments: list[str], port: int) -> subprocess.Popen[bytes]:
+def start_process(
+    rank: int, nproc: int, arguments: list[str], port: int
+) -> subprocess.Popen[bytes]:
+    threads = str(max(1, (os.cpu_count() or 1) // nproc))
     environment = os.environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -65,46 +66,43 @@ def _start(rank: int, nproc: int, arguments: list[str], port: int) -> subprocess
         "LOCAL_WORLD_SIZE": str(nproc),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
-        # As torchrun: several processes that each take all cores only stand in each other's way.
-        "OMP_NUM_THREADS": os.environ.get(
-            "OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // nproc))
-        ),
+        # As torchrun does: several processes that each use all cores slow each other down.
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", threads),
     }
-    # A group of its own: a Ctrl-C on the terminal must reach it once, from us, and not twice.
+    # A session of its own: Ctrl-C on the terminal must reach it once, from the launcher.
     return subprocess.Popen(
         [sys.executable, "-m", "tessera", *arguments],
         env=environment,
         start_new_session=True,
-        preexec_fn=_end_with_parent,
+        preexec_fn=end_with_parent,
     )
 
 
-def _end_with_parent() -> None:
-    """If the launcher is killed outright, its processes hear SIGTERM: they save and go, and the
-    folder is free again."""
+def end_with_parent() -> None:
+    """Receive SIGTERM if the launcher is killed, so that the run saves and unlocks its directory."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 
 
-def _wait(children: list[subprocess.Popen[bytes]]) -> int:
-    """When one ends badly the others would wait for it for ever, so they are ended too."""
+def wait_for_all(children: list[subprocess.Popen[bytes]]) -> int:
+    """Wait for all processes; if one fails, kill the others, which would wait for it forever."""
     running = set(range(len(children)))
-    worst = 0
+    exit_code = 0
     while running:
         pid, status = os.wait()
         code = os.waitstatus_to_exitcode(status)
         for rank in [rank for rank in running if children[rank].pid == pid]:
             running.remove(rank)
             children[rank].returncode = code
-            if code and not worst:
-                worst = code if code > 0 else 128 - code
-        if worst and worst not in (130, 143):  # those are agreed stops: everybody is saving
+            if code and not exit_code:
+                exit_code = code if code > 0 else 128 - code
+        if exit_code and exit_code not in (130, 143):  # after a signal all processes are saving
             for rank in running:
                 children[rank].kill()
-    return worst
+    return exit_code
 
 
-def _free_port() -> int:
+def find_free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

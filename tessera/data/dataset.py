@@ -1,125 +1,146 @@
-"""A folder of files, or the built-in toys: what the configurations of all media have in common.
+"""Datasets: files of a folder or synthetic examples, their split, and the base of data
+configurations.
 
-A medium says how a folder becomes a source, and how toys do, and what it is without augmentation.
-From these three follow what is learnt from, what is held out, and all of it in order. The fields
-stand in the class of each medium, with the medium's own between them, since their order is that of
-the flags and of config.json; here they are only named.
+A dataset is indexed by integers. `item(index, rng)` returns one example, everything random about it
+drawn from `rng`, and `collate` makes a batch of several. Whether an example is held out depends on
+its name alone, so a folder can grow without moving a held-out file to the training set.
 """
 
 from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from types import ModuleType
 from typing import Any, Self
 
 import numpy as np
 
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, file_signature
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
+
+FIRST_HELD_OUT = 1 << 32
+"""The number of the first held-out synthetic example, far beyond those of the training set."""
+
+
+class ExampleDataset:
+    """Base class of datasets."""
+
+    num_without_caption: int = 0
+    """The number of examples left out because they have no caption, where captions are needed."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def name(self, index: int) -> str:
+        raise NotImplementedError
+
+    def item(self, index: int, rng: np.random.Generator) -> Any:
+        """Return one example, or raise UnreadableFile."""
+        raise NotImplementedError
+
+    def collate(self, examples: list[Any]) -> Any:
+        raise NotImplementedError
+
+    def signature(self, index: int) -> str:
+        """Return a string that changes when the example does."""
+        raise NotImplementedError
+
+    def all_captions(self, index: int) -> list[str]:
+        """Return all captions of an example, without opening its file."""
+        return []
+
+    def caption(self, index: int) -> str:
+        """Return the first caption of an example, or ""."""
+        return next(iter(self.all_captions(index)), "")
+
+    def sample_caption(self, index: int, rng: np.random.Generator) -> str:
+        """Return one caption; only if there are several is a number drawn from `rng`."""
+        return choose_caption(self.all_captions(index), rng)
+
+    def classes(self) -> list[str]:
+        """Return the class names if the captions are names of folders, else nothing."""
+        return []
+
+    def without_captions(self) -> Self:
+        """Return the same dataset with empty captions; no caption file is opened."""
+        return self
+
+
+def choose_caption(captions: list[str], rng: np.random.Generator) -> str:
+    if len(captions) > 1:
+        return captions[int(rng.integers(len(captions)))]
+    return "".join(captions)
 
 
 @dataclass(frozen=True)
 class Split:
-    train: Any
-    """a source, augmented as its configuration says"""
-    validation: Any
-    """a source, never augmented"""
+    train: ExampleDataset
+    """The training set, augmented as its configuration specifies."""
+    validation: ExampleDataset
+    """The held-out set, never augmented."""
 
 
-class Subset:
-    """Some examples of a source, as a source."""
+class Subset(ExampleDataset):
+    """Some examples of a dataset."""
 
-    def __init__(self, source: Any, indices: Iterable[int]):
-        self.source = source
-        self.indices = [i for i in indices if i < len(source)]
+    def __init__(self, dataset: ExampleDataset, indices: Iterable[int]):
+        self.dataset = dataset
+        self.indices = [i for i in indices if i < len(dataset)]
+        self.num_without_caption = dataset.num_without_caption
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def name(self, index: int) -> str:
-        return self.source.name(self.indices[index])
-
-    def caption(self, index: int) -> str:
-        return self.source.caption(self.indices[index])
+        return self.dataset.name(self.indices[index])
 
     def all_captions(self, index: int) -> list[str]:
-        return all_captions(self.source, self.indices[index])
+        return self.dataset.all_captions(self.indices[index])
+
+    def caption(self, index: int) -> str:
+        return self.dataset.caption(self.indices[index])
+
+    def classes(self) -> list[str]:
+        return self.dataset.classes()
 
     def signature(self, index: int) -> str:
-        return self.source.signature(self.indices[index])
+        return self.dataset.signature(self.indices[index])
 
     def item(self, index: int, rng: np.random.Generator) -> Any:
-        return self.source.item(self.indices[index], rng)
+        return self.dataset.item(self.indices[index], rng)
 
     def collate(self, examples: list[Any]) -> Any:
-        return self.source.collate(examples)
+        return self.dataset.collate(examples)
 
-
-def all_captions(source: Any, index: int) -> list[str]:
-    """All that a source says about an example; of most there is one caption, or none."""
-    sample_caption = (
-        source.all_captions(index) if hasattr(source, "sayings") else [source.caption(index)]
-    )
-    return [caption for caption in sample_caption if caption]
-
-
-def divide(names: Sequence[str], share: float, seed: int = 0) -> tuple[list[int], list[int]]:
-    """The indices to learn from and the indices to hold out; another seed holds out others.
-
-    Only where the hash leaves a side empty, as it may in a folder of a few files, is one file moved
-    there: the lowest hash is held out, the highest learnt from. That one file can change sides when
-    such a folder grows. With a share of 0, or a single file, everything is both learnt from and
-    validated on.
-    """
-    if not 0 <= share < 1:
-        raise ValueError(
-            f"The share held out for validation must be at least 0 and below 1, but it is {share}."
-        )
-    full = list(range(len(names)))
-    if share == 0 or len(names) < 2:
-        return full, full
-    places = [place(name, seed) for name in names]
-    held_out = {i for i in full if places[i] < share}
-    if not held_out:
-        held_out = {min(full, key=places.__getitem__)}
-    if len(held_out) == len(names):
-        held_out.remove(max(full, key=places.__getitem__))
-    return [i for i in full if i not in held_out], sorted(held_out)
-
-
-def place(name: str, seed: int = 0) -> float:
-    """A name's fixed place in [0, 1). One spelling of accents, since file systems differ in which
-    they give back."""
-    spelt = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
-    salt = seed.to_bytes(8, "big", signed=True)
-    return int.from_bytes(hashlib.blake2b(spelt, digest_size=8, salt=salt).digest(), "big") / 2**64
+    def without_captions(self) -> Self:
+        return type(self)(self.dataset.without_captions(), self.indices)
 
 
 @dataclass(frozen=True)
-class FileDataset:
+class FileDataset(ExampleDataset):
+    """Files of one folder with their captions; a modality adds `item` and `collate`."""
+
     root: str
     names: list[str]
     captions: Captions
     config: Any
 
     @classmethod
-    def of(cls, found: Found, config: Any) -> Self:
-        """All that was found, with its captions."""
-        return cls(
-            found.root.as_posix(),
-            found.names,
-            read_captions(found.root, found.names, found.beside),
-            config,
+    def from_found(cls, found: Found, config: Any, captions: bool = True) -> Self:
+        """Create a dataset of all files that were found, with or without their captions."""
+        read = (
+            read_captions(found.root, found.names, found.other_files)
+            if captions
+            else Captions.empty(found.root)
         )
+        return cls(found.root.as_posix(), found.names, read, config)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def only(self, indices: Iterable[int]) -> Self:
+    def select(self, indices: Iterable[int]) -> Self:
         return replace(self, names=[self.names[index] for index in indices])
 
     def name(self, index: int) -> str:
@@ -128,48 +149,29 @@ class FileDataset:
     def path(self, index: int) -> str:
         return f"{self.root}/{self.names[index]}"
 
-    def caption(self, index: int) -> str:
-        """What is said about a file, without opening it; "" where nothing is."""
-        return self.captions.of(self.names[index])
-
     def all_captions(self, index: int) -> list[str]:
-        """All that is said about a file."""
-        return self.captions.all_of(self.names[index])
-
-    def sample_caption(self, index: int, rng: np.random.Generator) -> str:
-        """One of its captions; drawn, where there are several, and else nothing is drawn."""
-        all_captions = self.all_captions(index)
-        return (
-            all_captions[int(rng.integers(len(all_captions)))]
-            if len(all_captions) > 1
-            else "".join(all_captions)
-        )
-
-    @property
-    def captioned(self) -> int:
-        """How many of the files have a caption."""
-        return sum(self.captions.counts(self.names).values())
+        return self.captions.get_all(self.names[index])
 
     def classes(self) -> list[str]:
-        """The names of the folders, if those are the captions."""
-        return (
-            sorted({self.captions.of(name) for name in self.names} - {""})
-            if self.captions.by_folder
-            else []
-        )
+        if not self.captions.by_folder:
+            return []
+        return sorted({self.captions.get(name) for name in self.names} - {""})
+
+    def without_captions(self) -> Self:
+        return replace(self, captions=Captions.empty(self.captions.root))
 
     def signature(self, index: int) -> str:
-        """Changes when the file does; of a folder that is one clip, when any of its frames does."""
+        """Return size and modification time; of a folder of frames, those of all frames."""
         try:
-            state = file_signature(self.path(index))
+            found = file_signature(self.path(index))
         except OSError:
-            return "not there"
-        return f"{state.bytes} {state.changed_ns}"
+            return "missing"
+        return f"{found.bytes} {found.modified_ns}"
 
 
 @dataclass(frozen=True)
-class SyntheticDataset:
-    """Toys number `first` to `first + count - 1`."""
+class SyntheticDataset(ExampleDataset):
+    """Synthetic examples number `first` to `first + count - 1`; a modality generates them."""
 
     count: int
     _: KW_ONLY
@@ -183,88 +185,134 @@ class SyntheticDataset:
         return self.first + index
 
     def name(self, index: int) -> str:
-        return f"toy-{self.number(index):06d}"
+        return f"synthetic-{self.number(index):06d}"
 
-    @property
-    def captioned(self) -> int:
-        """How many of the toys have a caption: all."""
-        return self.count
+    def caption(self, index: int) -> str:
+        raise NotImplementedError
 
-
-HELD_OUT_TOYS = 1 << 32
-"""The first toy held out: beyond all that are learnt from, so that asking for more of those moves
-none."""
+    def all_captions(self, index: int) -> list[str]:
+        return [self.caption(index)]
 
 
 class DataConfig:
+    """Base class of data configurations: a folder of files, or synthetic data.
+
+    The fields are declared in the subclasses, because their order is that of the flags and of
+    config.json.
+    """
+
     path: str | None
-    """where the files lie; None: the built-in toys"""
+    """The folder, or None for synthetic data."""
     val_fraction: float
     split_seed: int
-    toys: int
+    num_synthetic: int
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
             raise ValueError(
-                f"val_fraction must be at least 0 and below 1, but it is {self.val_fraction}."
+                f"val_fraction must be at least 0 and below 1, got {self.val_fraction}."
             )
-        if self.toys < 1:
-            raise ValueError(
-                f"There must be at least 1 toy to learn from, but toys is {self.toys}."
-            )
+        if self.num_synthetic < 1:
+            raise ValueError(f"num_synthetic must be at least 1, got {self.num_synthetic}.")
 
-    def folder_dataset(self) -> FileDataset:
-        """All of the path, in order, prepared as this configuration says."""
+    def folder_dataset(self, captions: bool = True) -> FileDataset:
+        """Return all files of the path, in order."""
         raise NotImplementedError
 
     def synthetic_dataset(self) -> SyntheticDataset:
-        """The toys to learn from."""
+        """Return the synthetic training set."""
         raise NotImplementedError
 
     def without_augmentation(self) -> Self:
-        """The same without augmentation."""
         raise NotImplementedError
 
-    def libraries(self) -> tuple[Callable[[], ModuleType], ...]:
-        """What gives the libraries that a run needs beyond the core, or says how to get them."""
-        return ()
+    def preprocessing(self) -> dict[str, Any]:
+        """Return the settings that an example's tokens depend on."""
+        raise NotImplementedError
 
-    def build(self) -> Split:
+    def collate(self, examples: list[Any]) -> Any:
+        """Make a batch of examples."""
+        raise NotImplementedError
+
+    def example_from_media(self, media: Any) -> Any:
+        """Preprocess a medium or an array in memory, without augmentation."""
+        raise NotImplementedError
+
+    def example_from_file(self, path: str) -> Any:
+        """Preprocess a single file, without augmentation."""
+        dataset = replace(self, path=path).full(captions=False)  # type: ignore[type-var]
+        if len(dataset) != 1:
+            raise UserError(f"{path} has {len(dataset)} examples, expected a single file.")
+        return dataset.item(0, np.random.default_rng(0))
+
+    def sample_metric(self) -> Any:
+        """Return a `SampleMetric` for generated samples, or None."""
+        return None
+
+    def check_libraries(self) -> None:
+        """Raise ModuleNotFoundError if a package that these data need is not installed."""
+
+    def build(self, captions: bool = True) -> Split:
+        """Return the training set and the held-out set, with or without captions."""
         self.require_libraries()
-        return self.synthetic_split() if self.path is None else self.folder_split()
+        return self.synthetic_split() if self.path is None else self.folder_split(captions)
 
-    def full(self) -> FileDataset | SyntheticDataset:
-        """All of it in order, each example once and unaugmented: to tokenize, to evaluate, to look
-        at."""
+    def full(self, captions: bool = True) -> ExampleDataset:
+        """Return all examples in order, without augmentation."""
         self.require_libraries()
-        return (
-            self.synthetic_dataset()
-            if self.path is None
-            else self.without_augmentation().folder_dataset()
-        )
+        if self.path is None:
+            return self.synthetic_dataset()
+        return self.without_augmentation().folder_dataset(captions)
 
-    def folder_split(self) -> Split:
-        return self.split_of(self.folder_dataset())
+    def folder_split(self, captions: bool = True) -> Split:
+        return self.split_files(self.folder_dataset(captions))
 
-    def split_of(self, folder: FileDataset) -> Split:
-        train, validation = divide(folder.names, self.val_fraction, self.split_seed)
-        return Split(
-            train=folder.only(train),
-            validation=replace(folder.only(validation), config=self.without_augmentation()),
-        )
+    def split_files(self, dataset: FileDataset) -> Split:
+        train, held_out = split_names(dataset.names, self.val_fraction, self.split_seed)
+        validation = replace(dataset.select(held_out), config=self.without_augmentation())
+        return Split(train=dataset.select(train), validation=validation)
 
     def synthetic_split(self) -> Split:
         train = self.synthetic_dataset()
         if self.val_fraction == 0:
             return Split(train, train)
-        held_out = max(1, round(self.toys * self.val_fraction))
-        return Split(train, replace(train, count=held_out, first=HELD_OUT_TOYS))
+        held_out = max(1, round(self.num_synthetic * self.val_fraction))
+        return Split(train, replace(train, count=held_out, first=FIRST_HELD_OUT))
 
     def require_libraries(self) -> None:
-        """Asked for at the start, and by toys too: a run would otherwise miss them when it first
-        shows what it makes."""
+        """Check at the start, for synthetic data too, since samples need the packages later."""
         try:
-            for library in self.libraries():
-                library()
+            self.check_libraries()
         except ModuleNotFoundError as error:
             raise UserError(str(error)) from error
+
+
+def split_names(
+    names: Sequence[str], val_fraction: float, seed: int = 0
+) -> tuple[list[int], list[int]]:
+    """Return the indices of the training set and of the held-out set.
+
+    Where the hash leaves a side empty, as in a folder of a few files, the file with the lowest hash
+    is held out or the one with the highest is trained on. With a fraction of 0, or a single file,
+    both sets contain everything.
+    """
+    if not 0 <= val_fraction < 1:
+        raise ValueError(f"val_fraction must be at least 0 and below 1, got {val_fraction}.")
+    indices = list(range(len(names)))
+    if val_fraction == 0 or len(names) < 2:
+        return indices, indices
+    hashes = [hash_name(name, seed) for name in names]
+    held_out = {i for i in indices if hashes[i] < val_fraction}
+    if not held_out:
+        held_out = {min(indices, key=hashes.__getitem__)}
+    if len(held_out) == len(names):
+        held_out.remove(max(indices, key=hashes.__getitem__))
+    return [i for i in indices if i not in held_out], sorted(held_out)
+
+
+def hash_name(name: str, seed: int = 0) -> float:
+    """Hash a name to [0, 1); accents are normalised, since file systems differ in their form."""
+    normalised = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
+    salt = seed.to_bytes(8, "big", signed=True)
+    digest = hashlib.blake2b(normalised, digest_size=8, salt=salt).digest()
+    return int.from_bytes(digest, "big") / 2**64

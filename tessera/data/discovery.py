@@ -1,7 +1,6 @@
-"""What lies in a folder: a listing without opening a file, and a letter when there is nothing to
-learn from.
+"""Discovery of files: list a folder without opening a file.
 
-Names are paths relative to the folder, with "/" on every system, in one fixed order.
+Names are paths relative to the folder, with "/" on every system, in sorted order.
 """
 
 from __future__ import annotations
@@ -13,112 +12,104 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 
 @dataclass(frozen=True)
 class FileSignature:
-    """What stays as it is while a file does, or a folder and its frames."""
+    """Size and modification time of a file, or of a folder and the files in it."""
 
     path: str
     bytes: int
-    changed_ns: int
+    modified_ns: int
 
 
 def file_signature(path: str | Path) -> FileSignature:
-    """One question to the file system for a file, which may be one of a million; and one more for
-    each frame of a folder."""
-    about = Path(path).stat()
-    inside = [file.stat() for file in Path(path).iterdir()] if stat.S_ISDIR(about.st_mode) else []
-    full = [about, *inside]
-    return FileSignature(
-        str(path), sum(each.st_size for each in full), max(each.st_mtime_ns for each in full)
-    )
+    status = Path(path).stat()
+    inside = [file.stat() for file in Path(path).iterdir()] if stat.S_ISDIR(status.st_mode) else []
+    entries = [status, *inside]
+    size = sum(entry.st_size for entry in entries)
+    return FileSignature(str(path), size, max(entry.st_mtime_ns for entry in entries))
 
 
 @dataclass(frozen=True)
 class Found:
     root: Path
     names: list[str]
-    """the files of the medium"""
-    beside: list[str]
-    """every other visible file: captions, metadata, and what does not belong"""
+    """The files of the modality."""
+    other_files: list[str]
+    """Every other visible file: captions, metadata and unrelated files."""
 
 
-def find(path: str | Path, endings: tuple[str, ...], what: str) -> Found:
-    """The files of a medium (`what`, in the plural: "pictures") in a folder, or one such file by
-    itself."""
+def find_files(path: str | Path, suffixes: tuple[str, ...], noun: str) -> Found:
+    """Find the files of a modality in a folder, or a single file; `noun` is "images", say."""
     root = Path(path).expanduser()
     if root.is_file():
-        return single_file(root, endings, what)
+        return find_single_file(root, suffixes, noun)
     if not root.is_dir():
         raise UserError(
-            f"There is nothing at {path} (that is, {root.absolute()}): give a folder of {what}."
+            f"{path} does not exist (that is, {root.absolute()}): give a folder of {noun}."
         )
-    files = scan(root)
-    names = [name for name in files if name.lower().endswith(endings)]
+    files = list_files(root)
+    names = [name for name in files if name.lower().endswith(suffixes)]
     if not names:
+        instead = f"only {count_by_suffix(files)}" if files else "no files at all"
         raise UserError(
-            f"{path} holds no {what}: files ending in {', '.join(endings)} are looked for, in subfolders too, "
-            f"but {'the folder is empty' if not files else 'there are only ' + count_by_suffix(files)}."
+            f"{path} has no {noun}: expected files ending in {', '.join(suffixes)}, also in "
+            f"subfolders, found {instead}."
         )
     wanted = set(names)
     return Found(root, names, [name for name in files if name not in wanted])
 
 
-def single_file(file: Path, endings: tuple[str, ...], what: str) -> Found:
-    if not file.name.lower().endswith(endings):
+def find_single_file(file: Path, suffixes: tuple[str, ...], noun: str) -> Found:
+    if not file.name.lower().endswith(suffixes):
         raise UserError(
-            f"{file} is a file, but not one of the {what} that can be read ({', '.join(endings)}): "
-            f"give such a file, or a folder of {what} (an archive must be unpacked first)."
+            f"{file} is a file of another kind than the {noun} that can be read "
+            f"({', '.join(suffixes)}): give such a file, or a folder of {noun} (unpack archives "
+            "first)."
         )
     text = file.with_suffix(".txt")
     return Found(file.parent, [file.name], [text.name] if text.is_file() else [])
 
 
-def scan(folder: str | Path) -> list[str]:
-    """All visible files below a folder, sorted. Opens none, so that 100,000 files take about a
-    second.
+def list_files(folder: str | Path) -> list[str]:
+    """List all visible files below a folder, sorted; 100,000 files take about a second.
 
-    Links to folders are followed, each folder once, real ones first: a link that leads back up ends
-    there instead of going round for ever. A link to a file that is not there is listed, so that
-    somebody can be told about it.
+    Links to folders are followed, each folder once and real folders first, so a link that leads
+    back up ends there. A link to a missing file is listed, so that it can be reported.
     """
     names: list[str] = []
-    seen: set[tuple[int, int]] = set()
+    visited: set[tuple[int, int]] = set()
     folders: list[str] = [""]
     linked: list[str] = []
     while folders or linked:
         prefix = folders.pop() if folders else linked.pop(0)
-        for entry in entries(os.path.join(folder, prefix), seen):
+        for entry in list_entries(os.path.join(folder, prefix), visited):
             if entry.name.startswith("."):
                 continue
             if entry.is_dir():
                 (linked if entry.is_symlink() else folders).append(f"{prefix}{entry.name}/")
-            elif (
-                entry.is_file() or entry.is_symlink()
-            ):  # neither: a pipe or socket, on which a reader would hang
+            elif entry.is_file() or entry.is_symlink():  # no pipe or socket: reading would block
                 names.append(prefix + entry.name)
     return sorted(names)
 
 
-def entries(folder: str, seen: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
-    """What lies in a folder, by name; nothing if the folder was seen before, under whatever
-    name."""
+def list_entries(folder: str, visited: set[tuple[int, int]]) -> list[os.DirEntry[str]]:
+    """List a folder by name, or return nothing if it was visited under any name."""
     try:
         status = os.stat(folder)
-        if (status.st_dev, status.st_ino) in seen:
+        if (status.st_dev, status.st_ino) in visited:
             return []
-        seen.add((status.st_dev, status.st_ino))
+        visited.add((status.st_dev, status.st_ino))
         with os.scandir(folder) as found:
             return sorted(found, key=lambda entry: entry.name)
     except OSError as error:
-        raise UserError(
-            f"The folder {folder} cannot be listed ({error.strerror or error})."
-        ) from error
+        reason = error.strerror or error
+        raise UserError(f"The folder {folder} cannot be listed ({reason}).") from error
 
 
 def count_by_suffix(names: Iterable[str]) -> str:
-    """ "12 .mp4, 3 .txt": what there is instead."""
-    counts = Counter(os.path.splitext(name)[1].lower() or "without ending" for name in names)
-    return ", ".join(f"{count:,} {ending}" for ending, count in counts.most_common(5))
+    """Return the most common suffixes, as in "12 .mp4, 3 .txt"."""
+    counts = Counter(os.path.splitext(name)[1].lower() or "without suffix" for name in names)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(5))

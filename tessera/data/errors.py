@@ -1,5 +1,4 @@
-"""What may go wrong with one file among thousands. What is wrong with a whole folder is
-`tessera.run.directory.UserError`."""
+"""Errors of single examples; errors of a whole folder are `tessera.run.errors.UserError`."""
 
 from __future__ import annotations
 
@@ -9,10 +8,10 @@ from pathlib import Path
 
 
 class UnreadableFile(ValueError):
-    """This file cannot be used, and why: "photos/a.png: the file is empty (0 bytes)".
+    """A file that cannot be used, with the reason: "photos/a.png: the file is empty (0 bytes)".
 
-    One argument only: an exception with more of them does not survive the way back from a worker
-    process, and a run that waits for a worker whose error could not be sent waits for ever.
+    It has one argument only: an exception with more cannot be pickled on its way from a worker
+    process, and a run that waits for an error that was never sent waits forever.
     """
 
     def __init__(self, message: str) -> None:
@@ -20,13 +19,12 @@ class UnreadableFile(ValueError):
 
 
 @contextmanager
-def named(path: str | Path) -> Iterator[None]:
-    """What goes wrong in here is Unreadable, and says which file it was."""
+def add_path(path: str | Path) -> Iterator[None]:
+    """Turn errors in this context into UnreadableFile with the name of the file."""
     try:
         yield
     except UnreadableFile as error:
         raise UnreadableFile(f"{path}: {error}") from error
     except OSError as error:
-        raise UnreadableFile(
-            f"{path}: the file cannot be opened ({error.strerror or error})"
-        ) from error
+        reason = error.strerror or error
+        raise UnreadableFile(f"{path}: the file cannot be opened ({reason})") from error

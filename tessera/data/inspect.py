@@ -1,12 +1,12 @@
-"""What a check of a folder finds and how it is told, whatever the medium; `check_images.py` and
-`check_videos.py` add theirs.
+"""Inspection of a folder: what can be used, and what cannot with the reasons.
 
-Every file is looked at once, as training would, and gives a Look; a Report is what they come to.
-Imports no torch.
+Every file is opened once, as training would. A modality subclasses `FileReport` and `Report` in its
+own `inspect.py`. No torch is imported.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter, defaultdict
@@ -19,18 +19,20 @@ from typing import Any, Generic, TypeVar
 
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, count_by_suffix
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
-SHOWN = 10  # how many of a long list a person is shown; the JSON has them all
-AT_ONCE = 256  # how many files are handed to the threads at a time, so that a million of them need no memory
+MAX_SHOWN = 10
+"""The number of entries of a long list that are printed; the JSON has them all."""
+CHUNK_SIZE = 256
+"""The number of files that are passed to the threads at a time, to bound memory."""
 
 Progress = Callable[[int, int], None]
-"""is told how many of how many files are done"""
+"""Called with the number of files done and the number of all files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileReport:
-    """What one file turned out to be."""
+    """The result of inspecting one file."""
 
     name: str
     bytes: int = 0
@@ -39,67 +41,64 @@ class FileReport:
     height: int = 0
     caption: str = ""
     reason: str = ""
-    """why it cannot be used; "" for a file that can"""
+    """Why the file cannot be used; "" if it can."""
 
 
-AnyLook = TypeVar("AnyLook", bound=FileReport)
+AnyFileReport = TypeVar("AnyFileReport", bound=FileReport)
 
 
 @dataclass(frozen=True)
-class FolderScan(Generic[AnyLook]):
-    """A folder of which every file was looked at."""
+class FolderScan(Generic[AnyFileReport]):
+    """The reports of all files of a folder."""
 
     found: Found
     captions: Captions
-    refusal: str
-    """why the captions as a whole cannot be used; "" if they can"""
-    looks: list[AnyLook]
+    caption_error: str
+    """Why the captions as a whole cannot be used; "" if they can."""
+    files: list[AnyFileReport]
 
     @property
-    def usable(self) -> list[AnyLook]:
-        return [look for look in self.looks if not look.reason]
+    def usable(self) -> list[AnyFileReport]:
+        return [file for file in self.files if not file.reason]
 
 
 def scan_folder(
     found: Found,
-    inspect_file: Callable[[Path, str, Captions], AnyLook],
+    inspect_file: Callable[[Path, str, Captions], AnyFileReport],
     num_workers: int | None,
     progress: Progress | None,
-) -> FolderScan[AnyLook]:
-    """Threads, not processes: decoders and hashlib work outside the interpreter's lock."""
-    captions, refusal = captions_or_why_not(found)
-    looks: list[AnyLook] = []
-    with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as threads:
-        for start in range(0, len(found.names), AT_ONCE):
-            names = found.names[start : start + AT_ONCE]
-            for look in threads.map(lambda name: inspect_file(found.root, name, captions), names):
-                looks.append(look)
-                if progress is not None:
-                    progress(len(looks), len(found.names))
-    return FolderScan(found, captions, refusal, looks)
-
-
-def captions_or_why_not(found: Found) -> tuple[Captions, str]:
+) -> FolderScan[AnyFileReport]:
+    """Inspect all files in threads; decoders and hashlib release the interpreter's lock."""
+    captions, caption_error = Captions.empty(found.root), ""
     try:
-        return read_captions(found.root, found.names, found.beside), ""
+        captions = read_captions(found.root, found.names, found.other_files)
     except UserError as error:
-        return Captions(found.root, frozenset(), {}, by_folder=False), str(error)
+        caption_error = str(error)
+    files: list[AnyFileReport] = []
+    with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as threads:
+        for start in range(0, len(found.names), CHUNK_SIZE):
+            names = found.names[start : start + CHUNK_SIZE]
+            for file in threads.map(lambda name: inspect_file(found.root, name, captions), names):
+                files.append(file)
+                if progress is not None:
+                    progress(len(files), len(found.names))
+    return FolderScan(found, captions, caption_error, files)
 
 
 @dataclass(frozen=True)
 class Sizes:
     smallest: tuple[int, int]
-    """width and height of the file with the shortest short side"""
+    """Width and height of the file with the shortest short side."""
     largest: tuple[int, int]
     median_short_side: int
     common: list[tuple[int, int, int]]
-    """width, height, and how many files have them"""
+    """Width, height and the number of files that have them."""
 
 
-def sizes_of(looks: Sequence[FileReport]) -> Sizes | None:
-    if not looks:
+def summarize_sizes(files: Sequence[FileReport]) -> Sizes | None:
+    if not files:
         return None
-    sizes = [(look.width, look.height) for look in looks]
+    sizes = [(file.width, file.height) for file in files]
     return Sizes(
         smallest=min(sizes, key=lambda size: (min(size), max(size))),
         largest=max(sizes, key=lambda size: (min(size), max(size))),
@@ -108,52 +107,56 @@ def sizes_of(looks: Sequence[FileReport]) -> Sizes | None:
     )
 
 
-def duplicates_of(looks: Sequence[FileReport]) -> list[list[str]]:
+def find_duplicates(files: Sequence[FileReport]) -> list[list[str]]:
     groups: dict[str, list[str]] = defaultdict(list)
-    for look in looks:
-        groups[look.digest].append(look.name)
+    for file in files:
+        groups[file.digest].append(file.name)
     return [names for names in groups.values() if len(names) > 1]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What is told of every medium. `noun` is what a file of the medium is called: "picture"."""
+    """The report of a folder. `noun` is the name of a file of the modality: "image"."""
 
     path: str
     usable: int
     bytes: int
     sizes: Sizes | None
-    """None where nothing is usable"""
+    """The sizes of the usable files; None if there are none."""
     captioned: int
-    """usable files about which something is said"""
+    """The number of usable files with a caption."""
     captions: dict[str, int]
-    """where captions stand"""
-    captions_refused: str
-    """why the captions as a whole cannot be used; "" if they can"""
+    """The number of captions by their source."""
+    caption_error: str
+    """Why the captions as a whole cannot be used; "" if they can."""
     duplicates: list[list[str]]
-    """groups of files that are the same byte for byte"""
+    """Groups of files with the same content."""
     unusable: list[dict[str, str]]
-    """name and reason"""
+    """Names and reasons."""
     other_files: str
-    """what else lies there, neither of the medium nor a caption"""
+    """Files that are neither of the modality nor captions, counted by suffix."""
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        raise NotImplementedError
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2, ensure_ascii=False)
 
     def size_lines(self) -> Iterator[str]:
         if self.sizes is not None:
-            smallest, largest = (
-                f"{width} x {height}" for width, height in (self.sizes.smallest, self.sizes.largest)
-            )
+            sizes = (self.sizes.smallest, self.sizes.largest)
+            smallest, largest = (f"{width} x {height}" for width, height in sizes)
             span = f"all {smallest}" if len(self.sizes.common) == 1 else f"{smallest} to {largest}"
             yield f"sizes: {span}; median short side {self.sizes.median_short_side}"
 
     def caption_lines(self, noun: str) -> Iterator[str]:
-        if self.captions_refused:
-            yield f"captions: unusable. {self.captions_refused}"
+        if self.caption_error:
+            yield f"captions: unusable. {self.caption_error}"
         elif self.captions:
-            where = ", ".join(f"{n:,} in {place}" for place, n in self.captions.items())
-            yield f"captions: {self.captioned:,} of {count(self.usable, f'usable {noun}')} ({where})"
+            sources = ", ".join(f"{n:,} in {source}" for source, n in self.captions.items())
+            usable = count_nouns(self.usable, f"usable {noun}")
+            yield f"captions: {self.captioned:,} of {usable} ({sources})"
         else:
             yield "captions: none"
 
@@ -161,63 +164,85 @@ class Report:
         if self.duplicates:
             copies = sum(len(group) - 1 for group in self.duplicates)
             verb = "is a copy of another" if copies == 1 else "are copies of others"
-            yield f"duplicates: {count(copies, noun)} {verb}; one may be learnt from and the other held out"
-            yield from indented([" = ".join(group) for group in self.duplicates])
+            yield (
+                f"duplicates: {count_nouns(copies, noun)} {verb}; one may be trained on while the other "
+                "is held out"
+            )
+            yield from indent_lines([" = ".join(group) for group in self.duplicates])
 
     def other_lines(self) -> Iterator[str]:
         if self.other_files:
             yield f"other files: {self.other_files}"
 
     def unusable_lines(self, noun: str) -> Iterator[str]:
-        yield from listed("unusable", self.unusable, noun, "left out when a run meets them")
+        yield from list_problems("unusable", self.unusable, noun, "skipped in training")
 
 
-def told_of_all(path: str | Path, looked: FolderScan[Any]) -> dict[str, Any]:
-    """The fields of a Report, for the Report of a medium to add its own to."""
+def common_fields(path: str | Path, scan: FolderScan[Any]) -> dict[str, Any]:
+    """Return the fields that the reports of all modalities share."""
+    found = scan.found
+    unusable = [{"name": file.name, "reason": file.reason} for file in scan.files if file.reason]
     return {
         "path": str(path),
-        "usable": len(looked.usable),
-        "bytes": sum(look.bytes for look in looked.looks),
-        "sizes": sizes_of(looked.usable),
-        "captioned": sum(bool(look.caption) for look in looked.usable),
-        "captions": looked.captions.counts(looked.found.names),
-        "captions_refused": looked.refusal,
-        "duplicates": duplicates_of(looked.usable),
-        "unusable": [
-            {"name": look.name, "reason": look.reason} for look in looked.looks if look.reason
-        ],
-        "other_files": count_by_suffix(
-            looked.captions.unrelated(looked.found.names, looked.found.beside)
-        ),
+        "usable": len(scan.usable),
+        "bytes": sum(file.bytes for file in scan.files),
+        "sizes": summarize_sizes(scan.usable),
+        "captioned": sum(bool(file.caption) for file in scan.usable),
+        "captions": scan.captions.counts(found.names),
+        "caption_error": scan.caption_error,
+        "duplicates": find_duplicates(scan.usable),
+        "unusable": unusable,
+        "other_files": count_by_suffix(scan.captions.unrelated(found.names, found.other_files)),
     }
 
 
-def tallied(what: str, counts: dict[str, int]) -> Iterator[str]:
+def count_lines(title: str, counts: dict[str, int]) -> Iterator[str]:
     if counts:
-        yield f"{what}: " + ", ".join(f"{one} ({n:,})" for one, n in counts.items())
+        yield f"{title}: " + ", ".join(f"{one} ({n:,})" for one, n in counts.items())
 
 
-def unmatched(nouns: str, names: Sequence[str]) -> Iterator[str]:
+def unmatched_lines(nouns: str, names: Sequence[str]) -> Iterator[str]:
     if names:
-        more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
-        yield f"captions for {nouns} that are not there: {', '.join(names[:SHOWN])}{more}"
+        more = f" and {len(names) - MAX_SHOWN:,} more" if len(names) > MAX_SHOWN else ""
+        yield f"captions for {nouns} that do not exist: {', '.join(names[:MAX_SHOWN])}{more}"
 
 
-def listed(what: str, entries: Sequence[dict[str, str]], noun: str, fate: str) -> Iterator[str]:
+def list_problems(
+    title: str, entries: Sequence[dict[str, str]], noun: str, consequence: str
+) -> Iterator[str]:
     if entries:
-        yield f"{what}: {count(len(entries), noun)}, {fate}"
-        yield from indented([f"{each['name']}: {each['reason']}" for each in entries])
+        yield f"{title}: {count_nouns(len(entries), noun)}, {consequence}"
+        yield from indent_lines([f"{each['name']}: {each['reason']}" for each in entries])
 
 
-def indented(entries: Sequence[str]) -> Iterator[str]:
-    yield from (f"  {entry}" for entry in entries[:SHOWN])
-    if len(entries) > SHOWN:
-        yield f"  and {len(entries) - SHOWN:,} more"
+def indent_lines(entries: Sequence[str]) -> Iterator[str]:
+    yield from (f"  {entry}" for entry in entries[:MAX_SHOWN])
+    if len(entries) > MAX_SHOWN:
+        yield f"  and {len(entries) - MAX_SHOWN:,} more"
 
 
-def count(number: int, noun: str) -> str:
+def count_nouns(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def megabytes(number: int) -> str:
+def format_megabytes(number: int) -> str:
     return f"{number / 1e6:,.1f} MB"
+
+
+def format_duration(seconds: float) -> str:
+    """Return hours, minutes and seconds as in "1:02:03"."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
+
+
+def hash_file(path: Path) -> tuple[int, str]:
+    """Return the size in bytes and the digest of a file, or of all files directly in a folder.
+
+    Files are read in pieces, since videos may not fit into memory.
+    """
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    digest = hashlib.blake2b(digest_size=16)
+    for file in files:
+        with file.open("rb") as data:
+            digest.update(hashlib.file_digest(data, "blake2b").digest())
+    return sum(file.stat().st_size for file in files), digest.hexdigest()

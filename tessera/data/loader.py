@@ -1,11 +1,9 @@
-"""Which example comes when: position -> epoch, index, generator; and loaders that can start
-anywhere.
+"""Loaders: which example is at which position of a run, and batches from any step on.
 
-One clock (docs/design.md): example number `p` of a run is a pure function of `(seed, p)`. Step `s`
-takes the positions `s*B .. s*B+B-1`, its micro-batches are consecutive blocks of them, and each
-block is dealt to the processes like cards. So the same examples enter the same step on any number
-of processes and workers, and resuming at step 1,000,000 reads no earlier example. Nothing here
-knows a medium: a source has `len`, `name(index)`, `item(index, rng)` and `collate`.
+Example number p of a run is a pure function of (seed, p). Step s of batch size B has the positions
+s*B to s*B + B - 1; its micro-batches are consecutive blocks of them, and position i of a block is on
+process i modulo the number of processes. So the same examples are in the same step for any number of
+processes and workers, and resuming at step 1,000,000 reads no earlier example.
 """
 
 from __future__ import annotations
@@ -16,35 +14,28 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Batch
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
-TRIES = 16
-"""How many other examples may stand in for an unreadable one before the source itself is
-suspected."""
+MAX_REPLACEMENTS = 16
+"""The number of consecutive unreadable examples after which loading fails."""
 
-TRAINED, HELD_OUT = -1, -2
-"""Parts of an example's address. No rank is negative, so no step of any process draws the same
-numbers as an example."""
-
-
-class ExampleDataset(Protocol):
-    def __len__(self) -> int: ...
-    def name(self, index: int) -> str: ...
-    def item(self, index: int, rng: np.random.Generator) -> Any: ...
-    def collate(self, examples: list[Any]) -> Any: ...
+TRAIN, HELD_OUT = -1, -2
+"""Parts of the seed of an example. They are negative, unlike ranks, so that no example shares its
+random numbers with a step of any process."""
 
 
 @dataclass
 class LoadedExample:
-    """One example with its address."""
+    """An example with its name and seed."""
 
     example: Any
     name: str
@@ -53,8 +44,7 @@ class LoadedExample:
 
 
 class EpochPermutation:
-    """position -> epoch and index, by a permutation seeded with the epoch. Only the epoch in use is
-    held."""
+    """Map positions to indices by a permutation that is seeded with the epoch."""
 
     def __init__(self, count: int, seed: int):
         self.count = count
@@ -65,16 +55,14 @@ class EpochPermutation:
     def index(self, position: int) -> int:
         epoch, offset = divmod(position, self.count)
         if epoch != self._epoch:
-            self._permutation = np.random.default_rng(hash_seed(self.seed, epoch)).permutation(
-                self.count
-            )
+            rng = np.random.default_rng(hash_seed(self.seed, epoch))
+            self._permutation = rng.permutation(self.count)
             self._epoch = epoch
         return int(self._permutation[offset])
 
 
-class ShuffledDataset(Dataset):
-    """A source seen through the run's endless order. What cannot be read is replaced from the same
-    position's generator."""
+class ShuffledDataset(Dataset[LoadedExample]):
+    """A dataset in the order of a run; unreadable examples are replaced by random other ones."""
 
     def __init__(self, dataset: ExampleDataset, seed: int):
         self.dataset = dataset
@@ -82,23 +70,38 @@ class ShuffledDataset(Dataset):
         self.order = EpochPermutation(len(dataset), seed)
 
     def __getitem__(self, position: int) -> LoadedExample:
-        address = hash_seed(self.seed, TRAINED, position)
-        rng = np.random.default_rng(address)
+        seed = hash_seed(self.seed, TRAIN, position)
+        rng = np.random.default_rng(seed)
         index = self.order.index(position)
         rejected: list[tuple[str, str]] = []
-        for _ in range(TRIES):
+        for _ in range(MAX_REPLACEMENTS):
             try:
-                return LoadedExample(
-                    self.dataset.item(index, rng), self.dataset.name(index), address, rejected
-                )
+                example = self.dataset.item(index, rng)
+                return LoadedExample(example, self.dataset.name(index), seed, rejected)
             except UnreadableFile as error:
                 rejected.append((self.dataset.name(index), str(error)))
                 index = int(rng.integers(len(self.dataset)))
         reasons = "\n  ".join(f"{name}: {reason}" for name, reason in rejected[:3])
         raise UserError(
-            f"{TRIES} examples drawn one after the other could not be read, so the data as a whole is suspect:\n  {reasons}\n"
-            "`tessera check` tells what can be used and what cannot."
+            f"{MAX_REPLACEMENTS} consecutive examples could not be read:\n  {reasons}\n"
+            "`tessera check` shows which files can be used."
         )
+
+
+class EvalDataset(Dataset[LoadedExample]):
+    """A dataset in its own order; the seed of an example is constant."""
+
+    def __init__(self, dataset: ExampleDataset, seed: int):
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, index: int) -> LoadedExample:
+        seed, name = hash_seed(self.seed, HELD_OUT, index), self.dataset.name(index)
+        try:
+            example = self.dataset.item(index, np.random.default_rng(seed))
+        except UnreadableFile as error:
+            return LoadedExample(None, name, seed, [(name, str(error))])
+        return LoadedExample(example, name, seed, [])
 
 
 class MicroBatchSampler(Sampler[list[int]]):
@@ -119,7 +122,8 @@ class MicroBatchSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         block = self.batch_size // self.grad_accum_steps
-        for start in range(self.first_step * self.batch_size, self.steps * self.batch_size, block):
+        first, last = self.first_step * self.batch_size, self.steps * self.batch_size
+        for start in range(first, last, block):
             yield list(range(start + self.rank, start + block, self.world_size))
 
     def __len__(self) -> int:
@@ -128,22 +132,25 @@ class MicroBatchSampler(Sampler[list[int]]):
 
 @dataclass
 class Collate:
-    """Drawn examples become a Batch; a class and not a closure, so that it can be sent to a
-    worker."""
+    """Make a batch of loaded examples; a class, so that it can be sent to a worker.
+
+    With `drop_unreadable`, examples that could not be read are missing from the batch.
+    """
 
     dataset: ExampleDataset
+    drop_unreadable: bool = False
 
-    def __call__(self, drawn: list[LoadedExample]) -> Batch:
-        return Batch(
-            examples=self.dataset.collate([one.example for one in drawn]) if drawn else None,
-            names=[one.name for one in drawn],
-            seeds=[one.seed for one in drawn],
-            rejected=[rejected for one in drawn for rejected in one.rejected],
-        )
+    def __call__(self, loaded: list[LoadedExample]) -> Batch[Any]:
+        rejected = [one for example in loaded for one in example.rejected]
+        if self.drop_unreadable:
+            loaded = [one for one in loaded if not one.rejected]
+        examples = self.dataset.collate([one.example for one in loaded]) if loaded else None
+        names, seeds = [one.name for one in loaded], [one.seed for one in loaded]
+        return Batch(examples=examples, names=names, seeds=seeds, rejected=rejected)
 
 
 class TrainLoader:
-    """The endless stream of a run's training examples, from any step on."""
+    """An endless stream of training examples, from any step on."""
 
     def __init__(
         self,
@@ -156,7 +163,7 @@ class TrainLoader:
     ):
         if len(dataset) < batch_size:
             raise UserError(
-                f"A batch takes {batch_size} examples, but the training set has {len(dataset)}. "
+                f"The batch size is {batch_size}, but the training set has {len(dataset)} examples. "
                 f"Use --batch-size {len(dataset)} or less, or add data."
             )
         self.dataset = dataset
@@ -170,66 +177,31 @@ class TrainLoader:
 
     def micro_batches(
         self, first_step: int, steps: int, rank: int, world_size: int
-    ) -> Iterator[list[Batch]]:
-        """For each step the micro-batches of this process."""
-        share = self.grad_accum_steps * world_size
-        if self.batch_size % share:
+    ) -> Iterator[list[Batch[Any]]]:
+        """Yield the micro-batches of this process for each step."""
+        parts = self.grad_accum_steps * world_size
+        if self.batch_size % parts:
             raise UserError(
-                f"A batch of {self.batch_size} examples cannot be dealt evenly to {world_size} process(es) in {self.grad_accum_steps} "
-                f"micro-batch(es): use a --batch-size that {share} divides, such as {-(-self.batch_size // share) * share}."
+                f"A batch of {self.batch_size} examples cannot be divided evenly into "
+                f"{self.grad_accum_steps} micro-batch(es) on {world_size} process(es): use a "
+                f"--batch-size that is a multiple of {parts}, such as "
+                f"{-(-self.batch_size // parts) * parts}."
             )
-        blocks = MicroBatchSampler(
+        sampler = MicroBatchSampler(
             first_step, steps, self.batch_size, self.grad_accum_steps, rank, world_size
         )
-        loader = _loader(
-            ShuffledDataset(self.dataset, self.seed),
-            Collate(self.dataset),
-            blocks,
-            self.num_workers,
-        )
-        waiting: list[Batch] = []
-        for batch in _plainly(loader):
-            waiting.append(batch)
-            if len(waiting) == self.grad_accum_steps:
-                yield waiting
-                waiting = []
-
-
-class EvalDataset(Dataset):
-    """A source in its own order, unreadable examples left out; the generator of an example never
-    changes."""
-
-    def __init__(self, dataset: ExampleDataset, seed: int):
-        self.dataset = dataset
-        self.seed = seed
-
-    def __getitem__(self, index: int) -> LoadedExample | None:
-        address = hash_seed(self.seed, HELD_OUT, index)
-        try:
-            example = self.dataset.item(index, np.random.default_rng(address))
-        except UnreadableFile as error:
-            return LoadedExample(
-                None, self.dataset.name(index), address, [(self.dataset.name(index), str(error))]
-            )
-        return LoadedExample(example, self.dataset.name(index), address, [])
-
-
-@dataclass
-class CollateReadable:
-    """As Collate, but an unreadable example is missing instead of replaced: each is measured once
-    or not at all."""
-
-    dataset: ExampleDataset
-
-    def __call__(self, drawn: list[LoadedExample]) -> Batch:
-        batch = Collate(self.dataset)([one for one in drawn if not one.rejected])
-        batch.rejected = [rejected for one in drawn for rejected in one.rejected]
-        return batch
+        dataset = ShuffledDataset(self.dataset, self.seed)
+        loader = build_loader(dataset, Collate(self.dataset), sampler, self.num_workers)
+        pending: list[Batch[Any]] = []
+        for batch in unwrap_errors(loader):
+            pending.append(batch)
+            if len(pending) == self.grad_accum_steps:
+                yield pending
+                pending = []
 
 
 class EvalLoader:
-    """The whole held-out set, once, in batches that are the same whatever the number of
-    processes."""
+    """Batches of held-out examples that do not depend on the number of processes."""
 
     def __init__(
         self, dataset: ExampleDataset, *, seed: int, batch_size: int, num_workers: int = 0
@@ -242,70 +214,63 @@ class EvalLoader:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def batches(self, rank: int, world_size: int, limit: int | None = None) -> Iterator[Batch]:
-        """This process's batches of the first `limit` examples."""
-        count = len(self.dataset) if limit is None else min(limit, len(self.dataset))
-        starts = range(rank * self.batch_size, count, world_size * self.batch_size)
-        blocks = [list(range(start, min(start + self.batch_size, count))) for start in starts]
-        return iter(
-            _loader(
-                EvalDataset(self.dataset, self.seed),
-                CollateReadable(self.dataset),
-                blocks,
-                self.num_workers,
-            )
-        )
+    def batches(
+        self, rank: int = 0, world_size: int = 1, indices: Sequence[int] | None = None
+    ) -> Iterator[Batch[Any]]:
+        """Yield this process's batches of the given examples, by default of all."""
+        chosen = list(range(len(self.dataset)) if indices is None else indices)
+        starts = range(rank * self.batch_size, len(chosen), world_size * self.batch_size)
+        blocks = [chosen[start : start + self.batch_size] for start in starts]
+        collate = Collate(self.dataset, drop_unreadable=True)
+        dataset = EvalDataset(self.dataset, self.seed)
+        return iter(build_loader(dataset, collate, blocks, self.num_workers))
 
 
-def _loader(
-    dataset: Dataset,
-    collate: Any,
+def build_loader(
+    dataset: Dataset[LoadedExample],
+    collate: Collate,
     blocks: Sampler[list[int]] | Sequence[list[int]],
     num_workers: int,
-) -> DataLoader:
+) -> DataLoader[Any]:
     return DataLoader(
         dataset,
         batch_sampler=blocks,  # type: ignore[arg-type]
         collate_fn=collate,
         num_workers=num_workers,
-        worker_init_fn=_deaf_to_signals if num_workers else None,
+        worker_init_fn=ignore_signals if num_workers else None,
         prefetch_factor=4 if num_workers else None,
     )
 
 
-def _plainly(loader: DataLoader) -> Iterator[Batch]:
-    """A refusal raised in a worker arrives wrapped in the worker's traceback; the person gets the
-    letter only.
+def unwrap_errors(loader: DataLoader[Any]) -> Iterator[Batch[Any]]:
+    """Yield from a loader; raise a worker's UserError without the worker's traceback.
 
-    The frames of that traceback hold the loader's iterator in a circle, and an iterator that is
-    collected as garbage waits in vain for its workers. So the circle is broken here, and they are
-    gone before the letter is read.
+    The frames of that traceback and the loader's iterator refer to each other, and an iterator that
+    is collected as garbage waits for its workers in vain. Clearing the frames ends the workers before
+    the error is raised.
     """
     try:
         yield from loader
         return
-    except UserError as refused:
-        letter = str(refused).rsplit("Refused: ", 1)[-1].strip()
-        traceback.clear_frames(refused.__traceback__)
-    raise UserError(letter)
+    except UserError as error:
+        message = str(error).rsplit("UserError: ", 1)[-1].strip()
+        traceback.clear_frames(error.__traceback__)
+    raise UserError(message)
 
 
-def _deaf_to_signals(worker: int) -> None:
-    """Ctrl-C reaches the whole process group; the run decides when it stops, its workers follow."""
+def ignore_signals(worker: int) -> None:
+    """Ignore signals in workers: Ctrl-C reaches the whole process group, and the run stops them."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 @atexit.register
-def _end_workers() -> None:
-    """multiprocessing ends its children with SIGTERM and waits for them; those who are deaf to it
-    would never go.
+def kill_workers() -> None:
+    """Kill workers at exit, since they ignore the SIGTERM by which multiprocessing ends them.
 
-    It happens where an accident leaves a loader half read: the trace holds it until the very end.
+    This is needed where an exception leaves a loader half read: its traceback keeps it alive.
     """
-    signal.signal(
-        signal.SIGCHLD, signal.SIG_DFL
-    )  # torch's handler would take their end for an accident
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report their end
     for child in multiprocessing.active_children():
         if child.daemon:
             child.kill()

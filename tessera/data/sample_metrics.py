@@ -1,8 +1,7 @@
-"""What a judge of samples is shown, and what it says: the contract between a medium's judge and
-whoever asks it (`evaluate`).
+"""The interface of metrics that are computed on generated samples.
 
-A source's configuration gives its judge (`judge()`), or None where nobody can tell. A judge says
-numbers by their names; what they are, the medium's page in docs/ tells.
+A data configuration returns its metric in `sample_metric()`, or None. The values are documented on
+the page of the recipe.
 """
 
 from __future__ import annotations
@@ -11,32 +10,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-if TYPE_CHECKING:  # data can be listed and looked at without torch
+if TYPE_CHECKING:  # datasets can be listed and inspected without torch
     from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Samples:
-    """Samples, in one order."""
+    """Generated samples with their prompts and codes, in one order."""
 
     media: Sequence[Any]
     prompts: Sequence[str]
-    """"" where nothing was asked for"""
+    """The prompts; "" for unconditional samples."""
     codes: Sequence[Tensor]
-    """the symbols that each was read from, as its tokenizer's grid; -1 where it does not fill the
-    grid"""
+    """The codes of each sample on the grid of its tokenizer, -1 after its end."""
 
 
 @dataclass(frozen=True)
 class SampleMetrics:
-    numbers: dict[str, float]
-    of: int
-    """how many samples could be judged"""
+    values: dict[str, float]
+    num_samples: int
+    """The number of samples that the values are computed from."""
 
 
 class SampleMetric(Protocol):
-    by_prompt: bool
-    """whether it holds samples against their prompts, and has nothing to say of a model that takes
-    none"""
+    uses_prompts: bool
+    """Whether samples are compared with their prompts."""
 
-    def __call__(self, shown: Samples) -> SampleMetrics: ...
+    def __call__(self, samples: Samples) -> SampleMetrics: ...

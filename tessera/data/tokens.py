@@ -1,43 +1,45 @@
-"""Examples already tokenized: codes on disk with their names and the fingerprint of the tokenizer
-that made them.
+"""Tokenized examples: in memory, and on disk with the fingerprint of their tokenizer.
 
-    codes/  codes-00000.safetensors ("codes": N x the grid, int32, or int64 if there are too many symbols), ...,
-            index.json, written last
+    tokens/  codes-00000.safetensors ("codes": N x grid, int32 or int64), ..., index.json
 
-index.json makes the folder complete; without it there are no codes. Whoever reads them says which
-tokenizer they expect, and codes of another are refused: they would mean nothing.
+index.json is written last and makes the folder complete. Readers pass the fingerprint of their
+tokenizer, and codes of another one are rejected, because they would have no meaning.
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import load_file, save
 
-from tessera.run.directory import UserError, write_atomically
+from tessera.data.dataset import ExampleDataset
+from tessera.run.directory import write_atomically
+from tessera.run.errors import UserError
 
-if TYPE_CHECKING:  # listing and reading files needs no torch
-    import torch
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SHARD_SIZE = 4096
+"""The number of examples in one file."""
 
 
 @dataclass
 class TokenizedBatch:
-    codes: dict[str, torch.Tensor]
-    """By each tokenizer the run stands on: (B, *grid) whole numbers."""
+    codes: dict[str, Tensor]
+    """The codes of each tokenizer by its name, (B, *grid)."""
     captions: list[str]
 
     def to(self, device: torch.device | str) -> TokenizedBatch:
-        return TokenizedBatch(
-            {name: codes.to(device) for name, codes in self.codes.items()}, self.captions
-        )
+        codes = {name: codes.to(device) for name, codes in self.codes.items()}
+        return TokenizedBatch(codes, self.captions)
 
 
 @dataclass
@@ -47,14 +49,15 @@ class TokenizedExample:
 
 
 @dataclass(frozen=True)
-class TokenDataset:
-    """One row of codes for each name, by each tokenizer."""
+class TokenDataset(ExampleDataset):
+    """Tokenized examples: one row of codes for each name and tokenizer."""
 
     names: list[str]
     codes: dict[str, Tensor]
     captions: list[str]
+    """The first caption of each example."""
     captions_by_index: dict[int, list[str]] = field(default_factory=dict)
-    """all captions of those examples that have several"""
+    """All captions of the examples that have several."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -62,35 +65,28 @@ class TokenDataset:
     def name(self, index: int) -> str:
         return self.names[index]
 
-    def caption(self, index: int) -> str:
-        return self.captions[index]
-
     def all_captions(self, index: int) -> list[str]:
         return self.captions_by_index.get(index, [self.captions[index]])
 
     def item(self, index: int, rng: np.random.Generator) -> TokenizedExample:
-        """A draw for the caption, where there are several."""
-        said = self.all_captions(index)
-        caption = said[int(rng.integers(len(said)))] if len(said) > 1 else said[0]
-        return TokenizedExample({name: codes[index] for name, codes in self.codes.items()}, caption)
+        codes = {name: codes[index] for name, codes in self.codes.items()}
+        return TokenizedExample(codes, self.sample_caption(index, rng))
 
     def collate(self, examples: list[TokenizedExample]) -> TokenizedBatch:
         return collate(examples)
 
 
 def collate(examples: list[TokenizedExample]) -> TokenizedBatch:
-    by = examples[0].codes
-    codes = {name: torch.stack([example.codes[name] for example in examples]).long() for name in by}
+    codes = {
+        name: torch.stack([example.codes[name] for example in examples]).long()
+        for name in examples[0].codes
+    }
     return TokenizedBatch(codes, [example.caption for example in examples])
-
-
-SHARD = 4096
-"""Examples in one file."""
 
 
 @dataclass(frozen=True)
 class TokensInfo:
-    """What codes have to say of their origin."""
+    """The tokenizer that wrote a folder of codes."""
 
     fingerprint: str
     vocab_size: int
@@ -99,87 +95,94 @@ class TokensInfo:
     preprocessing: dict[str, Any]
 
 
-def write_tokens(
-    out: str | Path, batches: Iterable[tuple[list[str], list[str], Tensor]], about: TokensInfo
-) -> int:
-    """Writes (names, marks, codes) batches as shards and gives back how many examples there are; of
-    none nothing is written.
+@dataclass
+class StoredTokens:
+    """All codes of a folder."""
 
-    A mark is anything that changes when the example does: whoever reads the codes can tell whether
-    they are stale.
+    names: list[str]
+    signatures: list[str]
+    """One string for each example that changes when its file does."""
+    codes: Tensor
+    info: TokensInfo
+
+
+def write_tokens(
+    folder: str | Path, batches: Iterable[tuple[list[str], list[str], Tensor]], info: TokensInfo
+) -> int:
+    """Write batches of (names, signatures, codes) and return the number of examples.
+
+    Without any example nothing is written.
     """
-    folder = Path(out)
+    folder = Path(folder)
     if (folder / "index.json").exists():
-        raise UserError(f"{out} already holds codes. Give another --out; nothing was changed.")
+        raise UserError(f"{folder} already holds codes. Give another --out; nothing was changed.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"The folder {out} cannot be written ({error.strerror}). Give another --out."
+            f"The folder {folder} cannot be written ({error.strerror}). Give another --out."
         ) from None
-    number = torch.int32 if about.vocab_size <= 2**31 else torch.int64
+    dtype = torch.int32 if info.vocab_size <= 2**31 else torch.int64
     names: list[str] = []
     signatures: list[str] = []
-    waiting: list[Tensor] = []
+    pending: list[Tensor] = []
     shards: list[dict[str, Any]] = []
 
     def flush() -> None:
-        codes = torch.cat(waiting).to(number)
-        shards.append({"file": f"codes-{len(shards):05d}.safetensors", "examples": len(codes)})
-        save_file({"codes": codes}, folder / shards[-1]["file"])
-        waiting.clear()
+        codes = torch.cat(pending).to(dtype)
+        file = f"codes-{len(shards):05d}.safetensors"
+        shards.append({"file": file, "examples": len(codes)})
+        # save_file creates files with mode 0600; these get the permissions of the umask.
+        with open(folder / file, "wb") as opened:
+            opened.write(save({"codes": codes}))
+            opened.flush()
+            os.fsync(opened.fileno())
+        pending.clear()
 
-    for batch_names, batch_marks, codes in batches:
+    for batch_names, batch_signatures, codes in batches:
         names += batch_names
-        signatures += batch_marks
-        waiting.append(codes)
-        if sum(map(len, waiting)) >= SHARD:
+        signatures += batch_signatures
+        pending.append(codes)
+        if sum(map(len, pending)) >= SHARD_SIZE:
             flush()
-    if waiting:
+    if pending:
         flush()
     if not names:
         return 0
-    index = {"names": names, "marks": signatures, "shards": shards, **about.__dict__}
+    index = {"names": names, "signatures": signatures, "shards": shards, **asdict(info)}
     write_atomically(folder / "index.json", json.dumps(index, indent=1))
     return len(names)
 
 
-@dataclass
-class Codes:
-    """The codes of a folder, whole."""
-
-    names: list[str]
-    signatures: list[str]
-    codes: Tensor
-    about: TokensInfo
-
-
-def read_tokens_dir(path: str | Path, fingerprint: str) -> Codes:
-    """The codes in a folder, if the tokenizer with this fingerprint made them."""
-    index_path = Path(path) / "index.json"
+def read_tokens(folder: str | Path, fingerprint: str) -> StoredTokens:
+    """Read the codes in a folder if the tokenizer with this fingerprint wrote them."""
+    index_path = Path(folder) / "index.json"
     if not index_path.is_file():
         raise UserError(
-            f"There are no codes in {path}: it has no index.json. `tessera tokenize` makes them."
+            f"There are no codes in {folder}: it has no index.json. `tessera tokenize` writes them."
         )
     try:
         index = json.loads(index_path.read_text(encoding="utf-8"))
-        names, signatures, shards = index.pop("names"), index.pop("marks"), index.pop("shards")
-        about = TokensInfo(**index)
+        names, signatures = index.pop("names"), index.pop("signatures")
+        shards = index.pop("shards")
+        info = TokensInfo(**index)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise damaged(path, f"index.json cannot be read: {error}") from None
-    if about.fingerprint != fingerprint:
+        raise corrupt_tokens(folder, f"index.json cannot be read: {error}") from None
+    if info.fingerprint != fingerprint:
         raise UserError(
-            f"The codes in {path} were made by another tokenizer ({about.fingerprint[:12]}, {about.steps} steps) than the one "
-            f"asked for ({fingerprint[:12]}): they would mean nothing to it. `tessera tokenize` them again."
+            f"The codes in {folder} were written by another tokenizer ({info.fingerprint[:12]}, "
+            f"{info.steps} steps) than the requested one ({fingerprint[:12]}). Run `tessera "
+            "tokenize` again."
         )
     try:
-        parts = [load_file(Path(path) / Path(shard["file"]).name)["codes"] for shard in shards]
+        parts = [load_file(Path(folder) / Path(one["file"]).name)["codes"] for one in shards]
     except (OSError, SafetensorError, KeyError) as error:
-        raise damaged(path, str(error)) from None
-    return Codes(names, signatures, torch.cat(parts).long(), about)
+        raise corrupt_tokens(folder, str(error)) from None
+    return StoredTokens(names, signatures, torch.cat(parts).long(), info)
 
 
-def damaged(path: str | Path, problem: str) -> UserError:
+def corrupt_tokens(folder: str | Path, problem: str) -> UserError:
     return UserError(
-        f"The codes in {path} are damaged ({problem}). `tessera tokenize` them again, to another folder."
+        f"The codes in {folder} are corrupt ({problem}). Run `tessera tokenize` again with another "
+        "--out."
     )

@@ -1,10 +1,10 @@
 """Checkpoints: tensors and JSON in a folder that is complete or does not exist.
 
-    checkpoints/000500/  *.safetensors, state.json, and manifest.json, written last, with sizes and checksums
+    checkpoints/000500/  *.safetensors, state.json, and manifest.json with sizes and checksums
 
-A checkpoint is written beside its place under a dotted name, flushed to the disk, and renamed.
-Loading verifies the manifest and falls back to the newest complete one. Nothing is pickled and
-nothing is unpickled.
+A checkpoint is written under a temporary name, flushed to the disk and renamed; the manifest is
+written last. Loading verifies the manifest and falls back to the newest complete checkpoint.
+Nothing is pickled or unpickled.
 """
 
 from __future__ import annotations
@@ -24,16 +24,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.run.directory import UserError, fsync_folder
+from tessera.run.directory import fsync_folder
+from tessera.run.errors import UserError
 
 WRITING, DELETING = ".writing-", ".deleting-"
 
 
 @dataclass
 class Snapshot:
-    """Everything a run needs to go on, as it was at one step."""
+    """The complete state of a run at one step."""
 
-    done: int
+    step: int
     tensors: dict[str, dict[str, Tensor]]
     """One file each: `model`, `ema`, `others`, `optimizer.model`, ..."""
     state: dict[str, Any]
@@ -41,7 +42,7 @@ class Snapshot:
 
 
 def stage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """A copy on the CPU that the running step cannot change any more."""
+    """Copy tensors to the CPU, so that training can continue while they are written."""
     return {
         name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()
     }
@@ -51,8 +52,8 @@ def step_name(step: int) -> str:
     return f"{step:06d}"
 
 
-def steps_in(checkpoints: Path) -> list[int]:
-    """The steps of the checkpoints that stand in a folder, oldest first."""
+def list_steps(checkpoints: Path) -> list[int]:
+    """Return the steps of the checkpoints in a folder, oldest first."""
     if not checkpoints.is_dir():
         return []
     return sorted(
@@ -66,95 +67,79 @@ def steps_in(checkpoints: Path) -> list[int]:
 
 
 def write(checkpoints: Path, snapshot: Snapshot) -> Path:
-    """Writes a step's checkpoint under its number, and clears what earlier, interrupted writes left
-    behind."""
+    """Write the checkpoint of a step and remove what interrupted writes left behind."""
     remove_partial(checkpoints)
-    return write_at(checkpoints / step_name(snapshot.done), snapshot)
+    return write_to(checkpoints / step_name(snapshot.step), snapshot)
 
 
-def write_at(final: Path, snapshot: Snapshot) -> Path:
-    """Writes a complete checkpoint or none; one that stood in its place is there until the new one
-    is whole."""
-    if final.exists() and not (final / "manifest.json").exists():
-        raise UserError(
-            f"{final} is there already and is no checkpoint. Give another path; nothing was changed."
-        )
-    temporary = final.with_name(f"{WRITING}{final.name}")
+def write_to(path: Path, snapshot: Snapshot) -> Path:
+    """Write a checkpoint to a path; an existing one stays until the new one is complete."""
+    if path.exists() and not (path / "manifest.json").exists():
+        raise UserError(f"{path} exists and is not a checkpoint. Give another path.")
+    temporary = path.with_name(f"{WRITING}{path.name}")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         for name, tensors in snapshot.tensors.items():
-            save_file(
-                tensors, temporary / f"{name}.safetensors", metadata={"done": str(snapshot.done)}
-            )
-        (temporary / "state.json").write_text(
-            json.dumps({"done": snapshot.done, **snapshot.state}, indent=1)
-        )
-        files = {path.name: _described(path) for path in sorted(temporary.iterdir())}
-        (temporary / "manifest.json").write_text(
-            json.dumps({"done": snapshot.done, "files": files}, indent=1)
-        )
-        for path in temporary.iterdir():
-            _fsync(path)
+            file = temporary / f"{name}.safetensors"
+            save_file(tensors, file, metadata={"step": str(snapshot.step)})
+        state = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
+        (temporary / "state.json").write_text(state)
+        files = {file.name: describe_file(file) for file in sorted(temporary.iterdir())}
+        manifest = json.dumps({"step": snapshot.step, "files": files}, indent=1)
+        (temporary / "manifest.json").write_text(manifest)
+        for file in temporary.iterdir():
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
         fsync_folder(temporary)
-        doomed = _set_aside(final) if final.exists() else None
-        os.replace(temporary, final)
-        fsync_folder(final.parent)
-        if doomed is not None:
-            shutil.rmtree(doomed, ignore_errors=True)
+        replaced = rename_for_deletion(path) if path.exists() else None
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-    return final
+    return path
 
 
 def prune(checkpoints: Path, keep: Callable[[list[int]], set[int]], written: int) -> None:
-    """Removes the checkpoints not named by `keep`; the one just written always stays.
+    """Remove the checkpoints that `keep` does not return; the one just written is kept.
 
-    Later ones are left alone and not counted: they were found damaged, and will be written over
-    when their step comes.
+    Later checkpoints are ignored: they were found to be corrupt and are replaced when their step is
+    reached again.
     """
-    steps = [step for step in steps_in(checkpoints) if step <= written]
+    steps = [step for step in list_steps(checkpoints) if step <= written]
     for step in set(steps) - keep(steps) - {written}:
-        shutil.rmtree(_set_aside(checkpoints / step_name(step)), ignore_errors=True)
+        shutil.rmtree(rename_for_deletion(checkpoints / step_name(step)), ignore_errors=True)
 
 
-def _set_aside(folder: Path) -> Path:
-    """Renames what is to be deleted, so that a kill halfway leaves no folder that looks like a
-    checkpoint."""
-    doomed = folder.with_name(f"{DELETING}{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
-    return doomed
+def rename_for_deletion(folder: Path) -> Path:
+    """Rename a folder before its deletion, so that an interrupted deletion leaves no checkpoint."""
+    renamed = folder.with_name(f"{DELETING}{folder.name}")
+    shutil.rmtree(renamed, ignore_errors=True)
+    os.replace(folder, renamed)
+    return renamed
 
 
 def remove_partial(checkpoints: Path) -> None:
-    """Clears what interrupted writes and removals left behind; nothing that ever was a complete
-    checkpoint."""
+    """Remove what interrupted writes and deletions left; complete checkpoints are not touched."""
     for entry in checkpoints.iterdir():
         if entry.name.startswith((WRITING, DELETING)):
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def _fsync(path: Path) -> None:
+def describe_file(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def _described(path: Path) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        return {
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.file_digest(file, "sha256").hexdigest(),
-        }
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"bytes": path.stat().st_size, "sha256": checksum}
 
 
 class Writer:
-    """Writes snapshots in the background, one at a time, in order; the step only waits for the
-    staging copy.
+    """Write snapshots in a background thread, one at a time and in order.
 
-    A write that fails (a full disk) is told to `on_failure`; the run goes on and the older
-    checkpoint stays.
+    Training waits only for the staging copy. A failed write (a full disk, for example) is reported
+    to `on_failure`; training continues and the older checkpoint stays.
     """
 
     def __init__(
@@ -169,20 +154,18 @@ class Writer:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def begin(self, snapshot: Snapshot) -> None:
+    def submit(self, snapshot: Snapshot) -> None:
         self.wait()
         self._pending = self._threads.submit(self._write_and_prune, snapshot)
 
     def _write_and_prune(self, snapshot: Snapshot) -> None:
         write(self._checkpoints, snapshot)
-        prune(self._checkpoints, self._keep, snapshot.done)
+        prune(self._checkpoints, self._keep, snapshot.step)
 
     def wait(self) -> bool:
-        """Blocks until nothing is being written; False if the last write failed."""
+        """Wait for the pending write; return False if it failed."""
         pending, self._pending = self._pending, None
-        if pending is None:
-            return True
-        error = pending.exception()
+        error = pending.exception() if pending is not None else None
         if error is None:
             return True
         if not isinstance(error, Exception):
@@ -199,7 +182,7 @@ class Writer:
 
 
 def find_corruption(folder: Path) -> str | None:
-    """What is wrong with a checkpoint, in words, or nothing."""
+    """Verify a checkpoint against its manifest; return the problem, or None."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         expected = {name: (one["bytes"], one["sha256"]) for name, one in manifest["files"].items()}
@@ -211,58 +194,59 @@ def find_corruption(folder: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != size:
             return f"{name} has {path.stat().st_size} bytes instead of {size}"
-        if _described(path)["sha256"] != checksum:
+        if describe_file(path)["sha256"] != checksum:
             return f"{name} does not match its checksum"
     return None
 
 
-def newest(checkpoints: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest complete checkpoint; damaged ones are passed over, and it is said."""
-    steps = steps_in(checkpoints)
+def find_newest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
+    """Return the newest complete checkpoint; warn about each corrupt one that is passed over."""
+    steps = list_steps(checkpoints)
     for step in reversed(steps):
         folder = checkpoints / step_name(step)
         problem = find_corruption(folder)
         if problem is None:
             return folder
-        say(f"Checkpoint {folder.name} is damaged ({problem}); looking for an older one.")
+        warn(f"Checkpoint {folder.name} is corrupt ({problem}); trying an older one.")
     if steps:
         raise UserError(
-            f"None of the {len(steps)} checkpoints in {checkpoints} is complete. Nothing was changed: "
-            "restore one from a backup, or start anew with --fresh."
+            f"None of the {len(steps)} checkpoints in {checkpoints} is complete. Nothing was "
+            "changed: restore one from a backup, or start a new run with --fresh."
         )
     return None
 
 
 def read(folder: Path) -> Snapshot:
-    """Reads a checkpoint that `find_corruption` found whole."""
+    """Read a checkpoint that `find_corruption` has verified."""
     state = json.loads((folder / "state.json").read_text())
-    tensors = {path.stem: tensors_in(path) for path in sorted(folder.glob("*.safetensors"))}
-    return Snapshot(done=state.pop("done"), tensors=tensors, state=state)
+    tensors = {path.stem: read_tensors(path) for path in sorted(folder.glob("*.safetensors"))}
+    return Snapshot(step=state.pop("step"), tensors=tensors, state=state)
 
 
-def tensors_in(path: Path) -> dict[str, Tensor]:
+def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
 
 
-def restore_network(network: nn.Module, tensors: dict[str, Tensor], what: str) -> None:
-    """Strict: a missing, extra or reshaped tensor is a refusal that names both sides."""
+def load_strictly(network: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
+    """Copy tensors into a network; report every missing, unexpected or mismatched one."""
     own = network.state_dict()
     problems = [f"{name} is missing from the file" for name in own if name not in tensors]
     problems += [
         f"{name} is in the file but not in the network" for name in tensors if name not in own
     ]
     problems += [
-        f"{name} has shape {tuple(tensors[name].shape)} in the file and {tuple(own[name].shape)} in the network"
+        f"{name} has shape {tuple(tensors[name].shape)} in the file and {tuple(own[name].shape)} "
+        "in the network"
         for name in own
         if name in tensors and own[name].shape != tensors[name].shape
     ]
     if problems:
         more = f"\n  and {len(problems) - 8} more" if len(problems) > 8 else ""
         raise UserError(
-            f"The {what} comes from another network:\n  " + "\n  ".join(problems[:8]) + more
+            f"The {source} does not fit this network:\n  " + "\n  ".join(problems[:8]) + more
         )
     with torch.no_grad():
         for name, tensor in own.items():

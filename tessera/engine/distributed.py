@@ -1,6 +1,6 @@
-"""How the processes of a run come together, on Accelerate's idea of device and rank.
+"""Collective operations on Accelerate's device and rank.
 
-With one process every method gives back what it was given, so nothing above needs a case for it.
+With one process every method returns its argument unchanged, so callers need no special case.
 """
 
 from __future__ import annotations
@@ -10,107 +10,105 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 class Distributed:
     def __init__(self, rank: int = 0, world_size: int = 1, device: torch.device | str = "cpu"):
         self.rank = rank
         self.world_size = world_size
+        self.is_main = rank == 0
         self.device = torch.device(device)
 
     @classmethod
     def from_environment(cls) -> Distributed:
-        """Joins the processes that a launcher started, or stands alone."""
-        # Without `cpu` Accelerate takes each of several CPU processes for a run of its own.
+        """Join the processes that a launcher started, or use a single process."""
+        # Without `cpu` Accelerate treats each of several CPU processes as a run of its own.
         state = PartialState(cpu=not torch.accelerator.is_available())
         return cls(state.process_index, state.num_processes, state.device)
 
-    @property
-    def main(self) -> bool:
-        return self.rank == 0
+    def wrap_ddp(self, objective: nn.Module) -> nn.Module:
+        """Wrap an objective so that its gradients are averaged over the processes.
 
-    def wrapped(self, objective: nn.Module) -> nn.Module:
-        """An objective whose gradients are averaged over the processes.
-
-        Buffers are left alone: what moves by statistics is kept equal by `commit`, and sending them
-        at each forward costs time. torch renamed that option; both names are in the range of
-        versions we allow.
+        Buffers are not broadcast: modules that are updated from statistics keep them equal in
+        `commit`, and a broadcast at each forward pass costs time. The option has two names in the
+        range of torch versions that is supported.
         """
         if self.world_size == 1:
             return objective
         names = inspect.signature(DistributedDataParallel).parameters
         option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        leave_buffers: dict[str, Any] = {option: False}
+        no_buffers: dict[str, Any] = {option: False}
         devices = None if self.device.type == "cpu" else [self.device]
         return DistributedDataParallel(
-            objective, device_ids=devices, gradient_as_bucket_view=True, **leave_buffers
+            objective, device_ids=devices, gradient_as_bucket_view=True, **no_buffers
         )
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """The sum over all processes, on each of them."""
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over all processes."""
         if self.world_size == 1:
             return tensor
         total = tensor.detach().clone()
-        dist.all_reduce(total)
+        torch.distributed.all_reduce(total)
         return total
 
-    def rows(self, tensor: Tensor) -> Tensor:
-        """The rows of all processes in the order of the global batch, which was dealt out like
-        cards."""
+    def all_gather_rows(self, tensor: Tensor) -> Tensor:
+        """Return the rows of all processes in the order of the global batch.
+
+        Example i of a micro-batch is on process i modulo the number of processes.
+        """
         if self.world_size == 1:
             return tensor
-        hands = [torch.empty_like(tensor) for _ in range(self.world_size)]
-        dist.all_gather(hands, tensor.contiguous())
-        return torch.stack(hands, dim=1).flatten(0, 1)
+        parts = [torch.empty_like(tensor) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, tensor.contiguous())
+        return torch.stack(parts, dim=1).flatten(0, 1)
 
-    def any(self, flag: bool) -> bool:
-        """Whether it is so on any process; all processes hear the same answer."""
-        return bool(self.largest(int(flag)))
+    def all_reduce_any(self, flag: bool) -> bool:
+        """Return whether the flag is set on any process."""
+        return bool(self.all_reduce_max(int(flag)))
 
-    def largest(self, number: int) -> int:
+    def all_reduce_max(self, number: int) -> int:
         if self.world_size == 1:
             return number
         tensor = torch.tensor(number, device=self.device)
-        dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+        torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def lists(self, items: list[Any]) -> list[Any]:
-        """The items of all processes, one process after the other."""
+    def all_gather_object(self, items: list[Any]) -> list[Any]:
+        """Return the items of all processes, ordered by rank."""
         return items if self.world_size == 1 else gather_object(items)
 
-    def on_main(self, act: Callable[[], Answer]) -> Answer:
-        """Only the main process acts, since only its disk counts; its answer, or its refusal, is
-        everybody's."""
+    def on_main(self, function: Callable[[], Result]) -> Result:
+        """Call a function on rank 0 and broadcast its result, or its UserError, to all ranks."""
         if self.world_size == 1:
-            return act()
-        heard: list[Any] = [None, None]
-        if self.main:
+            return function()
+        outcome: list[Any] = [None, None]
+        if self.is_main:
             try:
-                heard = [act(), None]
-            except UserError as refused:
-                heard = [None, str(refused)]
-        dist.broadcast_object_list(heard, src=0, device=self.device)
-        if heard[1] is not None:
-            raise UserError(heard[1])
-        return heard[0]
+                outcome = [function(), None]
+            except UserError as error:
+                outcome = [None, str(error)]
+        torch.distributed.broadcast_object_list(outcome, src=0, device=self.device)
+        if outcome[1] is not None:
+            raise UserError(outcome[1])
+        return outcome[0]
 
-    def handed_out(
+    def broadcast_tensors(
         self, files: dict[str, dict[str, Tensor]] | None
     ) -> dict[str, dict[str, Tensor]]:
-        """The main process's tensors, on every process: nobody else needs to see its disk."""
+        """Broadcast named tensors from rank 0; only rank 0 needs access to the disk."""
         if self.world_size == 1:
             assert files is not None
             return files
-        described = self.on_main(
+        specs = self.on_main(
             lambda: [
                 (f, n, t.shape, t.dtype)
                 for f, tensors in (files or {}).items()
@@ -118,9 +116,9 @@ class Distributed:
             ]
         )
         received: dict[str, dict[str, Tensor]] = {}
-        for file, name, shape, dtype in described:
+        for file, name, shape, dtype in specs:
             tensor = files[file][name] if files is not None else torch.empty(shape, dtype=dtype)
             tensor = tensor.to(self.device)
-            dist.broadcast(tensor, src=0)
+            torch.distributed.broadcast(tensor, src=0)
             received.setdefault(file, {})[name] = tensor
         return received

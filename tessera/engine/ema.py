@@ -1,11 +1,12 @@
-"""A moving average of the model: what is validated, sampled from and published.
+"""Exponential moving average (EMA) of the model's weights.
 
-It has no counter of its own: its decay is a function of the engine's one clock.
+The EMA weights are what is validated, sampled from and published. There is no update counter: the
+decay is a function of the training step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -16,79 +17,72 @@ from torch import Tensor, nn
 @dataclass(frozen=True, kw_only=True)
 class EMAConfig:
     decay: float = 0.999
-    """How much of the average stays at each update, once warmed up; 0 is the live model."""
+    """The decay of the EMA after its warm-up; 0 makes the EMA a copy of the raw weights."""
     update_after: int = 0
-    """Until this step the average is a copy of the live model."""
+    """The step until which the EMA is a copy of the raw weights."""
     update_every: int = 1
-    """Steps between updates."""
+    """The number of steps between updates of the EMA."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.decay < 1:
-            raise ValueError(
-                f"The average's decay must be at least 0 and below 1, but it is {self.decay}."
-            )
+            raise ValueError(f"The EMA decay must be at least 0 and below 1, got {self.decay}.")
         if self.update_every < 1:
-            raise ValueError(
-                f"The average is updated every 1 or more steps, not every {self.update_every}."
-            )
+            raise ValueError(f"ema.update_every must be at least 1, got {self.update_every}.")
 
 
 class EMA:
-    """Holds one tensor for each of the model's. Parameters are averaged, in fp32 as they are kept
-    under any precision.
+    """Hold one tensor for each tensor of the model.
 
-    Buffers are copied: they are statistics already, and a codebook's row that was revived is
-    another row than before.
+    Parameters are averaged in fp32, the type in which they are kept under any precision. Buffers
+    are copied: they hold statistics already, and an expired codebook row is replaced, not moved.
     """
 
     def __init__(self, config: EMAConfig, model: nn.Module):
         self.config = config
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
-        self._holders = list(state.values())
-        self._mean = [tensor.detach().clone() for tensor in state.values()]
-        self._lerped = [
-            i for i, holder in enumerate(self._holders) if isinstance(holder, nn.Parameter)
-        ]
-        self._parameters = [self._holders[i] for i in self._lerped]
-        self._copied = [
-            i for i, holder in enumerate(self._holders) if not isinstance(holder, nn.Parameter)
-        ]
+        self._raw = list(state.values())
+        self._ema = [tensor.detach().clone() for tensor in state.values()]
+        self._averaged = [i for i, one in enumerate(self._raw) if isinstance(one, nn.Parameter)]
+        self._parameters = [self._raw[i] for i in self._averaged]
+        self._copied = [i for i, one in enumerate(self._raw) if not isinstance(one, nn.Parameter)]
 
-    def decay_at(self, done: int) -> float:
-        """Rises from nothing: an average that is mostly its random start would be worthless for
-        thousands of steps."""
-        age = max(0, done - self.config.update_after) // self.config.update_every
-        return min(self.config.decay, age / (age + 9)) if done > self.config.update_after else 0.0
+    def decay_at(self, step: int) -> float:
+        """Return the decay after `step` steps.
+
+        It rises from 0, since an average of mostly initial weights is useless for thousands of
+        steps.
+        """
+        age = max(0, step - self.config.update_after) // self.config.update_every
+        if step <= self.config.update_after:
+            return 0.0
+        return min(self.config.decay, age / (age + 9))
 
     @torch.no_grad()
-    def update(self, done: int) -> None:
-        if done > self.config.update_after and done % self.config.update_every:
+    def update(self, step: int) -> None:
+        if step > self.config.update_after and step % self.config.update_every:
             return
-        mean = [self._mean[i] for i in self._lerped]
-        torch._foreach_lerp_(mean, self._parameters, 1 - self.decay_at(done))
+        averaged = [self._ema[i] for i in self._averaged]
+        torch._foreach_lerp_(averaged, self._parameters, 1 - self.decay_at(step))
         for i in self._copied:
-            self._mean[i].copy_(self._holders[i].data)
+            self._ema[i].copy_(self._raw[i].data)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The model has the average's values inside; pointers are exchanged, nothing is copied."""
-        there = range(len(self._holders))
-        self._exchange(there)
+        """Swap the EMA weights into the model; storage is exchanged and nothing is copied."""
+        indices = range(len(self._raw))
+        # The second swap runs backwards, because a weight with two names is swapped twice.
+        for i in indices:
+            self._raw[i].data, self._ema[i] = self._ema[i], self._raw[i].data
         try:
             yield
         finally:
-            self._exchange(
-                reversed(there)
-            )  # backwards, because a weight with two names is exchanged twice
-
-    def _exchange(self, places: Iterable[int]) -> None:
-        for i in places:
-            self._holders[i].data, self._mean[i] = self._mean[i], self._holders[i].data
+            for i in reversed(indices):
+                self._raw[i].data, self._ema[i] = self._ema[i], self._raw[i].data
 
     def state_dict(self) -> dict[str, Tensor]:
-        return dict(zip(self._names, self._mean, strict=True))
+        return dict(zip(self._names, self._ema, strict=True))
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        for name, mean in zip(self._names, self._mean, strict=True):
-            mean.copy_(state[name])
+        for name, tensor in zip(self._names, self._ema, strict=True):
+            tensor.copy_(state[name])

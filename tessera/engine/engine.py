@@ -1,30 +1,37 @@
-"""The engine: the life of a run. Steps, accumulation, precision, distribution, average,
-checkpoints, validation, samples.
+"""The training engine: steps, gradient accumulation, precision, DDP, EMA, checkpoints, validation
+and samples.
 
-It is handed a task (what is learnt) and two streams of batches (from what), and knows neither by
-name. `done`, the number of finished steps, is the only clock: data, randomness and rates are
-functions of it, so nothing but tensors needs saving. Read `run` and `step`; the rest serves them.
+It receives a task and two streams of batches. `global_step`, the number of finished steps,
+determines data, randomness and learning rates, so a checkpoint holds only tensors and a few
+counters. Start reading at `steps` and `run_update`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from tessera.engine import checkpoint
-from tessera.engine.checkpoint import Snapshot, restore_network, stage
+from tessera.engine.checkpoint import Snapshot, load_strictly, stage
 from tessera.engine.distributed import Distributed
 from tessera.engine.ema import EMA, EMAConfig
-from tessera.engine.evaluation import ValidationStream, evaluate_task, make_samples, save_media
-from tessera.engine.guards import NonFiniteGuard
+from tessera.engine.evaluation import (
+    EvalStream,
+    Evaluation,
+    evaluate_task,
+    make_samples,
+    save_samples,
+)
+from tessera.engine.guards import NonFiniteGuard, retain_freed_memory
 from tessera.engine.logging import (
     TRACKERS,
     MetricLogger,
@@ -32,19 +39,19 @@ from tessera.engine.logging import (
     ThroughputMeter,
     Trackers,
 )
-from tessera.engine.memory import keep_freed_memory
-from tessera.engine.modes import only, seed
+from tessera.engine.modes import seed, train_only
 from tessera.engine.optim.config import (
     clip_grad_norm,
     grad_norm,
-    optimizer_tensors,
-    restore_optimizer,
+    load_optimizer_state,
+    optimizer_state,
     set_lr,
     zero_grad,
 )
 from tessera.engine.signals import Interrupted, Signals
-from tessera.engine.task import Batch, Loss, Objective, Task, Update, check_ownership
-from tessera.run.directory import RunDirectory, UserError
+from tessera.engine.task import Batch, Objective, Task, Update, check_ownership
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 
@@ -52,403 +59,412 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     steps: int = 1000
-    """Optimizer steps of the whole run."""
+    """The number of optimizer steps of the whole run."""
     batch_size: int = 16
-    """Examples in one step, over all micro-batches and processes."""
+    """The number of examples in one step, over all micro-batches and processes."""
     grad_accum_steps: int = 1
-    """Micro-batches in one step: more of them need less memory and change nothing else."""
+    """The number of micro-batches in one step; more of them need less memory and change nothing
+    else."""
     seed: int = 0
-    """All randomness of the run starts here."""
+    """The seed of all randomness of the run."""
     init_from: str | None = None
-    """A run of the same network, with whose averaged weights this one begins: pictures first and
-    then clips, say."""
+    """A run of the same network whose EMA weights are the initial weights of this one."""
     num_workers: int = 0
-    """Processes that read and prepare data; 0 does it in between."""
+    """The number of processes that load data; 0 loads it in the training process."""
     nproc: int = 1
-    """Processes that train, on this machine."""
+    """The number of training processes on this machine."""
     precision: Precision = "auto"
-    """auto is bf16 on a GPU that has it and fp32 elsewhere."""
+    """The precision of autocast; auto is bf16 on a GPU that supports it and fp32 elsewhere."""
     log_every: int = 10
-    """Steps between lines in metrics.jsonl."""
+    """The number of steps between lines in metrics.jsonl."""
     validate_every: int = 500
-    """Steps between validations of the whole held-out set; the last step always has one."""
+    """The number of steps between validations on the held-out set; the last step has one too."""
     sample_every: int = 500
-    """Steps between samples; the last step always has some."""
+    """The number of steps between samples; the last step has some too."""
     sample_count: int = 16
-    """Held-out examples that samples are made of."""
+    """The number of held-out examples that samples are made from, spread over the set."""
     checkpoint_every: int = 500
-    """Steps between checkpoints; the last step always has one."""
+    """The number of steps between checkpoints; the last step has one too."""
     keep_last: int = 2
-    """Newest checkpoints to keep, beside the best one."""
+    """The number of newest checkpoints to keep, beside the best one."""
     keep_every: int = 0
-    """Checkpoints at multiples of this step are kept for ever; 0 keeps none for ever."""
+    """Checkpoints at multiples of this step are kept permanently; 0 keeps none of them."""
     max_skipped_steps: int = 10
-    """Steps in a row that may be skipped because their numbers are not finite."""
+    """The number of consecutive steps that may be skipped because their values are not finite."""
     ema: EMAConfig = field(default_factory=EMAConfig)
     log_with: tuple[str, ...] = ()
-    """Mirrors of metrics.jsonl: tensorboard, wandb, trackio."""
+    """The trackers that receive the metrics too: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
         for name in (
-            "steps batch_size accumulate processes log_every validate_every sample_every sample_count "
-            "checkpoint_every keep_last patience"
+            "steps batch_size grad_accum_steps nproc log_every validate_every sample_every "
+            "sample_count checkpoint_every keep_last max_skipped_steps"
         ).split():
             if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be 1 or more, but it is {getattr(self, name)}.")
-        for name in ("workers", "keep_every"):
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("num_workers", "keep_every"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be 0 or more, but it is {getattr(self, name)}.")
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         for name in self.log_with:
             if name not in TRACKERS:
-                raise ValueError(
-                    f"There is no tracker {name!r}: a run can be mirrored in {', '.join(TRACKERS)}."
-                )
-        share = self.grad_accum_steps * self.nproc
-        if self.batch_size % share:
+                raise ValueError(f"log_with must be among {', '.join(TRACKERS)}, got {name!r}.")
+        parts = self.grad_accum_steps * self.nproc
+        if self.batch_size % parts:
             raise ValueError(
-                f"A batch of {self.batch_size} examples cannot be cut into equal micro-batches, {self.grad_accum_steps} on each of "
-                f"{self.nproc} process(es): use a batch size of {-(-self.batch_size // share) * share}."
+                f"A batch of {self.batch_size} examples cannot be divided evenly into "
+                f"{self.grad_accum_steps} micro-batch(es) on each of {self.nproc} process(es): use "
+                f"--batch-size {-(-self.batch_size // parts) * parts}."
             )
 
 
-class TrainingStream(Protocol):
+class TrainStream(Protocol):
+    """Micro-batches of training examples, from any step on."""
+
     def micro_batches(
-        self, first_step: int, steps: int, rank: int, nproc: int
-    ) -> Iterator[list[Batch]]: ...
+        self, first_step: int, steps: int, rank: int, world_size: int
+    ) -> Iterator[list[Batch[Any]]]: ...
+
+
+@runtime_checkable
+class StatefulModule(Protocol):
+    """A module that is updated from statistics instead of gradients, such as a codebook."""
+
+    def commit(self, dist: Distributed, step: int) -> None: ...
+    def rollback(self) -> None: ...
 
 
 @dataclass
 class UpdateState:
-    """An update with what carries it out."""
+    """An update with its optimizer and the modules that carry it out."""
 
     update: Update
     objective: nn.Module
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     parameters: list[nn.Parameter]
-    only: only
-    """While it moves: its network learns, the rest of the task looks on."""
-    stateful_modules: list[Any]
-    """Parts of the network that are moved by statistics instead of gradients, such as a
-    codebook."""
+    train_only: train_only
+    stateful_modules: list[StatefulModule]
 
 
 @dataclass
 class UpdateResult:
-    """What one update did in one step, still as tensors."""
+    """What one update logged in one step, as tensors."""
 
     logs: list[dict[str, Tensor]]
-    """Loss, terms and metrics of each micro-batch, at steps that are logged; most are not."""
+    """Loss, terms and metrics of each micro-batch; empty at steps that are not logged."""
     norm: Tensor
-    rate: float
+    lr: float
+
+    def mean_logs(self) -> dict[str, Tensor]:
+        """Return the mean over micro-batches."""
+        if len(self.logs) == 1:
+            return self.logs[0]
+        return {name: torch.stack([one[name] for one in self.logs]).mean() for name in self.logs[0]}
 
 
 class Engine:
     def __init__(
         self,
         task: Task,
-        training: TrainingStream,
-        validation: ValidationStream,
+        training: TrainStream,
+        validation: EvalStream,
         config: EngineConfig,
         directory: RunDirectory,
         *,
         on_log: Callable[[dict[str, Any]], None] | None = None,
     ):
         check_ownership(task)
-        keep_freed_memory()
+        retain_freed_memory()
         self.config, self.directory = config, directory
         self.training, self.validation = training, validation
         self.dist = Distributed.from_environment()
         self.device = self.dist.device
-        self.precision = resolved(config.precision, self.device)
+        self.precision = config.precision
+        if config.precision == "auto":  # half precision is 20 to 60 times slower than fp32 on CPUs
+            has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
+            self.precision = "bf16" if has_bf16 else "fp32"
         self.task = task.to(self.device)
-        self.prepared = {update.name: self.prepare(update) for update in task.updates}
+        self.updates = {update.name: self.build_update(update) for update in task.updates}
         self.ema = EMA(config.ema, task.model)
         self.guard = NonFiniteGuard(config.max_skipped_steps)
         self.signals = Signals()
-        self.report = ProgressPrinter(self.dist.is_main)
-        self.pace = ThroughputMeter(self.device)
+        self.printer = ProgressPrinter(self.dist.is_main)
+        self.throughput = ThroughputMeter(self.device)
         self.on_log = on_log
-        self.done = 0
-        self.saved_at = 0
+        self.global_step = 0
+        self.saved_step = 0
 
-    def prepare(self, update: Update) -> UpdateState:
+    def build_update(self, update: Update) -> UpdateState:
         return UpdateState(
             update=update,
             objective=self.dist.wrap_ddp(Objective(update)),
             optimizer=update.optimizer.build(update.trains),
             scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
             parameters=list(update.trains.parameters()),
-            only=only(self.task, update.trains),
-            stateful_modules=[
-                module for module in update.trains.modules() if hasattr(module, "settle")
-            ],
+            train_only=train_only(self.task, update.trains),
+            stateful_modules=[m for m in update.trains.modules() if isinstance(m, StatefulModule)],
         )
 
-    # ---- the heart
+    # ---- training
 
     def run(self) -> None:
-        """From where the folder stands to the last step. `open` comes before."""
+        """Train from the current step to the last one. Call `open` first."""
         for _ in self.steps():
             pass
 
     def steps(self) -> Iterator[dict[str, UpdateResult]]:
-        """The run, one step at a time; whoever stops asking stops it."""
-        self.begin()
+        """Train and yield the results of each step; closing the generator ends the run."""
+        self.start()
         try:
             self.run_due_events()
-            for step, micros in zip(range(self.done, self.config.steps), self.batches()):
-                seed(
-                    self.config.seed, self.dist.rank, step
-                )  # all randomness is addressed by the step
-                results = self.step(step, micros)
-                self.done = step + 1
-                self.report.advance(self.done)
-                if self.due(self.config.log_every):
+            for step, micro_batches in zip(
+                range(self.global_step, self.config.steps), self.load_batches()
+            ):
+                seed(self.config.seed, self.dist.rank, step)
+                results = self.run_step(step, micro_batches)
+                self.global_step = step + 1
+                self.printer.advance(self.global_step)
+                if self.is_due(self.config.log_every):
                     self.log(results)
-                if self.due(self.config.checkpoint_every):
+                if self.is_due(self.config.checkpoint_every):
                     self.checkpoint()
                 self.run_due_events()
                 yield results
             self.ensure_saved()
         except Interrupted as interrupted:
-            self.report.say(
-                f"{interrupted}: saving step {self.done}; the same command goes on from there."
+            self.printer.print(
+                f"{interrupted}: saving step {self.global_step}; the same command resumes from "
+                "there."
             )
             self.ensure_saved()
             raise
         finally:
             self.close()
 
-    def step(self, step: int, micros: list[Batch]) -> dict[str, UpdateResult]:
-        """Each update that has started moves its own network once."""
-        results = {}
-        for name, prepared in self.prepared.items():
-            if step >= prepared.update.start_step:
-                results[name] = self.move(prepared, step, micros)
+    def run_step(self, step: int, micro_batches: list[Batch[Any]]) -> dict[str, UpdateResult]:
+        """Run every update that has started, then update the EMA."""
+        results = {
+            name: self.run_update(state, step, micro_batches)
+            for name, state in self.updates.items()
+            if step >= state.update.start_step
+        }
         self.ema.update(step + 1)
         return results
 
-    def move(self, prepared: UpdateState, step: int, micros: list[Batch]) -> UpdateResult:
-        """One optimizer's share of a step: its losses on all micro-batches, then one movement, or
-        none if it is not finite."""
-        update, optimizer, scaler = prepared.update, prepared.optimizer, prepared.scaler
-        logs, shares, logged = [], [], self.due(self.config.log_every, step + 1)
-        with prepared.only:
+    def run_update(
+        self, state: UpdateState, step: int, micro_batches: list[Batch[Any]]
+    ) -> UpdateResult:
+        """Accumulate the gradients of all micro-batches and take one optimizer step.
+
+        The step is skipped, and stateful modules are rolled back, if a value is not finite.
+        """
+        update, optimizer, scaler = state.update, state.optimizer, state.scaler
+        logs, losses, is_logged = [], [], self.is_due(self.config.log_every, step + 1)
+        with state.train_only:
             if update.prepare is not None:
                 with self.autocast():
-                    update.prepare(micros, step, self.dist)
-            for i, batch in enumerate(micros, start=1):
-                with self.sync_grads(prepared.objective, now=i == len(micros)):
+                    update.prepare(micro_batches, step, self.dist)
+            for number, batch in enumerate(micro_batches, start=1):
+                with self.sync_grads(state.objective, enabled=number == len(micro_batches)):
                     with self.autocast():
-                        loss = prepared.objective(batch, step)
-                    share = loss.total() / len(micros) if len(micros) > 1 else loss.total()
-                    scaler.scale(share).backward()
-                shares.append(share.detach())
-                if logged:
-                    logs.append(detach_logs(loss))
+                        loss = state.objective(batch, step)
+                    total = loss.total()
+                    if len(micro_batches) > 1:
+                        total = total / len(micro_batches)
+                    scaler.scale(total).backward()
+                losses.append(total.detach())
+                if is_logged:
+                    logs.append(loss.detached())
         scaler.unscale_(optimizer)
-        total = torch.stack(shares).sum() if len(shares) > 1 else shares[0]
-        norm = grad_norm(prepared.parameters)
-        rate = update.optimizer.lr_at(step, self.config.steps)
-        if self.is_finite(prepared, total, norm, micros, step):
-            clip_grad_norm(prepared.parameters, norm, update.optimizer.max_grad_norm)
-            set_lr(optimizer, rate)
+        mean_loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
+        norm = grad_norm(state.parameters)
+        lr = update.optimizer.lr_at(step, self.config.steps)
+        if self.is_finite(state, mean_loss, norm, micro_batches, step):
+            clip_grad_norm(state.parameters, norm, update.optimizer.max_grad_norm)
+            set_lr(optimizer, lr)
             scaler.step(optimizer)
-            for part in prepared.stateful_modules:
-                part.commit(self.dist, step)
+            for module in state.stateful_modules:
+                module.commit(self.dist, step)
         else:
-            for part in prepared.stateful_modules:
-                part.rollback()
+            for module in state.stateful_modules:
+                module.rollback()
         if scaler.is_enabled():
             scaler.update()
-        zero_grad(prepared.parameters)
-        return UpdateResult(logs, norm, rate)
+        zero_grad(state.parameters)
+        return UpdateResult(logs, norm, lr)
 
-    def due(self, every: int, done: int | None = None) -> bool:
-        """Now, or when so many steps are done."""
-        done = self.done if done is None else done
-        return done % every == 0 or done == self.config.steps
+    def is_due(self, every: int, step: int | None = None) -> bool:
+        """Return whether an event is due at this step; every event is due at the last step."""
+        step = self.global_step if step is None else step
+        return step % every == 0 or step == self.config.steps
 
     def run_due_events(self) -> None:
-        """Validation and samples that are due at this step and not yet in the folder.
+        """Validate and sample if that is due at this step and not yet in the run directory.
 
-        A run that was stopped in the middle of them does them after it resumes, before it goes on,
-        so its record has no gap. The folder is the memory; no flag is kept anywhere.
+        A run that was interrupted during a validation therefore repeats it when it resumes.
         """
-        self.raise_if_interrupted()
-        if (
-            self.done
-            and self.due(self.config.validate_every)
-            and not self.dist.on_main(self.is_validated)
-        ):
+        received = self.dist.all_reduce_max(self.signals.received)
+        if received:  # all processes stop at the same step
+            raise Interrupted(received)
+        if not self.global_step:
+            return
+        if self.is_due(self.config.validate_every) and not self.dist.on_main(self.is_validated):
             self.validate()
-        if (
-            self.done
-            and self.due(self.config.sample_every)
-            and not self.dist.on_main(self.is_sampled)
-        ):
+        if self.is_due(self.config.sample_every) and not self.dist.on_main(self.is_sampled):
             self.sample()
 
     # ---- parts of a step
 
-    def batches(self) -> Iterator[list[Batch]]:
-        """The micro-batches of each step on this device; the time spent waiting for them is told to
-        the pace."""
+    def load_batches(self) -> Iterator[list[Batch[Any]]]:
+        """Yield the micro-batches of each step on this device and measure the waiting time."""
         stream = self.training.micro_batches(
-            self.done, self.config.steps, self.dist.rank, self.dist.world_size
+            self.global_step, self.config.steps, self.dist.rank, self.dist.world_size
         )
         while True:
-            began = time.perf_counter()
-            micros = next(stream, None)
-            if micros is None:
+            start = time.perf_counter()
+            micro_batches = next(stream, None)
+            if micro_batches is None:
                 return
-            micros = [batch.to(self.device) for batch in micros]
-            self.pace.waited(time.perf_counter() - began)
-            self.pace.trained(self.config.batch_size)
-            for batch in micros:
-                self.record.note_skipped_examples(batch)
-            yield micros
+            micro_batches = [batch.to(self.device) for batch in micro_batches]
+            self.throughput.add(self.config.batch_size, time.perf_counter() - start)
+            for batch in micro_batches:
+                self.logger.note_skipped_examples(batch)
+            yield micro_batches
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.precision == "fp32":
             return contextlib.nullcontext()
-        return torch.autocast(
-            self.device.type, dtype=torch.bfloat16 if self.precision == "bf16" else torch.float16
-        )
+        dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
+        return torch.autocast(self.device.type, dtype=dtype)
 
     def sync_grads(
-        self, objective: nn.Module, now: bool
+        self, objective: nn.Module, enabled: bool
     ) -> contextlib.AbstractContextManager[None]:
-        """Gradients travel between the processes once per step, with the last micro-batch."""
-        return contextlib.nullcontext() if now or self.dist.world_size == 1 else objective.no_sync()  # type: ignore[operator]
+        """Synchronise gradients between processes only with the last micro-batch."""
+        if enabled or self.dist.world_size == 1:
+            return contextlib.nullcontext()
+        return objective.no_sync()  # type: ignore[operator, return-value]
 
     def is_finite(
-        self, prepared: UpdateState, total: Tensor, norm: Tensor, micros: list[Batch], step: int
+        self,
+        state: UpdateState,
+        loss: Tensor,
+        norm: Tensor,
+        micro_batches: list[Batch[Any]],
+        step: int,
     ) -> bool:
-        """Whether this update may move: on no process did it meet a number that is not finite."""
-        name = prepared.update.name
-        ill = not math.isfinite(total.item() + norm.item())
-        if not self.dist.all_reduce_any(ill):
-            self.guard.fine(name)
+        """Return whether loss and gradients are finite on every process; note the step if not."""
+        name = state.update.name
+        local = not math.isfinite(loss.item() + norm.item())
+        if not self.dist.all_reduce_any(local):
+            self.guard.accept(name)
             return True
-        if prepared.scaler.is_enabled() and not self.dist.all_reduce_any(
-            not math.isfinite(total.item())
+        if state.scaler.is_enabled() and not self.dist.all_reduce_any(
+            not math.isfinite(loss.item())
         ):
-            return (
-                False  # fp16's loss scale is still too high: the scaler's business, and no illness
-            )
-        names = self.dist.all_gather_object(
-            [example for batch in micros for example in batch.names] if ill else []
-        )
+            return False  # the loss scale of fp16 is too high, which the scaler corrects
+        examples = [example for batch in micro_batches for example in batch.names]
+        names = self.dist.all_gather_object(examples if local else [])
         if self.dist.is_main:
-            self.directory.note(
-                "nonfinite.jsonl", {"step": step, "update": name, "examples": names}
-            )
-            self.report.say(
-                f"Step {step}: {name!r} met a number that is not finite and was skipped; see nonfinite.jsonl."
+            note = {"step": step, "update": name, "examples": names}
+            self.directory.note("nonfinite.jsonl", note)
+            self.printer.print(
+                f"Step {step}: {name!r} had a non-finite value and was skipped; see "
+                "nonfinite.jsonl."
             )
         self.guard.skip(name, names)
         return False
 
-    def raise_if_interrupted(self) -> None:
-        """All processes agree on whether to stop, between two pieces of work."""
+    # ---- logging, validation and samples
+
+    def log(self, results: dict[str, UpdateResult]) -> None:
+        """Log the mean over micro-batches and processes of all terms and metrics."""
+        examples = self.global_step * self.config.batch_size
+        record: dict[str, Any] = {"step": self.global_step, "kind": "train", "examples": examples}
+        for name, result in results.items():
+            logs = result.mean_logs()
+            means = self.dist.all_reduce_sum(torch.stack(list(logs.values())))
+            means = means / self.dist.world_size
+            record |= {f"{name}/{key}": m for key, m in zip(logs, means.tolist(), strict=True)}
+            record |= {f"{name}/grad_norm": float(result.norm), f"{name}/lr": result.lr}
+        record |= {"skipped_steps": self.guard.skipped} | self.throughput.compute()
+        self.logger.log(record)
+        shown = {name: record[f"{name}/loss"] for name in results}
+        shown["examples/s"] = record["examples_per_second"]
+        self.printer.show_metrics(self.global_step, shown)
+
+    def validate(self) -> None:
+        """Evaluate the raw and the EMA weights on the whole held-out set."""
+        self.printer.show_activity("validating")
+        raw = self.evaluate()
+        with self.ema.applied():
+            ema = self.evaluate()
+        record = {"step": self.global_step, "kind": "validation", "examples": ema.num_examples}
+        record |= {f"val/{name}": value for name, value in raw.metrics.items()}
+        record |= {f"val_ema/{name}": value for name, value in ema.metrics.items()}
+        self.logger.log(record)
+        shown = "  ".join(f"{name} {value:.4g}" for name, value in ema.metrics.items())
+        self.printer.print(f"validation at step {self.global_step}: {shown}")
+        self.printer.show_activity("")
+
+    def evaluate(self) -> Evaluation:
+        with self.autocast():
+            return evaluate_task(self.task, self.validation, self.dist, self.on_eval_batch)
+
+    def sample(self) -> None:
+        """Save samples of the EMA weights for examples spread over the held-out set."""
+        self.printer.show_activity("sampling")
+        count = self.config.sample_count
+        with self.ema.applied(), self.autocast():
+            samples = make_samples(self.task, self.validation, count, self.dist, self.on_eval_batch)
+        if self.dist.is_main:
+            settings = {"step": self.global_step, "examples": [one.name for one in samples]}
+            name = checkpoint.step_name(self.global_step)
+            try:
+                with self.directory.writing_samples(name) as folder:
+                    save_samples(samples, folder)
+                    text = json.dumps(settings, indent=1) + "\n"
+                    (folder / "settings.json").write_text(text, encoding="utf-8")
+            except OSError as error:
+                self.printer.print(
+                    f"The samples of step {self.global_step} could not be written ({error}). "
+                    "Training continues."
+                )
+        self.printer.show_activity("")
+
+    def on_eval_batch(self, batch: Batch[Any] | None) -> None:
         received = self.dist.all_reduce_max(self.signals.received)
         if received:
             raise Interrupted(received)
-
-    # ---- what it writes down
-
-    def log(self, results: dict[str, UpdateResult]) -> None:
-        """One line: terms and metrics averaged over micro-batches and processes, and how the run
-        fares."""
-        record: dict[str, Any] = {
-            "step": self.done,
-            "kind": "train",
-            "examples": self.done * self.config.batch_size,
-        }
-        for name, one in results.items():
-            values = mean_logs(one.logs)
-            means = (
-                self.dist.all_reduce_sum(torch.stack(list(values.values()))) / self.dist.world_size
-            )
-            record |= {
-                f"{name}/{key}": mean for key, mean in zip(values, means.tolist(), strict=True)
-            }
-            record |= {f"{name}/grad_norm": float(one.norm), f"{name}/rate": one.rate}
-        record |= {"skipped_steps": self.guard.skipped} | self.pace.logs()
-        self.record.write(record)
-        shown = {name: record[f"{name}/loss"] for name in results} | {
-            "examples/s": record["examples_per_second"]
-        }
-        self.report.numbers(self.done, shown)
-
-    def validate(self) -> None:
-        """The whole held-out set, with the live weights and with the average."""
-        live = self.measured()
-        with self.ema.applied():
-            ema = self.measured()
-        record = {"step": self.done, "kind": "validation", "examples": len(self.validation)}
-        record |= {f"val/{name}": value for name, value in live.items()}
-        record |= {f"val_ema/{name}": value for name, value in ema.items()}
-        self.record.write(record)
-        self.report.say(
-            f"validation at {self.done}: " + "  ".join(f"{n} {v:.4g}" for n, v in ema.items())
-        )
-
-    def measured(self) -> dict[str, float]:
-        with self.autocast():
-            return evaluate_task(self.task, self.validation, self.dist, self.between_batches)
-
-    def sample(self) -> None:
-        """What the average model makes of the first held-out examples, as files."""
-        with self.ema.applied(), self.autocast():
-            media = make_samples(
-                self.task,
-                self.validation,
-                self.config.sample_count,
-                self.dist,
-                self.between_batches,
-            )
-        if self.dist.is_main:
-            try:
-                with self.directory.writing_samples(checkpoint.step_name(self.done)) as place:
-                    save_media(media, place)
-            except OSError as error:
-                self.report.say(
-                    f"The samples of step {self.done} could not be written ({error}). The run goes on."
-                )
-
-    def between_batches(self, batch: Batch | None) -> None:
-        self.raise_if_interrupted()
-        self.record.note_skipped_examples(batch)
+        self.logger.note_skipped_examples(batch)
 
     def is_validated(self) -> bool:
-        return any(record["step"] == self.done for record in self.directory.records("validation"))
+        records = self.directory.read_records("validation")
+        return any(record["step"] == self.global_step for record in records)
 
     def is_sampled(self) -> bool:
-        return (self.directory.samples / checkpoint.step_name(self.done)).is_dir()
+        return (self.directory.samples / checkpoint.step_name(self.global_step)).is_dir()
 
-    # ---- saving and going on
+    # ---- checkpoints
 
     def open(self, config: dict[str, Any]) -> None:
-        """Takes the folder for this process and goes to where it stands. `config` is what the
-        trackers are told."""
-        self.dist.on_main(lambda: checkpoint.remove_partial(self.directory.checkpoints))
-        found = self.dist.on_main(
-            lambda: checkpoint.newest(self.directory.checkpoints, self.report.say)
-        )
-        if found is not None:
-            self.restore(checkpoint.read(found) if self.dist.is_main else None)
-        self.dist.on_main(lambda: self.directory.forget_after(self.done))
-        trackers = (
-            Trackers(self.config.log_with, self.directory.path, config, self.report.say)
-            if self.dist.is_main
-            else None
-        )
-        self.record = MetricLogger(
+        """Restore the newest checkpoint of the run directory, if any, and start logging.
+
+        `config` is forwarded to the trackers.
+        """
+        folder = self.directory.checkpoints
+        self.dist.on_main(lambda: checkpoint.remove_partial(folder))
+        newest = self.dist.on_main(lambda: checkpoint.find_newest(folder, self.printer.print))
+        if newest is not None:
+            self.restore(checkpoint.read(newest) if self.dist.is_main else None)
+        self.dist.on_main(lambda: self.directory.truncate_after(self.global_step))
+        trackers = None
+        if self.dist.is_main:
+            path, warn = self.directory.path, self.printer.print
+            trackers = Trackers(self.config.log_with, path, config, warn)
+        self.logger = MetricLogger(
             self.directory,
-            self.report,
+            self.printer,
             self.dist,
             alarms=self.task.alarms,
             trackers=trackers,
@@ -456,149 +472,103 @@ class Engine:
         )
 
     def restore(self, snapshot: Snapshot | None) -> None:
-        """Everything as it was at the snapshot's step; only the main process needs to have one."""
+        """Restore a snapshot; only the main process needs to have it."""
         state = self.dist.on_main(
-            lambda: {"done": snapshot.done, **snapshot.state} if snapshot else {}
+            lambda: {"step": snapshot.step, **snapshot.state} if snapshot else {}
         )
         tensors = self.dist.broadcast_tensors(snapshot.tensors if snapshot else None)
-        restore_network(self.task.model, tensors["model"], "model in the checkpoint")
-        restore_network(self.task, self.whole_state(tensors), "checkpoint")
+        load_strictly(self.task.model, tensors["model"], "model in the checkpoint")
+        model = {f"model.{name}": tensor for name, tensor in tensors["model"].items()}
+        load_strictly(self.task, model | tensors.get("others", {}), "checkpoint")
         self.ema.load_state_dict(tensors["ema"])
-        for name, prepared in self.prepared.items():
-            restore_optimizer(prepared.optimizer, tensors.get(f"optimizer.{name}", {}))
-            if prepared.scaler.is_enabled():
-                prepared.scaler.load_state_dict(state["scalers"][name])
-        self.guard.restore(state["guard"])
-        self.done = self.saved_at = state["done"]
-        self.report.say(f"Going on from step {self.done}.")
+        for name, update in self.updates.items():
+            load_optimizer_state(update.optimizer, tensors.get(f"optimizer.{name}", {}))
+            if update.scaler.is_enabled():
+                update.scaler.load_state_dict(state["scalers"][name])
+        self.guard.load_state_dict(state["guard"])
+        self.global_step = self.saved_step = state["step"]
+        self.printer.print(f"Resuming from step {self.global_step}.")
         if state["threads"] != torch.get_num_threads():
-            self.report.say(
-                f"It was trained with {state['threads']} threads and goes on with {torch.get_num_threads()}: "
-                "right, but not bit for bit the same."
+            self.printer.print(
+                f"The checkpoint was written with {state['threads']} threads and training resumes "
+                f"with {torch.get_num_threads()}: results are valid, but not bit for bit the same."
             )
 
-    @staticmethod
-    def whole_state(tensors: dict[str, dict[str, Tensor]]) -> dict[str, Tensor]:
-        return {f"model.{name}": tensor for name, tensor in tensors["model"].items()} | tensors.get(
-            "others", {}
-        )
-
     def checkpoint(self) -> None:
-        """The main process stages a copy and writes it in the background; the step goes on."""
-        if self.dist.is_main and self.done:
+        """Stage a copy on the main process and write it in the background."""
+        if self.dist.is_main and self.global_step:
             self.directory.fsync_metrics()
-            self.writer.begin(self.snapshot())
-        self.saved_at = self.done
+            self.writer.submit(self.snapshot())
+        self.saved_step = self.global_step
 
     def snapshot(self) -> Snapshot:
-        others = {
-            name: tensor
-            for name, tensor in self.task.state_dict().items()
-            if not name.startswith("model.")
-        }
-        files = {
-            "model": self.task.model.state_dict(),
-            "ema": self.ema.state_dict(),
-            "others": others,
-        }
-        files |= {
-            f"optimizer.{name}": optimizer_tensors(prepared.optimizer)
-            for name, prepared in self.prepared.items()
-        }
+        state_dict = self.task.state_dict()
+        others = {name: one for name, one in state_dict.items() if not name.startswith("model.")}
+        model = self.task.model.state_dict()
+        files = {"model": model, "ema": self.ema.state_dict(), "others": others}
+        for name, update in self.updates.items():
+            files[f"optimizer.{name}"] = optimizer_state(update.optimizer)
         state = {
-            "guard": self.guard.state(),
-            "scalers": {
-                name: prepared.scaler.state_dict() for name, prepared in self.prepared.items()
-            },
+            "guard": self.guard.state_dict(),
+            "scalers": {name: one.scaler.state_dict() for name, one in self.updates.items()},
             "threads": torch.get_num_threads(),
-            "processes": self.dist.world_size,
+            "world_size": self.dist.world_size,
             "torch": torch.__version__,
         }
-        return Snapshot(
-            self.done, {name: stage(tensors) for name, tensors in files.items() if tensors}, state
-        )
+        tensors = {name: stage(one) for name, one in files.items() if one}
+        return Snapshot(self.global_step, tensors, state)
 
     def ensure_saved(self) -> None:
-        """The step reached is on the disk when this returns; a full disk gets a second chance, then
-        a letter."""
-        if self.saved_at != self.done:
+        """Return when the current step is on the disk; retry once, then raise UserError."""
+        if self.saved_step != self.global_step:
             self.checkpoint()
         if self.dist.is_main and not self.writer.wait():
-            self.writer.begin(self.snapshot())
+            self.writer.submit(self.snapshot())
             if not self.writer.wait():
                 raise UserError(
-                    f"Step {self.done} could not be saved in {self.directory.path}. Older checkpoints are untouched."
+                    f"Step {self.global_step} could not be saved in {self.directory.path}. Older "
+                    "checkpoints are unchanged. Free some disk space and run the command again."
                 )
 
-    def worth_keeping(self, steps: list[int]) -> set[int]:
-        """The newest, those at multiples of `keep_every`, and the best by the task's headline."""
+    def select_checkpoints(self, steps: list[int]) -> set[int]:
+        """Return the steps to keep: the newest, multiples of `keep_every`, and the best."""
         kept = set(steps[-self.config.keep_last :])
         if self.config.keep_every:
             kept |= {step for step in steps if step % self.config.keep_every == 0}
-        best_metric = self.task.best_metric
-        scores = {
-            r["step"]: r[f"val_ema/{best_metric.metric}"]
-            for r in self.directory.records("validation")
-        }
+        best = self.task.best_metric
+        records = self.directory.read_records("validation")
+        scores = {record["step"]: record[f"val_ema/{best.name}"] for record in records}
         scored = {step: scores[step] for step in steps if scores.get(step) is not None}
         if scored:
-            kept.add(
-                (max if best_metric.higher_is_better else min)(
-                    scored, key=lambda step: scored[step]
-                )
-            )
+            choose = max if best.higher_is_better else min
+            kept.add(choose(scored, key=lambda step: scored[step]))
         return kept
 
-    def save_failed(self, error: Exception) -> None:
-        self.report.say(
-            f"A checkpoint could not be written ({error}). The run goes on, and the older checkpoint stays."
+    def on_failed_write(self, error: Exception) -> None:
+        self.printer.print(
+            f"A checkpoint could not be written ({error}). Training continues, and the older "
+            "checkpoint stays."
         )
 
-    def begin(self) -> None:
-        """From here on the folder is this run's, a signal is a question, and checkpoints are
-        written beside the work."""
+    # ---- start and end
+
+    def start(self) -> None:
+        """Lock the run directory, watch for signals and start the checkpoint writer."""
         self.dist.on_main(self.directory.lock)
         self.signals.__enter__()
         self.writer = checkpoint.Writer(
-            self.directory.checkpoints, self.worth_keeping, self.save_failed
+            self.directory.checkpoints, self.select_checkpoints, self.on_failed_write
         )
-        self.report.begin(self.done, self.config.steps)
-        # What is there by now stays for the whole run; looking through it for garbage every few
-        # steps took 0.25 ms a step.
+        self.printer.start(self.global_step, self.config.steps)
+        # Existing objects stay for the whole run; scanning them for garbage took 0.25 ms a step.
         gc.collect()
         gc.freeze()
 
     def close(self) -> None:
-        """Nothing is left half done: the last write ends, trackers are told; terminal, signals and
-        folder are given back."""
+        """Finish the pending write and release terminal, trackers, signals and run directory."""
         gc.unfreeze()
-        self.report.end()
-        self.record.close()
+        self.printer.stop()
+        self.logger.close()
         self.writer.close()
         self.signals.__exit__()
         self.directory.unlock()
-
-
-def resolved(precision: Precision, device: torch.device) -> Precision:
-    """`auto` never picks half precision on a CPU, where it is 20 to 60 times slower than fp32."""
-    if precision != "auto":
-        return precision
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "fp32"
-
-
-@torch.no_grad()
-def detach_logs(loss: Loss) -> dict[str, Tensor]:
-    """The total (`loss`), each term and each metric; functions are asked now, while what they look
-    at is still there."""
-    metrics = {
-        name: metric() if callable(metric) else metric for name, metric in loss.metrics.items()
-    }
-    logs = {"loss": loss.total(), **loss.terms, **metrics}
-    return {name: value.detach().float() for name, value in logs.items()}
-
-
-def mean_logs(logs: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """The mean over micro-batches."""
-    if len(logs) == 1:
-        return logs[0]
-    return {name: torch.stack([one[name] for one in logs]).mean() for name in logs[0]}

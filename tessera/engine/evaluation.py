@@ -1,14 +1,14 @@
-"""Measuring a task on held-out examples and making samples, shared by runs in training and by verbs
-on finished ones.
+"""Evaluation on held-out examples and samples, for runs in training and for trained runs.
 
-The batches are the same whatever the number of processes, each process takes every n-th of them,
-and observations are summed in double precision, or collected in the order of the batches: so the
-numbers are those of one process.
+Batches do not depend on the number of processes; process r of n evaluates every n-th batch. Sums
+are accumulated in double precision and rows are collected in the order of the batches, so the
+metrics are those of a single process.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,114 +18,131 @@ from torch import Tensor
 from tessera.engine.distributed import Distributed
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch, Rows, Task
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 NOTHING_HELD_OUT = (
-    "The held-out set has no readable example, so nothing can be measured. `tessera check` tells why; where it is small, hold "
-    "out a larger share."
+    "The held-out set has no readable example, so nothing can be evaluated. `tessera check` shows "
+    "the reasons; if the set is small, hold out a larger fraction."
 )
 
+OnBatch = Callable[[Batch[Any] | None], None]
 
-class ValidationStream(Protocol):
+
+class EvalStream(Protocol):
+    """Batches of held-out examples."""
+
     batch_size: int
 
     def __len__(self) -> int: ...
-    def batches(self, rank: int, processes: int, limit: int | None = None) -> Iterator[Batch]: ...
+    def batches(
+        self, rank: int, world_size: int, indices: Sequence[int] | None = None
+    ) -> Iterator[Batch[Any]]: ...
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    metrics: dict[str, float]
+    num_examples: int
+    """The number of examples that could be read."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A medium with the name of the held-out example it was made from."""
+
+    media: Any
+    name: str
 
 
 def evaluate_task(
-    task: Task,
-    stream: ValidationStream,
-    dist: Distributed,
-    on_batch: Callable[[Batch | None], None] = lambda batch: None,
-) -> dict[str, float]:
-    """The task's numbers over the whole stream. `on_batch` is called equally often on every
-    process."""
-    totals: dict[str, Tensor] = {}
+    task: Task, stream: EvalStream, dist: Distributed, on_batch: OnBatch = lambda batch: None
+) -> Evaluation:
+    """Compute the task's metrics over the whole stream.
+
+    `on_batch` is called equally often on every process.
+    """
+    sums: dict[str, Tensor] = {}
     rows: list[tuple[int, dict[str, Tensor]]] = []
+    count = torch.zeros((), dtype=torch.float64, device=dist.device)
     with eval_mode(task):
-        for i, batch in enumerate(lockstep_batches(stream, len(stream), dist)):
+        for number, batch in lockstep_batches(stream, range(len(stream)), dist):
             on_batch(batch)
             if batch is None or not len(batch):
                 continue
-            seen = task.eval_step(batch.to(dist.device))
-            for name, value in seen.items():
+            count += len(batch)
+            results = task.eval_step(batch.to(dist.device))
+            for name, value in results.items():
                 if isinstance(value, Tensor):
-                    totals[name] = (
-                        totals[name] + value.double() if name in totals else value.double()
-                    )
-            collected = {
-                name: value.values.cpu() for name, value in seen.items() if isinstance(value, Rows)
-            }
-            rows.append((i * dist.world_size + dist.rank, collected))
-        return task.compute_metrics(_together(totals, rows, dist))
+                    sums[name] = sums[name] + value.double() if name in sums else value.double()
+            collected = {n: v.values.cpu() for n, v in results.items() if isinstance(v, Rows)}
+            rows.append((number, collected))
+        totals = gather_totals(sums, rows, dist)
+        if not totals:
+            raise UserError(NOTHING_HELD_OUT)
+        return Evaluation(task.compute_metrics(totals), int(dist.all_reduce_sum(count)))
 
 
 def make_samples(
     task: Task,
-    stream: ValidationStream,
+    stream: EvalStream,
     count: int,
     dist: Distributed,
-    on_batch: Callable[[Batch | None], None] = lambda batch: None,
-) -> list[Any]:
-    """Media of the first `count` examples in their order, on every process; each makes its own
-    share."""
-    made: list[tuple[int, list[Any]]] = []
+    on_batch: OnBatch = lambda batch: None,
+) -> list[Sample]:
+    """Make samples of `count` examples spread evenly over the stream, on every process."""
+    made: list[tuple[int, list[Sample]]] = []
     with eval_mode(task):
-        for i, batch in enumerate(lockstep_batches(stream, count, dist)):
+        for number, batch in lockstep_batches(stream, spread_indices(len(stream), count), dist):
             on_batch(batch)
             if batch is not None and len(batch):
-                made.append((i * dist.world_size + dist.rank, task.sample(batch.to(dist.device))))
-    return [
-        item
-        for _, items in sorted(dist.all_gather_object(made), key=lambda one: one[0])
-        for item in items
-    ]
+                media = task.sample(batch.to(dist.device))
+                pairs = zip(media, batch.names, strict=True)
+                made.append((number, [Sample(one, name) for one, name in pairs]))
+    gathered = sorted(dist.all_gather_object(made), key=lambda one: one[0])
+    return [sample for _, samples in gathered for sample in samples]
+
+
+def spread_indices(total: int, count: int) -> list[int]:
+    """Return `count` indices spread evenly over `total`, or all of them if there are fewer."""
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
 
 
 def lockstep_batches(
-    stream: ValidationStream, count: int, dist: Distributed
-) -> Iterator[Batch | None]:
-    """This process's batches of the first `count` examples; None in a last round that has none for
-    it."""
-    batches = stream.batches(dist.rank, dist.world_size, limit=count)
-    for _ in range(-(-min(count, len(stream)) // (stream.batch_size * dist.world_size))):
-        yield next(batches, None)
+    stream: EvalStream, indices: Sequence[int], dist: Distributed
+) -> Iterator[tuple[int, Batch[Any] | None]]:
+    """Yield this process's numbered batches, and None where only other processes have one left."""
+    batches = stream.batches(dist.rank, dist.world_size, indices)
+    for i in range(-(-len(indices) // (stream.batch_size * dist.world_size))):
+        yield i * dist.world_size + dist.rank, next(batches, None)
 
 
-def save_media(media: list[Any], folder: Path) -> Path | None:
-    """Each item as a file of its own, and all of them on one sheet to look at; gives back the
-    sheet."""
-    for number, item in enumerate(media):
-        item.save(folder / f"{number:04d}")
-    return type(media[0]).sheet(media).save(folder / "sheet") if media else None
+def save_samples(samples: list[Sample], folder: Path) -> Path | None:
+    """Save each sample as a file and all of them as a contact sheet; return the sheet's path."""
+    for number, sample in enumerate(samples):
+        sample.media.save(folder / f"{number:04d}")
+    if not samples:
+        return None
+    media, labels = [one.media for one in samples], [one.name for one in samples]
+    return type(media[0]).sheet(media, labels).save(folder / "sheet")
 
 
-def _together(
-    totals: dict[str, Tensor], rows: list[tuple[int, dict[str, Tensor]]], dist: Distributed
+def gather_totals(
+    sums: dict[str, Tensor], rows: list[tuple[int, dict[str, Tensor]]], dist: Distributed
 ) -> dict[str, Tensor]:
-    """What all processes have seen: the sums of the whole set, and its rows."""
-    found = _summed(totals, dist) | _collected(rows, dist)
-    if not found:
-        raise UserError(NOTHING_HELD_OUT)
-    return found
+    """Reduce the sums of all processes and concatenate their rows in the order of the batches.
 
-
-def _summed(totals: dict[str, Tensor], dist: Distributed) -> dict[str, Tensor]:
-    """A process whose share was empty joins the sum with zeros of the right shapes."""
-    known = dist.all_gather_object([{name: tuple(value.shape) for name, value in totals.items()}])
+    A process without batches contributes zeros of the right shapes.
+    """
+    known = dist.all_gather_object([{name: tuple(value.shape) for name, value in sums.items()}])
     shapes = {name: shape for one in known for name, shape in one.items()}
     zero = torch.zeros((), dtype=torch.float64, device=dist.device)
-    return {
-        name: dist.all_reduce_sum(totals.get(name, zero.expand(shapes[name])))
+    totals = {
+        name: dist.all_reduce_sum(sums.get(name, zero.expand(shapes[name])))
         for name in sorted(shapes)
     }
-
-
-def _collected(rows: list[tuple[int, dict[str, Tensor]]], dist: Distributed) -> dict[str, Tensor]:
-    """The rows of all batches in the order of the batches, on the CPU."""
-    found: dict[str, list[Tensor]] = {}
-    for _, seen in sorted(dist.all_gather_object(rows), key=lambda one: one[0]):
-        for name, values in seen.items():
-            found.setdefault(name, []).append(values)
-    return {name: torch.cat(parts) for name, parts in found.items()}
+    collected: dict[str, list[Tensor]] = {}
+    for _, results in sorted(dist.all_gather_object(rows), key=lambda one: one[0]):
+        for name, values in results.items():
+            collected.setdefault(name, []).append(values)
+    return totals | {name: torch.cat(parts) for name, parts in collected.items()}

@@ -1,19 +1,20 @@
-"""What a run writes down: metrics.jsonl and its mirrors, and the journals of rejected examples and
-of alarms."""
+"""Logging of a run: metrics.jsonl, trackers, the progress bar, and files of skipped examples and
+alarms.
+"""
 
 from __future__ import annotations
 
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import (
     BarColumn,
     Progress,
@@ -22,215 +23,223 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from tessera.engine.distributed import Distributed
-from tessera.engine.guards import Health
+from tessera.engine.guards import AlarmMonitor
 from tessera.engine.task import Alarm, Batch
 from tessera.run.directory import RunDirectory
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
+SECONDS_BETWEEN_LINES = 10
+"""Where the output is not a terminal, step lines are printed at most this often."""
+
+
+class StepProgress(Progress):
+    """A progress bar with a line of metrics below it, so that both fit into 80 columns."""
+
+    def get_renderables(self) -> Iterator[RenderableType]:
+        yield from super().get_renderables()
+        for task in self.tasks:
+            if task.description:
+                yield Text(task.description, no_wrap=True, overflow="ellipsis")
+
 
 class ProgressPrinter:
-    def __init__(self, main: bool, console: Console | None = None):
-        self._main = main
-        self._console = console or Console(highlight=False, soft_wrap=True)
-        self._progress: Progress | None = None
-        self._bar: TaskID | None = None
+    """Print a progress bar on a terminal, lines elsewhere, and nothing on other ranks."""
+
+    def __init__(self, is_main: bool, console: Console | None = None):
+        self._is_main = is_main
+        self._console = console or Console(highlight=False)
+        self._progress: StepProgress | None = None
+        self._bar = TaskID(0)
         self._steps = 0
         self._next_line = 0.0
+        self._numbers = ""
 
-    def say(self, text: str) -> None:
-        if self._main:
-            self._console.print(text, markup=False)
+    def print(self, text: str) -> None:
+        if self._is_main:
+            # Lines wrap at words on a terminal and stay whole in a pipe or file.
+            wrap = self._console.is_terminal
+            self._console.print(text, markup=False, soft_wrap=not wrap)
 
-    def begin(self, done: int, steps: int) -> None:
+    def start(self, step: int, steps: int) -> None:
         self._steps = steps
-        if self._main and self._console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.completed}/{task.total}"),
-                BarColumn(),
+        if self._is_main and self._console.is_terminal:
+            self._progress = StepProgress(
+                TextColumn("step {task.completed}/{task.total}"),
+                BarColumn(bar_width=20),
+                TextColumn("elapsed"),
                 TimeElapsedColumn(),
-                TextColumn("left"),
+                TextColumn("remaining"),
                 TimeRemainingColumn(),
-                TextColumn("{task.description}"),
                 console=self._console,
                 refresh_per_second=4,
             )
-            self._bar = self._progress.add_task("", completed=done, total=steps)
+            self._bar = self._progress.add_task("", completed=step, total=steps)
             self._progress.start()
 
-    def advance(self, done: int) -> None:
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, completed=done)
+    def advance(self, step: int) -> None:
+        if self._progress is not None:
+            self._progress.update(self._bar, completed=step)
 
-    def numbers(self, done: int, values: dict[str, float]) -> None:
-        """On a terminal beside the bar; elsewhere a line, at most one every ten seconds, and the
-        last."""
-        text = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
-        if self._progress is not None and self._bar is not None:
-            self._progress.update(self._bar, description=text)
-        elif time.monotonic() >= self._next_line or done == self._steps:
-            self._next_line = time.monotonic() + 10
-            self.say(f"step {done}/{self._steps}  {text}")
+    def show_metrics(self, step: int, values: dict[str, float]) -> None:
+        """Show metrics below the bar; elsewhere print a line now and then, and at the last step."""
+        self._numbers = "  ".join(f"{name} {value:.4g}" for name, value in values.items())
+        if self._progress is not None:
+            self._progress.update(self._bar, description=self._numbers)
+        elif time.monotonic() >= self._next_line or step == self._steps:
+            self._next_line = time.monotonic() + SECONDS_BETWEEN_LINES
+            self.print(f"step {step}/{self._steps}  {self._numbers}")
 
-    def end(self) -> None:
+    def show_activity(self, activity: str) -> None:
+        """Show what the run does between steps (validating, sampling); "" shows metrics again."""
+        if self._progress is not None:
+            self._progress.update(self._bar, description=activity or self._numbers, refresh=True)
+
+    def stop(self) -> None:
         if self._progress is not None:
             self._progress.stop()
             self._progress = None
 
 
-TRACKERS = ("tensorboard", "wandb", "trackio")
-
-
 class Trackers:
+    """Forward metrics to TensorBoard, Weights & Biases or Trackio through Accelerate.
+
+    A tracker may fail without affecting the run: its error is printed once and it is disabled.
+    """
+
     def __init__(
         self,
         names: tuple[str, ...],
-        directory: Path,
+        folder: Path,
         config: dict[str, Any],
-        say: Callable[[str], None],
+        warn: Callable[[str], None],
     ):
-        self._say = say
+        self._warn = warn
         self._trackers: dict[str, GeneralTracker] = {}
         for name in names:
-            self._guarded(name, partial(self._open, name, directory, config))
+            self._call(name, partial(self._open, name, folder, config))
 
-    def _open(self, name: str, directory: Path, config: dict[str, Any]) -> None:
-        kind = LOGGER_TYPE_TO_CLASS[name]
-        tracker = (
-            kind(directory.name, logging_dir=directory)
-            if kind.requires_logging_directory
-            else kind(directory.name)
-        )
+    def _open(self, name: str, folder: Path, config: dict[str, Any]) -> None:
+        tracker_class = LOGGER_TYPE_TO_CLASS[name]
+        needs_folder = tracker_class.requires_logging_directory
+        arguments = {"logging_dir": folder} if needs_folder else {}
+        tracker = tracker_class(folder.name, **arguments)
         tracker.start()
         self._trackers[name] = tracker
-        # TensorBoard takes only plain values: a list or a None in the configuration would cost the
-        # whole mirror.
+        # TensorBoard accepts only plain values: a list or None would disable the whole tracker.
+        plain = (bool, int, float, str)
         tracker.store_init_configuration(
-            {
-                key: value if isinstance(value, (bool, int, float, str)) else str(value)
-                for key, value in config.items()
-            }
+            {key: one if isinstance(one, plain) else str(one) for key, one in config.items()}
         )
 
     def log(self, record: dict[str, Any]) -> None:
-        values = {
-            key: value
-            for key, value in record.items()
-            if isinstance(value, (int, float)) and key != "step"
-        }
+        numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
         for name, tracker in list(self._trackers.items()):
-            self._guarded(name, partial(tracker.log, values, step=record["step"]))
+            self._call(name, partial(tracker.log, numbers, step=record["step"]))
 
     def close(self) -> None:
         for name, tracker in list(self._trackers.items()):
-            self._guarded(name, tracker.finish)
+            self._call(name, tracker.finish)
 
-    def _guarded(self, name: str, act: Callable[[], Any]) -> None:
+    def _call(self, name: str, function: Callable[[], Any]) -> None:
         try:
-            act()
-        except Exception as error:  # whatever it is, it is not worth a run
+            function()
+        except Exception as error:  # no error of a tracker may end a run
             self._trackers.pop(name, None)
-            self._say(
-                f"The tracker {name} failed and is left alone from here on ({error}); metrics.jsonl has everything."
+            self._warn(
+                f"The tracker {name} failed and is disabled ({error}); metrics.jsonl is complete."
             )
 
 
 class MetricLogger:
-    """Only the main process writes; `on_log`, a caller's own ear, hears every record on every
-    process."""
+    """Write records on the main process; `on_log` receives every record on every process."""
 
     def __init__(
         self,
         directory: RunDirectory,
-        report: ProgressPrinter,
+        printer: ProgressPrinter,
         dist: Distributed,
         *,
         alarms: tuple[Alarm, ...],
         trackers: Trackers | None,
         on_log: Callable[[dict[str, Any]], None] | None,
     ):
-        self._folder, self._report, self._dist, self._main = directory, report, dist, dist.is_main
-        self._health = Health(alarms)
-        self._mirrors = trackers
+        self._directory, self._printer, self._dist = directory, printer, dist
+        self._alarms = AlarmMonitor(alarms)
+        self._trackers = trackers
         self._on_log = on_log
-        self._rejected = (
-            {line["example"] for line in directory.noted("rejected.jsonl")}
-            if dist.is_main
-            else set()
-        )
-        self._heard: list[tuple[str, str]] = []
-        self._disk_refuses = False
+        known = directory.read_notes("rejected.jsonl") if dist.is_main else []
+        self._known_rejected = {line["example"] for line in known}
+        self._new_rejected: list[tuple[str, str]] = []
+        self._disk_full = False
 
-    def write(self, record: dict[str, Any]) -> None:
-        self._list_rejected()
-        if self._main:
-            self._write_line(record)
-            if self._mirrors is not None:
-                self._mirrors.log(record)
-            for message in self._health.listen(record["step"], record):
-                self._folder.note("alarms.jsonl", {"step": record["step"], "alarm": message})
-                self._report.say(f"Step {record['step']}: {message}")
+    def log(self, record: dict[str, Any]) -> None:
+        self._note_rejected()
+        if self._dist.is_main:
+            written = self._directory.log(record)
+            if not written and not self._disk_full:
+                self._printer.print(
+                    "metrics.jsonl cannot be written (is the disk full?); its lines are kept and "
+                    "written with the next record."
+                )
+            self._disk_full = not written
+            if self._trackers is not None:
+                self._trackers.log(record)
+            for message in self._alarms.check(record["step"], record):
+                self._directory.note("alarms.jsonl", {"step": record["step"], "alarm": message})
+                self._printer.print(f"Step {record['step']}: {message}")
         if self._on_log is not None:
             self._on_log(record)
 
-    def _write_line(self, record: dict[str, Any]) -> None:
-        written = self._folder.log(record)
-        if not written and not self._disk_refuses:
-            self._report.say(
-                "metrics.jsonl cannot be written just now (is the disk full?); its lines are kept and tried again."
-            )
-        self._disk_refuses = not written
+    def note_skipped_examples(self, batch: Batch[Any] | None) -> None:
+        """Remember examples that could not be read; they are written with the next record."""
+        if batch is not None and batch.rejected:
+            self._new_rejected += batch.rejected
 
-    def note_skipped_examples(self, batch: Batch | None) -> None:
-        """Examples of this process that could not be read; they are listed with the next record,
-        when processes meet."""
-        self._heard += batch.rejected if batch is not None else []
-
-    def _list_rejected(self) -> None:
-        """Each unusable example is told once in the life of a run, whichever process met it."""
-        for name, reason in self._dist.all_gather_object(self._heard):
-            if self._main and name not in self._rejected:
-                self._rejected.add(name)
-                self._folder.note("rejected.jsonl", {"example": name, "reason": reason})
-                self._report.say(f"Left out {name}: {reason}")
-        self._heard = []
+    def _note_rejected(self) -> None:
+        """Write each unreadable example once per run, whichever process found it."""
+        for name, reason in self._dist.all_gather_object(self._new_rejected):
+            if self._dist.is_main and name not in self._known_rejected:
+                self._known_rejected.add(name)
+                self._directory.note("rejected.jsonl", {"example": name, "reason": reason})
+                self._printer.print(f"Skipped {name}: {reason}")
+        self._new_rejected = []
 
     def close(self) -> None:
-        if self._mirrors is not None:
-            self._mirrors.close()
+        if self._trackers is not None:
+            self._trackers.close()
 
 
 class ThroughputMeter:
-    """Examples per second and the share of time spent waiting for data, since it was last asked."""
+    """Measure examples per second and the fraction of time spent waiting for data."""
 
     def __init__(self, device: torch.device):
         self._device = device
-        self._since = time.perf_counter()
+        self._start = time.perf_counter()
         self._examples = 0
-        self._waited = 0.0
+        self._wait_seconds = 0.0
 
-    def waited(self, seconds: float) -> None:
-        self._waited += seconds
-
-    def trained(self, examples: int) -> None:
+    def add(self, examples: int, wait_seconds: float) -> None:
         self._examples += examples
+        self._wait_seconds += wait_seconds
 
-    def told(self) -> dict[str, float]:
+    def compute(self) -> dict[str, float]:
+        """Return the values since the last call."""
         now = time.perf_counter()
-        seconds = max(now - self._since, 1e-9)
-        numbers = {
+        seconds = max(now - self._start, 1e-9)
+        values = {
             "examples_per_second": self._examples / seconds,
-            "data_wait_frac": min(1.0, self._waited / seconds),
+            "data_wait_frac": min(1.0, self._wait_seconds / seconds),
             "peak_memory_mb": peak_memory_mb(self._device),
         }
-        self._since, self._examples, self._waited = now, 0, 0.0
-        return numbers
+        self._start, self._examples, self._wait_seconds = now, 0, 0.0
+        return values
 
 
 def peak_memory_mb(device: torch.device) -> float:
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (
-        2**20 if sys.platform == "darwin" else 2**10
-    )  # macOS counts bytes, Linux kilobytes
+    return peak / (2**20 if sys.platform == "darwin" else 2**10)  # macOS bytes, Linux kilobytes

@@ -1,9 +1,9 @@
-"""The contract between a task and the engine: what a task has to say, and nothing about how it is
-carried out.
+"""The interface between a task and the engine.
 
-A *task* is the one network that will be published and what it has to lose. Each of its *updates* is
-one optimizer's share of a step: which network moves, and which loss moves it. This file imports
-only torch, so that a task can be written and tested without the engine.
+A task holds the network that will be published, whatever else is needed to train it, and its
+losses. Each of its updates is one optimizer's part of a training step: which network is updated, by
+which loss. This file imports only torch, so that a task can be written and tested without the
+engine.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -21,66 +21,97 @@ from torch import Tensor, nn
 from tessera.engine.optim.config import OptimizerConfig
 
 
-@dataclass
-class Batch:
-    """Some examples that go through the networks together, and where each of them came from."""
+class Examples(Protocol):
+    """Collated examples of one modality."""
 
-    examples: Any
-    """What the source's `collate` made of them: the tensors of one medium, with a `to(device)`."""
+    captions: list[str]
+    """One caption for each example; empty strings where captions are not used or missing."""
+
+    def to(self, device: torch.device, /) -> Self: ...
+
+
+AnyExamples = TypeVar("AnyExamples", bound=Examples)
+
+
+@dataclass
+class Batch(Generic[AnyExamples]):
+    """A micro-batch of examples with their names and seeds."""
+
+    examples: AnyExamples
+    """The result of the dataset's `collate`."""
     names: list[str]
-    """The name of each example in its source, for anybody who has to find it again."""
+    """The name of each example in its dataset."""
     seeds: list[int]
-    """The address of each example's randomness: what a task draws for it, it draws from here."""
+    """The seed of each example; everything random about an example is drawn from it."""
     rejected: list[tuple[str, str]] = field(default_factory=list)
-    """Examples that could not be read and were replaced: name and reason."""
-    scratch: dict[str, Tensor] = field(default_factory=dict)
-    """What one update leaves, detached, for the next one of the same step (a reconstruction for its
-    judge)."""
+    """Examples that could not be read, as pairs of name and reason."""
+    scratch: dict[str, Any] = field(default_factory=dict)
+    """Detached tensors that one update passes to the next update of the same step."""
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def to(self, device: torch.device) -> Batch:
+    def to(self, device: torch.device) -> Batch[AnyExamples]:
         return Batch(self.examples.to(device), self.names, self.seeds, self.rejected)
 
     def generators(self) -> list[torch.Generator]:
-        """One generator per example, the same on any number of processes and in any batch."""
+        """Return one generator per example, independent of batch size and number of processes."""
         return [torch.Generator().manual_seed(seed) for seed in self.seeds]
 
 
 @dataclass
 class Loss:
     terms: dict[str, Tensor]
-    """Weighted; their sum is descended."""
+    """Weighted loss terms; their sum is minimised."""
     metrics: dict[str, Tensor | Callable[[], Tensor]] = field(default_factory=dict)
-    """Watched, never descended. A function is asked only at steps that are logged, so it may cost
-    something."""
+    """Logged values that are not minimised. Functions are called only at steps that are logged."""
 
     def total(self) -> Tensor:
         first, *others = (term.float() for term in self.terms.values())
         return reduce(add, others, first)
 
+    @torch.no_grad()
+    def detached(self) -> dict[str, Tensor]:
+        """Return the total as `loss`, each term and each metric, detached and in fp32."""
+        metrics = {
+            name: metric() if callable(metric) else metric for name, metric in self.metrics.items()
+        }
+        values = {"loss": self.total(), **self.terms, **metrics}
+        return {name: value.detach().float() for name, value in values.items()}
+
+
+class ProcessGroup(Protocol):
+    """The collective operations that a loss may use; with one process each is the identity."""
+
+    rank: int
+    world_size: int
+
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor: ...
+    def all_gather_rows(self, tensor: Tensor) -> Tensor: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class Update:
+    """One optimizer's part of a training step."""
+
     name: str
+    """The name in logs and checkpoints."""
     trains: nn.Module
-    """All of its parameters move, and no others."""
-    loss: Callable[[Batch, int], Loss]
+    """The network whose parameters are updated, all of them and no others."""
+    loss: Callable[[Batch[Any], int], Loss]
+    """The loss of a micro-batch at a step."""
     optimizer: OptimizerConfig
     start_step: int = 0
-    """The first step at which it moves."""
-    prepare: Callable[[Sequence[Batch], int, ProcessGroup], None] | None = None
-    """Sees all micro-batches of a step before their losses: for losses that are not a mean over
-    examples."""
+    """The first step at which this update runs."""
+    prepare: Callable[[Sequence[Batch[Any]], int, ProcessGroup], None] | None = None
+    """Called with all micro-batches of a step, for losses that are not a mean over examples."""
 
 
 class Objective(nn.Module):
-    """What is distributed: the loss, not the network.
+    """The module that DDP wraps: the loss instead of the network.
 
-    DDP wraps this, so a task may call any method of any network inside its loss: nobody unwraps, no
-    key gets a prefix. Only `update.trains` is registered; the loss is a bound method of the task,
-    which DDP does not look into.
+    A task may therefore call any method of any network inside its loss, and no key of a state dict
+    gets a prefix. Only `update.trains` is registered; the loss is a bound method of the task.
     """
 
     def __init__(self, update: Update):
@@ -88,28 +119,25 @@ class Objective(nn.Module):
         self.trains = update.trains
         self._loss = update.loss
 
-    def forward(self, batch: Batch, step: int) -> Loss:
+    def forward(self, batch: Batch[Any], step: int) -> Loss:
         return self._loss(batch, step)
 
 
 class Frozen(nn.Module):
-    """A network that is held, not registered: a perceptual net, a text encoder, the tokenizer
-    beneath a generator.
+    """A network that is used but not trained: a perceptual network, a text encoder, a tokenizer.
 
-    It follows `.to(device)`, passes gradients to its input and stays in eval mode, and it is in no
-    optimizer, no DDP bucket, no average and no checkpoint, because none of its parameters is ours
-    to train.
+    It follows `.to(device)`, passes gradients to its input and stays in eval mode. It is not
+    registered, so it is in no optimizer, DDP bucket, EMA or checkpoint.
     """
 
     def __init__(self, network: nn.Module):
         super().__init__()
-        self._held = (
-            network.eval().requires_grad_(False),
-        )  # a tuple, so that nn.Module does not register it
+        # nn.Module does not register what is inside a tuple.
+        self._unregistered = (network.eval().requires_grad_(False),)
 
     @property
     def network(self) -> Any:
-        return self._held[0]
+        return self._unregistered[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.network(*args, **kwargs)
@@ -123,113 +151,132 @@ class Frozen(nn.Module):
 
 
 class Media(Protocol):
-    """Something a person can open: a picture, a clip, a recording, a mesh."""
+    """An image, a video, an audio recording or a mesh that can be saved as a file."""
 
-    def save(self, stem: Path) -> Path: ...
+    def save(self, path: str | Path) -> Path: ...
     @classmethod
-    def sheet(cls, items: Sequence[Any]) -> Media: ...
+    def sheet(cls, items: Sequence[Any], labels: Sequence[str] = ()) -> Media: ...
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Observations that are laid one below the other instead of being added: for what only the
-    whole held-out set can tell, such as ranks. They come in the order of the set, whatever the
-    number of processes."""
+    """Evaluation results that are concatenated instead of summed, for metrics such as ranks.
+
+    They are ordered as the held-out set, whatever the number of processes.
+    """
 
     values: Tensor
-    """(rows, ...): any number of them"""
-
-
-class ProcessGroup(Protocol):
-    """How the processes of a run come together. With one process everything is as it was."""
-
-    rank: int
-    world_size: int
-
-    def sum(self, tensor: Tensor) -> Tensor: ...
-    def rows(self, tensor: Tensor) -> Tensor: ...
+    """Any number of rows, (rows, ...)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BestMetric:
-    """The one number by which checkpoints are compared."""
+    """The validation metric by which the best checkpoint is chosen."""
 
-    metric: str
+    name: str
     higher_is_better: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Alarm:
-    """A state of a run that a person should hear about, with what to do."""
+    """A range of a metric in which a run needs attention, with a hint about what to do."""
 
     name: str
     metric: str
-    """The name of the number watched, as it stands in metrics.jsonl."""
+    """The key in metrics.jsonl."""
     below: float | None = None
     above: float | None = None
     patience: int = 3
-    """How many records in a row must be out of bounds."""
+    """The number of consecutive records that must be out of range."""
     after: int = 0
-    """Not before this step: much is allowed to a young run."""
+    """The first step at which the alarm is active."""
     hint: str
 
 
 class Task(nn.Module):
-    """What a run is about. A subclass gives `model`, `updates`, and the last three methods
-    below."""
+    """Base class of tasks. A subclass defines `model`, `updates` and the last three methods."""
 
-    model: nn.Module
+    model: Any
+    """The network that is published."""
     updates: tuple[Update, ...]
     best_metric: BestMetric
     alarms: tuple[Alarm, ...] = ()
 
-    def prepare_text(self, captions: Sequence[str], place: Path) -> None:
-        """Before the first step: what is said about all training examples, and a folder for what is
-        worth keeping of it."""
+    def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
+        """Process all training captions before the first step."""
 
-    def eval_step(self, batch: Batch) -> Mapping[str, Tensor | Rows]:
-        """Observations of some held-out examples, to be added (sums, counts, moments; never means),
-        or rows to be collected."""
+    def eval_step(self, batch: Batch[Any]) -> Mapping[str, Tensor | Rows]:
+        """Return sums over some held-out examples (never means), or rows to be collected."""
         raise NotImplementedError
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """The numbers that the observations of the whole held-out set amount to: sums, and rows in
-        the set's order."""
+        """Compute metrics from the sums and rows of the whole held-out set."""
         raise NotImplementedError
 
-    def sample(self, batch: Batch) -> list[Any]:
-        """What the model makes of these examples: media that know how to save themselves, one or
-        more for each."""
+    def sample(self, batch: Batch[Any]) -> list[Any]:
+        """Return one medium for each example of a batch."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskConfig:
+    """Base class of task configurations."""
+
+    entry_point: ClassVar[str] = "Tokenizer"
+    """The class that opens such a run in Python."""
+    min_batch_size: ClassVar[int] = 1
+    """The smallest batch size that the loss allows."""
+
+    @property
+    def uses_captions(self) -> bool:
+        """Whether captions are needed; where they are not, no caption file is opened."""
+        return False
+
+    def validate_data(self, data: Any) -> None:
+        """Raise ValueError if the task cannot be trained on these data."""
+
+    def dependencies(self) -> dict[str, str]:
+        """Return the runs that this task needs, as names and paths."""
+        return {}
+
+    def notice(self) -> str:
+        """Return a remark that is printed before training."""
+        return ""
+
+    def for_inference(self) -> Self:
+        """Return the configuration without networks that only training needs."""
+        return self
+
+    def build(self, **dependencies: Any) -> Task:
         raise NotImplementedError
 
 
 def check_ownership(task: Task) -> None:
-    """Every trainable parameter is owned by exactly one update, or the run does not start."""
+    """Raise ValueError unless every trainable parameter belongs to exactly one update."""
     names = [update.name for update in task.updates]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(
-            f"In a task two updates are called {twice[0]!r}: each needs a name of its own."
-        )
-    ours = {id(parameter) for parameter in task.parameters()}
+    if duplicates := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"Two updates are named {duplicates[0]!r}: give each its own name.")
+    registered = {id(parameter) for parameter in task.parameters()}
     owners: dict[int, list[str]] = {}
     problems = []
     for update in task.updates:
         for name, parameter in update.trains.named_parameters():
             owners.setdefault(id(parameter), []).append(update.name)
-            if id(parameter) not in ours:
+            if id(parameter) not in registered:
                 problems.append(
-                    f"{name} of the network that {update.name!r} trains is no part of the task: nothing would save it"
+                    f"{name}, which {update.name!r} trains, is not registered in the task and "
+                    "would not be saved"
                 )
     for name, parameter in task.named_parameters():
         owned_by = owners.get(id(parameter), [])
         if not owned_by:
-            problems.append(f"{name} belongs to no update, so it would never move")
+            problems.append(f"{name} belongs to no update and would never be trained")
         if len(owned_by) > 1:
-            problems.append(f"{name} belongs to {' and '.join(owned_by)}, which would both move it")
+            problems.append(f"{name} belongs to {' and '.join(owned_by)}, which both train it")
     if problems:
         raise ValueError(
             "Every trainable parameter must belong to exactly one update of its task:\n  "
             + "\n  ".join(problems[:10])
             + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
-            + "\nGive it to an update's `trains`, or hold the network as Frozen(...)."
+            + "\nPass the network to an update's `trains`, or wrap it in Frozen(...)."
         )

@@ -1,9 +1,9 @@
-"""The losses of a network and of its judge, as parts: what each of them loses, and what keeps the
-two in balance.
+"""Adversarial losses: discriminator and generator losses, gradient penalty, feature matching, and
+the adaptive weight.
 
-Logits are whatever a judge gives, (B, ...), high for real. All losses are means over examples and
-over an example's logits, so that the mean over micro-batches of equal size is the loss of the whole
-batch.
+Logits are the outputs of a discriminator, (B, ...), high for real. All losses are means over
+examples and over an example's logits, so that the mean over micro-batches of equal size is the loss
+of the whole batch.
 """
 
 from __future__ import annotations
@@ -15,145 +15,148 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.losses import to_fp32
-from tessera.losses.balancer import gradient_at, known, refuse_without_gradients
+from tessera.losses.balancer import attach_grad, check_has_grad, grad_at
+from tessera.nn.precision import to_fp32
 
-NOTHING = 1e-5
-"""What a layer sees of an original counts as so much at least, where it is less."""
+MIN_FEATURE_SCALE = 1e-5
+"""The lower bound of the mean absolute feature by which feature matching is normalized."""
 
 
 def hinge_discriminator(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
-    """Lim & Ye 2017 (arXiv 1705.02894): indifferent to whatever is already told apart by a
-    margin."""
+    """Return the hinge loss (Lim & Ye 2017, arXiv 1705.02894), zero beyond a margin of 1."""
     return F.relu(1 - to_fp32(real_logits)).mean() + F.relu(1 + to_fp32(fake_logits)).mean()
 
 
 def hinge_generator(fake_logits: Tensor) -> Tensor:
+    """Return the generator loss of the hinge loss: the negative mean logit."""
     return -to_fp32(fake_logits).mean()
 
 
 def non_saturating_discriminator(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
-    """Goodfellow 2014 (arXiv 1406.2661, eq. 1): the cross-entropy of telling real from fake."""
+    """Return the cross-entropy of real and fake (Goodfellow 2014, arXiv 1406.2661, eq. 1)."""
     return F.softplus(-to_fp32(real_logits)).mean() + F.softplus(to_fp32(fake_logits)).mean()
 
 
 def non_saturating_generator(fake_logits: Tensor) -> Tensor:
-    """The same paper, end of section 3: ascend log D and not descend log(1 - D), which is flat
-    where one is losing."""
+    """Return -log D (same paper, end of section 3).
+
+    log(1 - D) would be flat where the discriminator wins.
+    """
     return F.softplus(-to_fp32(fake_logits)).mean()
 
 
 def gradient_penalty(
-    discriminator: Callable[[Tensor], Tensor], images: Tensor, centre: float = 0.0
+    discriminator: Callable[[Tensor], Tensor], images: Tensor, center: float = 0.0
 ) -> Tensor:
-    """How steep the judge is at these images: the mean over examples of (|gradient| - centre)^2.
+    """Return the mean over examples of (|gradient of the discriminator| - center)^2.
 
-    With `centre` 0 on real images this is R1 without its gamma / 2, on fake ones R2 (Mescheder
-    2018, arXiv 1801.04406, eq. 9 and 10); with `centre` 1 it has the form of Gulrajani 2017 (arXiv
-    1704.00028, eq. 3), who take it between real and fake. For a judge with n logits for an image,
-    the gradient is that of their sum over the square root of n: for patches that do not overlap
-    this makes the zero-centred penalty the mean of the patches' own, so that its weight means the
-    same for images of any size.
+    With a `center` of 0 on real images this is R1 without its gamma / 2, on fake ones R2 (Mescheder
+    2018, arXiv 1801.04406, eq. 9 and 10); with a `center` of 1 it has the form of Gulrajani 2017
+    (arXiv 1704.00028, eq. 3), where it is taken between real and fake. For a discriminator with n
+    logits per image, the gradient is that of their sum over the square root of n: for patches that
+    do not overlap, the zero-centered penalty is then the mean of the patches' own, so that its
+    weight means the same for images of any size.
 
-    In float32 whatever the autocast: squares of gradients leave the range of float16. Where
-    gradients are off (in validation) the value is the same and there is nothing to descend.
+    Computed in float32 under autocast too: squared gradients exceed the range of float16. Where
+    gradients are disabled (in validation) the value is the same, without a graph.
     """
-    descended = torch.is_grad_enabled()
+    create_graph = torch.is_grad_enabled()
     with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
         images = to_fp32(images.detach()).requires_grad_()
         logits = discriminator(images).reshape(len(images), -1)
-        [gradient] = torch.autograd.grad(
-            logits.sum() / logits.shape[1] ** 0.5, images, create_graph=descended
+        [grad] = torch.autograd.grad(
+            logits.sum() / logits.shape[1] ** 0.5, images, create_graph=create_graph
         )
-        squared_B = gradient.square().flatten(1).sum(1)
-        if centre == 0:
+        squared_B = grad.square().flatten(1).sum(1)
+        if center == 0:
             return squared_B.mean()
-        # The root has no slope at 0: for a judge that ignores its image the gradient would not be a
-        # number.
-        return ((squared_B + torch.finfo(squared_B.dtype).tiny).sqrt() - centre).square().mean()
+        # The square root has an infinite derivative at 0: a discriminator that ignores its input
+        # would get NaN gradients.
+        return ((squared_B + torch.finfo(squared_B.dtype).tiny).sqrt() - center).square().mean()
 
 
 def feature_matching_B(real: Sequence[Tensor], fake: Sequence[Tensor]) -> Tensor:
-    """(B,): how differently a judge's layers see two things, relative to what they see of the real
-    one, over layers.
+    """Return the distance of discriminator features relative to those of the real example, (B,).
 
-    EnCodec (Defossez 2022, arXiv 2210.13438, section 3.4). Nothing is descended through `real`.
+    The mean over layers, as in EnCodec (Defossez 2022, arXiv 2210.13438, section 3.4). No gradient
+    flows to `real`.
     """
     shapes_real, shapes_fake = ([tuple(feature.shape) for feature in side] for side in (real, fake))
     if shapes_real != shapes_fake or not shapes_real:
         raise ValueError(
-            f"Features of shapes {shapes_real} and {shapes_fake} cannot be matched: take both from one judge, for things of "
-            "one size, of one layer or more."
+            f"Features of shapes {shapes_real} and {shapes_fake} cannot be matched: take both from "
+            "one discriminator, for inputs of one size, of one layer or more."
         )
     return torch.stack(
-        [_matched_B(to_fp32(a.detach()), to_fp32(b)) for a, b in zip(real, fake)]
+        [_layer_matching_B(to_fp32(a.detach()), to_fp32(b)) for a, b in zip(real, fake)]
     ).mean(0)
 
 
-def _matched_B(real_BC: Tensor, fake_BC: Tensor) -> Tensor:
-    seen_B = real_BC.abs().flatten(1).mean(1)
-    return (real_BC - fake_BC).abs().flatten(1).mean(1) / seen_B.clamp(min=NOTHING)
+def _layer_matching_B(real_BC: Tensor, fake_BC: Tensor) -> Tensor:
+    scale_B = real_BC.abs().flatten(1).mean(1)
+    return (real_BC - fake_BC).abs().flatten(1).mean(1) / scale_B.clamp(min=MIN_FEATURE_SCALE)
 
 
 @dataclass
 class BalancedTerms:
     reconstruction: dict[str, Tensor]
-    """The terms that were given, by their names, with their values."""
+    """The reconstruction terms by name, with their values."""
     adversarial: Tensor
     """weight * adversarial."""
     weight: Tensor
-    """What the adversarial term was multiplied with; without gradient."""
+    """The adaptive weight of the adversarial term, detached."""
 
 
-def balanced_adversarial(
+def balance_adversarial(
     reconstruction: Mapping[str, Tensor],
     adversarial: Tensor,
     output: Tensor,
     last_weight: Tensor,
     adaptive_max: float = 1e4,
 ) -> BalancedTerms:
-    """Weighs the adversarial term so that it pulls at the last layer as hard as the reconstruction
-    does.
+    """Weight the adversarial term so that its gradient is as large as that of the reconstruction.
 
     The weight is |d reconstruction / d last_weight| / (|d adversarial / d last_weight| + 1e-6), at
     most `adaptive_max` (Esser 2021, arXiv 2012.09841, eq. 7).
 
     All terms must be functions of `output`, the network's reconstruction; `last_weight` belongs to
-    the layer that made it. Each term's gradient is taken to `output` once, and from there both to
-    `last_weight` and, in the terms that come back, to the rest of the network: nobody goes backward
-    through the judge or the perceptual network twice. So the terms that came in must not be
-    descended as well, and whatever else hangs on the network (a commitment) stays outside.
+    the layer that computed it. The gradient of each term with respect to `output` is computed once
+    and continued both to `last_weight` and, in the returned terms, to the rest of the network: no
+    discriminator or perceptual network is backpropagated through twice. Do not add the original
+    terms to the loss as well, and keep terms of other parts of the network (a commitment loss) out
+    of this function.
 
-    The weight is a ratio and not a mean over examples: it belongs to the micro-batch it was taken
-    from.
+    The weight is a ratio and not a mean over examples: it is that of the micro-batch from which it
+    is computed.
     """
-    refuse_without_gradients(output)
-    pulls = {name: _pull(term, output, name) for name, term in reconstruction.items()}
-    pull_adversarial = _pull(adversarial, output, "the adversarial term")
-    pull_reconstruction = torch.stack(list(pulls.values())).sum(0)
-    weight = _ratio_at(last_weight, output, pull_reconstruction, pull_adversarial).clamp(
+    check_has_grad(output)
+    grads = {name: _required_grad(term, output, name) for name, term in reconstruction.items()}
+    adversarial_grad = _required_grad(adversarial, output, "the adversarial term")
+    reconstruction_grad = torch.stack(list(grads.values())).sum(0)
+    weight = _grad_ratio(last_weight, output, reconstruction_grad, adversarial_grad).clamp(
         max=adaptive_max
     )
     return BalancedTerms(
         reconstruction={
-            name: known(term, pulls[name], output) for name, term in reconstruction.items()
+            name: attach_grad(term, grads[name], output) for name, term in reconstruction.items()
         },
-        adversarial=known(weight * adversarial, weight * pull_adversarial, output),
+        adversarial=attach_grad(weight * adversarial, weight * adversarial_grad, output),
         weight=weight,
     )
 
 
-def _pull(term: Tensor, output: Tensor, name: str) -> Tensor:
-    """The gradient of a term at the output."""
-    gradient = gradient_at(output, term)
-    if gradient is None:
+def _required_grad(term: Tensor, output: Tensor, name: str) -> Tensor:
+    grad = grad_at(output, term)
+    if grad is None:
         raise ValueError(
-            f"{name} does not depend on the output, so it has no part in the balance. Add it to the loss."
+            f"{name} does not depend on the output, so it cannot be balanced: add it to the loss "
+            "separately."
         )
-    return gradient
+    return grad
 
 
-def _ratio_at(weight: Tensor, output: Tensor, pull_a: Tensor, pull_b: Tensor) -> Tensor:
-    [at_weight_a] = torch.autograd.grad(output, weight, pull_a, retain_graph=True)
-    [at_weight_b] = torch.autograd.grad(output, weight, pull_b, retain_graph=True)
-    return to_fp32(at_weight_a).norm() / (to_fp32(at_weight_b).norm() + 1e-6)
+def _grad_ratio(weight: Tensor, output: Tensor, grad_a: Tensor, grad_b: Tensor) -> Tensor:
+    """Continue two gradients from the output to a weight, and divide their norms."""
+    [weight_grad_a] = torch.autograd.grad(output, weight, grad_a, retain_graph=True)
+    [weight_grad_b] = torch.autograd.grad(output, weight, grad_b, retain_graph=True)
+    return to_fp32(weight_grad_a).norm() / (to_fp32(weight_grad_b).norm() + 1e-6)

@@ -1,18 +1,17 @@
-"""Terms in balance: each pulls at the output with the share of the strength that was asked for,
-whatever its own scale.
+"""A loss balancer: weights set each term's share of the gradient, whatever the scale of the term.
 
-With five terms, weights are guesswork: what counts is not how large a term is but how hard it
-pulls, and that changes as the network learns. EnCodec's balancer (Defossez 2022, arXiv 2210.13438,
-section 3.4) takes the gradient of each term at the output and gives it a length of its own choice,
-so that a weight *is* a share. Two things are otherwise here:
+With five loss terms, plain weights are hard to choose: what counts is not the size of a term but
+the norm of its gradient, which changes during training. EnCodec's balancer (Defossez 2022, arXiv
+2210.13438, section 3.4) takes the gradient of each term with respect to the output and rescales it,
+so that a weight is a share of the total. This one differs in two ways:
 
-- There is no running average of lengths, so there is nothing to save, to resume and to keep equal
-  on several processes; and lengths are taken **per example**. So the balanced gradient is a sum
-  over examples as the plain one is, and four micro-batches are one batch exactly, which with one
-  length for a whole micro-batch they would not be.
-- The common length is not fixed but that of the plain weighted terms together, sum of weight *
-  |gradient|. So where all pull equally hard nothing is changed, and an example that is rebuilt well
-  (a silent one, say) is left in peace.
+- There is no running average of norms, so there is no state to save, to resume and to synchronize
+  between processes, and norms are taken **per example**. The balanced gradient is then a sum over
+  examples as the plain one is, and four micro-batches are exactly one batch, which is not the case
+  with one norm for a whole micro-batch.
+- The total norm is not fixed but that of the weighted terms together, sum of weight * |gradient|.
+  Where all gradients have the same norm nothing is changed, and an example that is reconstructed
+  well (a silent one, for instance) keeps its small gradient.
 
 B examples.
 """
@@ -26,94 +25,101 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from tessera.losses import to_fp32
+from tessera.nn.precision import to_fp32
 
 
-def balanced(
+def balance_gradients(
     terms: Mapping[str, Tensor],
     weights: Mapping[str, float],
     output: Tensor,
     adaptive_max: float = 1e4,
 ) -> dict[str, Tensor]:
-    """The terms by their names and with their own values; each example's gradients at `output` (B,
-    ...) have the lengths
+    """Return the terms with their values and with balanced gradients.
+
+    The gradient of term i with respect to an example of `output`, (B, ...), keeps its direction and
+    gets the norm
 
         weight_i / sum of weights * sum over j of weight_j |gradient_j|
 
-    and the directions that they had; no gradient is made longer than `adaptive_max` times itself. A
-    term that does not depend on the output (a commitment) comes back as it came; one whose gradient
-    is zero stays without one. Weights of terms that are not there count for nothing.
+    but at most `adaptive_max` times its own. A term that does not depend on the output (a
+    commitment loss) is returned unchanged, and a gradient of zero stays zero. Weights of absent
+    terms are ignored.
 
-    From `output` the gradients that are known go on by themselves, so nobody goes backward through
-    a judge twice, and the terms that came in must not be descended as well.
+    The gradients at `output` are computed here and reused in the backward pass, so that no
+    discriminator is backpropagated through twice. Do not add the original terms to the loss as
+    well.
     """
-    refuse_without_gradients(output)
-    pulls = {name: gradient_at(output, term) for name, term in terms.items()}
-    balancing = {name: pull for name, pull in pulls.items() if pull is not None}
-    share = shares(weights, balancing)
-    lengths_B = {name: to_fp32(pull).flatten(1).norm(dim=1) for name, pull in balancing.items()}
-    common_B = sum(
-        (weights[name] * length_B for name, length_B in lengths_B.items()),
+    check_has_grad(output)
+    all_grads = {name: grad_at(output, term) for name, term in terms.items()}
+    grads = {name: grad for name, grad in all_grads.items() if grad is not None}
+    shares = normalize_weights(weights, grads)
+    norms_B = {name: to_fp32(grad).flatten(1).norm(dim=1) for name, grad in grads.items()}
+    total_B = sum(
+        (weights[name] * norm_B for name, norm_B in norms_B.items()),
         start=torch.zeros(()).to(output.device),
     )
-    told = dict(terms)
-    for name, pull in balancing.items():
-        least_B = lengths_B[name].clamp_min(torch.finfo(lengths_B[name].dtype).tiny)
-        factor_B = (share[name] * common_B / least_B).clamp(max=adaptive_max)
-        told[name] = known(
-            terms[name], pull * factor_B.to(pull.dtype).view(-1, *[1] * (pull.ndim - 1)), output
+    balanced = dict(terms)
+    for name, grad in grads.items():
+        norm_B = norms_B[name].clamp_min(torch.finfo(norms_B[name].dtype).tiny)
+        factor_B = (shares[name] * total_B / norm_B).clamp(max=adaptive_max)
+        balanced[name] = attach_grad(
+            terms[name], grad * factor_B.to(grad.dtype).view(-1, *[1] * (grad.ndim - 1)), output
         )
-    return told
+    return balanced
 
 
-def shares(weights: Mapping[str, float], names: Mapping[str, Tensor]) -> dict[str, float]:
-    """What part of the common length each of these terms is to have."""
+def normalize_weights(
+    weights: Mapping[str, float], names: Mapping[str, Tensor]
+) -> dict[str, float]:
+    """Return each term's share of the total norm."""
     for name in names:
         if name not in weights or not 0 <= weights[name] < float("inf"):
             raise ValueError(
-                f"The term {name!r} is to be balanced and its weight is {weights.get(name)}: give each of "
-                f"{', '.join(names)} a number of 0 or more."
+                f"The weight of the term {name!r} is {weights.get(name)}, but balancing needs a "
+                f"finite number of at least 0 for each of {', '.join(names)}."
             )
-    whole = sum(weights[name] for name in names)
-    return {name: weights[name] / whole if whole else 0.0 for name in names}
+    total = sum(weights[name] for name in names)
+    return {name: weights[name] / total if total else 0.0 for name in names}
 
 
-# ---- gradients that are found once and used twice
+# ---- gradients that are computed once and used twice
 
 
-def refuse_without_gradients(output: Tensor) -> None:
+def check_has_grad(output: Tensor) -> None:
     if not (torch.is_grad_enabled() and output.requires_grad):
         raise ValueError(
-            "Terms are balanced by their gradients, and there are none here: the output has no graph, or gradients are off. "
-            "In validation, report the terms as they are, without balancing them."
+            "Loss terms are balanced by their gradients, but the output has no graph, or gradients "
+            "are disabled. In validation, report the terms without balancing them."
         )
 
 
-def gradient_at(output: Tensor, term: Tensor) -> Tensor | None:
-    """None where it does not depend on the output. The graph is kept, because terms may share a
-    part of it."""
+def grad_at(output: Tensor, term: Tensor) -> Tensor | None:
+    """Return the gradient of a term with respect to the output, or None if it does not depend on
+    it. The graph is retained, because terms may share parts of it."""
     if not term.requires_grad:
         return None
-    [gradient] = torch.autograd.grad(term, output, retain_graph=True, allow_unused=True)
-    return gradient
+    [grad] = torch.autograd.grad(term, output, retain_graph=True, allow_unused=True)
+    return grad
 
 
-def known(term: Tensor, gradient: Tensor, output: Tensor) -> Tensor:
-    """The term again, with nothing behind it but `output`. Undetached, its old graph would be kept
-    and walked again."""
-    return _Known.apply(output, term.detach(), gradient)
+def attach_grad(term: Tensor, grad: Tensor, output: Tensor) -> Tensor:
+    """Return the value of a term with a given gradient with respect to `output`.
+
+    The term is detached: its old graph would otherwise be retained and traversed again.
+    """
+    return _PrecomputedGrad.apply(output, term.detach(), grad)
 
 
-class _Known(torch.autograd.Function):
-    """A number whose gradient with respect to `output` has been found already."""
+class _PrecomputedGrad(torch.autograd.Function):
+    """A value whose gradient with respect to `output` is given."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
-        ctx.save_for_backward(gradient)
+    def forward(ctx: Any, output: Tensor, value: Tensor, grad: Tensor) -> Tensor:
+        ctx.save_for_backward(grad)
         return value.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, arriving: Tensor) -> tuple[Tensor, None, None]:
-        [gradient] = ctx.saved_tensors
-        return arriving * gradient, None, None
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        [grad] = ctx.saved_tensors
+        return grad_output * grad, None, None

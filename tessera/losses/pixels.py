@@ -1,26 +1,27 @@
-"""How far apart two images are, pixel by pixel: scalars, the mean over everything, in float32 or
-better."""
+"""Pixel losses: means over all elements, computed in float32 or float64."""
 
 from __future__ import annotations
 
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.losses import to_fp32
+from tessera.nn.precision import to_fp32
 
 
 def l1(a: Tensor, b: Tensor) -> Tensor:
-    return F.l1_loss(*_comparable(a, b))
+    """Return the mean absolute error."""
+    return F.l1_loss(*_check_shapes(a, b))
 
 
 def l2(a: Tensor, b: Tensor) -> Tensor:
-    return F.mse_loss(*_comparable(a, b))
+    """Return the mean squared error."""
+    return F.mse_loss(*_check_shapes(a, b))
 
 
-def _comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _check_shapes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     if a.shape != b.shape:
         raise ValueError(
-            f"Shapes {tuple(a.shape)} and {tuple(b.shape)} are compared pixel by pixel: they must be equal, because "
-            "broadcasting would compare each with many."
+            f"Got images of shapes {tuple(a.shape)} and {tuple(b.shape)}: they must be equal, "
+            "because broadcasting would compare one with many. Resize or repeat them first."
         )
     return to_fp32(a), to_fp32(b)

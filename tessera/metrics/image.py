@@ -1,88 +1,66 @@
-"""Numbers about images and codes that are watched and never descended.
+"""Image metrics: PSNR, SSIM, and the Frechet distance of features.
 
-Whatever is averaged over a held-out set is given per example (names ending in _B) or as additive
-moments, so that a set may be cut into any batches over any processes and still give one number.
+What is averaged over a validation set is computed per example (names that end in _B) or as additive
+moments, so that a set may be split into any batches over any number of processes.
 
-B examples, D width of a feature, V codes. Images are (B, 3, H, W); what lies outside [-1, 1] is
-clamped, as it would be in a file.
+B examples, D feature dimension. Images are (B, 3, H, W) and are clamped to [-1, 1], as they would
+be in a file.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from tessera.losses import to_fp32
+from tessera.nn.precision import to_fp32
 
-RANGE = 2.0
-"""From the darkest pixel to the brightest: the peak of PSNR, and L of SSIM."""
+DATA_RANGE = 2.0
+"""The difference of the largest and the smallest pixel value: the peak of PSNR, and L of SSIM."""
 
-MOST_DECIBELS = 100.0
-"""The PSNR of equal images, which by its formula is infinite and would swallow every average it is
-in."""
+MAX_DECIBELS = 100.0
+"""The PSNR of equal images, which is infinite by its formula and would make every mean infinite."""
 
 SSIM_WINDOW, SSIM_SIGMA = 11, 1.5
 SSIM_K1, SSIM_K2 = 0.01, 0.03
 
 
 def psnr_B(a: Tensor, b: Tensor) -> Tensor:
-    """(B,) decibels: peak signal-to-noise ratio, at most 100."""
-    a, b = _comparable(a, b)
+    """Return the peak signal-to-noise ratio in decibels, at most 100, (B,)."""
+    a, b = _check_images(a, b)
     squared_error_B = (a - b).square().flatten(1).mean(1)
-    return (10 * torch.log10(RANGE**2 / squared_error_B)).clamp(max=MOST_DECIBELS)
+    return (10 * torch.log10(DATA_RANGE**2 / squared_error_B)).clamp(max=MAX_DECIBELS)
 
 
 def ssim_B(a: Tensor, b: Tensor) -> Tensor:
-    """(B,): structural similarity (Wang 2004, eq. 13), the mean over channels and all windows that
-    lie in the image.
+    """Return the structural similarity (Wang 2004, eq. 13), (B,).
 
-    The paper looks at brightness only; here red, green and blue are each looked at and averaged.
+    The mean over channels and over all windows that lie within the image. The paper has luminance
+    only; here red, green and blue are computed separately and averaged.
     """
-    a, b = _comparable(a, b)
+    a, b = _check_images(a, b)
     if min(a.shape[2:]) < SSIM_WINDOW:
         raise ValueError(
-            f"SSIM looks through windows of {SSIM_WINDOW} x {SSIM_WINDOW} pixels, and these images have only "
-            f"{a.shape[2]} x {a.shape[3]}. Use larger images, or PSNR."
+            f"SSIM has windows of {SSIM_WINDOW} x {SSIM_WINDOW} pixels, but these images have only "
+            f"{a.shape[2]} x {a.shape[3]}: use larger images, or PSNR."
         )
     mean_a, mean_b, square_a, square_b, product = (
-        _windowed(image) for image in (a, b, a * a, b * b, a * b)
+        _gaussian_filter(image) for image in (a, b, a * a, b * b, a * b)
     )
     variance_a, variance_b, covariance = (
         square_a - mean_a**2,
         square_b - mean_b**2,
         product - mean_a * mean_b,
     )
-    steady_mean, steady_variance = (SSIM_K1 * RANGE) ** 2, (SSIM_K2 * RANGE) ** 2
-    brightness = (2 * mean_a * mean_b + steady_mean) / (mean_a**2 + mean_b**2 + steady_mean)
-    structure = (2 * covariance + steady_variance) / (variance_a + variance_b + steady_variance)
-    return (brightness * structure).flatten(1).mean(1)
-
-
-def code_usage(counts: Tensor) -> Tensor:
-    """The share of the codes that were used at all. `counts` is (..., V); each row is looked at by
-    itself."""
-    return (counts > 0).double().mean(-1)
-
-
-def code_bits(counts: Tensor) -> Tensor:
-    """What the counted symbols take on disk, in bits, each written by itself. `counts` is (...,
-    V)."""
-    return counts.sum() * math.log2(counts.shape[-1])
-
-
-def code_perplexity(counts: Tensor) -> Tensor:
-    """How many codes, used equally often, would be as varied as these: between 1 and V. 1 if
-    nothing was counted."""
-    shares = counts.double() / counts.sum(-1, keepdim=True).clamp(min=1)
-    return torch.special.entr(shares).sum(-1).exp()
+    c1, c2 = (SSIM_K1 * DATA_RANGE) ** 2, (SSIM_K2 * DATA_RANGE) ** 2
+    luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
+    structure = (2 * covariance + c2) / (variance_a + variance_b + c2)
+    return (luminance * structure).flatten(1).mean(1)
 
 
 def moments(features_BD: Tensor) -> dict[str, Tensor]:
-    """What the Frechet distance needs to know of some examples. The moments of two sets add up to
-    those of both."""
+    """Return the moments for `frechet_distance`. Those of two sets add up to those of both."""
     features_BD = features_BD.detach().double()
     return {
         "count": torch.tensor(
@@ -93,55 +71,55 @@ def moments(features_BD: Tensor) -> dict[str, Tensor]:
     }
 
 
-def frechet(real: Mapping[str, Tensor], fake: Mapping[str, Tensor]) -> float:
-    """The squared Frechet distance of two Gaussians with these moments (Heusel 2017, arXiv
-    1706.08500, eq. 6).
+def frechet_distance(real: Mapping[str, Tensor], fake: Mapping[str, Tensor]) -> float:
+    """Return the squared Frechet distance of two Gaussians (Heusel 2017, arXiv 1706.08500, eq. 6).
 
-    It is named after the network that made the features, and is "FID" only for Inception's. It
-    falls with the number of
-    examples: compare only numbers of equal counts, and give beside it the distance of two halves of
-    the real set.
+    Report it under the name of the network that computed the features; only with Inception it is
+    FID. It decreases with the number of examples: compare values of equal counts only, and report
+    the distance of two halves of the real set beside it.
     """
-    mean_real, covariance_real = _gaussian(real)
-    mean_fake, covariance_fake = _gaussian(fake)
-    # The trace of (AB)^1/2 is the sum of the singular values of A^1/2 B^1/2. Taken so, no square
-    # root of a product of covariances is needed, which with fewer examples than D has eigenvalues
-    # of no certain sign.
-    overlap = torch.linalg.svdvals(_root(covariance_real) @ _root(covariance_fake)).sum()
-    spread = covariance_real.trace() + covariance_fake.trace() - 2 * overlap
+    mean_real, covariance_real = _fit_gaussian(real)
+    mean_fake, covariance_fake = _fit_gaussian(fake)
+    # The trace of (AB)^1/2 is the sum of the singular values of A^1/2 B^1/2. This needs no square
+    # root of a product of covariances, whose eigenvalues have no reliable sign if there are fewer
+    # examples than D.
+    overlap = torch.linalg.svdvals(_matrix_sqrt(covariance_real) @ _matrix_sqrt(covariance_fake))
+    spread = covariance_real.trace() + covariance_fake.trace() - 2 * overlap.sum()
     return ((mean_real - mean_fake).square().sum() + spread).clamp(min=0).item()
 
 
-def _gaussian(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Mean and unbiased covariance."""
+def _fit_gaussian(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the mean and the unbiased covariance."""
     count = moments["count"].item()
     if count < 2:
         raise ValueError(
-            f"A Frechet distance needs 2 examples or more on each side, and was given {count:.0f}."
+            f"A Frechet distance needs at least 2 examples on each side, got {count:.0f}: use a "
+            "larger set."
         )
     mean = moments["sum"] / count
     return mean, (moments["outer"] - count * torch.outer(mean, mean)) / (count - 1)
 
 
-def _root(covariance: Tensor) -> Tensor:
+def _matrix_sqrt(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
-def _comparable(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in range and in float32 or better."""
+def _check_images(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Check the shapes, and return both images clamped and in float32 or float64."""
     if a.shape != b.shape or a.ndim != 4:
         raise ValueError(
-            f"Images of shapes {tuple(a.shape)} and {tuple(b.shape)}: both must be the same (B, C, H, W)."
+            f"Got images of shapes {tuple(a.shape)} and {tuple(b.shape)}: both must have the same "
+            "shape (B, C, H, W). Resize or crop them first."
         )
     return to_fp32(a).clamp(-1, 1), to_fp32(b).clamp(-1, 1)
 
 
-def _windowed(image: Tensor) -> Tensor:
-    """The Gaussian mean around each pixel that has a whole window around it.
+def _gaussian_filter(image: Tensor) -> Tensor:
+    """Return the Gaussian mean around each pixel whose window lies within the image.
 
-    Shifted sums and not a convolution: autocast and TF32 shorten the numbers that go into a
-    convolution, and variances taken as a difference of two such means would be lost.
+    Computed as shifted sums and not as a convolution: autocast and TF32 round the inputs of
+    convolutions, and variances, which are differences of two such means, would be lost.
     """
     offsets = torch.arange(SSIM_WINDOW) - SSIM_WINDOW // 2
     bell = torch.exp(-(offsets.double() ** 2) / (2 * SSIM_SIGMA**2))

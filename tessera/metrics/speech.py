@@ -1,7 +1,7 @@
-"""How much of rebuilt speech can be understood: short-time objective intelligibility.
+"""Speech metrics: short-time objective intelligibility (STOI).
 
-B examples, N samples at RATE_HZ, F frames, J bands. Sounds are (B, 1, N). Nothing here is
-descended.
+B examples, N samples at RATE_HZ, F frames, P samples of a frame, S segments, J bands. Audio is
+(B, 1, N).
 """
 
 from __future__ import annotations
@@ -13,68 +13,70 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tessera.losses import to_fp32
+from tessera.nn.precision import to_fp32
 
 RATE_HZ = 10_000
-WINDOW, HOP, POINTS = 256, 128, 512
-BANDS, LOWEST_HZ = 15, 150.0
-"""A third of an octave each, from this centre upwards."""
+WINDOW, HOP, FFT_SIZE = 256, 128, 512
+NUM_BANDS, LOWEST_HZ = 15, 150.0
+"""One-third octave bands, and the center of the lowest."""
 SEGMENT = 30
-"""Frames that are compared at once: 384 ms, as long as a syllable or two."""
-RANGE_DB = 40.0
-"""Frames of the original that are so much quieter than its loudest are left out of both."""
+"""Frames that are compared at a time: 384 ms, about one or two syllables."""
+DYNAMIC_RANGE_DB = 40.0
+"""Frames in which the original is quieter than its loudest frame by more than this are removed."""
 CLIP = 1 + 10 ** (15 / 20)
-"""How many times as loud as in the original a band may be: what is louder is cut, since it is all
-distortion by then."""
+"""The largest ratio of a band to the original: louder output is all distortion and is clipped."""
 
 
 @torch.no_grad()
 def stoi_B(
     output: Tensor, original: Tensor, *, rate_hz: int, lengths_B: Tensor | None = None
 ) -> Tensor:
-    """(B,): from about 0, nothing is understood, to 1 (Taal 2011,
-    doi.org/10.1109/TASL.2011.2114881, section II).
+    """Return STOI (Taal 2011, doi.org/10.1109/TASL.2011.2114881, section II), (B,).
 
-    Not a number where there is too little to compare: less than 0.4 s that is not silent. Whoever
-    averages leaves these out.
+    It ranges from about 0, unintelligible, to 1. It is NaN where there is too little to compare,
+    less than 0.4 s that is not silent: leave these examples out of means.
     """
     if output.shape != original.shape or output.ndim != 3 or output.shape[1] != 1:
         raise ValueError(
-            f"Sounds of shapes {tuple(output.shape)} and {tuple(original.shape)}: both must be the same (B, 1, N)."
+            f"Got audio of shapes {tuple(output.shape)} and {tuple(original.shape)}: both must "
+            "have the same shape (B, 1, N). Mix down and trim them first."
         )
     lengths = [output.shape[2]] * len(output) if lengths_B is None else lengths_B.tolist()
     pairs = zip(to_fp32(output)[:, 0], to_fp32(original)[:, 0], lengths, strict=True)
-    told = [
-        intelligibility(*(resampled(one[:length], rate_hz) for one in (made, real)))
-        for made, real, length in pairs
+    values = [
+        compute_stoi(*(resample(audio[:length], rate_hz) for audio in (fake, real)))
+        for fake, real, length in pairs
     ]
-    return torch.stack(told) if told else output.new_zeros(0)
+    return torch.stack(values) if values else output.new_zeros(0)
 
 
-def intelligibility(made_N: Tensor, real_N: Tensor) -> Tensor:
-    """The mean correlation, over bands and segments, of how loud a band is from frame to frame (eq.
-    5 and 6)."""
-    made_FP, real_FP = framed(made_N), framed(real_N)
-    loud_F = real_FP.norm(dim=1)
-    heard_F = loud_F > largest(loud_F) * 10 ** (-RANGE_DB / 20)
-    if int(heard_F.sum()) < SEGMENT:
-        return made_N.new_tensor(math.nan)
-    made_SJF, real_SJF = (segments(joined(frames_FP[heard_F])) for frames_FP in (made_FP, real_FP))
-    least = torch.finfo(made_SJF.dtype).eps
-    as_loud = real_SJF.norm(dim=-1, keepdim=True) / (made_SJF.norm(dim=-1, keepdim=True) + least)
-    made_SJF = torch.minimum(made_SJF * as_loud, real_SJF * CLIP)
-    made_SJF, real_SJF = (part - part.mean(-1, keepdim=True) for part in (made_SJF, real_SJF))
-    lengths_SJ = made_SJF.norm(dim=-1) * real_SJF.norm(dim=-1)
-    return ((made_SJF * real_SJF).sum(-1) / (lengths_SJ + least)).mean()
+def compute_stoi(fake_N: Tensor, real_N: Tensor) -> Tensor:
+    """Return the mean correlation of band envelopes over bands and segments (eq. 5 and 6)."""
+    fake_FP, real_FP = split_frames(fake_N), split_frames(real_N)
+    loudness_F = real_FP.norm(dim=1)
+    audible_F = loudness_F > max_loudness(loudness_F) * 10 ** (-DYNAMIC_RANGE_DB / 20)
+    if int(audible_F.sum()) < SEGMENT:
+        return fake_N.new_tensor(math.nan)
+    fake_SJF, real_SJF = (
+        band_segments(overlap_add(frames_FP[audible_F])) for frames_FP in (fake_FP, real_FP)
+    )
+    eps = torch.finfo(fake_SJF.dtype).eps
+    gain = real_SJF.norm(dim=-1, keepdim=True) / (fake_SJF.norm(dim=-1, keepdim=True) + eps)
+    fake_SJF = torch.minimum(fake_SJF * gain, real_SJF * CLIP)
+    fake_SJF, real_SJF = (part - part.mean(-1, keepdim=True) for part in (fake_SJF, real_SJF))
+    norms_SJ = fake_SJF.norm(dim=-1) * real_SJF.norm(dim=-1)
+    return ((fake_SJF * real_SJF).sum(-1) / (norms_SJ + eps)).mean()
 
 
-def largest(loud_F: Tensor) -> Tensor:
-    """More than nothing, so that in silence no frame is heard."""
-    return torch.cat([loud_F, loud_F.new_tensor([torch.finfo(loud_F.dtype).tiny])]).max()
+def max_loudness(loudness_F: Tensor) -> Tensor:
+    """Return the maximum, but more than zero, so that no frame of silence is above it."""
+    return torch.cat(
+        [loudness_F, loudness_F.new_tensor([torch.finfo(loudness_F.dtype).tiny])]
+    ).max()
 
 
-def framed(samples_N: Tensor) -> Tensor:
-    """(F, 256) under a Hann window without its zeros, halfway over one another."""
+def split_frames(samples_N: Tensor) -> Tensor:
+    """Split into frames that overlap by half, under a Hann window without its zeros, (F, 256)."""
     hann = torch.hann_window(
         WINDOW + 2, periodic=False, dtype=samples_N.dtype, device=samples_N.device
     )[1:-1]
@@ -83,42 +85,42 @@ def framed(samples_N: Tensor) -> Tensor:
     return samples_N.unfold(0, WINDOW, HOP) * hann
 
 
-def joined(frames_FP: Tensor) -> Tensor:
-    """The samples again, with the frames that were left out cut out."""
+def overlap_add(frames_FP: Tensor) -> Tensor:
+    """Join frames to samples, (N,)."""
     samples = (len(frames_FP) - 1) * HOP + WINDOW
     return F.fold(frames_FP.T[None], (1, samples), (1, WINDOW), stride=(1, HOP)).flatten()
 
 
-def segments(samples_N: Tensor) -> Tensor:
-    """(S, 15, 30): how loud each band is, in every run of 30 frames."""
-    power_FK = torch.fft.rfft(framed(samples_N), POINTS).abs().square()
-    loud_FJ = (power_FK @ bands().to(power_FK)).sqrt()
-    return loud_FJ.unfold(0, SEGMENT, 1)
+def band_segments(samples_N: Tensor) -> Tensor:
+    """Return the envelope of each band in every run of 30 frames, (S, 15, 30)."""
+    power_FK = torch.fft.rfft(split_frames(samples_N), FFT_SIZE).abs().square()
+    envelope_FJ = (power_FK @ third_octave_bands().to(power_FK)).sqrt()
+    return envelope_FJ.unfold(0, SEGMENT, 1)
 
 
 @lru_cache(maxsize=1)
-def bands() -> Tensor:
-    """(257, 15): which frequencies belong to which third of an octave, their edges moved to the
-    nearest frequency."""
-    frequencies = torch.arange(POINTS // 2 + 1, dtype=torch.float64) * RATE_HZ / POINTS
-    centres = LOWEST_HZ * 2 ** (torch.arange(BANDS, dtype=torch.float64) / 3)
+def third_octave_bands() -> Tensor:
+    """Return which frequencies belong to which band, with edges at the nearest bin, (257, 15)."""
+    frequencies = torch.arange(FFT_SIZE // 2 + 1, dtype=torch.float64) * RATE_HZ / FFT_SIZE
+    centers = LOWEST_HZ * 2 ** (torch.arange(NUM_BANDS, dtype=torch.float64) / 3)
     low, high = (
-        (frequencies[:, None] - centres * 2**side).abs().argmin(0) for side in (-1 / 6, 1 / 6)
+        (frequencies[:, None] - centers * 2**side).abs().argmin(0) for side in (-1 / 6, 1 / 6)
     )
     numbers = torch.arange(len(frequencies))[:, None]
     return ((numbers >= low) & (numbers < high)).double()
 
 
-def resampled(samples_N: Tensor, rate_hz: int) -> Tensor:
-    """At RATE_HZ, by cutting or filling up the spectrum. Silence is added to the next length that
-    both rates can have."""
-    step, others = rate_hz // math.gcd(rate_hz, RATE_HZ), RATE_HZ // math.gcd(rate_hz, RATE_HZ)
-    if step == others or not len(samples_N):
+def resample(samples_N: Tensor, rate_hz: int) -> Tensor:
+    """Resample to RATE_HZ by cropping or zero-padding the spectrum.
+
+    The audio is padded with silence to the next length that is whole at both rates.
+    """
+    down, up = rate_hz // math.gcd(rate_hz, RATE_HZ), RATE_HZ // math.gcd(rate_hz, RATE_HZ)
+    if down == up or not len(samples_N):
         return samples_N
-    kept = math.ceil(len(samples_N) * others / step)
-    steps = -(
-        -(len(samples_N) + rate_hz // 10) // step
-    )  # a tenth of a second, so that the end does not ring at the beginning
-    spectrum = torch.fft.rfft(samples_N, steps * step)
-    longer = steps * others
-    return torch.fft.irfft(spectrum[: longer // 2 + 1], longer)[:kept] * (others / step)
+    length = math.ceil(len(samples_N) * up / down)
+    # With a tenth of a second more, so that the end does not ring at the beginning.
+    steps = -(-(len(samples_N) + rate_hz // 10) // down)
+    spectrum = torch.fft.rfft(samples_N, steps * down)
+    padded = steps * up
+    return torch.fft.irfft(spectrum[: padded // 2 + 1], padded)[:length] * (up / down)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tessera.data.discovery import scan
+from tessera.data.discovery import list_files
 from tessera.data.inspect import Report
 
 
@@ -101,7 +101,7 @@ def inspect_folder(path: str, modality: str | None = None) -> Report:
 def detect_modality(path: str) -> str:
     """Return the modality whose own suffixes most of the files have."""
     root = Path(path).expanduser()
-    names = [name.lower() for name in (scan(root) if root.is_dir() else [root.name])]
+    names = [name.lower() for name in (list_files(root) if root.is_dir() else [root.name])]
     candidates = {
         modality.name: modality.suffixes
         for modality in MODALITIES.values()

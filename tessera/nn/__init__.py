@@ -1,2 +1,1 @@
-"""Blocks that two models or more are built from. Nothing here knows a model, a task or the
-engine."""
+"""Building blocks that several models share, independent of models, objectives and the engine."""

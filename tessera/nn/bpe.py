@@ -1,19 +1,18 @@
-"""An alphabet for texts: the bytes of UTF-8, and pieces of words that are often met (byte pair
-encoding: Sennrich 2016, arXiv 1508.07909, algorithm 1; on bytes as in GPT-2, so that no character
-is unknown).
+"""A tokenizer for texts: byte pair encoding (Sennrich 2016, arXiv 1508.07909, algorithm 1) on the
+bytes of UTF-8 as in GPT-2, so that no character is unknown.
 
-Why one of our own: all that it learns is one table of whole numbers, `merges`, so it is a tensor of
-the network like any other. It travels in the checkpoint, is copied into the average and is sent to
-every process; no file lies beside the weights to be lost or mixed up, and nothing has to be
-installed.
+It is implemented here because all that it learns is one integer table, `merges`, which can be a
+buffer of the network like any other. It is saved in the checkpoint, copied into the EMA and
+broadcast to every process; there is no separate file that could be lost or mismatched, and no
+package to install.
 
-Symbols: 0 is padding, 1 begins every text (so that a text of nothing is one symbol long), 2 to 257
-are the bytes, and 258 + k is the pair in row k of `merges`; rows that are not in use hold -1.
+Tokens: 0 is padding, 1 begins every text (so that an empty text has one token), 2 to 257 are the
+bytes, and 258 + k is the pair in row k of `merges`; unused rows hold -1.
 
-A *word* is a run of letters and digits with the space before it; any other character is a word of
-its own. Pairs never reach over the end of a word. Texts are read in one form: composed (Unicode
-NFC), with single spaces and none at the ends, and unless told otherwise without case.
-`decode(encode(text))` is the text in that form.
+A *word* is a run of alphanumeric characters with the space before it; any other character is a word
+of its own. Pairs never cross the end of a word. Texts are normalized first: composed (Unicode NFC),
+with single spaces and none at the ends, and case-folded by default. `decode(encode(text))` is the
+normalized text.
 """
 
 from __future__ import annotations
@@ -29,46 +28,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-PADDING, BEGIN, FIRST_BYTE, FIRST_PAIR = 0, 1, 2, 258
+PAD_ID, BOS_ID, FIRST_BYTE_ID, FIRST_MERGE_ID = 0, 1, 2, 258
 
 WORD = re.compile(r" ?[^\W_]+|.", re.DOTALL)
 
-REMEMBERED = 2**16
-"""Texts, and words, whose symbols are kept in memory."""
+CACHE_SIZE = 2**16
+"""Number of texts, and of words, whose tokens are cached."""
 
 Pair = tuple[int, int]
 
 
-def refuse_too_few(tokens: int) -> None:
-    if tokens < FIRST_PAIR:
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise a ValueError if the vocabulary has no room for the bytes."""
+    if vocab_size < FIRST_MERGE_ID:
         raise ValueError(
-            f"An alphabet of {tokens} symbols was asked for, but padding, the beginning and the 256 bytes alone are "
-            f"{FIRST_PAIR}: use that many (plain bytes) or more, such as 512."
+            f"vocab_size is {vocab_size}, but padding, the beginning of a text and the 256 bytes"
+            f" take {FIRST_MERGE_ID} tokens: use that many (bytes only) or more, such as 512."
         )
 
 
 class BPE(nn.Module):
-    """`learn` it from texts, then `encode` and `decode`. Before it has learnt anything it spells
-    every text byte by byte."""
+    """A byte pair encoding, which encodes byte by byte until `train_from_iterator` is called."""
 
     merges: Tensor
 
-    def __init__(self, tokens: int = 512, *, casefold: bool = True):
+    def __init__(self, vocab_size: int = 512, *, casefold: bool = True):
         super().__init__()
-        refuse_too_few(tokens)
-        self.size, self.casefold = tokens, casefold
-        self.register_buffer("merges", torch.full((tokens - FIRST_PAIR, 2), -1))
-        self._spelling, self._seen = Spelling([]), (0, 0)
+        check_vocab_size(vocab_size)
+        self.vocab_size, self.casefold = vocab_size, casefold
+        self.register_buffer("merges", torch.full((vocab_size - FIRST_MERGE_ID, 2), -1))
+        self._table, self._table_version = MergeTable([]), (0, 0)
 
-    def learn(self, texts: Iterable[str]) -> None:
-        """Forgets what was learnt and takes the pairs that these texts hold most often, whatever
-        order they come in."""
+    def train_from_iterator(self, texts: Iterable[str]) -> None:
+        """Replace the merges by the most frequent pairs of these texts, whatever their order."""
         words: Counter[str] = Counter()
-        for text, times in Counter(texts).items():
-            for word in words_of(self.form(text)):
-                words[word] += times
-        pairs = frequent_pairs(
-            {spelt(word): times for word, times in words.items()}, most=len(self.merges)
+        for text, count in Counter(texts).items():
+            for word in split_words(self.normalize(text)):
+                words[word] += count
+        pairs = learn_merges(
+            {byte_tokens(word): count for word, count in words.items()},
+            max_merges=len(self.merges),
         )
         self.merges.fill_(-1)
         self.merges[: len(pairs)] = torch.tensor(
@@ -76,169 +75,181 @@ class BPE(nn.Module):
         ).view(-1, 2)
 
     def encode(self, text: str) -> list[int]:
-        spelling = self.spelling()
-        if text not in spelling.texts:
-            make_room(spelling.texts)
-            tokens = [token for word in words_of(self.form(text)) for token in spelling.spell(word)]
-            spelling.texts[text] = (BEGIN, *tokens)
-        return list(spelling.texts[text])
+        """Return the tokens of a text, with `BOS_ID` first."""
+        table = self.merge_table()
+        if text not in table.texts:
+            clear_if_full(table.texts)
+            words = split_words(self.normalize(text))
+            tokens = [token for word in words for token in table.encode_word(word)]
+            table.texts[text] = (BOS_ID, *tokens)
+        return list(table.texts[text])
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """What these symbols spell. A character that was cut in two, or never was one, is shown as
-        U+FFFD."""
-        known = self.spelling().bytes_of
-        given = list(tokens)
-        if strange := [token for token in given if not 0 <= token < len(known)]:
+        """Return the text of tokens. Bytes that are not valid UTF-8 are shown as U+FFFD."""
+        token_bytes = self.merge_table().token_bytes
+        tokens = list(tokens)
+        if unknown := [token for token in tokens if not 0 <= token < len(token_bytes)]:
             raise ValueError(
-                f"The symbol {strange[0]} came to be read, but this alphabet has learnt those from 0 to {len(known) - 1} only: "
-                "it is another alphabet's, or no text's."
+                f"Token {unknown[0]} cannot be decoded, because this vocabulary has tokens from 0"
+                f" to {len(token_bytes) - 1}: use the vocabulary that encoded the text."
             )
-        data = b"".join(known[token] for token in given)
+        data = b"".join(token_bytes[token] for token in tokens)
         try:
             text = data.decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
             text = data.decode("utf-8", "replace")
         return text.removeprefix(" ")
 
-    def form(self, text: str) -> str:
-        """The form in which texts are read. Decomposed before case is folded: Unicode 16, section
-        3.13, D145."""
-        words = " ".join(text.split())
-        if self.casefold:
-            words = unicodedata.normalize("NFD", words).casefold()
-        return unicodedata.normalize("NFC", words)
+    def normalize(self, text: str) -> str:
+        """Normalize whitespace, case and Unicode form.
 
-    def spelling(self) -> Spelling:
-        """As `merges` says now. It may have been learnt, loaded, copied over or exchanged with the
-        average's since.
-
-        Where it lies and how often it was written to is asked first: to look at the numbers would
-        make a GPU wait.
+        Characters are decomposed before case folding: Unicode 16, section 3.13, D145.
         """
-        seen = (self.merges.data_ptr(), self.merges._version)
-        if seen != self._seen:
-            pairs = pairs_in(self.merges)
-            if pairs != self._spelling.pairs:
-                self._spelling = Spelling(pairs)
-            self._seen = seen
-        return self._spelling
+        text = " ".join(text.split())
+        if self.casefold:
+            text = unicodedata.normalize("NFD", text).casefold()
+        return unicodedata.normalize("NFC", text)
+
+    def merge_table(self) -> MergeTable:
+        """Return the table of the current `merges`.
+
+        They may have been trained, loaded, copied or swapped with the EMA since the last call. The
+        storage address and the version counter are compared first, because reading the values would
+        synchronize with a GPU.
+        """
+        version = (self.merges.data_ptr(), self.merges._version)
+        if version != self._table_version:
+            pairs = read_pairs(self.merges)
+            if pairs != self._table.pairs:
+                self._table = MergeTable(pairs)
+            self._table_version = version
+        return self._table
 
 
-def pairs_in(merges: Tensor) -> list[Pair]:
-    """The rows in use: those behind the last of them hold -1."""
+def read_pairs(merges: Tensor) -> list[Pair]:
+    """Return the rows in use, without the rows of -1 at the end."""
     rows = [(left, right) for left, right in merges.tolist()]
     while rows and rows[-1] == (-1, -1):
         rows.pop()
     return rows
 
 
-class Spelling:
-    """What one table of pairs makes of words, with all that was asked before."""
+class MergeTable:
+    """A list of merges, with a cache of the words and texts that it has encoded."""
 
     def __init__(self, pairs: list[Pair]):
         self.pairs = pairs
-        self.symbol_of: dict[Pair, int] = {}
-        self.bytes_of = [b"", b"", *(bytes([byte]) for byte in range(256))]
+        self.merge_ids: dict[Pair, int] = {}
+        self.token_bytes = [b"", b"", *(bytes([byte]) for byte in range(256))]
         self.texts: dict[str, tuple[int, ...]] = {}
         self.words: dict[str, tuple[int, ...]] = {}
-        for token, (left, right) in enumerate(pairs, start=FIRST_PAIR):
-            if not (FIRST_BYTE <= left < token and FIRST_BYTE <= right < token):
+        for token, (left, right) in enumerate(pairs, start=FIRST_MERGE_ID):
+            if not (FIRST_BYTE_ID <= left < token and FIRST_BYTE_ID <= right < token):
                 raise ValueError(
-                    f"Row {token - FIRST_PAIR} of an alphabet's merges joins {left} and {right}, but a pair is made of "
-                    f"symbols from {FIRST_BYTE} up to {token - 1}: the table is damaged, or is no alphabet's."
+                    f"Row {token - FIRST_MERGE_ID} of the BPE merges joins {left} and {right}, but"
+                    f" a pair consists of tokens from {FIRST_BYTE_ID} to {token - 1}: the"
+                    " checkpoint is damaged or belongs to another model."
                 )
-            self.symbol_of[left, right] = token
-            self.bytes_of.append(self.bytes_of[left] + self.bytes_of[right])
+            self.merge_ids[left, right] = token
+            self.token_bytes.append(self.token_bytes[left] + self.token_bytes[right])
 
-    def spell(self, word: str) -> tuple[int, ...]:
-        """The bytes of a word, joined pair by pair in the order in which the pairs were learnt."""
+    def encode_word(self, word: str) -> tuple[int, ...]:
+        """Merge the bytes of a word, pair by pair in the order in which the pairs were learned."""
         if word not in self.words:
-            make_room(self.words)
-            tokens = spelt(word)
-            while found := [
-                self.symbol_of[pair] for pair in pairwise(tokens) if pair in self.symbol_of
+            clear_if_full(self.words)
+            tokens = byte_tokens(word)
+            while merges := [
+                self.merge_ids[pair] for pair in pairwise(tokens) if pair in self.merge_ids
             ]:
-                tokens = joined(tokens, self.pairs[min(found) - FIRST_PAIR], min(found))
+                first = min(merges)
+                tokens = merge_pair(tokens, self.pairs[first - FIRST_MERGE_ID], first)
             self.words[word] = tokens
         return self.words[word]
 
 
-def make_room(remembered: dict[str, Any]) -> None:
-    if len(remembered) >= REMEMBERED:
-        remembered.clear()
+def clear_if_full(cache: dict[str, Any]) -> None:
+    if len(cache) >= CACHE_SIZE:
+        cache.clear()
 
 
-def words_of(text: str) -> list[str]:
-    """A word that opens a text gets the space that it has elsewhere, so that it is the same symbols
-    in both places."""
+def split_words(text: str) -> list[str]:
+    """Split a normalized text into words.
+
+    A word at the beginning gets the space that it has elsewhere, so that its tokens are the same.
+    """
     return WORD.findall(f" {text}" if text[:1].isalnum() else text)
 
 
-def spelt(word: str) -> tuple[int, ...]:
-    """Byte by byte. Halves of characters, which a terminal of another encoding leaves in a prompt,
-    pass."""
-    return tuple(FIRST_BYTE + byte for byte in word.encode("utf-8", "surrogatepass"))
+def byte_tokens(word: str) -> tuple[int, ...]:
+    """Return one token per byte.
+
+    Lone surrogates, which a terminal with another encoding leaves in a prompt, are accepted.
+    """
+    return tuple(FIRST_BYTE_ID + byte for byte in word.encode("utf-8", "surrogatepass"))
 
 
-def joined(tokens: tuple[int, ...], pair: Pair, token: int) -> tuple[int, ...]:
-    """With `token` wherever the pair stood, from left to right."""
-    after: list[int] = []
-    place = 0
-    while place < len(tokens):
-        met = tokens[place : place + 2] == pair
-        after.append(token if met else tokens[place])
-        place += 2 if met else 1
-    return tuple(after)
+def merge_pair(tokens: tuple[int, ...], pair: Pair, token: int) -> tuple[int, ...]:
+    """Replace each occurrence of a pair by `token`, from left to right."""
+    merged: list[int] = []
+    index = 0
+    while index < len(tokens):
+        matches = tokens[index : index + 2] == pair
+        merged.append(token if matches else tokens[index])
+        index += 2 if matches else 1
+    return tuple(merged)
 
 
-def frequent_pairs(words: dict[tuple[int, ...], int], most: int) -> list[Pair]:
-    """The pairs to join: each time the one met most often (of equals, that of smaller symbols),
-    until none is met twice."""
-    count_by_suffix = Tally(words)
-    chosen: list[Pair] = []
-    while len(chosen) < most and (pair := count_by_suffix.most_frequent()):
-        count_by_suffix.join(pair, FIRST_PAIR + len(chosen))
-        chosen.append(pair)
-    return chosen
+def learn_merges(words: dict[tuple[int, ...], int], max_merges: int) -> list[Pair]:
+    """Return the pairs to merge: in each step the most frequent one, until none occurs twice.
+
+    Of equally frequent pairs, the one with the smaller tokens is first.
+    """
+    counts = PairCounts(words)
+    merges: list[Pair] = []
+    while len(merges) < max_merges and (pair := counts.most_frequent()):
+        counts.merge(pair, FIRST_MERGE_ID + len(merges))
+        merges.append(pair)
+    return merges
 
 
-class Tally:
-    """How often each pair is met in some words, kept true while pairs are joined, and only where
-    they stand.
+class PairCounts:
+    """The frequencies of adjacent pairs in words, updated only where pairs are merged.
 
-    The heap may hold counts that are no longer true: they are passed over, because every count that
-    changes is put in anew.
+    The heap may hold outdated counts. They are skipped, because every changed count is pushed
+    again.
     """
 
     def __init__(self, words: dict[tuple[int, ...], int]):
-        self.words, self.times = list(words), list(words.values())
+        self.words, self.word_counts = list(words), list(words.values())
         self.counts: Counter[Pair] = Counter()
-        self.homes: defaultdict[Pair, set[int]] = defaultdict(set)
-        for number in range(len(self.words)):
-            self.add(number)
+        self.words_with_pair: defaultdict[Pair, set[int]] = defaultdict(set)
+        for index in range(len(self.words)):
+            self.add_word(index)
         self.heap = [(-count, pair) for pair, count in self.counts.items()]
         heapq.heapify(self.heap)
 
-    def add(self, number: int) -> None:
-        for pair in pairwise(self.words[number]):
-            self.counts[pair] += self.times[number]
-            self.homes[pair].add(number)
+    def add_word(self, index: int) -> None:
+        for pair in pairwise(self.words[index]):
+            self.counts[pair] += self.word_counts[index]
+            self.words_with_pair[pair].add(index)
 
     def most_frequent(self) -> Pair | None:
+        """Remove and return the most frequent pair, or None if no pair occurs twice."""
         while self.heap:
             count, pair = heapq.heappop(self.heap)
             if -count == self.counts[pair]:
                 return pair if -count > 1 else None
         return None
 
-    def join(self, pair: Pair, token: int) -> None:
+    def merge(self, pair: Pair, token: int) -> None:
+        """Replace a pair by `token` in all words."""
         changed: set[Pair] = set()
-        for number in self.homes.pop(pair):
-            before = self.words[number]
-            for one in pairwise(before):
-                self.counts[one] -= self.times[number]
-            self.words[number] = joined(before, pair, token)
-            self.add(number)
-            changed.update(pairwise(before), pairwise(self.words[number]))
+        for index in self.words_with_pair.pop(pair):
+            before = self.words[index]
+            for old in pairwise(before):
+                self.counts[old] -= self.word_counts[index]
+            self.words[index] = merge_pair(before, pair, token)
+            self.add_word(index)
+            changed.update(pairwise(before), pairwise(self.words[index]))
         for one in changed:
             heapq.heappush(self.heap, (-self.counts[one], one))

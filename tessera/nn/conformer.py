@@ -1,12 +1,11 @@
-"""The Conformer (Gulati 2020, arXiv 2005.08100): a transformer whose blocks also look at their
-neighbours by convolution.
+"""The Conformer (Gulati 2020, arXiv 2005.08100): a transformer whose blocks also have convolutions.
 
-SoundStorm's network (Borsos 2023, arXiv 2305.09636, section 3.1). It is called as
-`nn/transformer.py`'s Transformer is, can take its place, and has its habits: positions by rotation,
-norms first, no biases, parts that start as nothing. Padding is seen by nobody, neither by attention
-nor by a convolution, so that a sound is the same alone and in a batch.
+It is the backbone of SoundStorm (Borsos 2023, arXiv 2305.09636, section 3.1). It has the interface
+and the conventions of the Transformer in `nn/transformer.py` and can replace it: rotary positions,
+pre-norm blocks, no biases, zero-initialized output projections. Padding is excluded from attention
+and from the convolutions, so that an example has the same states alone and in a padded batch.
 
-B batch, N places, W width.
+B batch, N positions, W model dimension.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.nn import transformer
-from tessera.nn.init import start
+from tessera.nn.init import init_fan_in_, zero_init_
 from tessera.nn.transformer import (
     ContextKV,
     FeedForward,
@@ -28,29 +27,33 @@ from tessera.nn.transformer import (
     Rotary,
     Transformer,
     linear,
-    zero_init_,
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConformerConfig:
     kernel: int = 5
-    """Places that a convolution looks at, its own in their middle. SoundStorm has 5; 31 is usual
-    where speech is recognised."""
+    """Kernel size of the convolutions in positions, an odd number. SoundStorm has 5; 31 is common
+    in speech recognition."""
 
     def __post_init__(self) -> None:
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise ValueError(
-                f"A convolution looks equally far to both sides, so the kernel is odd, not {self.kernel}: use 5."
+                f"kernel must be odd and at least 1, so that it is centered, got {self.kernel}: "
+                "use 5."
             )
 
-    def build(self, dim: int, depth: int, heads: int, *, context: int | None = None) -> Conformer:
-        return Conformer(self, dim, depth, heads, context=context)
+    def build(
+        self, dim: int, depth: int, heads: int, *, context_dim: int | None = None
+    ) -> Conformer:
+        return Conformer(self, dim, depth, heads, context_dim=context_dim)
 
 
 class Conformer(Transformer):
-    """`depth` blocks over N places, and a last norm. With `context`, each block also looks at
-    states of that width."""
+    """`depth` Conformer blocks and a final norm.
+
+    With `context_dim`, every block also has cross-attention to states of that dimension.
+    """
 
     def __init__(
         self,
@@ -59,22 +62,22 @@ class Conformer(Transformer):
         depth: int,
         heads: int,
         *,
-        context: int | None = None,
+        context_dim: int | None = None,
     ):
-        super().__init__(dim, depth, heads, context=context, block=partial(Block, config))
+        super().__init__(dim, depth, heads, context_dim=context_dim, block=partial(Block, config))
         self.config = config
 
 
 class Block(transformer.Block):
-    """Half a feed-forward part, attention, convolution, and the other half (Gulati 2020, eq. 1)."""
+    """Half a feed-forward layer, attention, convolution, and half another (Gulati 2020, eq. 1)."""
 
-    def __init__(self, config: ConformerConfig, dim: int, heads: int, context: int | None):
-        super().__init__(dim, heads, context)
-        self.feed_before = FeedForward(dim)
+    def __init__(self, config: ConformerConfig, dim: int, heads: int, context_dim: int | None):
+        super().__init__(dim, heads, context_dim)
+        self.first_feed_forward = FeedForward(dim)
         self.convolution = Convolution(config.kernel, dim)
 
-    def before(self, x: Tensor) -> LayerInput:
-        return super().before(torch.add(x, self.feed_before(x), alpha=0.5))
+    def pre_attn(self, x: Tensor) -> LayerInput:
+        return super().pre_attn(torch.add(x, self.first_feed_forward(x), alpha=0.5))
 
     def attn(
         self,
@@ -84,46 +87,41 @@ class Block(transformer.Block):
         context_kv: ContextKV | None,
     ) -> Tensor:
         x_BNW = super().attn(layer_input, rope, mask, context_kv)
-        if mask is not None and len(mask) < len(
-            x_BNW
-        ):  # each example now stands there once for every context
+        if mask is not None and len(mask) < len(x_BNW):  # repeated for each context
             mask = torch.cat([mask] * (len(x_BNW) // len(mask)))
         return x_BNW + self.convolution(x_BNW, mask)
 
-    def after(self, x: Tensor) -> Tensor:
-        return torch.add(x, self.feed(x), alpha=0.5)
+    def mlp(self, x: Tensor) -> Tensor:
+        return torch.add(x, self.feed_forward(x), alpha=0.5)
 
 
 class Convolution(nn.Module):
-    """Each channel looks at its neighbours by itself, between two mixtures of all channels (Gulati
-    2020, figure 2).
+    """A depthwise convolution between two pointwise ones (Gulati 2020, figure 2).
 
-    Normed by layer and not by batch: neither other examples nor padding change what a place
-    becomes.
+    With layer norm instead of batch norm: neither other examples nor padding change a position.
     """
 
     def __init__(self, kernel: int, dim: int):
         super().__init__()
         self.norm, self.inner_norm = Norm(dim), Norm(dim)
         self.to_inner = linear(dim, 2 * dim)
-        # Two-dimensional, of height 1, for the sake of the channels-last layout: of 4 x 128 places
-        # of width 128, with a kernel of 31, forward and backward took 1.0 ms so and 3.2 ms as
-        # Conv1d.
-        self.neighbours = nn.Conv2d(
+        # Conv2d of height 1, for its channels-last kernels: with 4 x 128 positions, dim 128 and a
+        # kernel of 31, forward and backward took 1.0 ms, and 3.2 ms with Conv1d.
+        self.depthwise = nn.Conv2d(
             dim, dim, (1, kernel), padding=(0, kernel // 2), groups=dim, bias=False
         )
-        start(self.neighbours, gain=1.0)
+        init_fan_in_(self.depthwise, gain=1.0)
         self.out = zero_init_(linear(dim, dim))
 
     def forward(self, x_BNW: Tensor, mask: Tensor | None) -> Tensor:
         inner_BNW = F.glu(self.to_inner(self.norm(x_BNW)), dim=-1)
-        if mask is not None:  # as nothing, which is what lies beyond either end
+        if mask is not None:  # zeros, like the padding of the convolution
             inner_BNW = inner_BNW * mask[:, 0, 0, :, None]
-        # By way of (W, kernel), so that the gradient has the strides of the weight, also along
-        # sides of 1: DDP asks for that.
-        weight = self.neighbours.weight.flatten(1)[:, None, None]
+        # Reshaped by way of (W, kernel), so that the gradient has the strides of the weight, along
+        # dimensions of size 1 too: DDP requires that.
+        weight = self.depthwise.weight.flatten(1)[:, None, None]
         inner_BW1N = inner_BNW.mT.unsqueeze(2)
-        around_BW1N = F.conv2d(
+        mixed_BW1N = F.conv2d(
             inner_BW1N, weight, padding=(0, weight.shape[3] // 2), groups=len(weight)
         )
-        return self.out(F.silu(self.inner_norm(around_BW1N.squeeze(2).mT)))
+        return self.out(F.silu(self.inner_norm(mixed_BW1N.squeeze(2).mT)))

@@ -1,15 +1,15 @@
 """The masked transformer of MaskGIT and Muse (Chang 2022, arXiv 2202.04200; Chang 2023,
-2301.00704): which symbols are hidden?
+2301.00704).
 
-It sees a mosaic with some symbols hidden and gives, for the hidden ones that are asked for, how
-likely each symbol is there. It may look at a text, at coarser symbols of the same example (those of
-a smaller picture for super-resolution; what is said, for a sound) and at its own previous states.
-Its critic (Lezama 2022, 2209.04439) sees a whole mosaic and says of each symbol how far it believes
-it. With convolutions (`conformer`) and several levels to a place it is SoundStorm's network (Borsos
-2023, 2305.09636, section 3.1).
+The input is a batch of token grids in which some tokens are masked, the output logits for the
+masked tokens. The network can be conditioned on a text, on other tokens of the same example (those
+of a low-resolution image for super-resolution, semantic tokens for audio) and on its own states of
+the previous decoding step. Its critic (Lezama 2022, 2209.04439) gets complete token grids and
+rates how real each token is. With convolutions (`conformer`) and several quantizers per position it
+is SoundStorm's network (Borsos 2023, 2305.09636, section 3.1).
 
-B batch, N places, S symbols in a place, W width, M asked symbols, V vocabulary; V itself stands for
-a hidden symbol.
+B batch, N positions, S tokens per position, W model dimension, P selected positions, M selected
+tokens, V vocabulary size, which is also the id of the mask token.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.nn.conformer import ConformerConfig
+from tessera.nn.init import zero_init_
 from tessera.nn.token_layout import Layout
 from tessera.nn.transformer import (
     ContextKV,
@@ -32,260 +33,308 @@ from tessera.nn.transformer import (
     grid_positions,
     linear,
     rope_cache,
-    zero_init_,
 )
-from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
+from tessera.text.learned import LearnedTextConfig
+from tessera.text.pretrained import PretrainedTextConfig
 
 
 @dataclass(frozen=True)
 class TokenSpec:
-    """What a network reads: how many symbols there are, how they are laid out, and what is known of
-    each."""
+    """The tokens of a network: vocabulary, layout, and what is known about them."""
 
     vocab_size: int
     layout: Layout
     features: Tensor | None = None
-    """(V, F), see `nn/quantize/features.py`"""
+    """(V, F): features of each token, see `nn/quantize/features.py`."""
     seconds: float | None = None
-    """How long one cell of the grid lasts, where that is known: two streams are then brought
-    together by their rates"""
+    """Duration of one cell of the grid, if known. Two streams are aligned by their durations."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedTransformerConfig:
     dim: int = 192
+    """Model dimension."""
     depth: int = 6
+    """Number of blocks."""
     heads: int = 6
+    """Number of attention heads."""
     text: LearnedTextConfig | PretrainedTextConfig | None = field(default_factory=LearnedTextConfig)
-    """What reads the captions; none makes a model without prompts."""
+    """The text encoder for captions; none builds a model without prompts."""
     self_condition: bool = False
-    """The network also sees its states of the round before."""
+    """Whether the network also gets its states of the previous decoding step."""
     conformer: ConformerConfig | None = None
-    """Blocks that also look at their neighbours by convolution; none: plain transformer blocks."""
+    """Conformer blocks, which also have convolutions; none uses plain transformer blocks."""
     absolute_positions: bool = True
-    """Each place knows where in the grid it is. Without it a place only knows how far others are:
-    then a model can be asked for more places than it learnt from, which pictures do not need and
-    sounds do."""
+    """Whether to add learned absolute position embeddings. Without them positions are only
+    relative, and a model can generate more positions than it was trained on, which audio needs and
+    images do not."""
 
-    def build(self, tokens: TokenSpec, smaller: TokenSpec | None = None) -> MaskedTransformer:
-        return MaskedTransformer(self, tokens, smaller)
+    def build(self, tokens: TokenSpec, cond_tokens: TokenSpec | None = None) -> MaskedTransformer:
+        return MaskedTransformer(self, tokens, cond_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticConfig:
     dim: int = 128
+    """Model dimension of the critic."""
     depth: int = 3
+    """Number of blocks of the critic."""
     heads: int = 4
+    """Number of attention heads of the critic."""
 
     def build(
-        self, reader: MaskedTransformerConfig, tokens: TokenSpec, smaller: TokenSpec | None = None
+        self,
+        generator: MaskedTransformerConfig,
+        tokens: TokenSpec,
+        cond_tokens: TokenSpec | None = None,
     ) -> TokenCritic:
-        own = replace(
-            reader, dim=self.dim, depth=self.depth, heads=self.heads, self_condition=False
+        config = replace(
+            generator, dim=self.dim, depth=self.depth, heads=self.heads, self_condition=False
         )
-        return TokenCritic(own, tokens, smaller)
+        return TokenCritic(config, tokens, cond_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CriticHeadConfig:
     dim: int = 128
-    """Inner width of a small network on the states of the model itself."""
+    """Inner dimension of the critic head, a small network on the states of the generator."""
 
     def build(
-        self, reader: MaskedTransformerConfig, tokens: TokenSpec, smaller: TokenSpec | None = None
+        self,
+        generator: MaskedTransformerConfig,
+        tokens: TokenSpec,
+        cond_tokens: TokenSpec | None = None,
     ) -> CriticHead:
-        return CriticHead(reader.dim, self.dim, tokens.layout.slots)
+        return CriticHead(generator.dim, self.dim, tokens.layout.tokens_per_position)
 
 
 @dataclass
 class Condition:
-    """All that a network looks at beside the symbols, made once for as many rounds as there are."""
+    """All inputs beside the tokens, computed once and used in every decoding step."""
 
     context_kv: list[ContextKV] | None
     base_embedding: Tensor
-    """(N, W) or (B, N, W): where each place is, and what the coarser symbols have there"""
+    """(W,), (N, W) or (B, N, W): absolute positions plus the embedded condition tokens."""
 
 
 class TokenTransformer(nn.Module):
-    """Symbols and their condition, as states."""
+    """A transformer over tokens and their condition: the backbone of generator and critic."""
 
     def __init__(
-        self, config: MaskedTransformerConfig, tokens: TokenSpec, smaller: TokenSpec | None
+        self, config: MaskedTransformerConfig, tokens: TokenSpec, cond_tokens: TokenSpec | None
     ):
         super().__init__()
         self.config, self.tokens = config, tokens
         layout = tokens.layout
         self.text = config.text.build() if config.text is not None else None
-        body = Transformer if config.conformer is None else config.conformer.build
-        self.transformer = body(
+        build = Transformer if config.conformer is None else config.conformer.build
+        self.transformer = build(
             config.dim,
             config.depth,
             config.heads,
-            context=self.text.dim if self.text is not None else None,
+            context_dim=self.text.dim if self.text is not None else None,
         )
-        self.embedding = Embedding(tokens.vocab_size + 1, layout.slots, config.dim, tokens.features)
-        self.smaller = (
-            TokenConditioner(smaller, tokens, config.dim) if smaller is not None else None
+        self.embedding = TokenEmbedding(
+            tokens.vocab_size + 1, layout.tokens_per_position, config.dim, tokens.features
+        )
+        self.token_conditioner = (
+            TokenConditioner(cond_tokens, tokens, config.dim) if cond_tokens is not None else None
         )
         self.self_cond_proj = (
             zero_init_(linear(config.dim, config.dim)) if config.self_condition else None
         )
-        self.register_buffer("places", grid_positions(layout.places), persistent=False)
-        rope = rope_cache(self.places, self.transformer.head_dim)
-        self.register_buffer("cosine", rope.cosine, persistent=False)
-        self.register_buffer("sine", rope.sine, persistent=False)
-        sides = layout.places if config.absolute_positions else ()
-        self.axes = nn.ParameterList([torch.randn(side, config.dim) * 0.5 for side in sides])
+        positions_NA = grid_positions(layout.position_grid)
+        rope = rope_cache(positions_NA, self.transformer.head_dim)
+        self.register_buffer("positions_NA", positions_NA, persistent=False)
+        self.register_buffer("rope_cos", rope.cos, persistent=False)
+        self.register_buffer("rope_sin", rope.sin, persistent=False)
+        self.positions_NA: Tensor
+        self.rope_cos: Tensor
+        self.rope_sin: Tensor
+        sides = layout.position_grid if config.absolute_positions else ()
+        self.axis_embeddings = nn.ParameterList(
+            [torch.randn(side, config.dim) * 0.5 for side in sides]
+        )
 
     @property
-    def hidden(self) -> int:
-        """What stands for a hidden symbol."""
+    def mask_token_id(self) -> int:
+        """The token id of a masked token: one more than the ids of the vocabulary."""
         return self.tokens.vocab_size
 
     def condition(
-        self, texts: Sequence[str], dropped: Sequence[bool], smaller_codes: Tensor | None = None
+        self, texts: Sequence[str], dropped: Sequence[bool], cond_codes: Tensor | None = None
     ) -> Condition:
-        """What the texts say, nothing where they are dropped or empty; and what the coarser symbols
-        say."""
+        """Encode texts and condition tokens. Texts that are empty or dropped have no context."""
         context_kv = None
         if self.text is not None:
             states = self.text(texts)
-            kept = [bool(text) and not one for text, one in zip(texts, dropped)]
-            mask = states.mask & torch.tensor(kept, device=states.mask.device)[:, None]
-            told = [number for number, one in enumerate(kept) if one]
-            context_kv = self.transformer.project_context(States(states.values, mask, told))
-        if (self.smaller is None) != (smaller_codes is None):
+            has_context = [bool(text) and not drop for text, drop in zip(texts, dropped)]
+            mask = states.mask & torch.tensor(has_context, device=states.mask.device)[:, None]
+            index = [number for number, has in enumerate(has_context) if has]
+            context_kv = self.transformer.project_context(States(states.values, mask, index))
+        base_embedding = self.position_embedding()
+        if self.token_conditioner is not None and cond_codes is not None:
+            base_embedding = base_embedding + self.token_conditioner(cond_codes)
+        elif self.token_conditioner is not None:
             raise ValueError(
-                "Only a model that learnt from two kinds of symbols takes the coarser ones, and it needs them."
+                "This model is conditioned on tokens, but got no `cond_codes`: pass those of the "
+                "low-resolution images or the semantic tokens that it was trained with."
             )
-        base_embedding = self.position()
-        return Condition(
-            context_kv,
-            base_embedding
-            if self.smaller is None
-            else base_embedding + self.smaller(smaller_codes),
-        )
+        elif cond_codes is not None:
+            raise ValueError(
+                "Got `cond_codes`, but this model is not conditioned on tokens: leave them out."
+            )
+        return Condition(context_kv, base_embedding)
 
     def states(
         self,
         tokens_BNS: Tensor,
         condition: Condition,
         previous_BNW: Tensor | None = None,
-        real_BN: Tensor | None = None,
+        valid_BN: Tensor | None = None,
     ) -> Tensor:
-        """A condition may have twice as many rows as there are mosaics: each is then read under two
-        texts. What is not `real` is seen by nobody."""
-        x_BNW = self.embedding(tokens_BNS) + self.base_embedding(condition, tokens_BNS)
+        """Return the states of all positions, (B, N, W).
+
+        Args:
+            tokens_BNS: token ids, with `mask_token_id` where masked.
+            condition: from `condition`. It may have twice as many rows as there are token grids:
+                each grid is then processed under two texts, for guidance.
+            previous_BNW: states of the previous decoding step, for self-conditioning.
+            valid_BN: True at valid positions; no other position is attended to.
+        """
+        x_BNW = self.embedding(tokens_BNS) + self.crop_base_embedding(condition, tokens_BNS)
         if self.self_cond_proj is not None and previous_BNW is not None:
             x_BNW = x_BNW.repeat(len(previous_BNW) // len(x_BNW), 1, 1) + self.self_cond_proj(
                 previous_BNW
             )
-        return self.looking_around(self.transformer.first_qkv(x_BNW), condition, real_BN)
+        return self.forward_blocks(self.transformer.first_qkv(x_BNW), condition, valid_BN)
 
-    def base_embedding(self, condition: Condition, tokens_BNS: Tensor) -> Tensor:
+    def crop_base_embedding(self, condition: Condition, tokens_BNS: Tensor) -> Tensor:
+        """Return the base embedding for the positions of `tokens_BNS`."""
         return (
             condition.base_embedding
-            if self.smaller is None
+            if self.token_conditioner is None
             else condition.base_embedding[..., : tokens_BNS.shape[1], :]
         )
 
-    def looking_around(
+    def forward_blocks(
         self,
         layer_input: LayerInput,
         condition: Condition,
-        real_BN: Tensor | None,
-        asked_P: Tensor | None = None,
+        valid_BN: Tensor | None,
+        select_P: Tensor | None = None,
     ) -> Tensor:
-        """The states of all places, or of those only that are asked for, numbered through the whole
-        batch: (P, W)."""
+        """Return the states of all positions, (B, N, W), or of the selected ones only, (P, W).
+
+        `select_P` holds indices into the flattened (B x N) positions.
+        """
         rope = self.rope(layer_input.x.shape[1])
         return self.transformer.forward_blocks(
-            layer_input, rope, real_BN, condition.context_kv, asked_P=asked_P
+            layer_input, rope, valid_BN, condition.context_kv, select_P=select_P
         )[-1]
 
     def rope(self, count: int) -> Rotary:
-        """The rotations of so many places: those of the grid, or of a row of another length."""
-        if count == len(self.places):
-            return Rotary(self.cosine, self.sine)
-        if self.config.absolute_positions or self.places.shape[1] > 1:
-            raise ValueError(f"This model knows {len(self.places)} places, but was shown {count}.")
-        places_N1 = torch.arange(count, device=self.places.device, dtype=self.cosine.dtype)[:, None]
-        return rope_cache(places_N1, self.transformer.head_dim)
+        """Return the rotations of `count` positions: of the grid, or of a row of another length."""
+        if count == len(self.positions_NA):
+            return Rotary(self.rope_cos, self.rope_sin)
+        if self.config.absolute_positions or self.positions_NA.shape[1] > 1:
+            raise ValueError(
+                f"Got {count} positions, but this model has {len(self.positions_NA)}: only a model "
+                "of one axis without absolute positions takes another number."
+            )
+        positions_N1 = torch.arange(
+            count, device=self.positions_NA.device, dtype=self.rope_cos.dtype
+        )[:, None]
+        return rope_cache(positions_N1, self.transformer.head_dim)
 
-    def position(self) -> Tensor:
-        """(N, W): where each place is. Rotations tell how far apart two places are; but while all
-        symbols are hidden every place sees the same, and nothing else would tell a corner from the
-        middle."""
+    def position_embedding(self) -> Tensor:
+        """Return the absolute position embeddings, (N, W), or zeros, (W,), without them.
+
+        Rotary embeddings encode relative positions only. While all tokens are masked, all positions
+        have the same input, and without absolute positions corners and center would be the same.
+        """
         if not self.config.absolute_positions:
             return self.embedding.table.weight.new_zeros(self.config.dim)
-        rows = [axis[self.places[:, number].long()] for number, axis in enumerate(self.axes)]
+        rows = [
+            table[self.positions_NA[:, axis].long()]
+            for axis, table in enumerate(self.axis_embeddings)
+        ]
         return torch.stack(rows).sum(0)
 
 
 class MaskedTransformer(TokenTransformer):
+    """Predicts masked tokens."""
+
     def __init__(
-        self, config: MaskedTransformerConfig, tokens: TokenSpec, smaller: TokenSpec | None = None
+        self,
+        config: MaskedTransformerConfig,
+        tokens: TokenSpec,
+        cond_tokens: TokenSpec | None = None,
     ):
-        super().__init__(config, tokens, smaller)
-        levels = tokens.layout.levels
-        cells = tokens.layout.slots // levels
+        super().__init__(config, tokens, cond_tokens)
+        num_quantizers = tokens.layout.num_quantizers
+        cells = tokens.layout.tokens_per_position // num_quantizers
         self.to_cells = (
             nn.Parameter(torch.randn(cells, config.dim, config.dim) * config.dim**-0.5)
             if cells > 1
             else None
         )
-        self.heads = nn.ModuleList([Head(config.dim, tokens) for _ in range(levels)])
+        self.heads = nn.ModuleList([TokenHead(config.dim, tokens) for _ in range(num_quantizers)])
 
     def logits_at(
         self,
         tokens_BNS: Tensor,
-        asked_BNS: Tensor,
+        predict_BNS: Tensor,
         condition: Condition,
-        real_BN: Tensor | None = None,
-        last: FirstLayerCache | None = None,
+        valid_BN: Tensor | None = None,
+        cache: FirstLayerCache | None = None,
     ) -> Tensor:
-        """(M, V): how likely each symbol is, only for those that are asked for, in their order, and
-        by the shortest way. Whoever asks round after round, with other symbols under the same
-        condition, gives the same `last` each time."""
-        layer_input = (last or FirstLayerCache()).first_qkv(
-            self, tokens_BNS, self.base_embedding(condition, tokens_BNS)
-        )
-        asked_P = asked_places(asked_BNS)
-        rows_PW = self.looking_around(layer_input, condition, real_BN, asked_P)
-        return self.read(rows_PW, asked_BNS.flatten(0, 1).index_select(0, asked_P))
+        """Return logits (M, V) for the tokens where `predict_BNS` is True, in row-major order.
 
-    def logits(self, states_BNW: Tensor, asked_BNS: Tensor) -> Tensor:
-        """(M, V): the same for whoever has the states of all places."""
-        asked_P = asked_places(asked_BNS)
-        rows_PW, asked_PS = (
-            each.flatten(0, 1).index_select(0, asked_P) for each in (states_BNW, asked_BNS)
-        )
-        return self.read(rows_PW, asked_PS)
-
-    def read(self, rows_PW: Tensor, asked_PS: Tensor) -> Tensor:
-        """From places of which something is asked. Most of a small model's cost is this table.
-
-        Each cell of a place has a matrix of its own, and each level, whose symbols mean other
-        things, a head.
+        Equal to `logits` of `states`, with less computation. Callers that decode in several steps
+        under the same condition pass the same `cache` in each step.
         """
-        if asked_PS.shape[1] == 1:
-            return self.heads[0](rows_PW)
-        row_M, slot_M = asked_PS.nonzero(as_tuple=True)
-        rows_MW = rows_PW if len(row_M) == len(rows_PW) else rows_PW.index_select(0, row_M)
+        layer_input = (cache or FirstLayerCache()).first_qkv(
+            self, tokens_BNS, self.crop_base_embedding(condition, tokens_BNS)
+        )
+        select_P = flat_positions(predict_BNS)
+        states_PW = self.forward_blocks(layer_input, condition, valid_BN, select_P)
+        return self.apply_heads(states_PW, predict_BNS.flatten(0, 1).index_select(0, select_P))
+
+    def logits(self, states_BNW: Tensor, predict_BNS: Tensor) -> Tensor:
+        """Return logits (M, V) from the states of all positions."""
+        select_P = flat_positions(predict_BNS)
+        states_PW, predict_PS = (
+            each.flatten(0, 1).index_select(0, select_P) for each in (states_BNW, predict_BNS)
+        )
+        return self.apply_heads(states_PW, predict_PS)
+
+    def apply_heads(self, states_PW: Tensor, predict_PS: Tensor) -> Tensor:
+        """Return logits (M, V) for the tokens to predict of the selected positions.
+
+        Each cell of a position has its own projection and each quantizer its own head. In a small
+        model this is most of the computation.
+        """
+        if predict_PS.shape[1] == 1:
+            return self.heads[0](states_PW)
+        row_M, slot_M = predict_PS.nonzero(as_tuple=True)
+        states_MW = states_PW if len(row_M) == len(states_PW) else states_PW.index_select(0, row_M)
         if self.to_cells is not None:
-            rows_MW = apart(
-                rows_MW, slot_M // len(self.heads), [by_matrix(matrix) for matrix in self.to_cells]
-            )
+            projections = [matmul_by(matrix) for matrix in self.to_cells]
+            states_MW = dispatch_by_index(states_MW, slot_M // len(self.heads), projections)
         return (
-            apart(rows_MW, slot_M % len(self.heads), list(self.heads))
+            dispatch_by_index(states_MW, slot_M % len(self.heads), list(self.heads))
             if len(self.heads) > 1
-            else self.heads[0](rows_MW)
+            else self.heads[0](states_MW)
         )
 
 
 class FirstLayerCache:
-    """What each place became by itself, before any looked at another: from one round to the next
-    few symbols change, and only these places are begun anew."""
+    """Caches the input of the first attention layer between decoding steps.
+
+    It is independent per position and few tokens change from one step to the next, so only the
+    changed positions are recomputed.
+    """
 
     def __init__(self) -> None:
         self.tokens_BNS: Tensor | None = None
@@ -301,193 +350,231 @@ class FirstLayerCache:
         else:
             changed_P = (tokens_BNS != self.tokens_BNS).any(2).flatten().nonzero()[:, 0]
             tokens_PS = tokens_BNS.flatten(0, 1).index_select(0, changed_P)
-            ground_PW = (
+            base_PW = (
                 base_embedding.expand_as(self.layer_input.x)
                 .flatten(0, 1)
                 .index_select(0, changed_P)
             )
-            anew = network.transformer.first_qkv(
-                pad_for_batch_invariance(network.embedding(tokens_PS[None])[0] + ground_PW)
+            changed = network.transformer.first_qkv(
+                pad_for_batch_invariance(network.embedding(tokens_PS[None])[0] + base_PW)
             )
             layer_input = LayerInput(
-                put(self.layer_input.x, changed_P, anew.x),
-                put(self.layer_input.parts, changed_P, anew.parts),
+                replace_rows(self.layer_input.x, changed_P, changed.x),
+                replace_rows(self.layer_input.qkv, changed_P, changed.qkv),
             )
         self.tokens_BNS, self.layer_input = tokens_BNS, layer_input
         return layer_input
 
 
-def put(all_BNW: Tensor, places_P: Tensor, new_PW: Tensor) -> Tensor:
-    return all_BNW.flatten(0, 1).index_copy(0, places_P, new_PW[: len(places_P)]).view_as(all_BNW)
+def replace_rows(x_BNW: Tensor, index_P: Tensor, new_PW: Tensor) -> Tensor:
+    """Replace rows of the flattened (B x N) positions; rows of padding after them are ignored."""
+    return x_BNW.flatten(0, 1).index_copy(0, index_P, new_PW[: len(index_P)]).view_as(x_BNW)
 
 
-def asked_places(asked_BNS: Tensor) -> Tensor:
-    """The numbers of the places of which something is asked, counted through the whole batch."""
-    return asked_BNS.any(2).flatten().nonzero()[:, 0]
+def flat_positions(predict_BNS: Tensor) -> Tensor:
+    """Return the indices of positions with a token to predict, into the flattened (B x N)."""
+    return predict_BNS.any(2).flatten().nonzero()[:, 0]
 
 
 class TokenCritic(TokenTransformer):
-    """A network of its own that was shown what is real and what was drawn."""
+    """A separate network that is trained to distinguish real tokens from sampled ones."""
 
     def __init__(
-        self, config: MaskedTransformerConfig, tokens: TokenSpec, smaller: TokenSpec | None = None
+        self,
+        config: MaskedTransformerConfig,
+        tokens: TokenSpec,
+        cond_tokens: TokenSpec | None = None,
     ):
-        super().__init__(config, tokens, smaller)
-        self.belief = linear(config.dim, tokens.layout.slots)
+        super().__init__(config, tokens, cond_tokens)
+        self.realness_head = linear(config.dim, tokens.layout.tokens_per_position)
 
     def realness_logits(self, states_BNW: Tensor) -> Tensor:
-        """(B, N, S): the higher, the more it takes the symbol for real."""
-        return self.belief(states_BNW)
+        """Return logits of each token being real, (B, N, S)."""
+        return self.realness_head(states_BNW)
 
 
 class CriticHead(nn.Module):
-    """The critic as a small network on the model's own states of the whole mosaic."""
+    """A critic that is a small network on the generator's own states of the complete tokens."""
 
-    def __init__(self, dim: int, inner: int, slots: int):
+    def __init__(self, dim: int, inner: int, tokens_per_position: int):
         super().__init__()
         self.inner = inner
-        self.layers = nn.Sequential(linear(dim, inner), nn.SiLU(), linear(inner, slots))
+        self.layers = nn.Sequential(
+            linear(dim, inner), nn.SiLU(), linear(inner, tokens_per_position)
+        )
 
     def realness_logits(self, states_BNW: Tensor) -> Tensor:
+        """Return logits of each token being real, (B, N, S)."""
         return self.layers(states_BNW)
 
 
-class Embedding(nn.Module):
-    """The sum of one vector for each symbol in a place: its own, and what its features make. Each
-    slot has its own tables."""
+class TokenEmbedding(nn.Module):
+    """The sum of the embeddings of a position's tokens; each of its S slots has its own tables.
+
+    A token's embedding is a learned row plus a projection of its features, if there are any.
+    """
 
     def __init__(self, rows: int, slots: int, dim: int, features_VF: Tensor | None):
         super().__init__()
         self.table = nn.Embedding(rows * slots, dim)
         nn.init.normal_(self.table.weight, std=slots**-0.5 if features_VF is None else 0.02)
         self.register_buffer("offsets", torch.arange(slots) * rows, persistent=False)
+        self.offsets: Tensor
         self.from_features = (
             linear(slots * features_VF.shape[1], dim) if features_VF is not None else None
         )
-        if features_VF is not None:  # a symbol beyond the vocabulary, a hidden one, has none
+        if features_VF is not None:  # ids beyond the vocabulary, the mask token's, have zeros
             padded = torch.cat(
                 [features_VF, features_VF.new_zeros(rows - len(features_VF), features_VF.shape[1])]
             )
             self.register_buffer("features", padded, persistent=False)
+            self.features: Tensor
 
     def forward(self, tokens_BNS: Tensor) -> Tensor:
         rows = self.table(tokens_BNS + self.offsets)
-        own = rows.sum(2) if rows.shape[2] > 1 else rows.squeeze(2)
+        learned = rows.sum(2) if rows.shape[2] > 1 else rows.squeeze(2)
         return (
-            own
+            learned
             if self.from_features is None
-            else own + self.from_features(self.features[tokens_BNS].flatten(2))
+            else learned + self.from_features(self.features[tokens_BNS].flatten(2))
         )
 
 
-class Head(nn.Module):
-    """How likely each symbol is: by a row of its own, and by its features, which are soon
-    learnt."""
+class TokenHead(nn.Module):
+    """Logits from a learned row per token plus, if there are any, its features.
+
+    The features are shared between tokens, so this part is learned early in training.
+    """
 
     def __init__(self, dim: int, tokens: TokenSpec):
         super().__init__()
-        self.own = linear(dim, tokens.vocab_size)
-        nn.init.normal_(self.own.weight, std=0.02)  # nearly even, but for no two symbols the same
+        self.to_logits = linear(dim, tokens.vocab_size)
+        nn.init.normal_(self.to_logits.weight, std=0.02)  # nearly uniform, but without ties
         self.to_features = None
         if tokens.features is not None:
             self.to_features = zero_init_(linear(dim, tokens.features.shape[1]))
             self.register_buffer("features", tokens.features, persistent=False)
+            self.features: Tensor
 
-    def forward(self, rows_MW: Tensor) -> Tensor:
-        count, rows_MW = len(rows_MW), pad_for_batch_invariance(rows_MW)
-        logits_MV = self.own(rows_MW)
+    def forward(self, states_MW: Tensor) -> Tensor:
+        count, states_MW = len(states_MW), pad_for_batch_invariance(states_MW)
+        logits_MV = self.to_logits(states_MW)
         if self.to_features is not None:
-            logits_MV = logits_MV + self.to_features(rows_MW) @ self.features.T.to(rows_MW.dtype)
+            feature_logits_MV = self.to_features(states_MW) @ self.features.T.to(states_MW.dtype)
+            logits_MV = logits_MV + feature_logits_MV
         return logits_MV[:count]
 
 
 class TokenConditioner(nn.Module):
-    """Coarser symbols, each brought to the places it lies under: those of a smaller picture, or of
-    what is said in a sound.
+    """Embeds condition tokens and aligns them with the positions of the tokens to generate.
 
-    Two streams in time come together by their rates: a place has the symbol that is there in the
-    middle of its time, whether or not one rate is a multiple of the other. Where a sound has ended
-    its symbols are -1, and say nothing.
+    Grids (those of a low-resolution image) are aligned by their sides, streams in time (semantic
+    tokens) by their durations: a position gets the condition token at the middle of its time span,
+    whether or not one rate is a multiple of the other. Codes of -1 are padding and embed to zero.
     """
 
-    def __init__(self, smaller: TokenSpec, tokens: TokenSpec, dim: int):
+    def __init__(self, cond_tokens: TokenSpec, tokens: TokenSpec, dim: int):
         super().__init__()
-        self.smaller, self.tokens = smaller, tokens
-        self.timed = None not in (smaller.seconds, tokens.seconds)
-        self.layout = smaller.layout if self.timed else self.nested(smaller.layout, tokens.layout)
-        self.embedding = Embedding(smaller.vocab_size, self.layout.slots, dim, smaller.features)
+        self.cond_tokens, self.tokens = cond_tokens, tokens
+        self.timed = None not in (cond_tokens.seconds, tokens.seconds)
+        self.layout = (
+            cond_tokens.layout
+            if self.timed
+            else self.nest_layout(cond_tokens.layout, tokens.layout)
+        )
+        self.embedding = TokenEmbedding(
+            cond_tokens.vocab_size, self.layout.tokens_per_position, dim, cond_tokens.features
+        )
 
-    def nested(self, below: Layout, above: Layout) -> Layout:
-        """With as many symbols to a place as lie under one place above, where there are more of
-        them than places."""
-        factors = [side / under for side, under in zip(above.places, below.grid, strict=True)]
+    def nest_layout(self, cond: Layout, target: Layout) -> Layout:
+        """Return the layout of the condition whose position grid divides that of the target.
+
+        Where the condition has more cells than the target has positions, its cells are grouped
+        into patches, one for each position.
+        """
+        factors = [
+            side / cond_side
+            for side, cond_side in zip(target.position_grid, cond.grid, strict=True)
+        ]
         coarser = all(factor.is_integer() for factor in factors)
         if not coarser and not all(
             (1 / factor).is_integer() and factor == factors[0] for factor in factors
         ):
             raise ValueError(
-                f"The smaller picture has {below.grid} symbols and the larger one {above.places} places: one must be "
-                "a whole multiple of the other."
+                f"The condition has a grid of {cond.grid} tokens and the target one of "
+                f"{target.position_grid} positions: the sides of one must be a whole multiple of "
+                "those of the other. Change the image size or the patch size."
             )
-        return Layout(below.grid, below.levels, 1 if coarser else round(1 / factors[0]))
+        return Layout(cond.grid, cond.num_quantizers, 1 if coarser else round(1 / factors[0]))
 
     def forward(self, codes: Tensor) -> Tensor:
-        """(B, N, W)"""
+        """Return embeddings aligned with the target positions, (B, N, W)."""
         if self.timed:
-            return self.in_step(codes)
-        x = self.embedding(self.layout.patchify(codes)).unflatten(1, self.layout.places)
-        for axis, (side, under) in enumerate(
-            zip(self.tokens.layout.places, self.layout.places, strict=True), start=1
+            return self.align_in_time(codes)
+        x = self.embedding(self.layout.patchify(codes)).unflatten(1, self.layout.position_grid)
+        for axis, (side, cond_side) in enumerate(
+            zip(self.tokens.layout.position_grid, self.layout.position_grid, strict=True), start=1
         ):
-            x = x.repeat_interleave(side // under, dim=axis)
+            x = x.repeat_interleave(side // cond_side, dim=axis)
         return x.flatten(1, -2)
 
     @property
-    def pace(self) -> float:
-        """How many coarser symbols come in the time of one place."""
-        return self.tokens.seconds / self.smaller.seconds  # type: ignore[operator]
+    def rate_ratio(self) -> float:
+        """The number of condition frames in the time span of one position."""
+        return self.tokens.seconds / self.cond_tokens.seconds  # type: ignore[operator]
 
-    def places(self, count: int) -> int:
-        """How many places last as long as so many coarser symbols in a row."""
+    def num_positions(self, count: int) -> int:
+        """Return the number of positions that last as long as `count` condition frames."""
         return (
-            round(count / self.pace) if (count,) != self.layout.grid else self.tokens.layout.count
+            round(count / self.rate_ratio)
+            if (count,) != self.layout.grid
+            else self.tokens.layout.num_positions
         )
 
-    def in_step(self, codes: Tensor) -> Tensor:
-        """Of as many places as last as long as the codes do, the last of which may not be
-        filled."""
-        seen = codes.unflatten(1, (codes.shape[1], 1)) if self.layout.levels == 1 else codes
-        x_BTW = self.embedding(seen.clamp_min(0)) * (seen[..., :1] >= 0)
-        middles = torch.arange(math.ceil(codes.shape[1] / self.pace), device=codes.device) + 0.5
-        return x_BTW[:, (middles * self.pace).long().clamp_max(codes.shape[1] - 1)]
+    def align_in_time(self, codes: Tensor) -> Tensor:
+        """Return an embedding for every position that starts before the codes end."""
+        codes_BTS = (
+            codes.unflatten(1, (codes.shape[1], 1)) if self.layout.num_quantizers == 1 else codes
+        )
+        x_BTW = self.embedding(codes_BTS.clamp_min(0)) * (codes_BTS[..., :1] >= 0)
+        count = math.ceil(codes.shape[1] / self.rate_ratio)
+        middles_N = torch.arange(count, device=codes.device) + 0.5
+        return x_BTW[:, (middles_N * self.rate_ratio).long().clamp_max(codes.shape[1] - 1)]
 
 
-def apart(rows_MW: Tensor, kind_M: Tensor, through: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
-    """Each row through what is for its kind: sorted by kind, so that each is used once."""
-    counts = torch.bincount(kind_M, minlength=len(through)).tolist()
-    if not torch.is_grad_enabled() and max(counts) == len(
-        kind_M
-    ):  # all of a kind, as where a level is laid after the other
-        return through[counts.index(len(kind_M))](rows_MW)
-    order = kind_M.argsort(stable=True)
-    # Also those for which there is no row: a parameter that takes no part would leave the processes
-    # of a run waiting.
-    parts = [one(rows) for rows, one in zip(rows_MW[order].split(counts), through, strict=True)]
+def dispatch_by_index(
+    rows_MW: Tensor, index_M: Tensor, functions: Sequence[Callable[[Tensor], Tensor]]
+) -> Tensor:
+    """Apply `functions[index_M[i]]` to row i, with one call per function on sorted rows."""
+    counts = torch.bincount(index_M, minlength=len(functions)).tolist()
+    # A single call is enough where all rows have one index, as in decoding level by level.
+    if not torch.is_grad_enabled() and max(counts) == len(index_M):
+        return functions[counts.index(len(index_M))](rows_MW)
+    order = index_M.argsort(stable=True)
+    # Also called with zero rows: DDP waits for a gradient of every parameter.
+    parts = [
+        function(rows)
+        for rows, function in zip(rows_MW[order].split(counts), functions, strict=True)
+    ]
     return torch.cat(parts)[order.argsort()]
 
 
-def by_matrix(matrix_WW: Tensor) -> Callable[[Tensor], Tensor]:
+def matmul_by(matrix_WW: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return a batch-invariant function that multiplies rows by a matrix."""
     return lambda rows_MW: (pad_for_batch_invariance(rows_MW) @ matrix_WW)[: len(rows_MW)]
 
 
 def pad_for_batch_invariance(rows_MW: Tensor) -> Tensor:
-    """At least four rows: some CPUs round products of fewer otherwise, and a seed's picture would
-    depend on the batch."""
+    """Pad to at least four rows.
+
+    Some CPUs round matrix products of fewer rows differently, and the sample of a seed would depend
+    on the batch.
+    """
     return rows_MW if len(rows_MW) >= 4 else nn.functional.pad(rows_MW, (0, 0, 0, 4 - len(rows_MW)))
 
 
 class MaskedModel(nn.Module):
-    """What is published: the network, and its critic if it has one."""
+    """The generator and its critic, if it has one: what is published."""
 
     def __init__(self, network: MaskedTransformer, critic: TokenCritic | CriticHead | None):
         super().__init__()
@@ -495,6 +582,6 @@ class MaskedModel(nn.Module):
         self.critic = critic
 
     @property
-    def reader(self) -> TokenTransformer:
-        """Whose states the critic judges: its own, or those of the network it is a head of."""
+    def critic_backbone(self) -> TokenTransformer:
+        """The network whose states the critic gets: its own, or the generator for a head."""
         return self.critic if isinstance(self.critic, TokenTransformer) else self.network

@@ -1,10 +1,8 @@
-"""Arithmetic that half precision would spoil: distances, entropies, and whatever decides which
-symbol is written.
+"""Arithmetic that half precision would spoil: distances, entropies, losses, and code assignment.
 
-Autocast lets a network multiply in bfloat16, whose 8 significant bits cannot tell two neighbouring
-symbols apart. What runs inside `full_precision` is left alone by autocast, and `to_fp32` brings a
-half precision tensor to float32 beforehand (autocast being off widens nothing by itself). float64
-stays float64.
+Under autocast a network multiplies in bfloat16, whose 8 significant bits cannot distinguish two
+neighboring codes. Autocast is disabled inside `full_precision`. It does not convert tensors back,
+so `to_fp32` converts half precision to float32 first. float64 stays float64.
 """
 
 from __future__ import annotations
@@ -16,12 +14,12 @@ from torch import Tensor
 
 
 def full_precision(device_type: str) -> AbstractContextManager[object]:
-    """Autocast off on this kind of device, whatever was on outside."""
+    """Disable autocast on this type of device."""
     if not torch.amp.is_autocast_available(device_type):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 
 
 def to_fp32(tensor: Tensor) -> Tensor:
-    """The tensor in float32, or in float64 if that is what it was."""
-    return tensor if tensor.dtype == torch.float64 else tensor.float()
+    """Convert a tensor to float32, unless it has a higher precision."""
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

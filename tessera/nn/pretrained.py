@@ -1,5 +1,4 @@
-"""Networks with weights of others: read safely and whole, or refused with both sides named; and
-never trained."""
+"""Networks with published weights: loaded safely and completely, and never trained."""
 
 from __future__ import annotations
 
@@ -12,18 +11,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-SMALLEST_PIXELS = 32
+MIN_PIXELS = 32
 
 
 class FrozenNetwork(nn.Module):
-    """A network with weights of others: nothing in it learns, and it is always in eval mode."""
+    """A network with pretrained weights that is always in eval mode."""
 
     def train(self, mode: bool = True) -> Self:
         return super().train(False)
 
     def fingerprint(self) -> str:
-        """A hash of the weights that compute, so that a number can say which network it was taken
-        with."""
+        """Return a hash of the weights, which identifies the network that computed a metric."""
         digest = hashlib.blake2b(digest_size=16)
         for name, tensor in sorted(self.state_dict().items()):
             digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -33,12 +31,12 @@ class FrozenNetwork(nn.Module):
         return digest.hexdigest()
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The named tensors of a .safetensors file, or of a PyTorch file that holds nothing but
-    tensors."""
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Load the named tensors of a .safetensors file, or of a PyTorch file with tensors only."""
     if not path.is_file():
         raise FileNotFoundError(
-            f"There is no file {path}: give the path of a .safetensors or .pth file of weights."
+            f"The file {path} does not exist: give the path of a .safetensors or .pth file of"
+            " weights."
         )
     try:
         found = (
@@ -46,28 +44,29 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             if path.suffix == ".safetensors"
             else torch.load(path, "cpu", weights_only=True)
         )
-    except (
-        Exception
-    ) as problem:  # each format has errors of its own, and none of them names the file
+    except Exception as error:  # each format has its own errors, and none of them names the file
         raise ValueError(
-            f"{path} could not be read as a file of tensors. It may be cut short, or hold Python objects, which are "
-            f"never loaded. Fetch it again, or save the network's state_dict() alone. The reader said: {problem}"
-        ) from problem
+            f"{path} could not be read as a file of tensors: it may be truncated, or contain Python"
+            " objects, which are never loaded. Download it again, or save only the network's"
+            f" state_dict(). The original error: {error}"
+        ) from error
     if not isinstance(found, Mapping) or not all(
         isinstance(value, Tensor) for value in found.values()
     ):
         raise ValueError(
-            f"{path} holds a {type(found).__name__} in which not every value is a tensor. Save the network's "
-            "state_dict() alone, without optimizer, counters or a wrapper around it."
+            f"{path} contains a {type(found).__name__} in which not every value is a tensor. Save"
+            " only the network's state_dict(), without optimizer, counters or a wrapper around it."
         )
     return dict(found)
 
 
-def refuse_other_tensors(
+def check_tensors(
     found: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], file: Path
 ) -> None:
-    """Every name and shape must agree: a network loaded by half still gives numbers, and they mean
-    nothing."""
+    """Raise a ValueError unless all names and shapes match.
+
+    A partly loaded network would still compute numbers, but meaningless ones.
+    """
     problems = [
         f"{name} {shape} is expected and missing"
         for name, shape in expected.items()
@@ -85,16 +84,18 @@ def refuse_other_tensors(
     ]
     if problems:
         raise ValueError(
-            f"{file} does not hold the weights of this network:\n  "
+            f"{file} does not contain the weights of this network:\n  "
             + "\n  ".join(problems[:10])
             + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
-            + "\nGive the file of exactly this network, with the names it was published with."
+            + "\nGive the file of exactly this network, with the published names."
         )
 
 
-def refuse_other_images(images: Tensor) -> None:
-    if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[2:]) < SMALLEST_PIXELS:
+def check_images(images: Tensor) -> None:
+    """Raise a ValueError unless the images have the shape (B, 3, H, W) and are large enough."""
+    if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[2:]) < MIN_PIXELS:
         raise ValueError(
-            f"Images of shape {tuple(images.shape)} were given; this network looks at (B, 3, H, W): red, green and "
-            f"blue in [-1, 1], with at least {SMALLEST_PIXELS} pixels a side. Enlarge smaller images first."
+            f"Images have the shape {tuple(images.shape)}, but this network takes (B, 3, H, W):"
+            f" red, green and blue in [-1, 1], with at least {MIN_PIXELS} pixels a side. Enlarge"
+            " smaller images first."
         )

@@ -1,9 +1,9 @@
-"""How a grid of codes becomes the places of a transformer: N places that hold S symbols each.
+"""How a grid of codes becomes the sequence of a transformer: N positions of S tokens each.
 
-A place may hold a square of neighbours (`patch`): attention then runs over a quarter of the places
-or fewer, which is most of the cost. It may hold the levels of a residual quantizer, as in
-SoundStorm (Borsos 2023, arXiv 2305.09636, section 3.1). Either way a symbol is hidden, guessed and
-drawn by itself.
+A position may hold a square of neighboring tokens (`patch`): attention then runs over a quarter of
+the positions or fewer, and attention is most of the cost. It may also hold the codes of a residual
+quantizer, as in SoundStorm (Borsos 2023, arXiv 2305.09636, section 3.1). In both cases each token
+is masked, predicted and sampled individually.
 """
 
 from __future__ import annotations
@@ -17,88 +17,88 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Layout:
+    """The assignment of the codes of one example to positions of a sequence."""
+
     grid: tuple[int, ...]
-    """The sides of the grid of codes: (h, w) of a picture, (t,) of a sound."""
-    levels: int = 1
-    """Symbols that the tokenizer writes for each cell of the grid."""
+    """The sides of the grid of codes: (h, w) of an image, (t,) of audio."""
+    num_quantizers: int = 1
+    """Number of codes in each cell of the grid."""
     patch: int = 1
-    """The side of the square of cells that one place holds."""
+    """The side of the square of cells that one position holds."""
 
     def __post_init__(self) -> None:
         if self.patch < 1:
             raise ValueError(
-                f"A place holds a square of at least 1 x 1 cells, but the patch is {self.patch}."
+                f"patch is {self.patch}, but a position holds at least 1 x 1 cells: use 1 or more."
             )
         if any(side % self.patch for side in self.grid):
             shape = " x ".join(map(str, self.grid))
             raise ValueError(
-                f"A grid of {shape} symbols cannot be cut into patches of {self.patch} x {self.patch}."
+                f"A grid of {shape} tokens cannot be divided into patches of"
+                f" {self.patch} x {self.patch}: use a patch that divides every side."
             )
 
-    def with_max_positions(self, most: int | None) -> Layout:
-        """With patches that are doubled until there are no more places than so many, or until they
-        cannot be."""
+    def with_max_positions(self, max_positions: int | None) -> Layout:
+        """Double the patch until there are at most `max_positions`, or until it no longer divides
+        the grid."""
         layout = self
         while (
-            most is not None
-            and layout.count > most
+            max_positions is not None
+            and layout.num_positions > max_positions
             and not any(side % (2 * layout.patch) for side in self.grid)
         ):
             layout = replace(layout, patch=2 * layout.patch)
         return layout
 
     @property
-    def places(self) -> tuple[int, ...]:
-        """The sides of the grid of places."""
+    def position_grid(self) -> tuple[int, ...]:
+        """The sides of the grid of positions."""
         return tuple(side // self.patch for side in self.grid)
 
     @property
-    def count(self) -> int:
-        return math.prod(self.places)
+    def num_positions(self) -> int:
+        return math.prod(self.position_grid)
 
     @property
-    def slots(self) -> int:
-        """Symbols in one place."""
-        return self.patch ** len(self.grid) * self.levels
+    def tokens_per_position(self) -> int:
+        return self.patch ** len(self.grid) * self.num_quantizers
 
     def patchify(self, codes: Tensor) -> Tensor:
-        """(B, *grid) or (B, *grid, levels) -> (B, N, S)."""
+        """Rearrange codes (B, *grid) or (B, *grid, num_quantizers) to tokens (B, N, S)."""
         axes = len(self.grid)
         if (
             codes.shape[1 : 1 + axes] != self.grid
-            or codes[0].numel() != math.prod(self.grid) * self.levels
+            or codes[0].numel() != math.prod(self.grid) * self.num_quantizers
         ):
-            met = tuple(codes.shape[1:])
             raise ValueError(
-                f"Codes of shape {met} do not lie on a grid of {self.grid} with {self.levels} level(s)."
+                f"Codes of shape {tuple(codes.shape[1:])} do not match a grid of {self.grid} with"
+                f" {self.num_quantizers} code(s) per cell: encode with the tokenizer that the model"
+                " was built for."
             )
-        cut = codes.reshape(
-            len(codes), *(part for side in self.places for part in (side, self.patch)), self.levels
-        )
-        outer, inner = (
-            [1 + 2 * axis for axis in range(axes)],
-            [2 + 2 * axis for axis in range(axes)],
-        )
-        return cut.permute(0, *outer, *inner, 1 + 2 * axes).reshape(
-            len(codes), self.count, self.slots
-        )
+        sides = [part for side in self.position_grid for part in (side, self.patch)]
+        cells = codes.reshape(len(codes), *sides, self.num_quantizers)
+        outer = [1 + 2 * axis for axis in range(axes)]
+        inner = [2 + 2 * axis for axis in range(axes)]
+        tokens = cells.permute(0, *outer, *inner, 1 + 2 * axes)
+        return tokens.reshape(len(codes), self.num_positions, self.tokens_per_position)
 
     def unpatchify(self, tokens_BNS: Tensor) -> Tensor:
-        """Back to the shape in which the tokenizer wrote them."""
-        axes = len(self.grid)
-        cut = tokens_BNS.reshape(len(tokens_BNS), *self.places, *[self.patch] * axes, self.levels)
-        order = [number for axis in range(axes) for number in (1 + axis, 1 + axes + axis)]
-        codes = cut.permute(0, *order, 1 + 2 * axes).reshape(
-            len(tokens_BNS), *self.grid, self.levels
+        """Rearrange tokens to codes (B, *grid) or (B, *grid, num_quantizers)."""
+        axes, count = len(self.grid), len(tokens_BNS)
+        cells = tokens_BNS.reshape(
+            count, *self.position_grid, *[self.patch] * axes, self.num_quantizers
         )
-        return codes[..., 0] if self.levels == 1 else codes
+        order = [index for axis in range(axes) for index in (1 + axis, 1 + axes + axis)]
+        codes = cells.permute(0, *order, 1 + 2 * axes)
+        codes = codes.reshape(count, *self.grid, self.num_quantizers)
+        return codes[..., 0] if self.num_quantizers == 1 else codes
 
-    def cells(self) -> Tensor:
-        """The coordinates of every symbol's cell, (N, S, axes)."""
-        sides = torch.cartesian_prod(*(torch.arange(side) for side in self.grid)).reshape(
-            *self.grid, 1, len(self.grid)
-        )
-        spread = sides.expand(*self.grid, self.levels, len(self.grid))
+    def cell_coordinates(self) -> Tensor:
+        """Return the coordinates (N, S, axes) of every token's cell."""
+        axes = len(self.grid)
+        coordinates = torch.cartesian_prod(*(torch.arange(side) for side in self.grid))
+        coordinates = coordinates.reshape(*self.grid, 1, axes)
+        coordinates = coordinates.expand(*self.grid, self.num_quantizers, axes)
         return torch.stack(
-            [self.patchify(spread[None, ..., axis])[0] for axis in range(len(self.grid))], dim=-1
+            [self.patchify(coordinates[None, ..., axis])[0] for axis in range(axes)], dim=-1
         )

@@ -1,11 +1,11 @@
-"""A transformer that reads all places at once: for masked models, and for text.
+"""A bidirectional transformer, for masked models and for text encoders.
 
-Before each part a norm (Xiong 2020, arXiv 2002.04745), queries and keys of unit size (Henry 2020,
-2010.04245), positions by rotation along any number of axes (Su 2021, 2104.09864), gated
-feed-forward (Shazeer 2020, 2002.05202), no biases, and residual parts that start as nothing.
-Attention is torch's own, which picks the fastest kernel a machine has.
+Pre-norm blocks (Xiong 2020, arXiv 2002.04745), normalized queries and keys (Henry 2020,
+2010.04245), rotary position embeddings along any number of axes (Su 2021, 2104.09864), a gated
+feed-forward layer (Shazeer 2020, 2002.05202), no biases, and zero-initialized output projections.
+Attention is `scaled_dot_product_attention`, which selects the fastest available kernel.
 
-B batch, N places, L places of the context, W width, H heads, D width of a head, A axes.
+B batch, N positions, L context positions, W model dimension, H heads, D head dimension, A axes.
 """
 
 from __future__ import annotations
@@ -18,45 +18,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera.nn.init import zero_init_
+
 ROPE_BASE = 1000.0
-"""Places until the slowest rotation has gone once around, or nearly: our grids are hundreds of
-places long, not thousands."""
+"""The base of the rotary frequencies. The slowest one makes about one turn in this many positions:
+grids here have hundreds of positions along an axis, not thousands."""
 
 
 @dataclass
 class States:
-    """A sequence of vectors for each example, and which of them are real."""
+    """A padded batch of vector sequences, such as the output of a text encoder."""
 
     values: Tensor
-    """(B, L, W)"""
+    """(B, L, W)."""
     mask: Tensor
-    """(B, L), True where there is something"""
-    told: list[int] | None = None
-    """The numbers of those examples that have anything; None: all may have."""
+    """(B, L), True at valid positions."""
+    has_context_idx: list[int] | None = None
+    """Indices of the examples with at least one valid position; None if that was not computed."""
 
 
 @dataclass
 class Rotary:
-    """The rotation of each place, as cosine and sine of each pair's angle, (N, D) each. A pair lies
-    half a head apart; the sines of its first halves are negative."""
+    """Cosines and sines of the rotation angles, (N, D) each.
 
-    cosine: Tensor
-    sine: Tensor
+    Element i of a head is paired with element i + D / 2. The sines of the first half are negative.
+    """
 
-    def __call__(self, heads: Tensor) -> Tensor:
-        """(..., N, D)"""
-        others = heads.roll(heads.shape[-1] // 2, dims=-1)
-        return torch.addcmul(heads * self.cosine, others, self.sine)
+    cos: Tensor
+    sin: Tensor
 
 
-def rope_cache(places_NA: Tensor, head_dim: int) -> Rotary:
-    """Each axis turns its share of a head's pairs; where the pairs cannot be shared evenly the
-    first axes have one more."""
-    axes, pairs = places_NA.shape[1], head_dim // 2
+def rope_cache(positions_NA: Tensor, head_dim: int) -> Rotary:
+    """Compute the rotations for given coordinates.
+
+    The D / 2 pairs of a head are divided among the axes; if they cannot be divided evenly, the
+    first axes get one more.
+    """
+    axes, pairs = positions_NA.shape[1], head_dim // 2
     shares = [pairs // axes + (axis < pairs % axes) for axis in range(axes)]
     angles = [
-        places_NA[:, axis, None]
-        * ROPE_BASE ** -(torch.arange(share, device=places_NA.device) / max(1, share))
+        positions_NA[:, axis, None]
+        * ROPE_BASE ** -(torch.arange(share, device=positions_NA.device) / max(1, share))
         for axis, share in enumerate(shares)
     ]
     angles_NP = torch.cat(angles, dim=1)
@@ -66,16 +68,26 @@ def rope_cache(places_NA: Tensor, head_dim: int) -> Rotary:
     )
 
 
+def apply_rotary_emb(x: Tensor, rope: Rotary) -> Tensor:
+    """Rotate queries or keys, (..., N, D)."""
+    swapped = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * rope.cos, swapped, rope.sin)
+
+
 def grid_positions(grid: tuple[int, ...]) -> Tensor:
-    """The coordinates of all places of a grid, row by row: (N, A)."""
+    """Return the coordinates of all cells of a grid in row-major order, (N, A)."""
     return torch.cartesian_prod(
         *(torch.arange(side, dtype=torch.float32) for side in grid)
     ).reshape(-1, len(grid))
 
 
 class Transformer(nn.Module):
-    """`depth` blocks over N places, and a last norm. With `context`, each block also looks at
-    states of that width."""
+    """`depth` blocks and a final norm.
+
+    With `context_dim`, every block also has cross-attention to states of that dimension.
+    """
+
+    blocks: Sequence[Block]
 
     def __init__(
         self,
@@ -83,119 +95,135 @@ class Transformer(nn.Module):
         depth: int,
         heads: int,
         *,
-        context: int | None = None,
+        context_dim: int | None = None,
         block: Callable[[int, int, int | None], Block] | None = None,
     ):
         super().__init__()
         if dim % heads or dim // heads % 2:
-            fitting = dim // (2 * heads) * 2 * heads or 2 * heads
+            valid_dim = dim // (2 * heads) * 2 * heads or 2 * heads
             raise ValueError(
-                f"A width of {dim} cannot be shared by {heads} heads of an even size: use a width of {fitting} or "
-                f"{fitting + 2 * heads}, or another number of heads."
+                f"A dim of {dim} cannot be split into {heads} heads of even size: use a dim of "
+                f"{valid_dim} or {valid_dim + 2 * heads}, or another number of heads."
             )
         self.dim = dim
         self.head_dim = dim // heads
-        self.blocks = nn.ModuleList([(block or Block)(dim, heads, context) for _ in range(depth)])
+        self.blocks = nn.ModuleList(  # type: ignore[assignment]
+            [(block or Block)(dim, heads, context_dim) for _ in range(depth)]
+        )
         self.norm = Norm(dim)
-        for module in self.blocks.modules():
-            if isinstance(module, nn.Linear):
-                module.weight.use_muon = True  # type: ignore[assignment]  # what engine/optim/config.py's Muon asks for
+        for module in self.modules():
+            if isinstance(module, nn.Linear):  # the mark that the Muon optimizer selects by
+                module.weight.use_muon = True  # type: ignore[attr-defined]
 
     def forward(
         self,
         x_BNW: Tensor,
-        places_NA: Tensor | Rotary | None = None,
+        positions_NA: Tensor | Rotary | None = None,
         mask_BN: Tensor | None = None,
         context: States | list[ContextKV] | None = None,
     ) -> Tensor:
-        """`places` are the coordinates of each place, or their rotations for whoever has them; else
-        0, 1, 2, ...
+        """Return the final states, (B, N, W).
 
-        What `mask` leaves out is seen by nobody.
+        Args:
+            x_BNW: input states.
+            positions_NA: coordinates of the positions, or precomputed rotations; 0, 1, 2, ... if
+                None.
+            mask_BN: True at valid positions; no other position is attended to.
+            context: states for cross-attention, or their keys and values from `project_context`. A
+                context may have a multiple of B rows: each example is then processed once per
+                context, and the result has as many rows as the context.
         """
-        return self.layers(x_BNW, places_NA, mask_BN, context)[-1]
+        return self.hidden_states(x_BNW, positions_NA, mask_BN, context)[-1]
 
-    def layers(
+    def hidden_states(
         self,
         x_BNW: Tensor,
-        places_NA: Tensor | Rotary | None = None,
+        positions_NA: Tensor | Rotary | None = None,
         mask_BN: Tensor | None = None,
         context: States | list[ContextKV] | None = None,
         at: Sequence[int] = (),
     ) -> list[Tensor]:
-        """The states after each of `at` blocks, as they are, and last the result: after all blocks,
-        and normed."""
-        if places_NA is None:
-            places_NA = torch.arange(x_BNW.shape[1], device=x_BNW.device, dtype=torch.float32)[
+        """Return the states after each number of blocks in `at`, and last the final states.
+
+        The intermediate states are not normalized; the final ones are.
+        """
+        if positions_NA is None:
+            positions_NA = torch.arange(x_BNW.shape[1], device=x_BNW.device, dtype=torch.float32)[
                 :, None
             ]
         rope = (
-            places_NA
-            if isinstance(places_NA, Rotary)
-            else rope_cache(places_NA.to(x_BNW.dtype), self.head_dim)
+            positions_NA
+            if isinstance(positions_NA, Rotary)
+            else rope_cache(positions_NA.to(x_BNW.dtype), self.head_dim)
         )
-        seen = self.project_context(context) if isinstance(context, States) else context
-        return self.forward_blocks(self.first_qkv(x_BNW), rope, mask_BN, seen, at)
+        context_kv = self.project_context(context) if isinstance(context, States) else context
+        return self.forward_blocks(self.first_qkv(x_BNW), rope, mask_BN, context_kv, at)
 
     def first_qkv(self, x: Tensor) -> LayerInput:
-        """What each place becomes by itself, before any has looked at another."""
-        return self.blocks[0].before(x)
+        """Compute the input of the first attention layer, which is independent per position."""
+        return self.blocks[0].pre_attn(x)
 
     def forward_blocks(
         self,
         layer_input: LayerInput,
         rope: Rotary,
         mask_BN: Tensor | None = None,
-        seen: list[ContextKV] | None = None,
+        context_kv: list[ContextKV] | None = None,
         at: Sequence[int] = (),
-        asked_P: Tensor | None = None,
+        select_P: Tensor | None = None,
     ) -> list[Tensor]:
-        """All that comes after `first_qkv`, as `layers` gives it. With `asked`, numbers of places,
-        counted through the whole batch, the result is theirs only, (P, W): the last part of the
-        last block, which looks at no other place, is left out for the rest. (That only they look
-        around in it was tried too: choosing their rows took longer than it saved.)"""
-        passed, mask = [], mask_BN[:, None, None, :] if mask_BN is not None else None
+        """Run everything after `first_qkv`, with the result of `hidden_states`.
+
+        With `select_P`, indices into the flattened (B x N) positions, the final states are those of
+        the selected positions only, (P, W): the feed-forward layer of the last block is skipped for
+        all others. (Restricting the queries of the last attention layer as well was measured to be
+        slower: selecting their rows took longer than it saved.)
+        """
+        outputs, mask = [], mask_BN[:, None, None, :] if mask_BN is not None else None
         x = layer_input.x
         for number, block in enumerate(self.blocks, start=1):
-            layer_input = layer_input if number == 1 else block.before(x)
-            if mask is not None and len(mask) < len(
-                layer_input.x
-            ):  # each example now stands there once for every context
+            layer_input = layer_input if number == 1 else block.pre_attn(x)
+            if mask is not None and len(mask) < len(layer_input.x):  # repeated for each context
                 mask = torch.cat([mask] * (len(layer_input.x) // len(mask)))
-            x = block.attn(layer_input, rope, mask, seen[number - 1] if seen is not None else None)
-            if asked_P is not None and number == len(self.blocks):
-                x = x.flatten(0, 1).index_select(0, asked_P)
-            x = block.after(x)
+            x = block.attn(
+                layer_input, rope, mask, context_kv[number - 1] if context_kv is not None else None
+            )
+            if select_P is not None and number == len(self.blocks):
+                x = x.flatten(0, 1).index_select(0, select_P)
+            x = block.mlp(x)
             if number in at:
-                passed.append(x)
-        return [*passed, self.norm(x)]
+                outputs.append(x)
+        return [*outputs, self.norm(x)]
 
     def project_context(self, context: States) -> list[ContextKV]:
-        """What each block makes of a context, for whoever will need it more than once: it does not
-        depend on x."""
-        return [block.cross.project_context(context) for block in self.blocks]
+        """Compute each block's keys and values of a context, for use in several forward passes."""
+        return [block.project_context(context) for block in self.blocks]
 
 
 @dataclass
 class LayerInput:
-    """Places before they look around: what they are, (..., W), and their queries, keys and values,
-    (..., 3 W)."""
+    """The input of an attention layer: states, (..., W), and their projections, (..., 3 W)."""
 
     x: Tensor
-    parts: Tensor
+    qkv: Tensor
 
 
 class Block(nn.Module):
-    """A place may think by itself, then it looks at others, then it thinks by itself again."""
+    """Self-attention, optional cross-attention, and a feed-forward layer, in three steps.
 
-    def __init__(self, dim: int, heads: int, context: int | None):
+    `pre_attn` and `mlp` act on each position independently; only `attn` mixes positions.
+    """
+
+    def __init__(self, dim: int, heads: int, context_dim: int | None):
         super().__init__()
         self.attention = SelfAttention(dim, heads)
-        self.cross = CrossAttention(dim, heads, context) if context is not None else None
-        self.feed = FeedForward(dim)
+        self.cross_attention = (
+            CrossAttention(dim, heads, context_dim) if context_dim is not None else None
+        )
+        self.feed_forward = FeedForward(dim)
 
-    def before(self, x: Tensor) -> LayerInput:
-        return LayerInput(x, self.attention.parts(x))
+    def pre_attn(self, x: Tensor) -> LayerInput:
+        return LayerInput(x, self.attention.project_qkv(x))
 
     def attn(
         self,
@@ -204,19 +232,27 @@ class Block(nn.Module):
         mask: Tensor | None,
         context_kv: ContextKV | None,
     ) -> Tensor:
-        x = layer_input.x + self.attention(layer_input.parts, rope, mask)
-        if self.cross is not None:
+        x = layer_input.x + self.attention(layer_input.qkv, rope, mask)
+        if self.cross_attention is not None:
             if context_kv is None:
-                raise ValueError("This transformer looks at a context, but was given none.")
-            if context_kv.count > len(
-                x
-            ):  # several contexts for each: until here they had everything in common
-                x = torch.cat([x] * (context_kv.count // len(x)))
-            x = x + self.cross(x, context_kv)
+                raise ValueError(
+                    "This transformer has cross-attention, but got no context: pass `context`."
+                )
+            if context_kv.batch_size > len(x):  # several contexts per example: repeat from here on
+                x = torch.cat([x] * (context_kv.batch_size // len(x)))
+            x = x + self.cross_attention(x, context_kv)
         return x
 
-    def after(self, x: Tensor) -> Tensor:
-        return x + self.feed(x)
+    def mlp(self, x: Tensor) -> Tensor:
+        return x + self.feed_forward(x)
+
+    def project_context(self, context: States) -> ContextKV:
+        if self.cross_attention is None:
+            raise ValueError(
+                "Got a context, but this transformer has no cross-attention: build it with "
+                "`context_dim`, or leave the context out."
+            )
+        return self.cross_attention.project_context(context)
 
 
 class SelfAttention(nn.Module):
@@ -224,124 +260,131 @@ class SelfAttention(nn.Module):
         super().__init__()
         self.heads = heads
         self.norm = Norm(dim)
-        self.to_query_key_value = linear(dim, 3 * dim)
-        self.head_norm = Norm(
-            dim // heads
-        )  # of queries and keys alike: what counts is the product of their scales
+        self.to_qkv = linear(dim, 3 * dim)
+        # One norm for queries and keys: only the product of their scales matters.
+        self.head_norm = Norm(dim // heads)
         self.out = zero_init_(linear(dim, dim))
 
-    def parts(self, x: Tensor) -> Tensor:
-        """Queries, keys and values, which each place has by itself."""
-        return self.to_query_key_value(self.norm(x))
+    def project_qkv(self, x: Tensor) -> Tensor:
+        """Project states to queries, keys and values, (..., W) -> (..., 3 W)."""
+        return self.to_qkv(self.norm(x))
 
-    def forward(self, parts_BN3W: Tensor, rope: Rotary, mask: Tensor | None) -> Tensor:
-        parts = split_heads(parts_BN3W, 3, self.heads)
-        q, k = rope(self.head_norm(parts[:2]))
-        return self.out(joined(F.scaled_dot_product_attention(q, k, parts[2], attn_mask=mask)))
+    def forward(self, qkv_BN3W: Tensor, rope: Rotary, mask: Tensor | None) -> Tensor:
+        qkv = split_heads(qkv_BN3W, 3, self.heads)
+        q, k = apply_rotary_emb(self.head_norm(qkv[:2]), rope)
+        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, qkv[2], attn_mask=mask)))
 
 
 @dataclass
 class ContextKV:
-    """Keys and values of a context, (B, H, L, D), and what is added to how well they match, (B, 1,
-    1, L): -inf where there is nothing. As numbers, since they are asked for again and again, and
-    made once."""
+    """Keys and values of a context for one block, (B, H, L, D), computed once and reused.
+
+    `mask` is added to the attention scores, (B, 1, 1, L): 0 at valid positions, -inf elsewhere.
+    """
 
     keys: Tensor
     values: Tensor
     mask: Tensor
-    untold: NullContext | None = None
-    """None: these are all examples"""
+    null_context: NullContext | None = None
+    """Set if the tensors hold only the examples that have a context; None if they hold all."""
 
     @property
-    def count(self) -> int:
-        """Of examples."""
-        return len(self.keys) if self.untold is None else self.untold.count
+    def batch_size(self) -> int:
+        return len(self.keys) if self.null_context is None else self.null_context.batch_size
 
     def first(self, count: int) -> ContextKV:
-        """Of so many examples."""
-        if self.untold is None:
+        """Return the context of the first `count` examples."""
+        if self.null_context is None:
             return ContextKV(self.keys[:count], self.values[:count], self.mask[:count])
-        told = self.untold.told[self.untold.told < count]
-        some = ContextKV(self.keys[: len(told)], self.values[: len(told)], self.mask[: len(told)])
-        return (
-            some
-            if len(told) == count
-            else replace(some, untold=replace(self.untold, told=told, count=count))
+        null = self.null_context
+        index = null.has_context_idx[null.has_context_idx < count]
+        kept = ContextKV(
+            self.keys[: len(index)], self.values[: len(index)], self.mask[: len(index)]
         )
+        if len(index) == count:
+            return kept
+        return replace(kept, null_context=replace(null, has_context_idx=index, batch_size=count))
 
 
 @dataclass
 class NullContext:
-    """Examples that have nothing to look at but the learnt place, beside others that have."""
+    """What a batch needs in which some examples have no context but the learned null position."""
 
-    told: Tensor
-    """The numbers of those others"""
-    count: int
-    """Of all"""
-    seen: Tensor
-    """(W,): what the untold see, whatever they look for"""
+    has_context_idx: Tensor
+    """Indices of the examples that have a context."""
+    batch_size: int
+    """Number of all examples."""
+    output: Tensor
+    """(W,): the cross-attention output of the others. It does not depend on their queries."""
 
 
 class CrossAttention(nn.Module):
-    """Looks at a context. A first, learnt place is always there: a text of nothing leaves something
-    to look at."""
+    """Attention to a context, to which a learned null position is always prepended.
 
-    def __init__(self, dim: int, heads: int, context: int):
+    With it an empty context leaves something to attend to.
+    """
+
+    def __init__(self, dim: int, heads: int, context_dim: int):
         super().__init__()
         self.heads = heads
         self.norm = Norm(dim)
-        self.context_norm = Norm(context)
-        self.to_query = linear(dim, dim)
-        self.to_key_value = linear(context, 2 * dim)
+        self.context_norm = Norm(context_dim)
+        self.to_q = linear(dim, dim)
+        self.to_kv = linear(context_dim, 2 * dim)
         self.query_norm, self.key_norm = Norm(dim // heads), Norm(dim // heads)
-        self.nothing = nn.Parameter(torch.randn(2, heads, 1, dim // heads))
+        self.null_kv = nn.Parameter(torch.randn(2, heads, 1, dim // heads))
         self.out = zero_init_(linear(dim, dim))
 
     def project_context(self, context: States) -> ContextKV:
-        if context.told is None or len(context.told) == len(context.mask):
-            return self.context_kv(context)
-        told = torch.tensor(context.told, dtype=torch.long, device=context.mask.device)
-        some = self.context_kv(
-            States(context.values.index_select(0, told), context.mask.index_select(0, told))
+        """Compute keys and values, only for the examples that have a context if these are given."""
+        if context.has_context_idx is None or len(context.has_context_idx) == len(context.mask):
+            return self.project_kv(context)
+        index = torch.tensor(context.has_context_idx, dtype=torch.long, device=context.mask.device)
+        kept = self.project_kv(
+            States(context.values.index_select(0, index), context.mask.index_select(0, index))
         )
-        return replace(
-            some, untold=NullContext(told, len(context.mask), self.out(self.nothing[1].flatten()))
-        )
+        null_output = self.out(self.null_kv[1].flatten())
+        return replace(kept, null_context=NullContext(index, len(context.mask), null_output))
 
-    def context_kv(self, context: States) -> ContextKV:
-        keys, values = split_heads(
-            self.to_key_value(self.context_norm(context.values)), 2, self.heads
+    def project_kv(self, context: States) -> ContextKV:
+        keys, values = split_heads(self.to_kv(self.context_norm(context.values)), 2, self.heads)
+        null_key, null_value = (
+            self.null_kv.to(keys.dtype).unsqueeze(1).expand(2, keys.shape[0], -1, -1, -1)
         )
-        key, value = self.nothing.to(keys.dtype).unsqueeze(1).expand(2, keys.shape[0], -1, -1, -1)
-        keys = torch.cat([key, keys], dim=2)
-        real = F.pad(context.mask, (1, 0), value=True)
-        mask = torch.zeros(real.shape, dtype=keys.dtype, device=real.device).masked_fill(
-            ~real, -math.inf
+        keys = torch.cat([null_key, keys], dim=2)
+        valid = F.pad(context.mask, (1, 0), value=True)
+        mask = torch.zeros(valid.shape, dtype=keys.dtype, device=valid.device).masked_fill(
+            ~valid, -math.inf
         )
         return ContextKV(
-            self.key_norm(keys), torch.cat([value, values], dim=2), mask[:, None, None, :]
+            self.key_norm(keys), torch.cat([null_value, values], dim=2), mask[:, None, None, :]
         )
 
     def forward(self, x_BNW: Tensor, context_kv: ContextKV) -> Tensor:
-        """Under guidance half of all examples are untold, and cost nothing here."""
-        if context_kv.untold is None:
-            return self.seen(x_BNW, context_kv)
-        # Also if nobody is told: a parameter that takes no part would leave the processes of a run
-        # waiting.
-        seen = self.seen(x_BNW.index_select(0, context_kv.untold.told), context_kv)
-        return context_kv.untold.seen.expand_as(x_BNW).index_copy(0, context_kv.untold.told, seen)
+        """Attend to the context; examples without one get a constant.
 
-    def seen(self, x_BNW: Tensor, context_kv: ContextKV) -> Tensor:
-        [q] = split_heads(self.to_query(self.norm(x_BNW)), 1, self.heads)
-        seen = F.scaled_dot_product_attention(
+        Under guidance these are half of all examples, and they take no computation here.
+        """
+        null = context_kv.null_context
+        if null is None:
+            return self.cross_attend(x_BNW, context_kv)
+        # Also with zero rows: DDP waits for a gradient of every parameter.
+        attended = self.cross_attend(x_BNW.index_select(0, null.has_context_idx), context_kv)
+        return null.output.expand_as(x_BNW).index_copy(0, null.has_context_idx, attended)
+
+    def cross_attend(self, x_BNW: Tensor, context_kv: ContextKV) -> Tensor:
+        [q] = split_heads(self.to_q(self.norm(x_BNW)), 1, self.heads)
+        attended = F.scaled_dot_product_attention(
             self.query_norm(q), context_kv.keys, context_kv.values, attn_mask=context_kv.mask
         )
-        return self.out(joined(seen))
+        return self.out(merge_heads(attended))
 
 
 class FeedForward(nn.Module):
-    """SwiGLU with two thirds of the usual inner width, so that it costs what an ungated one of four
-    times the width does."""
+    """SwiGLU with an inner size of 8/3 of the model dimension, rounded up to a multiple of 16.
+
+    It costs as much as an ungated layer with an inner size of four times the model dimension.
+    """
 
     def __init__(self, dim: int):
         super().__init__()
@@ -356,8 +399,11 @@ class FeedForward(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """Layer norm without a bias. An RMS norm would do, but has no backward of its own on CPUs:
-    three times as long."""
+    """Layer norm without a bias.
+
+    An RMS norm would serve as well, but torch has no fused backward for it on CPUs, where it takes
+    three times as long.
+    """
 
     def __init__(self, dim: int):
         super().__init__(dim, bias=False)
@@ -367,21 +413,18 @@ class Norm(nn.LayerNorm):
 
 
 def linear(inputs: int, outputs: int) -> nn.Linear:
+    """Build a linear layer without a bias whose output has the scale of its input."""
     layer = nn.Linear(inputs, outputs, bias=False)
     nn.init.normal_(layer.weight, std=inputs**-0.5)
     return layer
 
 
-def zero_init_(layer: nn.Linear) -> nn.Linear:
-    nn.init.zeros_(layer.weight)
-    return layer
-
-
 def split_heads(x_BNW: Tensor, parts: int, heads: int) -> Tensor:
     """(B, N, parts x W) -> (parts, B, H, N, D)."""
-    batch, places, dim = x_BNW.shape
-    return x_BNW.view(batch, places, parts, heads, dim // parts // heads).permute(2, 0, 3, 1, 4)
+    batch, positions, dim = x_BNW.shape
+    return x_BNW.view(batch, positions, parts, heads, dim // parts // heads).permute(2, 0, 3, 1, 4)
 
 
-def joined(heads_BHND: Tensor) -> Tensor:
-    return heads_BHND.transpose(1, 2).flatten(2)
+def merge_heads(x_BHND: Tensor) -> Tensor:
+    """(B, H, N, D) -> (B, N, W)."""
+    return x_BHND.transpose(1, 2).flatten(2)

@@ -1,25 +1,24 @@
-"""The contrastive task: which text belongs?
+"""The contrastive objective: match examples with their captions.
 
-Two towers give each example a point and each caption a point; what belongs together is drawn
-together, and told apart from all else in the batch. So the loss is no mean over examples: every
-example is a question in which all others are the candidates. The whole step is one batch all the
-same, over micro-batches and processes (gradient caching, Gao 2021, arXiv 2101.06983):
+Two towers embed examples and captions on the unit sphere; matching pairs are pulled together and
+pushed apart from all other pairs of the batch. The loss is therefore not a mean over examples. The
+whole step is still one batch, over micro-batches and processes (gradient caching, Gao 2021, arXiv
+2101.06983):
 
-- `prepare` computes the points of all micro-batches without gradients, and the processes lay theirs
-  together;
-- the loss of a micro-batch is the loss of the whole batch, in which only its own points are live.
+- `gather_embeddings` computes the embeddings of all micro-batches without gradients and gathers those
+  of all processes;
+- the loss of a micro-batch is the loss of the whole batch, in which only its own embeddings have
+  gradients.
 
-The engine takes the mean over micro-batches and processes, k in all. The whole batch's gradient is
-a sum over points, so the live ones are passed on as `p.detach() + k (p - p.detach())`: as they are,
-with k times their gradient. The scale of the similarities is in each of the k losses in full, and
-their mean is its gradient already. A single micro-batch on a single process is the whole batch, and
-nothing is computed twice.
+The engine takes the mean over k micro-batches and processes. The gradient of the whole batch is a sum
+over embeddings, so those with gradients are passed on as `e.detach() + k (e - e.detach())`: the same
+value with k times the gradient. The scale of the similarities is in each of the k losses, and their
+mean is already its gradient. A single micro-batch on a single process is the whole batch.
 
-What is drawn for an example, of what it shows in training, comes from its own generator, and is the
-same in both passes.
+Two examples with the same caption, or with the same set of captions, are never negatives of each
+other.
 
-B examples of a micro-batch, N of the whole batch or held-out set, L points of each, D numbers of a
-point.
+B examples of a micro-batch, N of the whole batch or held-out set, L layers, D embedding dimension.
 """
 
 from __future__ import annotations
@@ -35,285 +34,280 @@ import torch
 from torch import Generator, Tensor
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Alarm, Batch, BestMetric, Loss, ProcessGroup, Rows, Task, Update
-from tessera.losses.contrastive import (
-    apart,
-    auc,
-    decoupled_contrast,
-    loss_over_chance,
-    ranks,
-    recall_by_chance,
-    sigmoid_contrast,
-    softmax_contrast,
+from tessera.engine.task import (
+    Alarm,
+    Batch,
+    BestMetric,
+    Loss,
+    ProcessGroup,
+    Rows,
+    Task,
+    TaskConfig,
+    Update,
 )
-from tessera.modalities.music.similarity_sheet import SimilarityRow
+from tessera.losses.contrastive import (
+    decoupled_contrastive_loss,
+    loss_over_chance,
+    negative_mask,
+    sigmoid_contrastive_loss,
+    softmax_contrastive_loss,
+)
+from tessera.metrics.retrieval import auc, recall_at_chance, retrieval_ranks
 from tessera.nn.precision import full_precision, to_fp32
 
-Kind = Literal["softmax", "decoupled", "sigmoid"]
+ContrastiveLoss = Literal["softmax", "decoupled", "sigmoid"]
 
-CONTRASTS: dict[Kind, Callable[[Tensor, Tensor], Tensor]] = {
-    "softmax": softmax_contrast,
-    "decoupled": decoupled_contrast,
-    "sigmoid": sigmoid_contrast,
+LOSSES: dict[ContrastiveLoss, Callable[[Tensor, Tensor], Tensor]] = {
+    "softmax": softmax_contrastive_loss,
+    "decoupled": decoupled_contrastive_loss,
+    "sigmoid": sigmoid_contrastive_loss,
 }
-FOUND_AMONG = (1, 5, 10)
+RECALL_AT = (1, 5, 10)
 
 
-class Towers(Protocol):
-    """What a model of this task is."""
+class TwoTowerModel(Protocol):
+    """A model with a tower for examples and a tower for captions."""
 
     text: Any
-    """reads captions: a TextEncoder"""
+    """The text encoder."""
     bias: Tensor | None
-    """(L,), where the loss has one"""
+    """The bias of the logits of each layer, (L,), where the loss has one."""
 
-    def first(self, examples: Any, chances: Sequence[Generator] | None = None) -> Tensor:
-        """(B, L, D) of examples, on the unit sphere; the last point of each is what counts."""
+    def embed_media(
+        self, examples: Any, generators: Sequence[Generator] | None = None
+    ) -> Tensor:
+        """Return unit embeddings (B, L, D); the last layer is the embedding."""
 
-    def second(self, captions: Sequence[str]) -> Tensor:
-        """(B, L, D) of texts."""
+    def embed_text(self, captions: Sequence[str]) -> Tensor:
+        """Return unit embeddings (B, L, D)."""
 
     def scale(self) -> Tensor:
-        """(L,)"""
+        """Return the scale of the similarities of each layer, (L,)."""
 
-    def hold_scale(self) -> None: ...
+    def clamp_scale(self) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class ContrastiveConfig:
-    """A medium says in a subclass what the model can be, and how an example is shown."""
+class ContrastiveConfig(TaskConfig):
+    """Base class: a modality declares the type of `model` and how examples are shown."""
 
     entry_point: ClassVar[str] = "Search"
-    """What opens such a run in Python."""
-    least_batch: ClassVar[int] = 2
-    """An example by itself has nothing to be told apart from."""
+    min_batch_size: ClassVar[int] = 2
+
     model: Any
-    loss: Kind = "decoupled"
-    """softmax: which of the batch belongs (InfoNCE). decoupled: the same without the right answer
-    among the candidates, better in small batches. sigmoid: of each pair, whether it belongs
-    together."""
+    loss: ContrastiveLoss = "decoupled"
+    """The loss: `softmax` (InfoNCE), `decoupled` (without the positive pair in the denominator,
+    better for small batches), or `sigmoid` (binary classification of each pair)."""
     layers: int = 0
-    """Layers before the last at which the question is asked too."""
+    """The number of layers before the last to which the loss is applied too."""
     layers_weight: float = 0.5
-    """How much they count, all together, beside the last."""
+    """The weight of these layers together, relative to the last one."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    @property
+    def uses_captions(self) -> bool:
+        return True
 
     def validate_data(self, data: Any) -> None:
         self.model.validate_data(data)
 
-    def parts(self) -> dict[str, str]:
-        """It stands on no other run."""
-        return {}
-
-    def notice(self) -> str:
-        return ""
-
-    def for_inference(self) -> ContrastiveConfig:
-        return self
-
-    def shown(self, examples: Any) -> list[Any]:
-        """Examples as media."""
+    def show(self, batch: Batch[Any], media_BD: Tensor, text_BD: Tensor) -> list[Any]:
+        """Return one medium for each example that shows its similarity to the captions."""
         raise NotImplementedError
 
-    def build(self) -> ContrastiveTask:
+    def build(self, **dependencies: Any) -> ContrastiveTask:
         return ContrastiveTask(self)
 
 
 class ContrastiveTask(Task):
-    best_metric = BestMetric(metric="by_text_r1")
+    best_metric = BestMetric(name="text_to_media_R@1")
 
     def __init__(self, config: ContrastiveConfig):
         super().__init__()
         self.config = config
-        self.model = config.model.build(biased=config.loss == "sigmoid", layers=config.layers)
-        self.updates = (
-            Update(
-                name="model", trains=self.model, loss=self.contrastive_loss, optimizer=config.optimizer,
-                prepare=self.look_at_whole_batch,
-            ),
-        )  # fmt: skip
-        self.alarms = (NOTHING_TOLD_APART,)
+        self.model: Any = config.model.build(biased=config.loss == "sigmoid", layers=config.layers)
+        update = Update(
+            name="model",
+            trains=self.model,
+            loss=self.contrastive_loss,
+            optimizer=config.optimizer,
+            prepare=self.gather_embeddings,
+        )
+        self.updates = (update,)
+        self.alarms = (COLLAPSED,)
 
-    def prepare_text(self, captions: Sequence[str], place: Path) -> None:
-        """Before the first step: the text encoder hears all captions."""
+    def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         if not any(captions):
             raise ValueError(
-                "Not one example has a caption, and this recipe learns which caption belongs to which example: put name.txt "
-                "beside each file, or a metadata.jsonl, or sort the files into named folders."
+                "No example has a caption, but this recipe is trained on pairs of examples and "
+                "captions: put name.txt beside each file, or a metadata.jsonl, or sort the files "
+                "into named folders."
             )
-        self.model.text.prepare_text(captions, place)
+        self.model.text.prepare_text(captions, cache_dir)
 
     # ---- the loss
 
-    def contrastive_loss(self, batch: Batch, step: int) -> Loss:
-        first_BLD, second_BLD = self.first(batch), self.second(batch)
-        said_N = batch.scratch["said"] if "said" in batch.scratch else said(batch)
-        first_NLD = among(batch.scratch.get("first"), first_BLD, batch)
-        second_NLD = among(batch.scratch.get("second"), second_BLD, batch)
-        against_NN = apart(said_N.to(first_NLD.device))
-        with full_precision(first_NLD.device.type):
+    def contrastive_loss(self, batch: Batch[Any], step: int) -> Loss:
+        media_BLD, text_BLD = self.embed_media(batch), self.embed_text(batch)
+        scratch = batch.scratch
+        caption_ids = scratch["caption_ids"] if scratch else caption_ids_of(batch)
+        media_NLD = insert_own(scratch.get("media"), media_BLD, batch)
+        text_NLD = insert_own(scratch.get("text"), text_BLD, batch)
+        negatives_NN = negative_mask(caption_ids.to(media_NLD.device))
+        loss = LOSSES[self.config.loss]
+        with full_precision(media_NLD.device.type):
             logits = [
-                self.logits(first_NLD, second_NLD, layer) for layer in range(first_NLD.shape[1])
+                self.logits(media_NLD, text_NLD, layer) for layer in range(media_NLD.shape[1])
             ]
-            *before, last = [CONTRASTS[self.config.loss](one, against_NN) for one in logits]
-        terms = {"contrast": last}
-        if before:
-            terms["layers"] = self.config.layers_weight * torch.stack(before).mean()
-        stuck = partial(loss_over_chance, logits[-1].detach(), against_NN)
-        return Loss(terms, {"of_chance": stuck, "scale": self.model.scale()[-1]})
+            *inner, last = [loss(one, negatives_NN) for one in logits]
+        terms = {"contrastive": last}
+        if inner:
+            terms["layers"] = self.config.layers_weight * torch.stack(inner).mean()
+        relative = partial(loss_over_chance, logits[-1].detach(), negatives_NN)
+        return Loss(terms, {"loss_over_chance": relative, "scale": self.model.scale()[-1]})
 
-    def first(self, batch: Batch) -> Tensor:
-        return self.model.first(batch.examples, batch.generators() if self.model.training else None)
+    def embed_media(self, batch: Batch[Any]) -> Tensor:
+        generators = batch.generators() if self.model.training else None
+        return self.model.embed_media(batch.examples, generators)
 
-    def second(self, batch: Batch) -> Tensor:
-        return self.model.second(batch.examples.captions)
+    def embed_text(self, batch: Batch[Any]) -> Tensor:
+        return self.model.embed_text(batch.examples.captions)
 
-    def logits(self, first_NLD: Tensor, second_NLD: Tensor, layer: int) -> Tensor:
-        nearness_NN = to_fp32(first_NLD[:, layer]) @ to_fp32(second_NLD[:, layer]).T
-        scaled_NN = self.model.scale()[layer] * nearness_NN
+    def logits(self, media_NLD: Tensor, text_NLD: Tensor, layer: int) -> Tensor:
+        similarity_NN = to_fp32(media_NLD[:, layer]) @ to_fp32(text_NLD[:, layer]).T
+        scaled_NN = self.model.scale()[layer] * similarity_NN
         return scaled_NN if self.model.bias is None else scaled_NN + self.model.bias[layer]
 
-    def look_at_whole_batch(self, micros: Sequence[Batch], step: int, dist: ProcessGroup) -> None:
-        """Leaves with each micro-batch the points of all, and which of them are its own."""
-        self.model.hold_scale()
-        if len(micros) * dist.world_size == 1:
+    def gather_embeddings(
+        self, micro_batches: Sequence[Batch[Any]], step: int, dist: ProcessGroup
+    ) -> None:
+        """Leave the embeddings of the whole batch with each micro-batch."""
+        self.model.clamp_scale()
+        if len(micro_batches) * dist.world_size == 1:
             return
+        gather = dist.all_gather_rows
         with torch.no_grad():
-            first_NLD = torch.cat([dist.all_gather_rows(self.first(batch)) for batch in micros])
-            second_NLD = torch.cat([dist.all_gather_rows(self.second(batch)) for batch in micros])
-        said_N = torch.cat(
-            [dist.all_gather_rows(said(batch).to(first_NLD.device)) for batch in micros]
-        )
-        begins = 0
-        for batch in micros:
-            everybody = len(batch) * dist.world_size  # dealt to the processes like cards
-            own_B = torch.arange(
-                begins + dist.rank, begins + everybody, dist.world_size, device=first_NLD.device
-            )
+            media_NLD = torch.cat([gather(self.embed_media(one)) for one in micro_batches])
+            text_NLD = torch.cat([gather(self.embed_text(one)) for one in micro_batches])
+        device = media_NLD.device
+        ids = torch.cat([gather(caption_ids_of(one).to(device)) for one in micro_batches])
+        start = 0
+        for batch in micro_batches:
+            # Example i of a micro-batch is on process i modulo the number of processes.
+            stop = start + len(batch) * dist.world_size
+            own_B = torch.arange(start + dist.rank, stop, dist.world_size, device=device)
             batch.scratch |= {
-                "first": first_NLD,
-                "second": second_NLD,
-                "said": said_N,
+                "media": media_NLD,
+                "text": text_NLD,
+                "caption_ids": ids,
                 "own": own_B,
             }
-            begins += everybody
+            start = stop
 
-    # ---- validation and samples
+    # ---- evaluation and samples
 
-    def eval_step(self, batch: Batch) -> dict[str, Rows]:
-        """Points, and who said what: ranks need the whole set at once. What has no caption takes no
-        part."""
-        captioned = [place for place, caption in enumerate(batch.examples.captions) if caption]
+    def eval_step(self, batch: Batch[Any]) -> dict[str, Rows]:
+        """Return embeddings and caption ids as rows; examples without a caption are left out."""
+        captioned = [i for i, caption in enumerate(batch.examples.captions) if caption]
         if not captioned:
             return {}
-        rows = (
-            self.first(batch)[:, -1],
-            self.second(batch)[:, -1],
-            said(batch),
-            torch.tensor(batch.seeds),
-        )
-        seen = {
-            name: Rows(one[captioned])
-            for name, one in zip(("first", "second", "said", "example"), rows, strict=True)
+        rows = {
+            "media": self.embed_media(batch)[:, -1],
+            "text": self.embed_text(batch)[:, -1],
+            "caption_ids": caption_ids_of(batch),
+            "example": torch.tensor(batch.seeds),
         }
-        tagged = [
-            (example, tag)
-            for example, tags in enumerate(getattr(batch.examples, "tags", ()))
-            for tag in tags
-        ]
+        results = {name: Rows(values[captioned]) for name, values in rows.items()}
+        tags_of = getattr(batch.examples, "tags", ())
+        tagged = [(i, tag) for i, tags in enumerate(tags_of) for tag in tags]
         if tagged:
             tags = sorted({tag for _, tag in tagged})
-            where = [[batch.seeds[example], number_of(tag)] for example, tag in tagged]
-            seen |= {
-                "tagged": Rows(torch.tensor(where)),
-                "tag": Rows(torch.tensor([number_of(tag) for tag in tags])),
-                "tag_point": Rows(self.model.second(tags)[:, -1]),
+            pairs = [[batch.seeds[i], hash_text(tag)] for i, tag in tagged]
+            results |= {
+                "tagged": Rows(torch.tensor(pairs)),
+                "tag": Rows(torch.tensor([hash_text(tag) for tag in tags])),
+                "tag_embedding": Rows(self.model.embed_text(tags)[:, -1]),
             }
-        return seen
+        return results
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        first_ND, second_ND, said_N = totals["first"], totals["second"], totals["said"]
-        numbers: dict[str, float] = {}
-        for way, asking, answering in (
-            ("by_text", second_ND, first_ND),
-            ("by_media", first_ND, second_ND),
+        media_ND, text_ND, ids = totals["media"], totals["text"], totals["caption_ids"]
+        metrics: dict[str, float] = {}
+        for direction, queries, candidates in (
+            ("text_to_media", text_ND, media_ND),
+            ("media_to_text", media_ND, text_ND),
         ):
-            places_N = ranks(asking, answering, said_N)
-            numbers |= {
-                f"{way}_r{most}": float((places_N <= most).double().mean()) for most in FOUND_AMONG
-            }
-            numbers[f"{way}_median_rank"] = float(places_N.double().quantile(0.5))
-        numbers |= {
-            f"chance_r{most}": float(recall_by_chance(said_N, most)) for most in FOUND_AMONG
-        }
-        if (tags := tag_auc(totals)) is not None:
-            numbers["tag_auc"] = tags
-        return numbers
+            ranks_N = retrieval_ranks(queries, candidates, ids)
+            for k in RECALL_AT:
+                metrics[f"{direction}_R@{k}"] = float((ranks_N <= k).double().mean())
+            metrics[f"{direction}_median_rank"] = float(ranks_N.double().quantile(0.5))
+        metrics |= {f"chance_R@{k}": float(recall_at_chance(ids, k)) for k in RECALL_AT}
+        if (value := tag_auc(totals)) is not None:
+            metrics["tag_auc"] = value
+        return metrics
 
-    def sample(self, batch: Batch) -> list[Any]:
-        first_BD, second_BD = (
-            rows[:, -1].cpu().numpy() for rows in (self.first(batch), self.second(batch))
-        )
-        media = self.config.shown(batch.examples)
-        return [
-            SimilarityRow(*one)
-            for one in zip(
-                batch.names, batch.examples.captions, media, first_BD, second_BD, strict=True
-            )
-        ]
+    def sample(self, batch: Batch[Any]) -> list[Any]:
+        media_BD, text_BD = self.embed_media(batch)[:, -1], self.embed_text(batch)[:, -1]
+        return self.config.show(batch, media_BD, text_BD)
 
 
-def among(rows_NLD: Tensor | None, own_BLD: Tensor, batch: Batch) -> Tensor:
-    """The points of the whole batch, of which those of this micro-batch are live, with the gradient
-    that the mean will want."""
-    if rows_NLD is None:
+def insert_own(all_NLD: Tensor | None, own_BLD: Tensor, batch: Batch[Any]) -> Tensor:
+    """Insert the embeddings with gradients into those of the whole batch."""
+    if all_NLD is None:
         return own_BLD
-    share = len(rows_NLD) // len(own_BLD)
-    still_BLD = own_BLD.detach()
-    return rows_NLD.index_copy(0, batch.scratch["own"], still_BLD + share * (own_BLD - still_BLD))
+    parts = len(all_NLD) // len(own_BLD)
+    constant_BLD = own_BLD.detach()
+    with_gradient = constant_BLD + parts * (own_BLD - constant_BLD)
+    return all_NLD.index_copy(0, batch.scratch["own"], with_gradient)
 
 
-def said(batch: Batch) -> Tensor:
-    """(B,): equal where captions are, but for capitals and spaces."""
-    return torch.tensor(
-        [number_of(" ".join(caption.casefold().split())) for caption in batch.examples.captions]
-    )
+def caption_ids_of(batch: Batch[Any]) -> Tensor:
+    """Return hashes (B, 2) of the drawn caption and of the set of captions of each example.
+
+    Case and white space are ignored. Examples are negatives only if both hashes differ.
+    """
+    captions = batch.examples.captions
+    sets = getattr(batch.examples, "caption_sets", None) or [(one,) for one in captions]
+    rows = []
+    for caption, caption_set in zip(captions, sets, strict=True):
+        joined = "\n".join(sorted({normalise(one) for one in caption_set}))
+        rows.append([hash_text(normalise(caption)), hash_text(joined)])
+    return torch.tensor(rows)
 
 
-def number_of(text: str) -> int:
-    """63 bits, the same on every machine."""
-    return (
-        int.from_bytes(
-            hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "big"
-        )
-        >> 1
-    )
+def normalise(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
+def hash_text(text: str) -> int:
+    """Hash a text to 63 bits, the same on every machine."""
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
 
 
 def tag_auc(totals: dict[str, Tensor]) -> float | None:
-    """How well nearness to a tag tells who has it: the mean over tags that some have and some do
-    not (zero-shot tagging)."""
+    """Return the mean AUC of the similarity to a tag for having it (zero-shot tagging)."""
     if "tag" not in totals:
         return None
-    points = dict(zip(totals["tag"].tolist(), totals["tag_point"], strict=True))
-    holders: dict[int, set[int]] = {}
+    embeddings = dict(zip(totals["tag"].tolist(), totals["tag_embedding"], strict=True))
+    examples_of: dict[int, set[int]] = {}
     for example, tag in totals["tagged"].tolist():
-        holders.setdefault(tag, set()).add(example)
-    first_ND, examples = totals["first"], totals["example"].tolist()
-    found = []
-    for tag, having in sorted(holders.items()):
-        has_N = torch.tensor([example in having for example in examples])
-        if not bool(has_N.all()):
-            found.append(auc(first_ND @ points[tag], has_N))
-    return float(torch.stack(found).mean()) if found else None
+        examples_of.setdefault(tag, set()).add(example)
+    media_ND, examples = totals["media"], totals["example"].tolist()
+    values = []
+    for tag, tagged in sorted(examples_of.items()):
+        has_tag_N = torch.tensor([example in tagged for example in examples])
+        if not bool(has_tag_N.all()):
+            values.append(auc(media_ND @ embeddings[tag], has_tag_N))
+    return float(torch.stack(values).mean()) if values else None
 
 
-NOTHING_TOLD_APART = Alarm(
-    name="nothing is told apart",
-    metric="model/of_chance",
+COLLAPSED = Alarm(
+    name="collapsed embeddings",
+    metric="model/loss_over_chance",
     above=0.995,
     patience=10,
     after=200,
-    hint="The loss sits at ln(candidates): all examples, or all captions, have become one point. Lower the rate, warm up "
-    "longer, or look at the captions (`tessera check`): do they say what is to be heard?",
+    hint="The loss is ln(candidates): all examples, or all captions, have the same embedding. Lower "
+    "the learning rate, use a longer warm-up, or inspect the captions (`tessera check`).",
 )

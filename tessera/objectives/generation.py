@@ -1,108 +1,262 @@
-"""What tasks that learn from symbols share: the tokenizers they stand on, the codes of a batch, and
-who hears the captions."""
+"""What generator objectives share: tokenizers, requests, results, and the preparation of captions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from tessera.data.tokens import TokenizedBatch
-from tessera.engine.task import Alarm, Frozen, Task
+from tessera.engine.task import Alarm, Batch, Frozen, Task, TaskConfig
+from tessera.sampling.guidance import Guidance
 
 
 class TokenizerProtocol(Protocol):
-    """A trained tokenizer, as a generator needs it."""
+    """A trained tokenizer as a generator uses it."""
 
-    network: nn.Module
-    vocab_size: int
-    grid: tuple[int, ...]
-    levels: int
-    features: Tensor | None
-    seconds: float | None
+    is_external: bool
+    """Whether the tokens were computed elsewhere, so that nothing can be encoded or decoded."""
 
-    def tokens(self, examples: Any) -> Tensor: ...
-    def media(self, tokens: Tensor) -> list[Any]: ...
+    @property
+    def network(self) -> nn.Module: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def grid(self) -> tuple[int, ...]: ...
+    @property
+    def num_quantizers(self) -> int: ...
+    @property
+    def features(self) -> Tensor | None: ...
+    @property
+    def seconds(self) -> float | None: ...
+    def encode_examples(self, examples: Any) -> Tensor: ...
+    def to_media(self, codes: Tensor) -> list[Any]: ...
+
+
+@dataclass(frozen=True)
+class TokenPrompt:
+    """Codes that a sample starts from, for one example."""
+
+    codes: Tensor
+    """The given codes, (1, *grid)."""
+    mask: Tensor | None = None
+    """Which codes to generate, (1, *grid); None if the codes are a prefix to continue."""
+    cond_codes: Tensor | None = None
+    """Codes of the conditioning tokenizer, (1, ...)."""
+    trim: int = 0
+    """The number of leading positions that are not part of the sample."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """What to generate, from the command line to the sampler; one entry for each sample."""
+
+    prompts: Sequence[str]
+    """The text prompts; "" generates without one."""
+    seeds: Sequence[int]
+    """The seed of each sample."""
+    names: Sequence[str] = ()
+    """Labels of the samples; without them the prompts are the labels."""
+    negative_prompt: str | None = None
+    """The text that guidance leads away from; None uses the unconditional model."""
+    start: TokenPrompt | None = None
+    """Codes that every sample starts from."""
+    cond_codes: Tensor | None = None
+    """Codes of the conditioning tokenizer, (B, ...)."""
+    lengths: Sequence[int] | None = None
+    """The number of valid positions of each sample, where they differ."""
+    sampling: Any = None
+    """The sampling configuration; None uses that of the run."""
+    guidance: Guidance | None = None
+    """The guidance configuration; None uses that of the run."""
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def slice(self, start: int, stop: int) -> GenerationRequest:
+        """Return the request for some of the samples."""
+        return replace(
+            self,
+            prompts=self.prompts[start:stop],
+            seeds=self.seeds[start:stop],
+            names=self.names[start:stop],
+            cond_codes=None if self.cond_codes is None else self.cond_codes[start:stop],
+            lengths=None if self.lengths is None else self.lengths[start:stop],
+        )
+
+    def generators(self) -> list[torch.Generator]:
+        return [torch.Generator().manual_seed(seed) for seed in self.seeds]
+
+    def conditioning_codes(self, device: torch.device) -> Tensor | None:
+        """Return the codes to condition on, (B, ...)."""
+        codes = self.cond_codes
+        if codes is None and self.start is not None and self.start.cond_codes is not None:
+            codes = self.start.cond_codes.expand(len(self), *self.start.cond_codes.shape[1:])
+        return None if codes is None else codes.to(device)
+
+    def guided_texts(self, guidance_scale: float) -> tuple[list[str], list[bool]]:
+        """Return texts and which of them are dropped; with guidance, twice as many."""
+        texts, dropped = list(self.prompts), [False] * len(self)
+        if guidance_scale != 1:
+            negative = self.negative_prompt
+            texts += list(self.prompts) if negative is None else [negative] * len(self)
+            dropped += [negative is None] * len(self)
+        return texts, dropped
 
 
 @dataclass
-class GenerationRequest:
-    """What is to be generated: one entry for each example."""
+class Generated:
+    """Samples with their codes."""
 
-    texts: Sequence[str]
-    seeds: Sequence[int]
-    negative: Sequence[str] | None = None
-    """What to lead away from, instead of from no text at all."""
-    tokens: Tensor | None = None
-    """(B, *grid): symbols that are there already,"""
-    hidden: Tensor | None = None
-    """(B, *grid), True where they are to be drawn anew."""
-    coarser: Tensor | None = None
-    """The symbols that are a condition: of the smaller pictures, for super-resolution; of what is
-    said, for sound."""
-    lengths: Sequence[int] | None = None
-    """How many places of each are real, where they differ."""
+    media: list[Any] = field(default_factory=list)
+    codes: list[Tensor] = field(default_factory=list)
+    """The codes of each sample, (*grid)."""
+    names: list[str] = field(default_factory=list)
+    """A label for each sample: its prompt, or the example it was made from."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The settings with which the samples were made."""
+    notices: list[str] = field(default_factory=list)
+    """Remarks for the user."""
+
+
+@dataclass(frozen=True)
+class MediaInputs:
+    """Media files from which samples start, as given on the command line."""
+
+    data: str | None = None
+    mask: str | None = None
+    like: str | None = None
+    prompt_audio: str | None = None
+    seconds: float | None = None
+
+
+class PromptEncoder(Protocol):
+    """Access to a run's tokenizers for the prompts of a modality."""
+
+    @property
+    def data(self) -> Any: ...
+    def encode_file(self, path: str) -> Tensor: ...
+    def encode_with(self, tokenizers: Sequence[str], data: Any) -> list[Tensor]: ...
+    @property
+    def tokenizers(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GeneratorConfig(TaskConfig):
+    """Base class of generator configurations.
+
+    A modality subclasses it to declare its tokenizers and to turn media files into token prompts.
+    """
+
+    entry_point: ClassVar[str] = "Generator"
+
+    tokenizer: str
+    """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
+    tokens: str = "cache"
+    """When examples are tokenized: `cache` tokenizes once before the first step, `live` at every step,
+    which augmentation needs; or the path of a folder that `tessera tokenize` wrote."""
+    cond_drop_prob: float = 0.1
+    """The probability with which the caption of a training example is dropped, for guidance."""
+    model: Any
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.cond_drop_prob < 1:
+            raise ValueError(
+                f"cond_drop_prob must be at least 0 and below 1, got {self.cond_drop_prob}."
+            )
+
+    @property
+    def uses_captions(self) -> bool:
+        return self.model.text is not None
+
+    def conditioning(self) -> dict[str, str]:
+        """Return the run of the tokenizer whose tokens are a condition, by its name."""
+        return {}
+
+    def dependencies(self) -> dict[str, str]:
+        return {"tokenizer": self.tokenizer} | self.conditioning()
+
+    def notice(self) -> str:
+        return f"Tokenizer: {self.tokenizer}."
+
+    def validate_data(self, data: Any) -> None:
+        if self.tokens != "live" and data != data.without_augmentation():
+            raise ValueError(
+                "Augmented examples cannot be tokenized in advance: disable augmentation (for images "
+                "--data.crop centre, no --data.flip, --data.min-scale 1), or use --task.tokens live."
+            )
+
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+        """Turn media files into codes to start from; None if they only provide captions."""
+        unsupported = [name for name in ("mask", "like", "prompt_audio") if getattr(inputs, name)]
+        if unsupported:
+            flag = unsupported[0].replace("_", "-")
+            raise ValueError(f"This run does not support --{flag}: leave it out.")
+        return None
 
 
 class GeneratorTask(Task):
-    """A subclass gives `network`, which may read texts, and `generate(wanted, sampling,
-    guidance)`."""
+    """Base class of generator tasks; a subclass defines `network` and `generate`."""
 
-    coarser: str | None = None
-    """The name of the part whose symbols are a condition, if there is one."""
+    config: Any
+    conditioner: str | None = None
+    """The name of the tokenizer whose tokens are a condition, if there is one."""
 
     def __init__(self, tokenizers: Mapping[str, TokenizerProtocol]):
         super().__init__()
         self.tokenizers = dict(tokenizers)
-        self.frozen = nn.ModuleList([Frozen(codec.network) for codec in self.tokenizers.values()])
+        self.frozen = nn.ModuleList([Frozen(one.network) for one in self.tokenizers.values()])
 
     @property
     def network(self) -> Any:
-        """What guesses symbols; `network.text` reads prompts, or is None."""
+        """The network that predicts tokens; `network.text` encodes prompts, or is None."""
         raise NotImplementedError
 
-    def readers(self) -> list[Any]:
-        """The networks that read captions."""
+    def text_networks(self) -> list[Any]:
+        """Return the networks that have a text encoder."""
         return [self.network] if self.network.text is not None else []
 
-    def prepare_text(self, captions: Sequence[str], place: Path) -> None:
-        """Before the first step: the text encoders hear all captions."""
+    def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         if self.network.text is None:
             return
         if not any(captions):
             raise ValueError(
-                "Not one example has a caption, but this recipe learns from captions: put name.txt beside each file, or a "
-                "metadata.jsonl, or sort the files into named folders. For a model without prompts: --text none."
+                "No example has a caption, but this recipe is trained on captions: put name.txt "
+                "beside each file, or a metadata.jsonl, or sort the files into named folders. For a "
+                "model without prompts use --text none."
             )
-        for reader in self.readers():
-            reader.text.prepare_text(captions, place)
+        for network in self.text_networks():
+            network.text.prepare_text(captions, cache_dir)
 
-    def tokens(self, examples: Any, by: str) -> Tensor:
-        """As they were cached, or by the tokenizer here and now."""
+    def get_codes(self, examples: Any, tokenizer: str = "tokenizer") -> Tensor:
+        """Return cached codes, or tokenize the examples now."""
         if isinstance(examples, TokenizedBatch):
-            return examples.tokens[by]
+            return examples.codes[tokenizer]
         with torch.no_grad():
-            return self.tokenizers[by].tokens(examples)
+            return self.tokenizers[tokenizer].encode_examples(examples)
 
+    def request_like(self, batch: Batch[Any]) -> GenerationRequest:
+        """Return the request for samples with the captions and conditions of examples."""
+        return GenerationRequest(prompts=batch.examples.captions, seeds=batch.seeds)
 
-def refuse_augmentation(tokens: str, data: Any) -> None:
-    """What is another thing at every visit cannot be tokenized once and for all."""
-    if tokens != "live" and data != data.without_augmentation():
-        raise ValueError(
-            "Examples that are changed anew at every visit cannot be tokenized once and for all: leave the augmentation out "
-            "(for pictures --data.crop centre, no --data.flip, --data.min-scale 1), or use --task.tokens live."
-        )
+    def generate(self, request: GenerationRequest) -> Tensor:
+        """Generate codes (B, *grid), with -1 after the end of a sample."""
+        raise NotImplementedError
+
+    def sample(self, batch: Batch[Any]) -> list[Any]:
+        return self.tokenizers["tokenizer"].to_media(self.generate(self.request_like(batch)))
 
 
 PROMPT_IGNORED = Alarm(
-    name="the prompt changes nothing",
+    name="prompt ignored",
     metric="val_ema/condition_gain",
     below=0.005,
     patience=3,
     after=1000,
-    hint="Wrong captions are guessed as well as right ones. Look at the captions (`tessera check`), or train longer.",
+    hint="Shuffled captions predict the tokens as well as the right ones. Inspect the captions "
+    "(`tessera check`), or train longer.",
 )

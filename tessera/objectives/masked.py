@@ -1,23 +1,21 @@
-"""The masked task: which symbols are hidden? (Chang 2022, arXiv 2202.04200; Chang 2023,
-2301.00704.)
+"""The masked objective: predict masked tokens (MaskGIT, Chang 2022, arXiv 2202.04200; Muse, Chang
+2023, arXiv 2301.00704).
 
-Some symbols of a mosaic are hidden, the model guesses them from the rest, from the caption and from
-coarser symbols of the same example, if there are any. A critic, if there is one, is a second
-update: it learns to tell the symbols that were drawn from those that were there. The medium is the
-tokenizer's: it says what an example's codes are and what codes look like; nothing here knows
-pictures from sounds. Examples may differ in length: where one has ended its codes are -1, and
-nobody sees them.
+The model predicts masked tokens from the others, from the caption and from the tokens of a
+conditioning tokenizer, if there is one. A critic, if there is one, is a second update that is trained
+to separate sampled from real tokens. Examples may differ in length: codes are -1 after the end of an
+example, and such positions are never attended to.
 
-B batch, N places, S symbols in a place, L levels, M hidden symbols, V vocabulary.
+B batch, N positions, S tokens in a position, M predicted tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +23,6 @@ from torch import Tensor
 
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Loss, Update
-from tessera.modalities.audio.external_tokens import Streams
 from tessera.nn.masked_transformer import (
     Condition,
     CriticConfig,
@@ -41,493 +38,397 @@ from tessera.nn.token_layout import Layout
 from tessera.objectives.generation import (
     PROMPT_IGNORED,
     GenerationRequest,
+    GeneratorConfig,
     GeneratorTask,
     TokenizerProtocol,
-    refuse_augmentation,
 )
 from tessera.objectives.masking import (
     ExampleRandomness,
     LevelMaskingConfig,
-    Masked,
+    MaskedTokens,
     MaskingConfig,
     TokenBatch,
 )
-from tessera.sampling.guidance import Guidance, guided
+from tessera.sampling.guidance import Guidance, apply_cfg
 from tessera.sampling.logits import sample_from_logits
 from tessera.sampling.maskgit import MaskedSampling, halton_order, maskgit_decode
 
-
-class Guide:
-    """The model's guess under guidance: with the prompt and without in one pass, and without
-    guidance half of that."""
-
-    def __init__(
-        self,
-        network: MaskedTransformer,
-        wanted: GenerationRequest,
-        guidance: Guidance,
-        device: torch.device,
-        real_BN: Tensor | None = None,
-    ):
-        self.network, self.real_BN = network, real_BN
-        self.guidance = (
-            guidance if self.network.text is not None else dataclasses.replace(guidance, scale=1.0)
-        )
-        self.count = len(wanted.texts)
-        texts, dropped = list(wanted.texts), [False] * self.count
-        coarser = wanted.coarser.to(device) if wanted.coarser is not None else None
-        if self.guidance.scale != 1:
-            texts += list(wanted.negative) if wanted.negative is not None else list(wanted.texts)
-            dropped += [wanted.negative is None] * self.count
-        self.both = self.network.condition(texts, dropped, coarser)
-        self.alone = first_of(self.both, self.count)
-        self.previous: Tensor | None = None
-        self.last = FirstLayerCache()
-
-    def __call__(self, tokens_BNS: Tensor, asked_BNS: Tensor, progress: float) -> Tensor:
-        scale = self.guidance.at(progress)
-        if scale == 1:
-            return self.logits(tokens_BNS, asked_BNS, self.alone)
-        doubled = self.logits(tokens_BNS, torch.cat([asked_BNS] * 2), self.both)
-        with_prompt, without = doubled.chunk(2)
-        return guided(with_prompt, without, scale)
-
-    def logits(self, tokens: Tensor, asked: Tensor, condition: Condition) -> Tensor:
-        if self.network.self_cond_proj is None:
-            return to_fp32(
-                self.network.masked_token_loss(tokens, asked, condition, self.real_BN, self.last)
-            )
-        previous = self.previous
-        if previous is not None and len(previous) != len(asked):
-            previous = torch.cat([previous[: self.count]] * (len(asked) // self.count))
-        self.previous = self.network.states(tokens, condition, previous, self.real_BN)
-        return to_fp32(self.network.logits(self.previous, asked))
-
-
-def first_of(condition: Condition, count: int) -> Condition:
-    context_kv = condition.context_kv
-    return Condition(
-        [one.first(count) for one in context_kv] if context_kv is not None else None,
-        condition.base_embedding,
-    )
+NEVER = 1 << 62
+"""The first step of an update that is disabled."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedConfig:
-    entry_point: ClassVar[str] = "Generator"
-    """What opens such a run in Python."""
-    tokenizer: str = "runs/images-vqgan"
-    """The run whose symbols are learnt; it is copied into this run's folder."""
-    smaller: str | None = None
-    """For super-resolution: the run of the tokenizer of the smaller pictures that larger ones are
-    made from."""
-    semantic: str | None = None
-    """For sound: the run of the tokenizer whose symbols say what is said, and how the rest is to be
-    sounded out."""
-    streams: Streams | None = None
-    """Instead of these runs, for symbols that a caller brings himself (SoundStormTrainer): what is
-    known of them."""
-    tokens: str = "cache"
-    """cache: examples are tokenized once, before the first step. live: at every step, which
-    augmentation needs. Or a folder that `tessera tokenize` wrote."""
-    places: int | None = None
-    """The most places of the transformer: where an example has more symbols, squares of 2 x 2, 4 x
-    4, ... of them share one.
-    None: a place for each. A quarter of the places costs a quarter or less."""
+class MaskedConfig(GeneratorConfig):
+    max_positions: int | None = None
+    """The maximum number of positions of the transformer: where an example has more tokens, squares of
+    2 x 2, 4 x 4, ... of them share one; None uses a position for each. A quarter of the positions
+    costs a quarter or less."""
     model: MaskedTransformerConfig = field(default_factory=MaskedTransformerConfig)
     critic: CriticConfig | CriticHeadConfig | None = None
-    """Learns to tell drawn symbols from real ones; sampling may then keep what it believes."""
+    """A network that separates sampled from real tokens and can choose which tokens to keep."""
     critic_optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     train_only: Literal["all", "generator", "critic"] = "all"
-    """Which of the two networks moves, where there is a critic."""
+    """Which of the two networks is trained, if there is a critic."""
     masking: MaskingConfig | LevelMaskingConfig = field(default_factory=MaskingConfig)
-    cond_drop_prob: float = 0.1
-    """The share of examples whose caption is left out, so that guidance has something to lead away
-    from."""
     label_smoothing: float = 0.0
+    """The label smoothing of the cross-entropy."""
     sampling: MaskedSampling = field(default_factory=MaskedSampling)
     guidance: Guidance = field(default_factory=Guidance)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
-        for name in ("drop_condition", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} is a share, at least 0 and below 1, but it is {getattr(self, name)}."
-                )
-        if self.places is not None and self.places < 1:
-            raise ValueError(f"A transformer needs at least 1 place, but places is {self.places}.")
-        if self.train_only == "critic" and self.critic is None:
+        super().__post_init__()
+        if not 0 <= self.label_smoothing < 1:
             raise ValueError(
-                "The critic alone is to learn, but there is none: --critic own or head."
+                f"label_smoothing must be at least 0 and below 1, got {self.label_smoothing}."
             )
+        if self.max_positions is not None and self.max_positions < 1:
+            raise ValueError(f"max_positions must be at least 1, got {self.max_positions}.")
+        if self.train_only == "critic" and self.critic is None:
+            raise ValueError("train_only is critic, but there is none: use --critic own or head.")
         if self.sampling.order == "critic" and self.critic is None:
             raise ValueError(
-                "Sampling in the critic's order needs a critic (--critic head or own), and this model has none."
+                "The sampling order is critic, but there is none: use --critic own or head."
             )
 
-    def validate_data(self, data: Any) -> None:
-        refuse_augmentation(self.tokens, data)
-
-    def parts(self) -> dict[str, str]:
-        """The runs that this one stands on."""
-        if self.streams is not None:
-            return {}
-        coarser = {"smaller": self.smaller, "semantic": self.semantic}
-        return {"tokenizer": self.tokenizer} | {
-            name: path for name, path in coarser.items() if path is not None
-        }
-
-    def notice(self) -> str:
-        return f"It stands on the tokenizer in {self.tokenizer}."
-
-    def build(
-        self, tokenizer: TokenizerProtocol | None = None, **coarser: TokenizerProtocol
-    ) -> MaskedTask:
-        if self.streams is not None:
-            return MaskedTask(
-                self, self.streams.acoustic.build(), {"semantic": self.streams.semantic.build()}
-            )
-        assert tokenizer is not None, "parts() names it"
-        return MaskedTask(self, tokenizer, coarser)
+    def build(self, **dependencies: Any) -> MaskedTask:
+        return MaskedTask(self, **dependencies)
 
 
 class MaskedTask(GeneratorTask):
-    best_metric = BestMetric(metric="cross_entropy", higher_is_better=False)
+    best_metric = BestMetric(name="cross_entropy", higher_is_better=False)
 
     def __init__(
         self,
         config: MaskedConfig,
         tokenizer: TokenizerProtocol,
-        coarser: Mapping[str, TokenizerProtocol],
+        **conditioners: TokenizerProtocol,
     ):
-        super().__init__({"tokenizer": tokenizer, **coarser})
+        super().__init__({"tokenizer": tokenizer, **conditioners})
         self.config = config
-        if len(coarser) > 1:
-            raise ValueError(
-                "A model stands on smaller pictures or on semantic symbols, and not on both: leave one out."
-            )
-        self.coarser = next(iter(coarser), None)
-        config.masking.validate_data(tokenizer.levels)
-        tokens = token_spec(tokenizer, config.places)
+        self.conditioner = next(iter(conditioners), None)
+        config.masking.validate_quantizers(tokenizer.num_quantizers)
+        tokens = token_spec(tokenizer, config.max_positions)
+        cond_tokens = token_spec(conditioners[self.conditioner]) if self.conditioner else None
         self.layout = tokens.layout
-        below = token_spec(coarser[self.coarser]) if self.coarser is not None else None
-        critic = (
-            config.critic.build(config.model, tokens, below) if config.critic is not None else None
-        )
-        self.model = MaskedModel(config.model.build(tokens, below), critic)
-        start_step = NEVER if config.train_only == "critic" else 0
-        update = Update(
-            name="model",
-            trains=self.model.network,
-            loss=self.masked_token_loss,
-            optimizer=config.optimizer,
-            start_step=start_step,
-        )
-        self.updates = (update,)
+        critic = None
+        if config.critic is not None:
+            critic = config.critic.build(config.model, tokens, cond_tokens)
+        self.model = MaskedModel(config.model.build(tokens, cond_tokens), critic)
+        updates = [
+            Update(
+                name="model",
+                trains=self.model.network,
+                loss=self.masked_token_loss,
+                optimizer=config.optimizer,
+                start_step=NEVER if config.train_only == "critic" else 0,
+            )
+        ]
         if critic is not None:
-            start_step = NEVER if config.train_only == "generator" else 0
-            self.updates += (
+            updates.append(
                 Update(
                     name="critic",
                     trains=critic,
                     loss=self.critic_loss,
                     optimizer=config.critic_optimizer,
-                    start_step=start_step,
-                ),
+                    start_step=NEVER if config.train_only == "generator" else 0,
+                )
             )
-        # Coarser symbols show most of what a caption says, so there a small gain is nothing
-        # unusual.
-        self.alarms = (
-            (PROMPT_IGNORED,) if config.model.text is not None and self.coarser is None else ()
-        )
+        self.updates = tuple(updates)
+        # Conditioning tokens contain most of what a caption describes, so its gain may be small.
+        has_alarm = config.model.text is not None and self.conditioner is None
+        self.alarms = (PROMPT_IGNORED,) if has_alarm else ()
 
     @property
     def network(self) -> MaskedTransformer:
         return self.model.network
 
-    def readers(self) -> list[Any]:
-        return [
-            network
-            for network in (self.model.network, self.model.critic)
-            if getattr(network, "text", None) is not None
-        ]
+    def text_networks(self) -> list[Any]:
+        networks = (self.model.network, self.model.critic)
+        return [one for one in networks if getattr(one, "text", None) is not None]
 
     # ---- losses
 
-    def masked_token_loss(self, batch: Batch, step: int) -> Loss:
-        token_batch = self.token_batch(batch.examples)
-        chances = ExampleRandomness.of(batch)
-        masked = self.masked(token_batch, chances)
-        dropped = [chance < self.config.cond_drop_prob for chance in chances.drop]
-        condition = self.condition(self.model.network, batch.examples, dropped)
-        logits_MV = self.guesses(masked, condition, [chance < 0.5 for chance in chances.remember])
-        wanted_M = token_batch.tokens_BNS[masked.asked]
+    def masked_token_loss(self, batch: Batch[Any], step: int) -> Loss:
+        token_batch = self.get_tokens(batch.examples)
+        randomness = ExampleRandomness.draw(batch)
+        masked = self.mask(token_batch, randomness)
+        dropped = [u < self.config.cond_drop_prob for u in randomness.drop_u]
+        condition = self.get_condition(self.model.network, batch.examples, dropped)
+        self_condition = [u < 0.5 for u in randomness.self_cond_u]
+        logits_MV = self.predict(masked, condition, self_condition)
+        targets_M = token_batch.tokens_BNS[masked.loss_mask]
+        smoothing = self.config.label_smoothing
         summed = F.cross_entropy(
-            to_fp32(logits_MV),
-            wanted_M,
-            label_smoothing=self.config.label_smoothing,
-            reduction="sum",
+            to_fp32(logits_MV), targets_M, label_smoothing=smoothing, reduction="sum"
         )
         if self.model.critic is not None:
-            self.keep_for_critic(batch, masked, logits_MV.detach(), chances, token_batch)
-        right = partial(token_accuracy, logits_MV.detach(), wanted_M, masked.asked)
-        return Loss(
-            {"cross_entropy": summed / self.expected_num_masked(len(batch))}, {"accuracy": right}
-        )
+            self.pass_to_critic(batch, masked, logits_MV.detach(), randomness, token_batch)
+        # The sum is divided by the expected number of masked tokens instead of the actual one, so that
+        # micro-batches add up to the batch exactly. The mean per token is logged beside it.
+        expected = len(batch) * self.config.masking.expected_num_masked(self.layout)
+        detached, mask = logits_MV.detach(), masked.loss_mask
+        metrics: dict[str, Any] = {
+            "cross_entropy_per_token": summed.detach() / max(1, len(targets_M)),
+            "accuracy": partial(token_accuracy, detached, targets_M, mask),
+        }
+        return Loss({"cross_entropy": summed / expected}, metrics)
 
-    def expected_num_masked(self, examples: int) -> float:
-        """Asked symbols on average, instead of those of this batch: so that micro-batches add up to
-        the batch exactly."""
-        return examples * self.config.masking.expected_num_masked(self.layout)
-
-    def guesses(
-        self, masked: Masked, condition: Condition, remembering: Sequence[bool] | None = None
+    def predict(
+        self,
+        masked: MaskedTokens,
+        condition: Condition,
+        self_condition: Sequence[bool] | None = None,
     ) -> Tensor:
-        """(M, V). For self-conditioning (Chen 2022, arXiv 2208.04202) examples see their states of
-        a first look: all, or in training some."""
+        """Return logits (M, V) of the tokens to predict.
+
+        With self-conditioning (Chen 2022, arXiv 2208.04202) a first pass without gradients gives the
+        previous states: for all examples, or in training for some.
+        """
         network = self.model.network
         if not self.config.model.self_condition:
-            return network.masked_token_loss(masked.shown, masked.asked, condition, masked.real_BN)
+            return network.logits_at(
+                masked.input_ids, masked.loss_mask, condition, masked.valid_BN
+            )
         with torch.no_grad():
-            before = network.states(masked.shown, condition, real_BN=masked.real_BN)
-        if remembering is not None:
-            before = before * torch.tensor(remembering, device=before.device)[:, None, None]
-        return network.logits(
-            network.states(masked.shown, condition, before, masked.real_BN), masked.asked
-        )
+            previous = network.states(masked.input_ids, condition, valid_BN=masked.valid_BN)
+        if self_condition is not None:
+            chosen = torch.tensor(self_condition, device=previous.device)
+            previous = previous * chosen[:, None, None]
+        states = network.states(masked.input_ids, condition, previous, masked.valid_BN)
+        return network.logits(states, masked.loss_mask)
 
-    def keep_for_critic(
+    def pass_to_critic(
         self,
-        batch: Batch,
-        masked: Masked,
+        batch: Batch[Any],
+        masked: MaskedTokens,
         logits_MV: Tensor,
-        chances: ExampleRandomness,
+        randomness: ExampleRandomness,
         token_batch: TokenBatch,
     ) -> None:
-        uniform = torch.stack(
-            [torch.rand(masked.asked.shape[1:], generator=g) for g in chances.generators]
-        )
-        tokens = sample_from_logits(
-            logits_MV, uniform.to(logits_MV.device)[masked.asked], temperature=1.0
-        )
-        batch.scratch["filled"] = masked.shown.masked_scatter(masked.asked, tokens)
-        batch.scratch["drawn"] = masked.asked
-        batch.scratch["mosaic"] = token_batch
+        """Sample the masked tokens and leave the completed grid to the critic's update."""
+        shape = masked.loss_mask.shape[1:]
+        u = torch.stack([torch.rand(shape, generator=one) for one in randomness.generators])
+        u_M = u.to(logits_MV.device)[masked.loss_mask]
+        sampled_M = sample_from_logits(logits_MV, u_M, temperature=1.0)
+        completed = masked.input_ids.masked_scatter(masked.loss_mask, sampled_M)
+        batch.scratch |= {
+            "completed": completed,
+            "is_sampled": masked.loss_mask,
+            "token_batch": token_batch,
+        }
 
-    def critic_loss(self, batch: Batch, step: int) -> Loss:
-        """The critic's loss: each symbol of a mosaic that the model has just completed, real or
-        drawn (Lezama 2022, eq. 5).
+    def critic_loss(self, batch: Batch[Any], step: int) -> Loss:
+        """Classify each token of a completed grid as real or sampled (Lezama 2022, equation 5).
 
-        Symbols that are still hidden, of finer levels, and places that are not real are no
-        question.
+        Tokens of finer levels that are still masked and padding are left out.
         """
-        if "filled" not in batch.scratch:  # the model itself does not move
+        if "completed" not in batch.scratch:  # the generator is not trained
             with torch.no_grad():
                 self.masked_token_loss(batch, step)
-        token_batch, filled = batch.scratch["mosaic"], batch.scratch["filled"]
-        realness_logits = self.realness_logits(filled, batch.examples, token_batch)
-        real = (~batch.scratch["drawn"]).to(to_fp32(realness_logits).dtype)
-        question = (filled != self.model.network.hidden) & token_batch.real_BN1
-        questions_B = question.flatten(1).sum(1)
-        right_B = (((realness_logits > 0) == (real > 0)) & question).flatten(1).sum(1) / questions_B
-        apart = F.binary_cross_entropy_with_logits(
-            to_fp32(realness_logits), real, weight=question.to(real.dtype), reduction="none"
-        )
-        return Loss(
-            {"apart": (apart.flatten(1).sum(1) / questions_B).mean()}, {"accuracy": right_B.mean()}
-        )
-
-    def realness_logits(self, tokens_BNS: Tensor, examples: Any, token_batch: TokenBatch) -> Tensor:
-        critic = self.model.critic
+        token_batch, completed = batch.scratch["token_batch"], batch.scratch["completed"]
+        backbone, critic = self.model.critic_backbone, self.model.critic
         assert critic is not None
-        condition = self.condition(self.model.reader, examples, [False] * len(tokens_BNS))
-        return critic.realness_logits(
-            self.model.reader.states(tokens_BNS, condition, real_BN=token_batch.real_BN)
+        condition = self.get_condition(backbone, batch.examples, [False] * len(batch))
+        states = backbone.states(completed, condition, valid_BN=token_batch.valid_BN)
+        logits = critic.realness_logits(states)
+        is_real = (~batch.scratch["is_sampled"]).to(to_fp32(logits).dtype)
+        counts = (completed != self.model.network.mask_token_id) & token_batch.valid_BN1
+        num_B = counts.flatten(1).sum(1)
+        correct_B = (((logits > 0) == (is_real > 0)) & counts).flatten(1).sum(1) / num_B
+        bce = F.binary_cross_entropy_with_logits(
+            to_fp32(logits), is_real, weight=counts.to(is_real.dtype), reduction="none"
         )
+        loss = (bce.flatten(1).sum(1) / num_B).mean()
+        return Loss({"bce": loss}, {"accuracy": correct_B.mean()})
 
-    # ---- parts of them
+    # ---- inputs
 
-    def token_batch(self, examples: Any) -> TokenBatch:
-        return TokenBatch.of(self.layout.patchify(self.tokens(examples, "tokenizer")))
+    def get_tokens(self, examples: Any) -> TokenBatch:
+        return TokenBatch.from_padded(self.layout.patchify(self.get_codes(examples)))
 
-    def coarser_codes(self, examples: Any) -> Tensor | None:
-        """The symbols that are a condition: of the smaller pictures, say."""
-        return self.tokens(examples, self.coarser) if self.coarser is not None else None
-
-    def started_from(self, examples: Any) -> tuple[Tensor | None, list[int]]:
-        """All that a sample keeps of examples beside their captions: coarser symbols, and how long
-        each is."""
-        return self.coarser_codes(examples), self.token_batch(examples).lengths
-
-    def masked(self, token_batch: TokenBatch, chances: ExampleRandomness) -> Masked:
-        """What is hidden of each example comes from that example's generator. Beyond its end
-        everything is hidden, and nothing is asked."""
-        vocab_size = self.tokenizers["tokenizer"].vocab_size
-        shown = torch.full_like(token_batch.tokens_BNS, vocab_size, device="cpu")
-        asked = torch.zeros_like(shown, dtype=torch.bool)
-        rows = zip(
-            token_batch.tokens_BNS.cpu(), token_batch.lengths, chances.generators, strict=True
-        )
+    def mask(self, token_batch: TokenBatch, randomness: ExampleRandomness) -> MaskedTokens:
+        """Mask each example with its own generator; padding is masked and not predicted."""
+        mask_token_id = self.tokenizers["tokenizer"].vocab_size
+        tokens_BNS = token_batch.tokens_BNS
+        input_ids = torch.full_like(tokens_BNS, mask_token_id, device="cpu")
+        loss_mask = torch.zeros_like(input_ids, dtype=torch.bool)
+        rows = zip(tokens_BNS.cpu(), token_batch.lengths, randomness.generators, strict=True)
         for row, (tokens_NS, length, generator) in enumerate(rows):
-            one = self.config.masking.draw(tokens_NS[:length], vocab_size, generator)
-            shown[row, :length], asked[row, :length] = one.shown, one.asked
-        return Masked(
-            shown.to(token_batch.tokens_BNS.device),
-            asked.to(token_batch.tokens_BNS.device),
-            token_batch.real_BN,
-        )
+            one = self.config.masking.mask(tokens_NS[:length], mask_token_id, generator)
+            input_ids[row, :length], loss_mask[row, :length] = one.input_ids, one.loss_mask
+        device = tokens_BNS.device
+        return MaskedTokens(input_ids.to(device), loss_mask.to(device), token_batch.valid_BN)
 
-    def condition(
+    def get_condition(
         self,
         network: Any,
         examples: Any,
         dropped: Sequence[bool],
         captions: Sequence[str] | None = None,
     ) -> Condition:
-        said = examples.captions if captions is None else captions
-        return network.condition(said, dropped, self.coarser_codes(examples))
+        cond_codes = self.get_codes(examples, self.conditioner) if self.conditioner else None
+        texts = examples.captions if captions is None else captions
+        return network.condition(texts, dropped, cond_codes)
 
-    # ---- validation and samples
+    # ---- evaluation
 
-    def eval_step(self, batch: Batch) -> dict[str, Tensor]:
-        token_batch = self.token_batch(batch.examples)
-        masked = self.masked(token_batch, ExampleRandomness.of(batch))
-        logits_MV = self.logits_of(masked, batch, batch.examples.captions)
-        wanted_M = token_batch.tokens_BNS[masked.asked]
-        level_M = masked.asked.nonzero(as_tuple=True)[2] % self.layout.levels
-        right_M = logits_MV.argmax(-1) == wanted_M
-        seen = {
-            "symbols": masked.asked.sum(),
-            "symbols_L": torch.bincount(level_M, minlength=self.layout.levels),
-            "cross_entropy": F.cross_entropy(to_fp32(logits_MV), wanted_M, reduction="sum"),
-            "right_L": torch.bincount(level_M[right_M], minlength=self.layout.levels),
+    def eval_step(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        token_batch = self.get_tokens(batch.examples)
+        masked = self.mask(token_batch, ExampleRandomness.draw(batch))
+        captions, kept = batch.examples.captions, [False] * len(batch)
+        network, num_levels = self.model.network, self.layout.num_quantizers
+        condition = self.get_condition(network, batch.examples, kept)
+        logits_MV = self.predict(masked, condition)
+        targets_M = token_batch.tokens_BNS[masked.loss_mask]
+        level_M = masked.loss_mask.nonzero(as_tuple=True)[2] % num_levels
+        correct_M = logits_MV.argmax(-1) == targets_M
+        sums = {
+            "tokens": masked.loss_mask.sum(),
+            "tokens_L": torch.bincount(level_M, minlength=num_levels),
+            "cross_entropy": F.cross_entropy(to_fp32(logits_MV), targets_M, reduction="sum"),
+            "correct_L": torch.bincount(level_M[correct_M], minlength=num_levels),
         }
-        if self.model.network.text is not None and len(batch) > 1:
-            shuffled = [*batch.examples.captions[1:], batch.examples.captions[0]]
-            others_MV = self.logits_of(masked, batch, shuffled)
-            gain = (
-                F.cross_entropy(to_fp32(others_MV), wanted_M, reduction="sum")
-                - seen["cross_entropy"]
-            )
-            seen |= {"gain": gain, "gain_symbols": seen["symbols"]}
-        return seen
-
-    def logits_of(self, masked: Masked, batch: Batch, captions: Sequence[str]) -> Tensor:
-        return self.guesses(
-            masked,
-            self.condition(self.model.network, batch.examples, [False] * len(batch), captions),
-        )
+        if network.text is not None and len(batch) > 1:
+            shuffled = [*captions[1:], captions[0]]
+            condition = self.get_condition(network, batch.examples, kept, shuffled)
+            other_MV = self.predict(masked, condition)
+            other = F.cross_entropy(to_fp32(other_MV), targets_M, reduction="sum")
+            sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}
+        return sums
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        numbers = {
-            "cross_entropy": float(totals["cross_entropy"] / totals["symbols"]),
-            "accuracy": float(totals["right_L"].sum() / totals["symbols"]),
+        metrics = {
+            "cross_entropy": float(totals["cross_entropy"] / totals["tokens"]),
+            "accuracy": float(totals["correct_L"].sum() / totals["tokens"]),
         }
-        if self.layout.levels > 1:
-            shares = (totals["right_L"] / totals["symbols_L"].clamp_min(1)).tolist()
-            numbers |= {f"accuracy_{level}": share for level, share in enumerate(shares, start=1)}
+        if self.layout.num_quantizers > 1:
+            accuracies = (totals["correct_L"] / totals["tokens_L"].clamp_min(1)).tolist()
+            metrics |= {f"accuracy_{q}": one for q, one in enumerate(accuracies, start=1)}
         if "gain" in totals:
-            numbers["condition_gain"] = float(totals["gain"] / totals["gain_symbols"])
-        return numbers
+            metrics["condition_gain"] = float(totals["gain"] / totals["gain_tokens"])
+        return metrics
 
-    def sample(self, batch: Batch) -> list[Any]:
-        coarser, lengths = self.started_from(batch.examples)
-        wanted = GenerationRequest(
-            batch.examples.captions, batch.seeds, coarser=coarser, lengths=lengths
+    # ---- generation
+
+    def request_like(self, batch: Batch[Any]) -> GenerationRequest:
+        examples = batch.examples
+        return GenerationRequest(
+            prompts=examples.captions,
+            seeds=batch.seeds,
+            cond_codes=self.get_codes(examples, self.conditioner) if self.conditioner else None,
+            lengths=self.get_tokens(examples).lengths,
         )
-        return self.tokenizers["tokenizer"].media(self.generate(wanted))
 
     @torch.inference_mode()
-    def generate(
-        self,
-        wanted: GenerationRequest,
-        sampling: MaskedSampling | None = None,
-        guidance: Guidance | None = None,
-    ) -> Tensor:
-        """Codes for what is wanted, (B, *grid), -1 after the end; the medium is one `decode`
-        away."""
-        sampling, guidance = sampling or self.config.sampling, guidance or self.config.guidance
+    def generate(self, request: GenerationRequest) -> Tensor:
+        sampling = request.sampling or self.config.sampling
+        guidance = request.guidance or self.config.guidance
         network = self.model.network
         device = next(network.parameters()).device
-        start, layout = self.beginning(wanted, device), self.layout_of(wanted)
-        filled = maskgit_decode(
-            start.token_batch.tokens_BNS,
-            start.hidden_BNS,
-            Guide(network, wanted, guidance, device, start.token_batch.real_BN),
+        layout = self.layout
+        if request.start is not None:  # which may be longer or shorter than the training examples
+            grid = tuple(request.start.codes.shape[1 : 1 + len(layout.grid)])
+            layout = dataclasses.replace(layout, grid=grid)
+        token_batch, masked_BNS = self.initial_tokens(request, layout, device)
+        tokens_BNS = maskgit_decode(
+            token_batch.tokens_BNS,
+            masked_BNS,
+            GuidedLogits(network, request, guidance, token_batch.valid_BN, device),
             sampling,
-            [torch.Generator().manual_seed(seed) for seed in wanted.seeds],
-            mask=network.hidden,
-            first_NS=halton_order(layout.cells()) if sampling.order == "halton" else None,
-            score=self.score(wanted, device, start.token_batch)
-            if self.model.critic is not None
-            else None,
-            stages=sampling.stages(layout.count, layout.levels, device),
+            request.generators(),
+            mask_token_id=network.mask_token_id,
+            rank_NS=halton_order(layout.cell_coordinates()) if sampling.order == "halton" else None,
+            critic=self.critic_scores(request, token_batch, device),
+            stages=sampling.stages(layout.num_positions, layout.num_quantizers, device),
         )
-        return layout.unpatchify(filled.masked_fill(~start.token_batch.real_BN1, -1))
+        return layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
 
-    def beginning(self, wanted: GenerationRequest, device: torch.device) -> Beginning:
-        """What is there before the first round: all hidden, or what is given."""
-        if wanted.tokens is None or wanted.hidden is None:
-            tokens = torch.zeros(
-                len(wanted.texts),
-                self.layout.count,
-                self.layout.slots,
-                dtype=torch.long,
-                device=device,
-            )
-            hidden = torch.ones_like(tokens, dtype=torch.bool)
+    def initial_tokens(
+        self, request: GenerationRequest, layout: Layout, device: torch.device
+    ) -> tuple[TokenBatch, Tensor]:
+        """Return the given tokens and the mask of those to generate, by default all."""
+        count = len(request)
+        if request.start is None or request.start.mask is None:
+            shape = (count, layout.num_positions, layout.tokens_per_position)
+            tokens = torch.zeros(shape, dtype=torch.long, device=device)
+            masked = torch.ones_like(tokens, dtype=torch.bool)
         else:
-            layout = self.layout_of(wanted)
-            tokens, hidden = (
-                layout.patchify(wanted.tokens.to(device)),
-                layout.patchify(wanted.hidden.to(device)),
+            codes, mask = request.start.codes, request.start.mask
+            tokens = layout.patchify(codes.expand(count, *codes.shape[1:]).to(device))
+            masked = layout.patchify(mask.expand(count, *mask.shape[1:]).to(device))
+        lengths = list(request.lengths or [tokens.shape[1]] * count)
+        valid_BN1 = TokenBatch(tokens, lengths).valid_BN1
+        return TokenBatch(tokens.masked_fill(~valid_BN1, 0), lengths), masked & valid_BN1
+
+    def critic_scores(
+        self, request: GenerationRequest, token_batch: TokenBatch, device: torch.device
+    ) -> Callable[[Tensor, float], Tensor] | None:
+        """Return the critic's score of each token as a function for the sampler."""
+        critic, backbone = self.model.critic, self.model.critic_backbone
+        if critic is None:
+            return None
+        cond_codes = request.conditioning_codes(device)
+        condition = backbone.condition(request.prompts, [False] * len(request), cond_codes)
+        states = partial(backbone.states, condition=condition, valid_BN=token_batch.valid_BN)
+        return lambda tokens, progress: critic.realness_logits(states(tokens)).float()
+
+
+class GuidedLogits:
+    """The logits of a masked model under classifier-free guidance.
+
+    Both passes run as one batch; without guidance there is only the conditional pass.
+    """
+
+    def __init__(
+        self,
+        network: MaskedTransformer,
+        request: GenerationRequest,
+        guidance: Guidance,
+        valid_BN: Tensor | None,
+        device: torch.device,
+    ):
+        self.network, self.valid_BN = network, valid_BN
+        has_text = network.text is not None
+        self.guidance = guidance if has_text else dataclasses.replace(guidance, scale=1.0)
+        self.count = len(request)
+        texts, dropped = request.guided_texts(self.guidance.scale)
+        self.both = network.condition(texts, dropped, request.conditioning_codes(device))
+        context_kv = self.both.context_kv
+        if context_kv is not None:
+            context_kv = [one.first(self.count) for one in context_kv]
+        self.conditional = Condition(context_kv, self.both.base_embedding)
+        self.previous: Tensor | None = None
+        self.cache = FirstLayerCache()
+
+    def __call__(self, tokens_BNS: Tensor, predict_BNS: Tensor, progress: float) -> Tensor:
+        scale = self.guidance.at(progress)
+        if scale == 1:
+            return self.logits(tokens_BNS, predict_BNS, self.conditional)
+        doubled = self.logits(tokens_BNS, torch.cat([predict_BNS] * 2), self.both)
+        conditional, unconditional = doubled.chunk(2)
+        return apply_cfg(conditional, unconditional, scale)
+
+    def logits(self, tokens: Tensor, predict: Tensor, condition: Condition) -> Tensor:
+        if self.network.self_cond_proj is None:
+            return to_fp32(
+                self.network.logits_at(tokens, predict, condition, self.valid_BN, self.cache)
             )
-        lengths = wanted.lengths if wanted.lengths is not None else [tokens.shape[1]] * len(tokens)
-        real_BN1 = TokenBatch(tokens, list(lengths)).real_BN1
-        return Beginning(
-            TokenBatch(tokens.masked_fill(~real_BN1, 0), list(lengths)), hidden & real_BN1
-        )
-
-    def layout_of(self, wanted: GenerationRequest) -> Layout:
-        """Of what is given, which may be longer or shorter than what was learnt from."""
-        if wanted.tokens is None:
-            return self.layout
-        return dataclasses.replace(
-            self.layout, grid=tuple(wanted.tokens.shape[1 : 1 + len(self.layout.grid)])
-        )
-
-    def score(
-        self, wanted: GenerationRequest, device: torch.device, token_batch: TokenBatch
-    ) -> Any:
-        """The critic's belief in each symbol, as the sampler asks for it."""
-        critic, reader = self.model.critic, self.model.reader
-        coarser = wanted.coarser.to(device) if wanted.coarser is not None else None
-        condition = reader.condition(wanted.texts, [False] * len(wanted.texts), coarser)
-        look = partial(reader.states, condition=condition, real_BN=token_batch.real_BN)
-        return lambda tokens, progress: critic.realness_logits(look(tokens)).float()  # type: ignore[union-attr]
+        previous = self.previous
+        if previous is not None and len(previous) != len(predict):
+            previous = torch.cat([previous[: self.count]] * (len(predict) // self.count))
+        self.previous = self.network.states(tokens, condition, previous, self.valid_BN)
+        return to_fp32(self.network.logits(self.previous, predict))
 
 
-@dataclass
-class Beginning:
-    """What sampling starts from: a mosaic, and which of its symbols are to be drawn."""
-
-    token_batch: TokenBatch
-    hidden_BNS: Tensor
+def token_spec(tokenizer: TokenizerProtocol, max_positions: int | None = None) -> TokenSpec:
+    layout = Layout(tokenizer.grid, tokenizer.num_quantizers).with_max_positions(max_positions)
+    return TokenSpec(tokenizer.vocab_size, layout, tokenizer.features, tokenizer.seconds)
 
 
-NEVER = 1 << 62
-"""The first step of an update that is not to move."""
-
-
-def token_spec(codec: TokenizerProtocol, places: int | None = None) -> TokenSpec:
-    layout = Layout(codec.grid, codec.levels).with_max_positions(places)
-    return TokenSpec(codec.vocab_size, layout, codec.features, codec.seconds)
-
-
-def token_accuracy(logits_MV: Tensor, wanted_M: Tensor, asked_BNS: Tensor) -> Tensor:
-    """The mean over examples of the share of asked symbols guessed right, so that micro-batches and
-    processes add up."""
-    right_M = (logits_MV.argmax(-1) == wanted_M).float()
-    spread = torch.zeros(asked_BNS.shape, device=right_M.device).masked_scatter(asked_BNS, right_M)
-    return (spread.flatten(1).sum(1) / asked_BNS.flatten(1).sum(1)).mean()
+def token_accuracy(logits_MV: Tensor, targets_M: Tensor, loss_mask_BNS: Tensor) -> Tensor:
+    """Return the mean over examples of their accuracy, so that micro-batches add up."""
+    correct_M = (logits_MV.argmax(-1) == targets_M).float()
+    zeros = torch.zeros(loss_mask_BNS.shape, device=correct_M.device)
+    correct_BNS = zeros.masked_scatter(loss_mask_BNS, correct_M)
+    return (correct_BNS.flatten(1).sum(1) / loss_mask_BNS.flatten(1).sum(1)).mean()

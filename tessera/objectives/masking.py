@@ -1,7 +1,6 @@
-"""What is hidden of each example, and what else chance decides about it: all from the example's own
-generator.
+"""Masking of tokens for training; everything is drawn from the generator of each example.
 
-B batch, N places, S symbols in a place.
+B batch, N positions, S tokens in a position.
 """
 
 from __future__ import annotations
@@ -13,139 +12,143 @@ from torch import Tensor
 
 from tessera.engine.task import Batch
 from tessera.nn.token_layout import Layout
-from tessera.sampling.schedules import Schedule, hidden_share, mean_share
+from tessera.sampling.schedules import Schedule, mask_ratio, mean_mask_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskingConfig:
+    """Mask random tokens (MaskGIT, Chang 2022, arXiv 2202.04200, section 3.2)."""
+
     schedule: Schedule = "cosine"
-    """How many symbols are hidden: the schedule at a random time, at least one."""
+    """The schedule of the mask ratio, evaluated at a random time; at least one token is masked."""
     keep: float = 0.0
-    """The share of hidden symbols that are shown after all, and guessed all the same."""
+    """The fraction of masked tokens that are shown unchanged and predicted all the same."""
     replace: float = 0.0
-    """The share of hidden symbols in whose place another one is shown."""
+    """The fraction of masked tokens that are shown as a random other token."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.keep + self.replace <= 1 or min(self.keep, self.replace) < 0:
             raise ValueError(
-                f"keep ({self.keep}) and replace ({self.replace}) are shares that together are at most 1."
+                f"keep ({self.keep}) and replace ({self.replace}) must be fractions whose sum is at "
+                "most 1."
             )
 
-    def validate_data(self, levels: int) -> None:
-        """Any number of them."""
+    def validate_quantizers(self, num_quantizers: int) -> None:
+        """Any number of quantizers is supported."""
 
     def expected_num_masked(self, layout: Layout) -> float:
-        """How many symbols of an example are asked for, on average."""
-        return layout.count * layout.slots * mean_share(self.schedule)
+        """Return the mean number of masked tokens of an example."""
+        return (
+            layout.num_positions * layout.tokens_per_position * mean_mask_ratio(self.schedule)
+        )
 
-    def draw(self, tokens_NS: Tensor, vocab_size: int, generator: torch.Generator) -> Masked:
-        """Always the same draws, so that what follows from the generator does not depend on the
-        settings."""
-        count = tokens_NS.numel()
+    def mask(
+        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
+    ) -> MaskedTokens:
+        """Mask one example; the number of random draws does not depend on the settings."""
+        tokens_NS, count = tokens_NS.cpu(), tokens_NS.numel()
         time = float(torch.rand((), generator=generator))
-        order, fate = torch.rand(2, *tokens_NS.shape, generator=generator)
-        others = torch.randint(vocab_size, tokens_NS.shape, generator=generator)
-        hidden_count = max(1, round(hidden_share(self.schedule, time) * count))
-        hidden = order.flatten().argsort().argsort().view(tokens_NS.shape) < hidden_count
-        shown = tokens_NS.cpu().masked_fill(hidden, vocab_size)
-        shown = torch.where(hidden & (fate < self.keep), tokens_NS.cpu(), shown)
-        swapped = hidden & (fate >= self.keep) & (fate < self.keep + self.replace)
-        return Masked(torch.where(swapped, others, shown), hidden)
+        order, u = torch.rand(2, *tokens_NS.shape, generator=generator)
+        random_tokens = torch.randint(mask_token_id, tokens_NS.shape, generator=generator)
+        num_masked = max(1, round(mask_ratio(self.schedule, time) * count))
+        masked = order.flatten().argsort().argsort().view(tokens_NS.shape) < num_masked
+        input_ids = tokens_NS.masked_fill(masked, mask_token_id)
+        input_ids = torch.where(masked & (u < self.keep), tokens_NS, input_ids)
+        replaced = masked & (u >= self.keep) & (u < self.keep + self.replace)
+        return MaskedTokens(torch.where(replaced, random_tokens, input_ids), masked)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LevelMaskingConfig:
-    """For symbols in several levels, of which a finer one only says what the coarser ones left over
-    (SoundStorm, Borsos 2023, arXiv 2305.09636, section 3.2): of one level some are guessed, coarser
-    ones are seen, finer ones are not."""
+    """Mask tokens of one residual quantizer (SoundStorm, Borsos 2023, arXiv 2305.09636, section 3.2).
+
+    A quantizer level is drawn; some of its tokens are predicted, coarser levels are shown, and finer
+    levels are masked and not predicted.
+    """
 
     schedule: Schedule = "cosine"
-    """How many symbols of the level are hidden: the schedule at a random time, at least one."""
+    """The schedule of the mask ratio, evaluated at a random time; at least one token is masked."""
     prompt: bool = True
-    """A beginning of random length is shown in all levels: the voice that the rest is to go on
-    in."""
+    """Show a prefix of random length in all levels, as the voice prompt of a sample."""
 
-    def validate_data(self, levels: int) -> None:
-        if levels < 2:
+    def validate_quantizers(self, num_quantizers: int) -> None:
+        if num_quantizers < 2:
             raise ValueError(
-                "This tokenizer writes one level, so masking by levels has none to choose from: give the run of a codec of "
-                "several levels (--tokenizer RUN)."
+                "Masking by levels needs a tokenizer with several quantizers, and this one has 1: "
+                "give the run of a residual codec (--tokenizer RUN)."
             )
 
     def expected_num_masked(self, layout: Layout) -> float:
-        """How many symbols of an example are asked for, on average: of one level, and after the
-        prompt."""
-        return layout.count * mean_share(self.schedule) * (0.5 if self.prompt else 1.0)
+        """Return the mean number of predicted tokens of an example: one level, after the prompt."""
+        ratio = mean_mask_ratio(self.schedule) * (0.5 if self.prompt else 1.0)
+        return layout.num_positions * ratio
 
-    def draw(self, tokens_NS: Tensor, vocab_size: int, generator: torch.Generator) -> Masked:
-        """Always the same draws, so that what follows from the generator does not depend on the
-        settings."""
+    def mask(
+        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
+    ) -> MaskedTokens:
+        """Mask one example; the number of random draws does not depend on the settings."""
         tokens_NS = tokens_NS.cpu()
-        count, levels = tokens_NS.shape
-        time, which, cut = torch.rand(3, generator=generator).tolist()
+        count, num_levels = tokens_NS.shape
+        time, u_level, u_prompt = torch.rand(3, generator=generator).tolist()
         order_N = torch.rand(count, generator=generator)
-        level, begins = int(which * levels), int(cut * count) if self.prompt else 0
-        after = count - begins
-        hidden_count = max(1, round(hidden_share(self.schedule, time) * after))
-        asked = torch.zeros_like(tokens_NS, dtype=torch.bool)
-        asked[begins:, level] = order_N[begins:].argsort().argsort() < hidden_count
-        finer = torch.zeros_like(asked)
-        finer[begins:, level + 1 :] = True
-        return Masked(tokens_NS.masked_fill(asked | finer, vocab_size), asked)
+        level = int(u_level * num_levels)
+        start = int(u_prompt * count) if self.prompt else 0
+        num_masked = max(1, round(mask_ratio(self.schedule, time) * (count - start)))
+        loss_mask = torch.zeros_like(tokens_NS, dtype=torch.bool)
+        loss_mask[start:, level] = order_N[start:].argsort().argsort() < num_masked
+        finer = torch.zeros_like(loss_mask)
+        finer[start:, level + 1 :] = True
+        return MaskedTokens(tokens_NS.masked_fill(loss_mask | finer, mask_token_id), loss_mask)
 
 
 @dataclass
 class TokenBatch:
-    """The symbols of a batch of examples, of which each may be shorter than the longest; 0 where
-    one has ended."""
+    """A padded grid of tokens with the length of each example; padding is 0."""
 
     tokens_BNS: Tensor
     lengths: list[int]
-    """How many places of each are real."""
+    """The number of valid positions of each example."""
 
     @classmethod
-    def of(cls, tokens_BNS: Tensor) -> TokenBatch:
-        """Of symbols that are -1 where an example has ended."""
+    def from_padded(cls, tokens_BNS: Tensor) -> TokenBatch:
+        """Create a batch from tokens that are -1 after the end of an example."""
         lengths_B = (tokens_BNS[..., 0] >= 0).sum(1)
         return cls(tokens_BNS.clamp_min(0), lengths_B.tolist())
 
     @property
-    def whole(self) -> bool:
-        return min(self.lengths) == self.tokens_BNS.shape[1]
+    def valid_BN(self) -> Tensor | None:
+        """The mask of valid positions; None if all are valid."""
+        is_full = min(self.lengths) == self.tokens_BNS.shape[1]
+        return None if is_full else self.valid_BN1[..., 0]
 
     @property
-    def real_BN(self) -> Tensor | None:
-        """Which places are real; None: all."""
-        return None if self.whole else self.real_BN1[..., 0]
-
-    @property
-    def real_BN1(self) -> Tensor:
-        places = torch.arange(self.tokens_BNS.shape[1], device=self.tokens_BNS.device)
-        return (places < torch.tensor(self.lengths, device=places.device)[:, None])[..., None]
+    def valid_BN1(self) -> Tensor:
+        positions = torch.arange(self.tokens_BNS.shape[1], device=self.tokens_BNS.device)
+        lengths_B = torch.tensor(self.lengths, device=positions.device)
+        return (positions < lengths_B[:, None])[..., None]
 
 
 @dataclass
-class Masked:
-    """A mosaic as the model sees it, and which symbols it has to guess."""
+class MaskedTokens:
+    """Tokens as the model gets them, and which of them it predicts."""
 
-    shown: Tensor
-    asked: Tensor
-    real_BN: Tensor | None = None
-    """Which places are real; None: all."""
+    input_ids: Tensor
+    loss_mask: Tensor
+    valid_BN: Tensor | None = None
+    """The mask of valid positions; None if all are valid."""
 
 
 @dataclass
 class ExampleRandomness:
-    """What is drawn for each example, from its own generator and always in the same order."""
+    """Random numbers of each example, always drawn in the same order from its generator."""
 
     generators: list[torch.Generator]
-    drop: list[float]
-    remember: list[float]
+    drop_u: list[float]
+    self_cond_u: list[float]
 
     @classmethod
-    def of(cls, batch: Batch) -> ExampleRandomness:
+    def draw(cls, batch: Batch) -> ExampleRandomness:
         generators = batch.generators()
-        drop, remember = torch.stack(
-            [torch.rand(2, generator=generator) for generator in generators]
-        ).T.tolist()
-        return cls(generators, drop, remember)
+        numbers = torch.stack([torch.rand(2, generator=one) for one in generators])
+        drop_u, self_cond_u = numbers.T.tolist()
+        return cls(generators, drop_u, self_cond_u)

@@ -1,12 +1,11 @@
-"""The tokenizer task: rebuild an example from few symbols.
+"""The tokenizer objective: reconstruct an example from a few discrete codes.
 
-`model` descends what the medium calls a bad reconstruction, what the quantizer asks for, and, once
-they have started, what the judges see. Each judge is an update of its own: it descends its error in
-telling apart originals and the reconstructions that the model has just made. There is one
-reconstruction per step, kept with the micro-batch.
+The update `model` minimises the reconstruction loss of the modality, the penalties of the quantizer
+and, once they have started, the adversarial terms. Each discriminator is an update of its own that is
+trained on originals and on the reconstructions of the same step.
 
-What a good reconstruction is and who judges it, a medium says in a file of its own:
-`modalities/image/reconstruction.py`, say.
+A modality provides two things: a `MediaAdapter`, which converts examples to tensors and tensors to
+media, and a `ReconstructionLoss`.
 """
 
 from __future__ import annotations
@@ -14,15 +13,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Alarm, Batch, BestMetric, Loss, ProcessGroup, Task, Update
+from tessera.engine.task import Alarm, Batch, BestMetric, Loss, ProcessGroup, Task, TaskConfig, Update
 from tessera.losses.adversarial import (
-    balanced_adversarial,
+    balance_adversarial,
     feature_matching_B,
     gradient_penalty,
     hinge_discriminator,
@@ -30,122 +29,142 @@ from tessera.losses.adversarial import (
     non_saturating_discriminator,
     non_saturating_generator,
 )
-from tessera.losses.balancer import balanced
-from tessera.metrics.image import code_perplexity, code_usage
-from tessera.modalities.image.discriminator import Discriminated
-from tessera.modalities.image.vqgan import Reconstruction
+from tessera.losses.balancer import balance_gradients
+from tessera.metrics.codebook import codebook_perplexity, codebook_usage
+from tessera.nn.reconstruction import Reconstruction
+
+
+class MediaAdapter:
+    """Convert examples of one modality to model inputs, and model outputs to media."""
+
+    def target(self, examples: Any) -> Any:
+        """Return the model input, which is also what it reconstructs."""
+        raise NotImplementedError
+
+    def model_kwargs(self, examples: Any) -> dict[str, Tensor]:
+        """Return further arguments of the model, such as the lengths of the examples."""
+        return {}
+
+    def preprocess(self, target: Any, data: Any, dtype: torch.dtype) -> Any:
+        """Convert a target to the size and type that a model trained on `data` expects."""
+        return target.to(dtype)
+
+    def to_media(self, output: Tensor) -> list[Any]:
+        raise NotImplementedError
+
+    def show_pairs(self, output: Tensor, batch: Batch[Any]) -> list[Any]:
+        """Return each original side by side with its reconstruction."""
+        raise NotImplementedError
 
 
 class ReconstructionLoss(nn.Module):
-    """What makes a good reconstruction of one medium: the loss, the measures on held-out examples,
-    and how to show it."""
+    """The loss and the evaluation metrics of reconstructions of one modality."""
 
     best_metric: BestMetric
     alarms: tuple[Alarm, ...] = ()
     weights: Mapping[str, float] = {}
-    """Of the terms, by their names: those that can be brought into balance."""
+    """The weights of the terms that the balancer can scale, by name."""
 
-    def target(self, examples: Any) -> Any:
-        """What the model sees of some examples, and has to give back."""
+    def losses(self, output: Tensor, batch: Batch[Any]) -> dict[str, Tensor]:
+        """Return weighted loss terms, each a mean over examples."""
         raise NotImplementedError
 
-    def model_kwargs(self, examples: Any) -> dict[str, Tensor]:
-        """What the model is told beside that, by the names of its arguments: how much of each
-        example is real, say."""
+    def train_metrics(self, output: Tensor, batch: Batch[Any]) -> dict[str, Callable[[], Tensor]]:
+        """Return cheap metrics that are computed only at steps that are logged."""
         return {}
 
-    def preprocess(self, target: Any, data: Any, dtype: torch.dtype) -> Any:
-        """As the model of a run on these data takes it."""
-        raise NotImplementedError
-
-    def media(self, output: Tensor) -> list[Any]:
-        """What the model gives, as something a person can open."""
-        raise NotImplementedError
-
-    def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """The loss: weighted terms, each a mean over examples."""
-        raise NotImplementedError
-
-    def train_metrics(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
-        """Signs of health, which are worked out only when they are logged: they hold on to nothing
-        large."""
-        return {}
-
-    def eval_step(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Measures of held-out examples, summed over them."""
+    def eval_step(self, output: Tensor, batch: Batch[Any]) -> dict[str, Tensor]:
+        """Return metrics of held-out examples, summed over the examples."""
         raise NotImplementedError
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """The numbers that these sums amount to."""
         raise NotImplementedError
 
-    def shown(self, output: Tensor, batch: Batch) -> list[Any]:
-        """Reconstructions beside their originals."""
+
+@dataclass(frozen=True, kw_only=True)
+class ReconstructionConfig:
+    """Base class of the configurations of reconstruction losses."""
+
+    def validate_data(self, data: Any) -> None:
+        """Raise ValueError if reconstructions of these data cannot be measured."""
+
+    def notice(self) -> str:
+        return ""
+
+    def for_inference(self) -> Self:
+        """Return the configuration without networks that only training and evaluation need."""
+        return self
+
+    def build(self) -> ReconstructionLoss:
         raise NotImplementedError
+
+
+class DiscriminatorNetwork(Protocol):
+    """Logits that are high for originals; `discriminate` also returns the features of its layers."""
+
+    def __call__(self, inputs: Tensor) -> Tensor: ...
+    def discriminate(self, inputs: Tensor) -> Any: ...
 
 
 @dataclass(frozen=True)
 class Discriminator:
-    """A discriminator, and what it is shown."""
+    """A discriminator and its view of originals and reconstructions."""
 
-    network: nn.Module
-    """Gives logits, high for what looks real; its `judged` also gives what its layers saw."""
-    view: Callable[[Tensor, Batch], Tensor]
-    """What it sees of originals or reconstructions: all, or a part, which is the same part of
-    both."""
+    network: Any
+    """A `DiscriminatorNetwork`."""
+    view: Callable[[Tensor, Batch[Any]], Tensor]
+    """Selects the input: everything or a part, which is the same part of both."""
     weight: float = 1.0
-    """How much the model heeds it, beside the others."""
+    """The weight of its adversarial term relative to other discriminators."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdversaryConfig:
-    """Any number of judges that learn to tell reconstructions from originals; a medium adds
-    which."""
+    """Discriminators and their losses; a modality adds which discriminators there are."""
 
     loss: Literal["hinge", "non_saturating"] = "hinge"
+    """The adversarial loss."""
     weight: float = 0.1
-    """Strength of the adversarial term; with `adaptive`, a factor on the measured ratio."""
+    """The weight of the adversarial term; with `adaptive`, a factor on the measured ratio."""
     feature_matching_weight: float = 0.0
-    """Strength of feature matching: to the layers of the judges, reconstructions are to look as
-    originals do. 0: none."""
+    """The weight of feature matching, the distance of discriminator features between
+    reconstructions and originals; 0 disables it."""
     adaptive: bool = False
-    """Weigh the term by the ratio of gradient norms at the last layer (Esser 2021, eq. 7). It is
-    measured per micro-batch, so accumulation is then no longer exactly one batch."""
+    """Scale the adversarial term by the ratio of gradient norms at the last layer (Esser 2021,
+    equation 7). The ratio is measured per micro-batch, so gradient accumulation is not exact."""
     adaptive_max: float = 1e4
-    """Largest adaptive ratio."""
+    """The largest adaptive ratio."""
     start_step: int = 0
-    """The discriminator learns, and the model listens to it, from this step on."""
+    """The step at which the discriminators and the adversarial term start."""
     warmup_steps: int = 0
-    """Steps over which the model's attention to it grows from nothing."""
-    penalty: float = 0.01
-    """Weight of the gradient penalty; 0 leaves it out. A zero-centred one of 0.1 already silences a
-    small judge."""
+    """The number of steps over which the adversarial term rises from 0 to its weight."""
+    gp_weight: float = 0.01
+    """The weight of the gradient penalty; 0 disables it. A zero-centred penalty of 0.1 already
+    suppresses a small discriminator."""
     gp_every: int = 4
-    """Steps between gradient penalties; each then counts that many times."""
+    """The number of steps between gradient penalties, each of which is scaled by this number."""
     gp_center: float = 0.0
-    """The gradient norm that is not penalised: 0 (R1) or 1 (WGAN-GP)."""
+    """The gradient norm without penalty: 0 (R1) or 1 (WGAN-GP)."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def validate_data(self, data: Any) -> None:
-        """Refuses data that a judge cannot see."""
+        """Raise ValueError if a discriminator cannot be applied to these data."""
 
     def discriminators(self) -> dict[str, Discriminator]:
-        """By name: it is their update's name, too."""
+        """Build the discriminators; their names are those of their updates."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True, kw_only=True)
-class TokenizerConfig:
-    """A medium says in a subclass which networks these fields can be."""
+class TokenizerConfig(TaskConfig):
+    """Base class of tokenizer configurations; a modality declares the types of the fields."""
 
-    entry_point: ClassVar[str] = "Tokenizer"
-    """What opens such a run in Python."""
     model: Any
     reconstruction: Any
     adversary: Any = None
     balancer: bool = False
-    """Each term pulls at the output with the share of the strength that its weight says, whatever
-    its size (EnCodec's balancer); for media whose terms have weights: sound."""
+    """Scale the gradient of each loss term at the output to the fraction that its weight specifies
+    (the loss balancer of EnCodec), for modalities whose terms have weights."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def validate_data(self, data: Any) -> None:
@@ -153,19 +172,16 @@ class TokenizerConfig:
             if part is not None:
                 part.validate_data(data)
 
-    def parts(self) -> dict[str, str]:
-        """It stands on no other run."""
-        return {}
-
     def notice(self) -> str:
-        """What a person should know of this choice before it runs."""
         return self.reconstruction.notice()
 
-    def for_inference(self) -> TokenizerConfig:
-        """All that using it needs: no judges, no networks that only training and measuring ask."""
+    def for_inference(self) -> Self:
         return replace(self, adversary=None, reconstruction=self.reconstruction.for_inference())
 
-    def build(self) -> TokenizerTask:
+    def build_adapter(self) -> MediaAdapter:
+        raise NotImplementedError
+
+    def build(self, **dependencies: Any) -> TokenizerTask:
         return TokenizerTask(self)
 
 
@@ -174,222 +190,208 @@ class TokenizerTask(Task):
         super().__init__()
         self.config = config
         self.model = config.model.build()
-        self.reconstruction: Any = config.reconstruction.build()
-        update = Update(
-            name="model",
-            trains=self.model,
-            loss=self.reconstruction_loss,
-            optimizer=config.optimizer,
-            prepare=self.look_at_whole_batch,
-        )
-        self.updates = (update,)
+        self.adapter = config.build_adapter()
+        self.reconstruction: ReconstructionLoss = config.reconstruction.build()
         self.best_metric = self.reconstruction.best_metric
-        self.alarms = (*self.reconstruction.alarms, OUT_OF_USE)
+        adversary = config.adversary
         self.discriminators: Mapping[str, Discriminator] = (
-            config.adversary.discriminators() if config.adversary is not None else {}
+            adversary.discriminators() if adversary is not None else {}
         )
-        for name, judge in self.discriminators.items():
-            self.add_module(name, judge.network)
-            self.updates += (self.update_of(name),)
-            self.alarms += (alarm_of(name),)
-
-    def update_of(self, name: str) -> Update:
-        adversary = self.config.adversary
-        return Update(
-            name=name,
-            trains=self.discriminators[name].network,
-            loss=partial(self.discriminator_loss, self.discriminators[name]),
-            optimizer=adversary.optimizer,
-            start_step=adversary.start_step,
-        )
+        updates = [
+            Update(
+                name="model",
+                trains=self.model,
+                loss=self.reconstruction_loss,
+                optimizer=config.optimizer,
+                prepare=self.set_global_stats,
+            )
+        ]
+        for name, discriminator in self.discriminators.items():
+            self.add_module(name, discriminator.network)
+            updates.append(
+                Update(
+                    name=name,
+                    trains=discriminator.network,
+                    loss=partial(self.discriminator_loss, discriminator),
+                    optimizer=adversary.optimizer,
+                    start_step=adversary.start_step,
+                )
+            )
+        self.updates = tuple(updates)
+        alarms = [discriminator_alarm(name) for name in self.discriminators]
+        self.alarms = (*self.reconstruction.alarms, UNUSED_CODEBOOK, *alarms)
 
     # ---- losses
 
-    def reconstruction_loss(self, batch: Batch, step: int) -> Loss:
-        rebuilt = self.model(self.reconstruction.target(batch.examples), **self.told(batch))
-        terms = self.reconstruction.terms(rebuilt.output, batch)
-        metrics: dict[str, Any] = dict(
-            self.reconstruction.train_metrics(rebuilt.output.detach(), batch)
-        )
+    def reconstruction_loss(self, batch: Batch[Any], step: int) -> Loss:
+        target = self.adapter.target(batch.examples)
+        reconstruction = self.model(target, **self.train_kwargs(batch))
+        output = reconstruction.output
+        terms = self.reconstruction.losses(output, batch)
+        metrics: dict[str, Any] = dict(self.reconstruction.train_metrics(output.detach(), batch))
         if self.discriminators:
-            batch.scratch["rebuilt"] = rebuilt.output.detach()
-        if self.discriminators and step >= self.config.adversary.start_step:
-            terms, heard = self.adversarial_terms(terms, rebuilt.output, batch, step)
-            metrics |= heard
+            batch.scratch["reconstruction"] = output.detach()
+            if step >= self.config.adversary.start_step:
+                terms, adversarial_metrics = self.add_adversarial_terms(terms, output, batch, step)
+                metrics |= adversarial_metrics
         if self.config.balancer and torch.is_grad_enabled():
-            terms = self.in_balance(terms, rebuilt.output)
-        return Loss(terms | rebuilt.penalties, metrics)
+            terms = self.balance(terms, output)
+        return Loss(terms | reconstruction.penalties, metrics)
 
-    def in_balance(self, terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
-        adversary = self.config.adversary
-        judged = (
-            {"adversarial": adversary.weight, "matching": adversary.feature_matching_weight}
-            if adversary is not None
-            else {}
-        )
-        weights = {**self.reconstruction.weights, **judged}
-        return balanced(
-            {name: term / weights.get(name, 1.0) for name, term in terms.items()}, weights, output
-        )
+    def train_kwargs(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        """Return the model's arguments, with the number of quantizers drawn for quantizer dropout.
 
-    def told(self, batch: Batch) -> dict[str, Tensor]:
-        """What the model is told beside the target. How many levels an example is written in, where
-        some are left out, is drawn from its own generator."""
-        told = self.reconstruction.model_kwargs(batch.examples)
+        The number is drawn from the generator of each example.
+        """
+        kwargs = self.adapter.model_kwargs(batch.examples)
         if not self.model.quantizer.has_quantizer_dropout:
-            return told
-        chance_B = torch.stack(
-            [torch.rand((), generator=generator) for generator in batch.generators()]
-        )
-        return told | {
-            "keep_B": self.model.quantizer.num_quantizers_to_keep(chance_B).to(
-                next(self.model.parameters()).device
-            )
-        }
+            return kwargs
+        u_B = torch.stack([torch.rand((), generator=one) for one in batch.generators()])
+        num_quantizers_B = self.model.quantizer.sample_num_quantizers(u_B)
+        device = next(self.model.parameters()).device
+        return kwargs | {"num_quantizers_B": num_quantizers_B.to(device)}
 
-    def adversarial_terms(
-        self, terms: dict[str, Tensor], output: Tensor, batch: Batch, step: int
-    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Adds the adversarial term: what all judges together see, weighed as configured."""
+    def balance(self, terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
         adversary = self.config.adversary
-        unconvinced = hinge_generator if adversary.loss == "hinge" else non_saturating_generator
-        judged = {
-            name: judge.network.judged(judge.view(output, batch))
-            for name, judge in self.discriminators.items()
+        weights = dict(self.reconstruction.weights)
+        if adversary is not None:
+            weights["adversarial"] = adversary.weight
+            weights["feature_matching"] = adversary.feature_matching_weight
+        unweighted = {name: term / weights.get(name, 1.0) for name, term in terms.items()}
+        return balance_gradients(unweighted, weights, output)
+
+    def add_adversarial_terms(
+        self, terms: dict[str, Tensor], output: Tensor, batch: Batch[Any], step: int
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Add the adversarial term and feature matching; return terms and metrics."""
+        adversary = self.config.adversary
+        generator_loss = (
+            hinge_generator if adversary.loss == "hinge" else non_saturating_generator
+        )
+        fakes = {
+            name: one.network.discriminate(one.view(output, batch))
+            for name, one in self.discriminators.items()
         }
         adversarial = torch.stack(
             [
-                self.discriminators[name].weight * unconvinced(one.logits)
-                for name, one in judged.items()
+                self.discriminators[name].weight * generator_loss(fake.logits)
+                for name, fake in fakes.items()
             ]
         ).sum()
-        attention = min(1.0, (step - adversary.start_step + 1) / max(1, adversary.warmup_steps))
+        warmup = min(1.0, (step - adversary.start_step + 1) / max(1, adversary.warmup_steps))
         if adversary.feature_matching_weight:
-            terms = terms | {
-                "matching": attention
-                * adversary.feature_matching_weight
-                * self.feature_matching_loss(judged, batch)
-            }
+            matching = self.feature_matching_loss(fakes, batch)
+            weight = warmup * adversary.feature_matching_weight
+            terms = terms | {"feature_matching": weight * matching}
         if not adversary.adaptive:
-            return terms | {"adversarial": attention * adversary.weight * adversarial}, {}
-        balanced = balanced_adversarial(
+            return terms | {"adversarial": warmup * adversary.weight * adversarial}, {}
+        balanced = balance_adversarial(
             terms, adversarial, output, self.model.last_layer, adversary.adaptive_max
         )
-        heard = attention * adversary.weight * balanced.adversarial
-        return balanced.reconstruction | {"adversarial": heard}, {
-            "adversarial_weight": balanced.weight
-        }
+        scaled = warmup * adversary.weight * balanced.adversarial
+        terms = balanced.reconstruction | {"adversarial": scaled}
+        return terms, {"adversarial_weight": balanced.weight}
 
-    def feature_matching_loss(self, judged: dict[str, Discriminated], batch: Batch) -> Tensor:
-        """How differently the judges' layers see reconstructions and originals."""
-        original = self.reconstruction.target(batch.examples)
-        apart = []
-        for name, fake in judged.items():
+    def feature_matching_loss(self, fakes: dict[str, Any], batch: Batch[Any]) -> Tensor:
+        """Return the mean distance of discriminator features to those of the originals."""
+        target = self.adapter.target(batch.examples)
+        distances = []
+        for name, fake in fakes.items():
+            discriminator = self.discriminators[name]
             with torch.no_grad():
-                real = self.discriminators[name].network.judged(
-                    self.discriminators[name].view(original, batch)
-                )
-            apart.append(feature_matching_B(real.features, fake.features).mean())
-        return torch.stack(apart).mean()
+                real = discriminator.network.discriminate(discriminator.view(target, batch))
+            distances.append(feature_matching_B(real.features, fake.features).mean())
+        return torch.stack(distances).mean()
 
-    def discriminator_loss(self, judge: Discriminator, batch: Batch, step: int) -> Loss:
+    def discriminator_loss(
+        self, discriminator: Discriminator, batch: Batch[Any], step: int
+    ) -> Loss:
         adversary = self.config.adversary
-        real = judge.view(self.reconstruction.target(batch.examples), batch)
-        fake = judge.view(batch.scratch["rebuilt"], batch)
-        confused = (
-            hinge_discriminator if adversary.loss == "hinge" else non_saturating_discriminator
-        )
-        real_logits, fake_logits = judge.network(torch.cat([real, fake])).chunk(2)
-        terms = {"apart": confused(real_logits, fake_logits)}
-        if adversary.penalty and step % adversary.gp_every == 0:
-            penalty = gradient_penalty(judge.network, real, adversary.gp_center)
-            terms["penalty"] = adversary.penalty * adversary.gp_every * penalty
-        accuracy = partial(told_apart, real_logits.detach(), fake_logits.detach())
-        return Loss(
-            terms,
-            {
-                "accuracy": accuracy,
-                "real": real_logits.detach().mean,
-                "fake": fake_logits.detach().mean,
-            },
-        )
+        real = discriminator.view(self.adapter.target(batch.examples), batch)
+        fake = discriminator.view(batch.scratch["reconstruction"], batch)
+        loss = hinge_discriminator if adversary.loss == "hinge" else non_saturating_discriminator
+        real_logits, fake_logits = discriminator.network(torch.cat([real, fake])).chunk(2)
+        terms = {"d_loss": loss(real_logits, fake_logits)}
+        if adversary.gp_weight and step % adversary.gp_every == 0:
+            penalty = gradient_penalty(discriminator.network, real, adversary.gp_center)
+            terms["gradient_penalty"] = adversary.gp_weight * adversary.gp_every * penalty
+        real_logits, fake_logits = real_logits.detach(), fake_logits.detach()
+        accuracy = partial(discriminator_accuracy, real_logits, fake_logits)
+        metrics = {"accuracy": accuracy, "real": real_logits.mean, "fake": fake_logits.mean}
+        return Loss(terms, dict(metrics))
 
-    def look_at_whole_batch(self, micros: Sequence[Batch], step: int, dist: ProcessGroup) -> None:
-        """A quantizer whose penalty is no mean over examples sees all micro-batches of all
-        processes first."""
+    def set_global_stats(
+        self, micro_batches: Sequence[Batch[Any]], step: int, dist: ProcessGroup
+    ) -> None:
+        """Pass statistics of the whole step to a quantizer whose penalty is not a mean."""
         quantizer = self.model.quantizer
-        if not quantizer.needs_global_stats or len(micros) * dist.world_size == 1:
+        if not quantizer.needs_global_stats or len(micro_batches) * dist.world_size == 1:
             return
         with torch.no_grad():
-            seen = [
-                self.model.eval_step(self.reconstruction.target(batch.examples), **self.told(batch))
-                for batch in micros
+            stats = [
+                self.model.batch_stats(
+                    self.adapter.target(batch.examples), **self.train_kwargs(batch)
+                )
+                for batch in micro_batches
             ]
-        quantizer.set_global_stats(dist.all_reduce_sum(torch.stack(seen).sum(0)))
+        quantizer.set_global_stats(dist.all_reduce_sum(torch.stack(stats).sum(0)))
 
-    # ---- validation and samples
+    # ---- evaluation and samples
 
-    def eval_step(self, batch: Batch) -> dict[str, Tensor]:
-        rebuilt = self.rebuilt(batch)
-        counts_LV = torch.stack([self.counted(tokens) for tokens in self.by_level(rebuilt.tokens)])
-        examples = torch.tensor(len(batch), device=counts_LV.device)
-        return {
-            "examples": examples,
-            "codes": counts_LV,
-            **self.reconstruction.eval_step(rebuilt.output, batch),
-        }
-
-    def by_level(self, tokens: Tensor) -> Sequence[Tensor]:
-        return tokens.unbind(-1) if self.model.quantizer.levels > 1 else (tokens,)
-
-    def counted(self, tokens: Tensor) -> Tensor:
-        """How often each symbol was written; -1 is padding, in media whose examples differ in
-        size."""
-        return torch.bincount(tokens[tokens >= 0], minlength=self.model.vocab_size)
+    def eval_step(self, batch: Batch[Any]) -> dict[str, Tensor]:
+        reconstruction = self.reconstruct(batch)
+        codes = reconstruction.codes
+        by_quantizer = codes.unbind(-1) if self.model.quantizer.num_quantizers > 1 else (codes,)
+        # -1 is padding, in modalities whose examples differ in size.
+        counts_QV = torch.stack(
+            [torch.bincount(q[q >= 0], minlength=self.model.vocab_size) for q in by_quantizer]
+        )
+        examples = torch.tensor(len(batch), device=counts_QV.device)
+        metrics = self.reconstruction.eval_step(reconstruction.output, batch)
+        return {"examples": examples, "codes": counts_QV, **metrics}
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
-        """Of several levels each has symbols of its own, and what is told of all is the mean over
-        levels."""
-        numbers = self.reconstruction.compute_metrics(totals)
-        for name, tell in (("usage", code_usage), ("perplexity", code_perplexity)):
-            told_L = tell(totals["codes"])
-            numbers[name] = float(told_L.mean())
-            if len(told_L) > 1:
-                numbers |= {
-                    f"{name}_{level}": float(told) for level, told in enumerate(told_L, start=1)
-                }
-        return numbers
+        """Add codebook usage and perplexity; with several quantizers, the mean and each one."""
+        metrics = self.reconstruction.compute_metrics(totals)
+        for name, compute in (
+            ("codebook_usage", codebook_usage),
+            ("codebook_perplexity", codebook_perplexity),
+        ):
+            values_Q = compute(totals["codes"])
+            metrics[name] = float(values_Q.mean())
+            if len(values_Q) > 1:
+                metrics |= {f"{name}_{q}": float(v) for q, v in enumerate(values_Q, start=1)}
+        return metrics
 
-    def rebuilt(self, batch: Batch) -> Reconstruction:
-        """As a finished model does it: in all levels."""
-        return self.model(
-            self.reconstruction.target(batch.examples),
-            **self.reconstruction.model_kwargs(batch.examples),
-        )
+    def reconstruct(self, batch: Batch[Any]) -> Reconstruction:
+        """Reconstruct with all quantizers, as a trained model does."""
+        kwargs = self.adapter.model_kwargs(batch.examples)
+        return self.model(self.adapter.target(batch.examples), **kwargs)
 
-    def sample(self, batch: Batch) -> list[Any]:
-        return self.reconstruction.shown(self.rebuilt(batch).output, batch)
+    def sample(self, batch: Batch[Any]) -> list[Any]:
+        return self.adapter.show_pairs(self.reconstruct(batch).output, batch)
 
 
-def told_apart(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
+def discriminator_accuracy(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
     return ((real_logits > 0).float().mean() + (fake_logits < 0).float().mean()) / 2
 
 
-OUT_OF_USE = Alarm(
-    name="codebook out of use",
-    metric="val_ema/usage",
+UNUSED_CODEBOOK = Alarm(
+    name="unused codebook",
+    metric="val_ema/codebook_usage",
     below=0.2,
     patience=2,
     after=500,
-    hint="Most symbols are never used. Take the fsq quantizer or a smaller codebook.",
+    hint="Most codes are never used. Use the fsq quantizer or a smaller codebook.",
 )
 
 
-def alarm_of(judge: str) -> Alarm:
+def discriminator_alarm(name: str) -> Alarm:
     return Alarm(
-        name=f"the {judge} wins",
-        metric=f"{judge}/accuracy",
+        name=f"{name} too strong",
+        metric=f"{name}/accuracy",
         above=0.995,
         patience=50,
-        hint="It tells every reconstruction from its original. Lower its rate, raise the penalty, or lower the weight.",
+        hint="It separates all reconstructions from originals. Lower its learning rate, raise the "
+        "gradient penalty, or lower the adversarial weight.",
     )

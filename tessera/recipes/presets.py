@@ -1,28 +1,58 @@
-"""What recipes share: the sizes in which they come, and choices that several of them offer."""
+"""Presets, and the choices and defaults that several recipes share."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from tessera.engine.engine import EngineConfig
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.image.perceptual import PerceptualConfig
     from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
-    from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
-    from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
+    from tessera.nn.quantize import LevelQuantizerConfig
+    from tessera.text.learned import LearnedTextConfig
+    from tessera.text.pretrained import PretrainedTextConfig
 
 Preset = Literal["tiny", "small", "base", "paper"]
-"""tiny: seconds, for tests. small: minutes on a laptop, the default. base: one GPU. paper: as
-published."""
+"""tiny trains in seconds, for tests; small in minutes on a laptop, and is the default; base needs
+one GPU; paper has the published size."""
 
-Kind = Literal["fsq", "lfq", "bsq", "vq"]
+QuantizerChoice = Literal["fsq", "lfq", "bsq", "vq"]
 """fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook."""
 
+AdversaryChoice = Literal["auto", "on", "off"]
+"""Whether discriminators are trained; auto trains them in base and paper."""
 
-Critic = Literal["off", "head", "own"]
-"""What tells drawn symbols from real ones: nothing, a small network on the model's states, or a
-network of its own."""
+CriticChoice = Literal["off", "head", "own"]
+"""The token critic: none, a small network on the hidden states of the model, or a transformer of
+its own."""
+
+
+class _EngineDefaults(NamedTuple):
+    log_every: int
+    checkpoint_every: int
+    """The interval of validation and samples too."""
+    ema_decay: float
+
+
+_ENGINE_DEFAULTS: dict[Preset, _EngineDefaults] = {
+    "tiny": _EngineDefaults(log_every=1, checkpoint_every=10, ema_decay=0.9),
+    "small": _EngineDefaults(log_every=10, checkpoint_every=500, ema_decay=0.99),
+    "base": _EngineDefaults(log_every=50, checkpoint_every=2000, ema_decay=0.999),
+    "paper": _EngineDefaults(log_every=50, checkpoint_every=5000, ema_decay=0.9999),
+}
+
+_TRANSFORMER_LR: dict[Preset, float] = {"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}
+
+_FSQ_LEVELS = {
+    6: (4, 4, 4),
+    7: (5, 5, 5),
+    8: (8, 6, 5),
+    10: (8, 5, 5, 5),
+    13: (8, 8, 8, 4, 4),
+    14: (8, 8, 8, 6, 5),
+}
+"""FSQ levels by bits, as recommended by Mentzer 2023, section 4.1, or close to that."""
 
 
 def engine_defaults(
@@ -31,106 +61,133 @@ def engine_defaults(
     steps: int,
     batch_size: int,
     num_workers: int = 0,
-    ema: float | None = None,
+    ema_decay: float | None = None,
     sample_count: int = 16,
 ) -> EngineConfig:
-    """The life of a run of this size: a larger one reports more seldom, and averages over more
-    steps unless told otherwise."""
+    """Return the engine configuration of a preset.
+
+    Larger presets log and save less often and, unless `ema_decay` is given, average over more steps.
+    """
     from tessera.engine.ema import EMAConfig
     from tessera.engine.engine import EngineConfig
 
-    often = {"tiny": 10, "small": 500, "base": 2000, "paper": 5000}[preset]
-    usual = {"tiny": 0.9, "small": 0.99, "base": 0.999, "paper": 0.9999}[preset]
+    defaults = _ENGINE_DEFAULTS[preset]
     return EngineConfig(
         steps=steps,
         batch_size=batch_size,
         num_workers=num_workers,
-        log_every={"tiny": 1, "small": 10, "base": 50, "paper": 50}[preset],
-        validate_every=often,
-        sample_every=often,
+        log_every=defaults.log_every,
+        validate_every=defaults.checkpoint_every,
+        sample_every=defaults.checkpoint_every,
         sample_count=sample_count,
-        checkpoint_every=often,
-        ema=EMAConfig(decay=usual if ema is None else ema),
+        checkpoint_every=defaults.checkpoint_every,
+        ema=EMAConfig(decay=defaults.ema_decay if ema_decay is None else ema_decay),
     )
 
 
-def for_transformer(preset: Preset, *, warmup: int) -> OptimizerConfig:
-    """What transformers learn by: Muon, and in the published configurations AdamW."""
+def tokenizer_optimizer(lr: float, *, steps: int) -> OptimizerConfig:
+    """Return the optimizer of a tokenizer: AdamW with a cosine schedule after a warm-up."""
+    from tessera.engine.optim.config import OptimizerConfig
+
+    return OptimizerConfig(
+        lr=lr, schedule="cosine", warmup_steps=max(10, steps // 50), min_lr_ratio=0.05
+    )
+
+
+def discriminator_optimizer(
+    tokenizer: OptimizerConfig, *, betas: tuple[float, float]
+) -> OptimizerConfig:
+    """Return the optimizer of discriminators: half the tokenizer's learning rate, no decay."""
+    from tessera.engine.optim.config import OptimizerConfig
+
+    return OptimizerConfig(
+        lr=tokenizer.lr / 2,
+        betas=betas,
+        schedule="warmup",
+        warmup_steps=tokenizer.warmup_steps,
+    )
+
+
+def transformer_optimizer(preset: Preset, *, warmup_steps: int) -> OptimizerConfig:
+    """Return the optimizer of a transformer: Muon, and AdamW in the published configurations."""
     from tessera.engine.optim.config import OptimizerConfig
 
     return OptimizerConfig(
         name="adamw" if preset == "paper" else "muon",
-        lr={"tiny": 2e-3, "small": 2e-3, "base": 1e-3, "paper": 1e-4}[preset], betas=(0.9, 0.99), weight_decay=0.03,
-        schedule="cosine", warmup_steps=warmup, min_lr_ratio=0.05,
-    )  # fmt: skip
+        lr=_TRANSFORMER_LR[preset],
+        betas=(0.9, 0.99),
+        weight_decay=0.03,
+        schedule="cosine",
+        warmup_steps=warmup_steps,
+        min_lr_ratio=0.05,
+    )
 
 
-def quantizer_of(
-    kind: Kind, bits: int, diversity: float = 0.01
-) -> FSQConfig | LFQConfig | VQConfig:
-    """About 2^bits symbols; FSQ's levels are those its authors recommend (Mentzer 2023, section
-    4.1), or near them.
+def build_quantizer_config(
+    choice: QuantizerChoice, bits: int, diversity: float = 0.01
+) -> LevelQuantizerConfig:
+    """Return a quantizer with about 2^bits codes.
 
-    `diversity` is FSQ's. It keeps large alphabets in use, and makes symbols harder to foretell,
-    which a generator pays for: with 1,000 symbols and 0.01 toys are rebuilt at 29.1 dB with a
-    perplexity of 973, with 125 and none at 28.4 dB with 58.
+    `diversity` applies to FSQ. It keeps large codebooks in use, but makes tokens harder to predict
+    for a generator: on synthetic images, 1,000 codes with 0.01 reach a reconstruction of 29.1 dB
+    with a codebook perplexity of 973, and 125 codes with 0 reach 28.4 dB with 58.
     """
     from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
 
-    levels = {
-        6: (4, 4, 4),
-        7: (5, 5, 5),
-        8: (8, 6, 5),
-        10: (8, 5, 5, 5),
-        13: (8, 8, 8, 4, 4),
-        14: (8, 8, 8, 6, 5),
-    }
-    if kind == "fsq":
-        return FSQConfig(levels=levels[bits], diversity=diversity)
-    if kind == "vq":
+    if choice == "fsq":
+        return FSQConfig(levels=_FSQ_LEVELS[bits], diversity=diversity)
+    if choice == "vq":
         return VQConfig(codebook_size=2**bits)
-    return LFQConfig(codebook_size=2**bits, spherical=kind == "bsq")
+    return LFQConfig(codebook_size=2**bits, spherical=choice == "bsq")
 
 
-def perceptual_of(preset: Preset, choice: str) -> PerceptualConfig | None:
-    """on, off, the path of a VGG16 file, or auto: on for base and paper where its network is
-    installed.
+def build_perceptual_config(preset: Preset, choice: str) -> PerceptualConfig | None:
+    """Return the perceptual loss for on, off, auto or the path of a VGG16 file.
 
-    `auto` is settled here and now, so that the run's config says what was used and not what might
-    have been.
+    auto is on for base and paper if the package of its network is installed. It is resolved here, so
+    that the run's config.json has the loss that was used.
     """
-    from tessera.modalities.image.efficientnet_lite import installed
+    from tessera.modalities.image.efficientnet_lite import is_installed
     from tessera.modalities.image.perceptual import PerceptualConfig
 
     if choice == "auto":
-        choice = "on" if installed() and preset in ("base", "paper") else "off"
+        choice = "on" if is_installed() and preset in ("base", "paper") else "off"
     return None if choice == "off" else PerceptualConfig(vgg=None if choice == "on" else choice)
 
 
-def critic_of(
-    choice: Critic, dim: int, depth: int, heads: int
+def has_adversary(preset: Preset, choice: AdversaryChoice) -> bool:
+    """Return whether discriminators are trained."""
+    return choice == "on" or (choice == "auto" and preset in ("base", "paper"))
+
+
+def build_critic_config(
+    choice: CriticChoice, dim: int, depth: int, heads: int
 ) -> CriticConfig | CriticHeadConfig | None:
-    """Beside a model of this size."""
+    """Return the token critic of a transformer of this size."""
     from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
 
-    own = CriticConfig(dim=dim, depth=depth // 2, heads=heads)
-    return {"off": None, "head": CriticHeadConfig(dim=dim), "own": own}[choice]
+    if choice == "off":
+        return None
+    if choice == "head":
+        return CriticHeadConfig(dim=dim)
+    if choice == "own":
+        return CriticConfig(dim=dim, depth=depth // 2, heads=heads)
+    raise ValueError(f"The critic is {choice!r}, which is unknown: use off, head or own.")
 
 
-def text_of(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:
-    """What reads captions: an encoder that is learnt with the model, nothing, or one of Hugging
-    Face's."""
-    from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
+def build_text_config(
+    preset: Preset, text: str
+) -> LearnedTextConfig | PretrainedTextConfig | None:
+    """Return the text encoder for learned, none or the name of a Hugging Face encoder."""
+    from tessera.text.learned import LearnedTextConfig
+    from tessera.text.pretrained import PretrainedTextConfig
 
     if text == "none":
         return None
     if text != "learned":
         return PretrainedTextConfig(name=text)
-    dim, depth, heads = {
-        "tiny": (32, 1, 2),
-        "small": (128, 1, 4),
-        "base": (512, 6, 8),
-        "paper": (512, 6, 8),
-    }[preset]
-    tokens = {"tiny": 300, "small": 1024, "base": 8192, "paper": 8192}[preset]
-    return LearnedTextConfig(dim=dim, depth=depth, heads=heads, tokens=tokens)
+    if preset == "tiny":
+        return LearnedTextConfig(dim=32, depth=1, heads=2, vocab_size=300)
+    if preset == "small":
+        return LearnedTextConfig(dim=128, depth=1, heads=4, vocab_size=1024)
+    return LearnedTextConfig(dim=512, depth=6, heads=8, vocab_size=8192)

@@ -1,7 +1,6 @@
-"""What can be trained: each recipe is a function that returns a Run, and its name is the command's.
+"""Recipes by name. A recipe is a function that returns a Run.
 
-The functions import their networks when they are called, so that listing them costs nothing and
-needs no torch.
+The functions import networks only when they are called, so listing recipes needs no torch.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tessera import modalities
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 
 if TYPE_CHECKING:
     from tessera.run.config import Run
@@ -32,27 +32,31 @@ def recipe_summary(recipe: Callable[..., Run]) -> str:
     return (recipe.__doc__ or "").strip().splitlines()[0]
 
 
-def get_recipe(name: str) -> Callable[..., Run]:
-    """The recipe of this name, or a letter with the nearest one."""
+def find_recipe(name: str) -> modalities.Recipe:
+    """Return the recipe of this name, or raise UserError with the closest one."""
     known = modalities.recipes()
     if name in known:
-        return modalities.resolve(known[name].build)
+        return known[name]
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    hint = f"did you mean {near[0]!r}?" if near else "`tessera recipes` lists them."
+    hint = f"did you mean {near[0]!r}?" if near else "`tessera recipes` lists the recipes."
     raise UserError(f"There is no recipe {name!r}: {hint}")
 
 
-def default_dependency(recipe: str, part: str) -> str:
-    """The recipe whose runs another stands on by default: its `tokenizer` is runs/images-vqgan,
-    say."""
-    return Path(inspect.signature(get_recipe(recipe)).parameters[part].default).name
+def get_recipe(name: str) -> Callable[..., Run]:
+    return modalities.resolve(find_recipe(name).build)
 
 
-def read_run(folder: RunDirectory) -> Run:
-    """The run whose folder this is, as its config.json says."""
+def default_dependency(recipe: str, name: str) -> str:
+    """Return the recipe that trains a dependency: images-vqgan for the `tokenizer` of images-maskgit."""
+    parameters = inspect.signature(get_recipe(recipe)).parameters
+    return Path(parameters[name].default).name
+
+
+def read_run(directory: RunDirectory) -> Run:
+    """Read config.json with the classes of the recipe's configurations."""
     from tessera.run.config import decode_run
 
-    values: dict[str, Any] = folder.read_config()
-    get_recipe(str(values.get("recipe")))
-    recipe = modalities.recipes()[values["recipe"]]
-    return decode_run(values, modalities.resolve(recipe.task), modalities.resolve(recipe.data))
+    values: dict[str, Any] = directory.read_config()
+    recipe = find_recipe(str(values.get("recipe")))
+    task, data = modalities.resolve(recipe.task), modalities.resolve(recipe.data)
+    return decode_run(values, task, data)

@@ -1,8 +1,9 @@
-"""A run as one frozen dataclass, and dataclasses to JSON and back.
+"""A run as one frozen dataclass, and the conversion of dataclasses to JSON and back.
 
-`config.json` is the whole Run: it and the folder it stands in are all that sampling needs. A field
-whose type is a union of dataclasses is stored with its class's name under "kind" and read back
-among the members of that union only: the annotations are the register, there is no other.
+config.json holds the whole Run; it and the run directory are all that sampling needs. The recipe
+determines the classes of the task and data configurations. A field whose type is a union of
+dataclasses is stored with the name of its class under "class" and read back among the members of that
+union only.
 """
 
 from __future__ import annotations
@@ -15,68 +16,55 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, Union
 
+from tessera.data.dataset import DataConfig
 from tessera.engine.engine import EngineConfig
-from tessera.run.directory import UserError
+from tessera.engine.task import Task, TaskConfig
+from tessera.run.errors import UserError
 
 Dataclass = TypeVar("Dataclass")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What is trained, from what, and for how long. The recipe says which configurations `task` and
-    `data` are."""
+    """What is trained, on which data, and for how long."""
 
     recipe: str
-    """The recipe this run was made by."""
-    task: Any
-    """The configuration of a task: `build(**parts)` makes it, `parts()` names the runs it stands
-    on, `validate_data(data)` refuses data that it cannot learn from."""
-    data: Any
-    """The configuration of a source: `build()` makes a Split, `full()` all of it in order; `path`
-    is where it lies."""
+    """The name of the recipe."""
+    task: TaskConfig
+    data: DataConfig
     engine: EngineConfig = field(default_factory=EngineConfig)
-    published: str = ""
-    """What the paper says of the size of these networks, where the preset follows one."""
+    reference: str = ""
+    """The size of the published model, where the preset follows a paper."""
 
     def __post_init__(self) -> None:
         self.task.validate_data(self.data)
-        if self.engine.batch_size < self.least_batch:
+        if self.engine.batch_size < self.task.min_batch_size:
             raise ValueError(
-                f"What is learnt here is learnt by comparing examples, and in a batch of {self.engine.batch_size} there is "
-                f"nothing to compare: use a --batch-size of {self.least_batch} or, better, of 64 and more."
+                f"This loss compares examples with each other, but the batch size is "
+                f"{self.engine.batch_size}: use --batch-size {self.task.min_batch_size} or, better, "
+                "64 or more."
             )
 
-    @property
-    def least_batch(self) -> int:
-        """How many examples the task needs in a step."""
-        return getattr(self.task, "least_batch", 1)
-
-    def build_task(self, parts: Mapping[str, Any]) -> Any:
-        """The task, with weights as the global generators give them, on the finished runs that it
-        stands on.
-
-        A part that cannot be had is a letter, not a trace.
-        """
+    def build_task(self, dependencies: Mapping[str, Any]) -> Task:
+        """Build the task with weights drawn from the global generators."""
         try:
-            return self.task.build(**parts)
+            return self.task.build(**dependencies)
         except (ValueError, OSError, ModuleNotFoundError) as error:
             raise UserError(str(error)) from error
 
 
-def decode_run(values: dict[str, Any], task: type, data: type) -> Run:
-    """The run that `encode` wrote, read with the classes of its recipe's configurations."""
+def decode_run(values: dict[str, Any], task: type[TaskConfig], data: type[DataConfig]) -> Run:
+    """Decode what `encode` wrote, with the classes of the recipe's configurations."""
     try:
         return Run(
             recipe=values["recipe"],
             task=decode(task, values["task"], "task."),
             data=decode(data, values["data"], "data."),
             engine=decode(EngineConfig, values["engine"], "engine."),
-            published=values["published"],
+            reference=values["reference"],
         )
     except KeyError as error:
-        raise UserError(
-            f"The run's config.json has no {error.args[0]!r}: it is not a whole Run."
-        ) from None
+        raise UserError(f"config.json has no {error.args[0]!r}: it is not complete.") from None
     except ValueError as error:
         raise UserError(str(error)) from None
 
@@ -84,119 +72,103 @@ def decode_run(values: dict[str, Any], task: type, data: type) -> Run:
 MAY_DIFFER = frozenset(
     f"engine.{name}"
     for name in (
-        "steps log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every workers processes "
-        "track start_from"
+        "steps log_every validate_every sample_every sample_count checkpoint_every keep_last "
+        "keep_every num_workers nproc log_with init_from"
     ).split()
-) | {"task.tokenizer", "task.smaller", "task.semantic", "task.tokens"}
-"""What may change when a run goes on: how long, how often it reports, on what it is carried out,
-and where the runs lie that it stands on (the folder has copies of them, which must be the same:
-`parts.py`)."""
+) | {"task.tokenizer", "task.low_res_tokenizer", "task.semantic", "task.tokens"}
+"""The settings that may change when a run is resumed: its length, how often it reports, how it is
+executed, and the paths of the runs it depends on, of which the run directory has copies."""
 
 
 def encode(value: Any, declared: Any = None) -> Any:
-    """A dataclass as plain JSON values."""
+    """Convert a dataclass to plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
-        encoded = {
-            f.name: encode(getattr(value, f.name), hints[f.name]) for f in dataclasses.fields(value)
-        }
-        return (
-            {"kind": type(value).__name__, **encoded}
-            if len(_dataclasses_in(declared)) > 1
-            else encoded
-        )
+        fields = dataclasses.fields(value)
+        encoded = {f.name: encode(getattr(value, f.name), hints[f.name]) for f in fields}
+        is_union = len(dataclasses_in(declared)) > 1
+        return {"class": type(value).__name__, **encoded} if is_union else encoded
     if isinstance(value, (list, tuple)):
         return [encode(item) for item in value]
     return value
 
 
-def decode(kind: type[Dataclass], values: dict[str, Any], place: str = "") -> Dataclass:
-    """The dataclass that `encode` wrote; an unknown field is refused with the nearest name."""
+def decode(kind: type[Dataclass], values: dict[str, Any], prefix: str = "") -> Dataclass:
+    """Convert JSON values to a dataclass; an unknown field is rejected with the closest name."""
     if not isinstance(values, dict):
-        raise UserError(
-            f"{place or kind.__name__} must be a group of settings, but it is {values!r}."
-        )
+        raise UserError(f"{prefix or kind.__name__} must be a JSON object, got {values!r}.")
     hints = typing.get_type_hints(kind)
     known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
             raise UserError(
-                f"There is no setting {place + name!r} in {kind.__name__}{did_you_mean(name, known)}"
+                f"{kind.__name__} has no setting {prefix + name!r}{did_you_mean(name, known)}"
             )
     decoded = {
-        name: _decoded(hints[name], value, f"{place}{name}") for name, value in values.items()
+        name: decode_value(hints[name], value, f"{prefix}{name}") for name, value in values.items()
     }
     try:
         return kind(**decoded)
     except TypeError as error:
-        raise UserError(f"{place or kind.__name__}: {error}.") from None
+        raise UserError(f"{prefix or kind.__name__}: {error}.") from None
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def _decoded(hint: Any, value: Any, place: str) -> Any:
-    candidates = _dataclasses_in(hint)
+def decode_value(hint: Any, value: Any, name: str) -> Any:
+    candidates = dataclasses_in(hint)
     if value is None or (not candidates and hint is Any):
         return value
     if candidates and isinstance(value, dict):
-        alone = len(candidates) == 1  # then "kind" is a field of the dataclass, or nothing at all
-        return decode(
-            _chosen(candidates, value, place),
-            {k: v for k, v in value.items() if alone or k != "kind"},
-            f"{place}.",
-        )
+        chosen = candidates[0]
+        if len(candidates) > 1:
+            value = dict(value)
+            chosen = choose_class(candidates, value.pop("class", None), name)
+        return decode(chosen, value, f"{name}.")
     if isinstance(value, list):
         return tuple(value)
-    if (
-        isinstance(value, int)
-        and not isinstance(value, bool)
-        and float in (hint, *typing.get_args(hint))
-    ):
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and float in (hint, *typing.get_args(hint)):
         return float(value)
     return value
 
 
-def _chosen(candidates: list[type], value: dict[str, Any], place: str) -> type:
-    if len(candidates) == 1:
-        return candidates[0]
+def choose_class(candidates: list[type], class_name: Any, name: str) -> type:
     for candidate in candidates:
-        if candidate.__name__ == value.get("kind"):
+        if candidate.__name__ == class_name:
             return candidate
     names = [candidate.__name__ for candidate in candidates]
-    raise UserError(
-        f"{place} is of kind {value.get('kind')!r}, but it can only be {' or '.join(names)}."
-    )
+    raise UserError(f"The class of {name} must be {' or '.join(names)}, got {class_name!r}.")
 
 
-def _dataclasses_in(hint: Any) -> list[type]:
-    """The dataclasses among a type's alternatives."""
+def dataclasses_in(hint: Any) -> list[type]:
+    """Return the dataclasses among the alternatives of a type."""
     if typing.get_origin(hint) is typing.Annotated:
-        return _dataclasses_in(typing.get_args(hint)[0])
+        return dataclasses_in(typing.get_args(hint)[0])
     if typing.get_origin(hint) in (Union, types.UnionType):
-        return [one for option in typing.get_args(hint) for one in _dataclasses_in(option)]
+        return [one for option in typing.get_args(hint) for one in dataclasses_in(option)]
     return [hint] if isinstance(hint, type) and dataclasses.is_dataclass(hint) else []
 
 
 def did_you_mean(name: str, known: Any) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f": did you mean {near[0]!r}?" if near else f". There are: {', '.join(known)}."
+    return f": did you mean {near[0]!r}?" if near else f". Known names: {', '.join(known)}."
 
 
-def flat(values: dict[str, Any], place: str = "") -> dict[str, Any]:
-    """{"engine": {"steps": 3}} as {"engine.steps": 3}."""
-    found: dict[str, Any] = {}
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Convert {"engine": {"steps": 3}} to {"engine.steps": 3}."""
+    result: dict[str, Any] = {}
     for name, value in values.items():
-        found |= (
-            flat(value, f"{place}{name}.") if isinstance(value, dict) else {f"{place}{name}": value}
-        )
-    return found
+        is_nested = isinstance(value, dict)
+        result |= flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+    return result
 
 
-def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """The settings in which a run differs from what its folder says, without those that may."""
-    before, after = flat(old), flat(new)
+def list_differences(stored: dict[str, Any], requested: dict[str, Any]) -> list[str]:
+    """Return the settings that differ from those of a run directory, except those that may."""
+    before, after = flatten(stored), flatten(requested)
     return [
-        f"{name}: {before.get(name, 'absent')} in the folder, {after.get(name, 'absent')} asked for"
+        f"{name}: {before.get(name, 'absent')} in the folder, {after.get(name, 'absent')} requested"
         for name in sorted(before.keys() | after.keys())
         if before.get(name) != after.get(name) and name not in MAY_DIFFER
     ]

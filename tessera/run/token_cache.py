@@ -1,9 +1,8 @@
-"""From examples to their codes, once, before the first step; kept in the run's folder under
-`cache/`.
+"""Tokenize a dataset once, before the first step; the codes are kept in the run directory.
 
-A cache is asked for by a hash of the tokenizer, the examples' names and the marks of their files
-(size and time of change), so one that is stale is simply not found. Only the main process reads
-examples and the disk; the others are handed the result.
+The name of a cache is a hash of the tokenizer, the names of the examples and their signatures (size
+and modification time), so a stale cache is never found. Only the main process reads examples; the
+others receive the codes.
 """
 
 from __future__ import annotations
@@ -13,152 +12,145 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.progress import track
 from torch import Tensor
 
-from tessera.data.dataset import Split, Subset, all_captions
-from tessera.data.tokens import TokenDataset, TokensInfo, read_tokens_dir, write_tokens
+from tessera.api.tokenizer import Tokenizer
+from tessera.data.dataset import ExampleDataset, Split, Subset
+from tessera.data.tokens import TokenDataset, read_tokens, write_tokens
 from tessera.engine.distributed import Distributed
 from tessera.engine.evaluation import NOTHING_HELD_OUT
-from tessera.run.directory import UserError
-from tessera.run.load import Tokenizer
+from tessera.run.errors import UserError
 
-NOTHING_TO_LEARN = (
-    "Not one example could be read, so there is nothing to learn from. `tessera check` tells why."
+NOTHING_TO_TRAIN_ON = (
+    "No example could be read, so there is nothing to train on. `tessera check` shows the reasons."
 )
-TOGETHER = 32
-"""Examples that are encoded together."""
-
-
-def tokenize_dataset(
-    split: Split,
-    parts: dict[str, Tokenizer],
-    given: Path | None,
-    cache: Path,
-    dist: Distributed,
-    say: Callable[[str], None],
-) -> Split:
-    """Both sides of a split as codes. `given` is a folder that `tessera tokenize` wrote."""
-    coder = Coder(parts, given, cache, say)
-    train = handed_out(lambda: coder.tokenize_dataset(split.train, NOTHING_TO_LEARN), dist)
-    if split.validation is split.train:
-        return Split(train, train)
-    return Split(
-        train, handed_out(lambda: coder.tokenize_dataset(split.validation, NOTHING_HELD_OUT), dist)
-    )
-
-
-def handed_out(make: Callable[[], TokenDataset], dist: Distributed) -> TokenDataset:
-    if dist.world_size == 1:
-        return make()
-    made: list[TokenDataset] = []
-
-    def describe() -> tuple[list[str], list[str], dict[int, list[str]]]:
-        made.append(make())
-        return made[0].names, made[0].captions, made[0].captions_by_index
-
-    names, captions, several = dist.on_main(describe)
-    codes = dist.broadcast_tensors({"codes": made[0].codes} if made else None)["codes"]
-    return TokenDataset(
-        names, {name: tensor.cpu() for name, tensor in codes.items()}, captions, several
-    )
+BATCH_SIZE = 32
+"""The number of examples that are encoded together."""
 
 
 @dataclass
-class Coder:
-    parts: dict[str, Tokenizer]
+class TokenCache:
+    tokenizers: dict[str, Tokenizer]
     given: Path | None
-    cache: Path
-    say: Callable[[str], None]
+    """A folder that `tessera tokenize` wrote, or None."""
+    folder: Path
+    dist: Distributed
+    notify: Callable[[str], None]
 
-    def tokenize_dataset(self, dataset: Any, if_none: str) -> TokenDataset:
-        """What every tokenizer makes of a source; an example that one of them cannot read is left
-        out. Where all are, the run ends with that sentence."""
-        made = {name: self.rows(dataset, codec, name) for name, codec in self.parts.items()}
-        usable = [
-            i for i in range(len(dataset)) if all(dataset.name(i) in rows for rows in made.values())
-        ]
-        names = [dataset.name(i) for i in usable]
-        if not names:
-            raise UserError(if_none)
-        codes = {part: torch.stack([rows[name] for name in names]) for part, rows in made.items()}
-        captions = [dataset.caption(i) for i in usable]
-        several = {
-            place: said
-            for place, i in enumerate(usable)
-            if len(said := all_captions(dataset, i)) > 1
-        }
+    def tokenize_split(self, split: Split) -> Split:
+        train = self.broadcast(split.train, NOTHING_TO_TRAIN_ON)
+        if split.validation is split.train:
+            return Split(train, train)
+        return Split(train, self.broadcast(split.validation, NOTHING_HELD_OUT))
+
+    def broadcast(self, dataset: ExampleDataset, if_empty: str) -> TokenDataset:
+        """Tokenize on the main process and send the result to all others."""
+        if self.dist.world_size == 1:
+            return self.tokenize(dataset, if_empty)
+        created: list[TokenDataset] = []
+
+        def tokenize() -> tuple[list[str], list[str], dict[int, list[str]]]:
+            created.append(self.tokenize(dataset, if_empty))
+            return created[0].names, created[0].captions, created[0].captions_by_index
+
+        names, captions, several = self.dist.on_main(tokenize)
+        files = {"codes": created[0].codes} if created else None
+        codes = self.dist.broadcast_tensors(files)["codes"]
+        codes = {name: tensor.cpu() for name, tensor in codes.items()}
         return TokenDataset(names, codes, captions, several)
 
-    def rows(self, dataset: Any, codec: Tokenizer, name: str) -> dict[str, Tensor]:
-        """The codes of each example that can be read: those given, and for the rest those of the
-        cache."""
-        fingerprint = codec.fingerprint
-        have = (
-            self.given_rows(dataset, codec, fingerprint)
-            if name == "tokenizer" and self.given is not None
-            else {}
-        )
-        missing = Subset(dataset, [i for i in range(len(dataset)) if dataset.name(i) not in have])
-        if len(missing) == 0:
-            return have
-        names, signatures = [
-            [ask(i) for i in range(len(missing))] for ask in (missing.name, missing.signature)
+    def tokenize(self, dataset: ExampleDataset, if_empty: str) -> TokenDataset:
+        """Encode a dataset with every tokenizer; unreadable examples are left out."""
+        rows = {name: self.get_rows(dataset, name) for name in self.tokenizers}
+        readable = [
+            i
+            for i in range(len(dataset))
+            if all(dataset.name(i) in by_name for by_name in rows.values())
         ]
-        key = hashlib.sha256(json.dumps([fingerprint, names, signatures]).encode()).hexdigest()[:16]
-        return have | self.cached_rows(missing, codec, fingerprint, self.cache / f"{name}-{key}")
+        names = [dataset.name(i) for i in readable]
+        if not names:
+            raise UserError(if_empty)
+        codes = {
+            tokenizer: torch.stack([by_name[name] for name in names])
+            for tokenizer, by_name in rows.items()
+        }
+        captions = [dataset.all_captions(i) for i in readable]
+        first = [next(iter(some), "") for some in captions]
+        several = {i: some for i, some in enumerate(captions) if len(some) > 1}
+        return TokenDataset(names, codes, first, several)
 
-    def given_rows(self, dataset: Any, codec: Tokenizer, fingerprint: str) -> dict[str, Tensor]:
-        """What `tessera tokenize` wrote of these examples, if they have not changed since."""
-        assert self.given is not None
-        given = read_tokens_dir(self.given, fingerprint)
-        signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
-        rows = zip(given.names, given.signatures, given.codes, strict=True)
-        have = {name: row for name, signature, row in rows if signatures.get(name) == signature}
-        if any(row.shape[: len(codec.grid)] != codec.grid for row in have.values()):
-            met = tuple(next(iter(have.values())).shape)
-            raise UserError(
-                f"The codes in {self.given} are {met} for each example, but this run's examples become {codec.grid}: tokenize "
-                "examples of the same length, or let this run do it (--task.tokens cache)."
-            )
-        if len(have) < len(dataset):
-            self.say(
-                f"{self.given} has {len(have):,} of {len(dataset):,} examples as they are now; the rest is tokenized here."
-            )
-        return have
+    def get_rows(self, dataset: ExampleDataset, name: str) -> dict[str, Tensor]:
+        """Return the codes of each readable example, given or from the cache."""
+        tokenizer = self.tokenizers[name]
+        rows: dict[str, Tensor] = {}
+        if name == "tokenizer" and self.given is not None:
+            rows = self.read_given(dataset, tokenizer, self.given)
+        missing = Subset(
+            dataset, [i for i in range(len(dataset)) if dataset.name(i) not in rows]
+        )
+        if len(missing) == 0:
+            return rows
+        names = [missing.name(i) for i in range(len(missing))]
+        signatures = [missing.signature(i) for i in range(len(missing))]
+        content = json.dumps([tokenizer.fingerprint, names, signatures])
+        key = hashlib.sha256(content.encode()).hexdigest()[:16]
+        return rows | self.read_or_tokenize(missing, tokenizer, self.folder / f"{name}-{key}")
 
-    def cached_rows(
-        self, dataset: Subset, codec: Tokenizer, fingerprint: str, place: Path
+    def read_given(
+        self, dataset: ExampleDataset, tokenizer: Tokenizer, folder: Path
     ) -> dict[str, Tensor]:
-        """From the cache; one that is not there, or damaged, is made."""
-        try:
-            found = read_tokens_dir(place, fingerprint)
-        except UserError:
-            shutil.rmtree(place, ignore_errors=True)
-            self.say(f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {place}")
-            about = TokensInfo(
-                fingerprint, codec.vocab_size, codec.run.recipe, codec.steps, codec.preprocessing
-            )
-            if not write_tokens(place, self.batches(dataset, codec), about):
-                return {}
-            found = read_tokens_dir(place, fingerprint)
-        return dict(zip(found.names, found.codes, strict=True))
-
-    def batches(
-        self, dataset: Subset, codec: Tokenizer
-    ) -> Iterator[tuple[list[str], list[str], Tensor]]:
+        """Read the codes of unchanged examples from a folder that `tessera tokenize` wrote."""
+        stored = read_tokens(folder, tokenizer.fingerprint)
         signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
-        decoding_steps = -(-len(dataset) // TOGETHER)
-        for batch, codes in track(
-            codec.codes_of(dataset, TOGETHER),
-            description="tokenizing",
-            total=decoding_steps,
-            transient=True,
-        ):
+        rows = {
+            name: row
+            for name, signature, row in zip(
+                stored.names, stored.signatures, stored.codes, strict=True
+            )
+            if signatures.get(name) == signature
+        }
+        axes = len(tokenizer.grid)
+        for row in rows.values():
+            if row.shape[:axes] != tokenizer.grid:
+                raise UserError(
+                    f"The codes in {folder} have shape {tuple(row.shape)} for each example, but the "
+                    f"examples of this run have {tokenizer.grid}: tokenize examples of the same "
+                    "length, or use --task.tokens cache."
+                )
+        if len(rows) < len(dataset):
+            self.notify(
+                f"{folder} has codes of {len(rows):,} of {len(dataset):,} examples in their current "
+                "version; the others are tokenized now."
+            )
+        return rows
+
+    def read_or_tokenize(
+        self, dataset: Subset, tokenizer: Tokenizer, folder: Path
+    ) -> dict[str, Tensor]:
+        """Read a cache; tokenize if it is missing or corrupt."""
+        try:
+            stored = read_tokens(folder, tokenizer.fingerprint)
+        except UserError:
+            shutil.rmtree(folder, ignore_errors=True)
+            self.notify(f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {folder}")
+            if not write_tokens(folder, self.encode(dataset, tokenizer), tokenizer.info()):
+                return {}
+            stored = read_tokens(folder, tokenizer.fingerprint)
+        return dict(zip(stored.names, stored.codes, strict=True))
+
+    def encode(
+        self, dataset: Subset, tokenizer: Tokenizer
+    ) -> Iterator[tuple[list[str], list[str], Tensor]]:
+        show = partial(track, description="tokenizing", transient=True)
+        total = -(-len(dataset) // BATCH_SIZE)
+        signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
+        for batch, codes in show(tokenizer.encode_dataset(dataset, BATCH_SIZE), total=total):
             for example, reason in batch.rejected:
-                self.say(f"Left out {example}: {reason}")
-            yield batch.names, [signatures[one] for one in batch.names], codes
+                self.notify(f"Skipped {example}: {reason}")
+            if len(batch):
+                yield batch.names, [signatures[one] for one in batch.names], codes

@@ -1,4 +1,4 @@
-"""From a Run to an engine at work in a folder: what the command line and the trainers share."""
+"""From a Run to an engine that trains in a run directory; used by the command line and the trainers."""
 
 from __future__ import annotations
 
@@ -17,81 +17,83 @@ from rich.console import Console
 from rich.table import Table
 
 from tessera import __version__
-from tessera.api.generator import CLASSES
-from tessera.data.dataset import Split, Subset, all_captions
+from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader
-from tessera.engine.checkpoint import newest, restore_network, step_name, steps_in, tensors_in
+from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
 from tessera.engine.task import Task
-from tessera.run.config import Run, differences, encode, flat
-from tessera.run.dependencies import copy_dependencies, find_dependencies
-from tessera.run.directory import RunDirectory, UserError, write_atomically
-from tessera.run.load import Tokenizer
-from tessera.run.token_cache import tokenize_dataset
+from tessera.run.config import Run, encode, flatten, list_differences
+from tessera.run.directory import CLASSES, RunDirectory, write_atomically
+from tessera.run.errors import UserError
 
-NO_PARTS: Mapping[str, Tokenizer] = {}
+NO_DEPENDENCIES: Mapping[str, Any] = {}
 
 
-def build_task(run: Run, parts: Mapping[str, Tokenizer] = NO_PARTS) -> Task:
-    """The run's task with its first weights, which the seed decides."""
+def build_task(run: Run, dependencies: Mapping[str, Any] = NO_DEPENDENCIES) -> Task:
+    """Build the task of a run with initial weights that depend on the seed."""
     seed(run.engine.seed)
-    return run.build_task(parts)
+    return run.build_task(dependencies)
 
 
 def build_engine(
     run: Run,
-    folder: RunDirectory,
+    directory: RunDirectory,
     *,
     task: Task | None = None,
     split: Split | None = None,
     on_log: Callable[[dict[str, Any]], None] | None = None,
 ) -> Engine:
-    """An engine that stands where the folder stands: a new run, or an old one about to go on."""
+    """Build an engine at the newest checkpoint of the directory, or at step 0.
+
+    Nothing is written before the directory is locked and its settings are compared.
+    """
     dist = Distributed.from_environment()
-    split = split or run.data.build()
-    parts = find_dependencies(run, folder)
-    task = task or build_task(run, parts)
-    if run.engine.init_from is not None and not steps_in(folder.checkpoints):
+    split = split or run.data.build(captions=run.task.uses_captions)
+    dependencies: dict[str, Any] = {}
+    if run.task.dependencies():
+        from tessera.run.dependencies import find_dependencies
+
+        dependencies = find_dependencies(run, directory)
+    task = task or build_task(run, dependencies)
+    if run.engine.init_from is not None and not checkpoint.list_steps(directory.checkpoints):
         load_initial_weights(task, run.engine.init_from)
-    stream_of(split, run)  # what can be refused is refused before anything is written
-    prepare_text(task, split.train, folder.cache)
-    if dist.is_main and (silent := getattr(split.train, "without_caption", 0)):
-        say(
-            f"{silent:,} example(s) have no caption and are left out; `tessera check` names where captions are looked for."
-        )
-    dist.on_main(lambda: claim_run_dir(folder, run))
-    copy_dependencies(run, folder, dist)
-    split = tokenize_split(run, split, parts, folder, dist)
+    build_train_loader(split.train, run)  # raises UserError if the training set is too small
+    captions = read_captions(split.train) if run.task.uses_captions else []
+    dist.on_main(lambda: claim_directory(directory, run))
+    if run.task.uses_captions:
+        prepare_text(task, captions, split.train, directory, dist)
+    if dependencies:
+        split = prepare_tokens(run, split, dependencies, directory, dist)
     config = run.engine
-    micro = config.batch_size // config.grad_accum_steps
-    training = stream_of(split, run)
+    micro_batch_size = config.batch_size // config.grad_accum_steps
+    training = build_train_loader(split.train, run)
     validation = EvalLoader(
-        split.validation, seed=config.seed, batch_size=micro, num_workers=config.num_workers
+        split.validation,
+        seed=config.seed,
+        batch_size=micro_batch_size,
+        num_workers=config.num_workers,
     )
-    engine = Engine(task, training, validation, config, folder, on_log=on_log)
-    engine.open(flat(encode(run)))
+    engine = Engine(task, training, validation, config, directory, on_log=on_log)
+    engine.open(flatten(encode(run)))
     return engine
 
 
 def load_initial_weights(task: Task, path: str) -> None:
-    """The first weights of the model are the averaged ones of another run; judges begin anew."""
-    found = newest(RunDirectory(path).checkpoints, say)
+    """Initialise the model with the EMA weights of another run."""
+    found = checkpoint.find_newest(RunDirectory(path).checkpoints, print)
     if found is None:
-        raise UserError(
-            f"A run cannot start from {path}: it has no checkpoint. Give the folder of a run that was trained."
-        )
-    restore_network(
-        task.model, tensors_in(found / "ema.safetensors"), f"model in {path}, to start from,"
-    )
+        raise UserError(f"--init-from {path} has no checkpoint: give the folder of a trained run.")
+    tensors = checkpoint.read_tensors(found / "ema.safetensors")
+    checkpoint.load_strictly(task.model, tensors, f"model in {path} (--init-from)")
 
 
-def stream_of(split: Split, run: Run) -> TrainLoader:
+def build_train_loader(dataset: ExampleDataset, run: Run) -> TrainLoader:
     config = run.engine
     return TrainLoader(
-        split.train,
+        dataset,
         seed=config.seed,
         batch_size=config.batch_size,
         grad_accum_steps=config.grad_accum_steps,
@@ -99,67 +101,90 @@ def stream_of(split: Split, run: Run) -> TrainLoader:
     )
 
 
-def tokenize_split(
-    run: Run, split: Split, parts: dict[str, Tokenizer], folder: RunDirectory, dist: Distributed
-) -> Split:
-    """The examples in the form in which the task learns from them: as they are, or as codes."""
-    if classes := getattr(split.train, "classes", list)():
-        dist.on_main(
-            lambda: write_atomically(folder.path / CLASSES, json.dumps(classes, indent=1) + "\n")
-        )
-    if parts and run.task.tokens != "raw":
-        given = None if run.task.tokens == "cache" else Path(run.task.tokens)
-        try:
-            return tokenize_dataset(
-                split, parts, given, folder.cache, dist, say if dist.is_main else lambda line: None
+def claim_directory(directory: RunDirectory, run: Run) -> None:
+    """Create and lock the directory; raise UserError if it holds a run with other settings."""
+    directory.create()
+    directory.lock()
+    config = encode(run)
+    # A run that failed before its first step may be started with other settings.
+    if directory.config.exists() and directory.has_started:
+        different = list_differences(directory.read_config(), config)
+        if different:
+            raise UserError(
+                f"{directory.path} holds a run with other settings:\n  "
+                + "\n  ".join(different)
+                + "\nUse its settings, give another --out, or add --fresh for a new folder beside it. "
+                "Nothing was changed."
             )
-        except ValueError as error:
-            raise UserError(str(error)) from error
-    return split
+    directory.write_config(config)
 
 
-def prepare_text(task: Task, dataset: Any, place: Path) -> None:
-    """A task hears what is said about all training examples before it meets the first."""
-    if hasattr(dataset, "caption"):
-        try:
-            task.meet(captions_of(dataset), place)
-        except (ValueError, OSError) as error:
-            raise UserError(str(error)) from error
-
-
-def captions_of(dataset: Any) -> list[str]:
-    """One that cannot be read is met when its example is, and left out there."""
-    captions = []
+def read_captions(dataset: ExampleDataset) -> list[str]:
+    """Read all captions; an unreadable one is reported when its example is loaded."""
+    captions: list[str] = []
     for i in range(len(dataset)):
         with contextlib.suppress(UnreadableFile):
-            captions += all_captions(dataset, i) or [""]
+            captions += dataset.all_captions(i) or [""]
     return captions
 
 
-def say(line: str) -> None:
+def prepare_text(
+    task: Task,
+    captions: list[str],
+    dataset: ExampleDataset,
+    directory: RunDirectory,
+    dist: Distributed,
+) -> None:
+    """Prepare the text encoders and write the class names of a dataset of named folders."""
+    try:
+        task.prepare_text(captions, directory.cache)
+    except (ValueError, OSError) as error:
+        raise UserError(str(error)) from error
+    if dist.is_main and dataset.num_without_caption:
+        print(
+            f"{dataset.num_without_caption:,} example(s) have no caption and are left out; `tessera "
+            "check` shows where captions are read from."
+        )
+    if classes := dataset.classes():
+        text = json.dumps(classes, indent=1) + "\n"
+        dist.on_main(lambda: write_atomically(directory.path / CLASSES, text))
+
+
+def prepare_tokens(
+    run: Run,
+    split: Split,
+    tokenizers: dict[str, Any],
+    directory: RunDirectory,
+    dist: Distributed,
+) -> Split:
+    """Copy the tokenizers and tokenize both sides of the split, unless that is done live."""
+    from tessera.objectives.generation import GeneratorConfig
+    from tessera.run.dependencies import copy_dependencies
+    from tessera.run.token_cache import TokenCache
+
+    copy_dependencies(run, directory, dist)
+    assert isinstance(run.task, GeneratorConfig)
+    if run.task.tokens == "live":
+        return split
+    given = None if run.task.tokens == "cache" else Path(run.task.tokens)
+    notify = print_line if dist.is_main else ignore_line
+    cache = TokenCache(tokenizers, given, directory.cache, dist, notify)
+    try:
+        return cache.tokenize_split(split)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
-def claim_run_dir(folder: RunDirectory, run: Run) -> None:
-    """The folder is this run's from here on, or a letter says why it cannot be."""
-    folder.make()
-    folder.lock()
-    if (
-        not folder.config.exists() or not folder.begun
-    ):  # a run that was refused before its first step may be asked for better
-        folder.write_config(encode(run))
-        return
-    other = differences(folder.read_config(), encode(run))
-    if other:
-        raise UserError(
-            f"{folder.path} holds a run with other settings:\n  " + "\n  ".join(other) + "\n"
-            "Use its settings, give another --out, or add --fresh for a new folder beside it. Nothing was changed."
-        )
-    folder.write_config(encode(run))
+def ignore_line(line: str) -> None:
+    """Print nothing: only the main process reports."""
 
 
-def unused(path: Path) -> Path:
-    """For --fresh: the folder itself if it is new, else the first free name beside it."""
+def find_unused_folder(path: Path) -> Path:
+    """Return the folder itself if it holds no run, else the first free name beside it."""
     if not (path / "config.json").exists():
         return path
     number = 2
@@ -168,143 +193,144 @@ def unused(path: Path) -> Path:
     return path.with_name(f"{path.name}-{number}")
 
 
-# ---- what a person is told
+# ---- what a user sees
 
 
-def print_header(run: Run, folder: RunDirectory) -> None:
-    """Before the work: what will be trained, from what, and where it will stand."""
+def print_header(run: Run, directory: RunDirectory) -> None:
+    """Print what is trained, on which data, and where."""
     if is_main():
-        data = run.data.path or "built-in toys"
+        engine, data = run.engine, run.data.path or "synthetic data"
         print(
-            f"{run.recipe}: {run.engine.steps} steps of {run.engine.batch_size} examples from {data}, in {folder.path}"
+            f"{run.recipe}: {engine.steps} steps of {engine.batch_size} examples from {data}, in "
+            f"{directory.path}"
         )
-        print(
-            f"{processes()} process(es), {torch.get_num_threads()} thread(s) each. {run.task.notice()}".strip()
-        )
+        threads = f"{world_size()} process(es), {torch.get_num_threads()} thread(s) each."
+        print(f"{threads} {run.task.notice()}".strip())
 
 
-def print_summary(run: Run, folder: RunDirectory) -> None:
-    """After the work: the numbers reached, where the samples are, and the model card."""
+def print_summary(run: Run, directory: RunDirectory) -> None:
+    """Print the final metrics and write the model card."""
     if not is_main():
         return
-    card = card_of(folder)
+    results = read_results(directory)
     try:
-        write_card(run, folder, card)
+        write_model_card(run, directory, results)
     except OSError as error:
-        print(f"{folder.card.name} could not be written ({error.strerror}).")
-    numbers = "  ".join(f"{name} {value:.4g}" for name, value in card.numbers.items())
-    print(f"Done: {card.steps} steps. On {card.examples} held-out examples: {numbers}")
-    print(f"Samples to look at: {folder.samples / step_name(card.steps)}")
+        print(f"{directory.card.name} could not be written ({error.strerror}).")
+    metrics = "  ".join(f"{name} {value:.4g}" for name, value in results.metrics.items())
+    print(f"Done: {results.step} steps. On {results.examples} held-out examples: {metrics}")
+    print(f"Samples: {directory.samples / checkpoint.step_name(results.step)}")
 
 
 @dataclass
-class Card:
-    """What a model card says of a run's last validation, with averaged weights."""
+class Results:
+    """The last validation of a run, with EMA weights."""
 
-    steps: int
+    step: int
     examples: int
-    numbers: dict[str, float]
+    metrics: dict[str, float]
 
 
-def card_of(folder: RunDirectory) -> Card:
-    newest = folder.records("validation")[-1]
-    numbers = {
-        name.removeprefix("val_ema/"): n
-        for name, n in newest.items()
-        if name.startswith("val_ema/") and n is not None
+def read_results(directory: RunDirectory) -> Results:
+    record = directory.read_records("validation")[-1]
+    metrics = {
+        name.removeprefix("val_ema/"): value
+        for name, value in record.items()
+        if name.startswith("val_ema/") and value is not None
     }
-    return Card(newest["step"], newest["examples"], numbers)
+    return Results(record["step"], record["examples"], metrics)
 
 
-def write_card(run: Run, folder: RunDirectory, card: Card) -> None:
-    """README.md in the run's folder: what, on which data, how far, which numbers."""
-    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in card.numbers.items())
-    text = f"""# {folder.path.name}
+def write_model_card(run: Run, directory: RunDirectory, results: Results) -> None:
+    rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in results.metrics.items())
+    text = f"""# {directory.path.name}
 
-A model of recipe `{run.recipe}`, trained by Tessera {__version__} for {card.steps} steps of {run.engine.batch_size} examples
-on {run.data.path or "the built-in toys"}. `config.json` holds every setting.
+A model of the recipe `{run.recipe}`, trained with Tessera {__version__} for {results.step} steps of
+{run.engine.batch_size} examples on {run.data.path or "synthetic data"}. `config.json` holds all settings.
 
-{card.examples} held-out examples, averaged weights, step {card.steps}:
+{results.examples} held-out examples, EMA weights, step {results.step}:
 
-| measure | value |
+| metric | value |
 |---|---|
 {rows}
 
-`tessera sample {folder.path}` makes samples, `tessera evaluate {folder.path}` measures, `{run.task.entry_point}.load("{folder.path}")`
-opens it in Python.
+`tessera sample {directory.path}` generates samples, `tessera evaluate {directory.path}` computes metrics,
+`{run.task.entry_point}.load("{directory.path}")` loads the model in Python.
 """
-    write_atomically(folder.card, text)
+    write_atomically(directory.card, text)
 
 
 def is_main() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
-def processes() -> int:
-    """How many were started, by us or by torchrun."""
+def world_size() -> int:
+    """Return the number of processes that a launcher started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
-# ---- the rehearsal
+# ---- dry run
 
 
 def dry_run(run: Run) -> None:
-    """--dry-run: shows the update plan, then two steps, a validation, samples, a save and a load,
-    in a passing folder.
+    """Print the update plan, then train two steps, validate, sample, save and load.
 
-    With one example per micro-batch and a handful held out: it is about whether everything fits
-    together, on any machine.
+    It uses one example per micro-batch, a few held-out examples and a temporary folder.
     """
-    share = run.engine.grad_accum_steps * processes()
-    batch_size = share * -(-run.least_batch // share)
+    parts = run.engine.grad_accum_steps * world_size()
     short = dataclasses.replace(
-        run.engine, steps=2, batch_size=batch_size, log_every=1, validate_every=2, sample_every=2, sample_count=2,
-        checkpoint_every=2, track=(), num_workers=min(run.engine.num_workers, os.cpu_count() or 1),
-    )  # fmt: skip
-    rehearsal = dataclasses.replace(run, engine=short)
-    split = run.data.build()
-    split = Split(
-        Subset(split.train, range(max(2, short.batch_size))), Subset(split.validation, range(2))
+        run.engine,
+        steps=2,
+        batch_size=parts * -(-run.task.min_batch_size // parts),
+        log_every=1,
+        validate_every=2,
+        sample_every=2,
+        sample_count=2,
+        checkpoint_every=2,
+        log_with=(),
+        num_workers=min(run.engine.num_workers, os.cpu_count() or 1),
     )
-    with tempfile.TemporaryDirectory() as place:
-        engine = build_engine(rehearsal, RunDirectory(place), split=split)
+    short_run = dataclasses.replace(run, engine=short)
+    full = run.data.build(captions=run.task.uses_captions)
+    train = Subset(full.train, range(max(2, short.batch_size)))
+    split = Split(train, Subset(full.validation, range(2)))
+    with tempfile.TemporaryDirectory() as folder:
+        engine = build_engine(short_run, RunDirectory(folder), split=split)
         if is_main():
-            Console(width=110).print(plan(engine.task))  # 80, the width of a pipe, breaks words
-            print(run.published, end="\n" if run.published else "")
+            Console(width=110).print(update_plan(engine.task))  # 80, the width of a pipe, is narrow
+            print(run.reference, end="\n" if run.reference else "")
         engine.run()
-        learnt = {name: tensor.clone() for name, tensor in engine.task.state_dict().items()}
-        again = build_engine(rehearsal, RunDirectory(place), split=split)
-        same = all(
-            torch.equal(tensor, learnt[name]) for name, tensor in again.task.state_dict().items()
-        )
-        again.folder.unlock()
-    if not same:
+        trained = {name: tensor.clone() for name, tensor in engine.task.state_dict().items()}
+        loaded = build_engine(short_run, RunDirectory(folder), split=split)
+        state = loaded.task.state_dict()
+        is_same = all(torch.equal(tensor, trained[name]) for name, tensor in state.items())
+        loaded.directory.unlock()
+    if not is_same:
         raise UserError(
-            "What was loaded is not what was saved: this is a defect of Tessera, please report it."
+            "The loaded weights differ from the saved ones: this is a defect of Tessera, please "
+            "report it."
         )
     if is_main():
-        print("Two steps, one validation, samples, a save and a load: all well. Nothing was kept.")
+        print("Two steps, a validation, samples, a save and a load succeeded. Nothing was kept.")
 
 
-def plan(task: Task) -> Table:
-    """Which network moves, by which optimizer, from which step, and how large each is."""
-    table = Table(title="The update plan", title_justify="left")
-    for heading in (
-        "update",
-        "network",
-        "parameters",
-        "optimizer",
-        "rate",
-        "schedule",
-        "clip",
-        "from step",
-    ):
+def update_plan(task: Task) -> Table:
+    """Return a table of the updates: network, size, optimizer and first step."""
+    table = Table(title="Updates", title_justify="left")
+    headings = ("update", "network", "parameters", "optimizer", "lr", "schedule", "max grad norm")
+    for heading in (*headings, "start step"):
         table.add_column(heading)
     for update in task.updates:
         parameters = sum(parameter.numel() for parameter in update.trains.parameters())
-        how = update.optimizer
+        optimizer = update.optimizer
         table.add_row(
-            update.name, type(update.trains).__name__, f"{parameters:,}", how.kind, f"{how.rate:g}", how.schedule,
-            str(how.clip), str(update.start_step),
-        )  # fmt: skip
+            update.name,
+            type(update.trains).__name__,
+            f"{parameters:,}",
+            optimizer.name,
+            f"{optimizer.lr:g}",
+            optimizer.schedule,
+            str(optimizer.max_grad_norm),
+            str(update.start_step),
+        )
     return table

@@ -1,1 +1,3 @@
-"""Procedures that draw symbols, over any function that gives logits: they know no network."""
+"""Samplers: functions of logits, which import nothing but torch."""
+
+from __future__ import annotations

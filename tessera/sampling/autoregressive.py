@@ -1,14 +1,15 @@
-"""Laying a mosaic from its beginning to its end, one symbol after the other.
+"""Autoregressive sampling, token by token.
 
-`begin(prefix)` is told the places that all examples begin with and gives a function,
-`following(tokens)`: it is told the symbols that were just laid, None at first, and gives logits for
-the next ones. What is drawn for an example comes from that example's own generator, so it does not
-depend on who else is in the batch.
+A network is called through two functions. `start(prefix)` gets the positions that all examples have
+in common and returns `next_logits(tokens)`, which gets the tokens that were just sampled, None at
+first, and returns logits for the next ones. The random numbers of an example come from its own
+generator, so its sample does not depend on the rest of the batch.
 
-An example is a whole number of places of S symbols: its end may be drawn only where a place would
-begin.
+An example is a whole number of positions of S tokens: the end token can be sampled only as the
+first token of a position.
 
-B batch, N places, S symbols in a place, V vocabulary; V itself is the end.
+B batch, N positions, S tokens per position, V vocabulary size, which is also the id of the end
+token.
 """
 
 from __future__ import annotations
@@ -20,138 +21,148 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tessera.sampling.guidance import guided
+from tessera.sampling.guidance import apply_cfg
 from tessera.sampling.logits import filter_top_k_p, sample_from_logits
 
 NextLogits = Callable[[Tensor | None], Tensor]
-"""(B,) -> (B, V + 1)"""
-Begin = Callable[[Tensor], NextLogits]
-"""(B, N, S) -> what follows"""
+"""(B,) token ids -> (B, V + 1) logits."""
+StartDecoding = Callable[[Tensor], NextLogits]
+"""(B, N, S) prefix -> the function that decodes what follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoregressiveSampling:
     temperature: float = 1.0
-    """Of the draw of each symbol; 0 takes the likeliest."""
+    """Sampling temperature; 0 takes the most likely token."""
     top_k: int = 0
-    """Only the likeliest so many are drawn from; 0: all."""
+    """Number of most likely tokens to sample from; 0 for all."""
     top_p: float = 1.0
-    """Only the likeliest that together have this probability are drawn from."""
+    """Total probability of the most likely tokens to sample from; 1 for all."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.temperature < math.inf or self.top_k < 0:
-            raise ValueError(
-                f"temperature ({self.temperature}) and top_k ({self.top_k}) are numbers from 0 on."
-            )
+        if not 0 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be finite and at least 0, got {self.temperature}.")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 for all tokens), got {self.top_k}.")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is a probability above 0 and up to 1, but it is {self.top_p}.")
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
 
 
 @dataclass
-class Written:
+class GeneratedTokens:
     tokens_BNS: Tensor
-    """-1 after an example's last place"""
+    """Token ids, -1 after an example's last position."""
     ended_B: Tensor
-    """Whether an example came to its end, and was not stopped at the most places"""
+    """Whether an example sampled its end token, and was not cut off at the maximum length."""
 
 
 @torch.inference_mode()
-def write(
-    begin: Begin,
+def generate(
+    start: StartDecoding,
     prompt_BNS: Tensor,
     config: AutoregressiveSampling,
     generators: Sequence[torch.Generator],
     *,
-    end: int,
-    most: int,
-) -> Written:
-    """Examples that begin with their prompts and have at most `most` places. -1 fills up shorter
-    prompts; N may be 0."""
-    batch, given, slots = prompt_BNS.shape
-    if given > most:
+    eos_token_id: int,
+    max_positions: int,
+) -> GeneratedTokens:
+    """Continue prompts to at most `max_positions` positions.
+
+    `prompt_BNS` is padded with -1 where prompts are shorter, and N may be 0.
+    """
+    batch, prompt_len, slots = prompt_BNS.shape
+    if prompt_len > max_positions:
         raise ValueError(
-            f"A prompt of {given} places came where {most} are the most: shorten it, or allow more."
+            f"The prompt has {prompt_len} positions, but the maximum is {max_positions}: shorten "
+            "it, or raise the maximum."
         )
-    common = int((prompt_BNS >= 0).all(2).sum(1).min())
-    ended_B = prompt_BNS.new_zeros(batch, dtype=torch.bool)
-    writer = Writer(
-        begin(prompt_BNS[:, :common]),
+    common_len = int((prompt_BNS >= 0).all(2).sum(1).min())
+    decoder = AutoregressiveDecoder(
+        start(prompt_BNS[:, :common_len]),
         config,
-        chances(generators, (most, slots), prompt_BNS.device),
-        end,
-        ended_B,
+        sample_uniforms(generators, (max_positions, slots), prompt_BNS.device),
+        eos_token_id,
+        ended_B=prompt_BNS.new_zeros(batch, dtype=torch.bool),
     )
-    places = list(prompt_BNS[:, :common].unbind(1))
-    for number in range(common, most):
-        place_BS = writer.place(number, prompt_BNS[:, number] if number < given else None)
-        if place_BS is None:
+    positions = list(prompt_BNS[:, :common_len].unbind(1))
+    for number in range(common_len, max_positions):
+        tokens_BS = decoder.decode_position(
+            number, prompt_BNS[:, number] if number < prompt_len else None
+        )
+        if tokens_BS is None:
             break
-        places.append(place_BS)
-    return Written(torch.stack(places, dim=1) if places else prompt_BNS[:, :0], writer.ended_B)
+        positions.append(tokens_BS)
+    return GeneratedTokens(
+        torch.stack(positions, dim=1) if positions else prompt_BNS[:, :0], decoder.ended_B
+    )
 
 
-def chances(
+def sample_uniforms(
     generators: Sequence[torch.Generator], shape: tuple[int, int], device: torch.device
 ) -> Tensor:
-    """(N, S, B): a uniform number for each symbol there may be, from its example's generator."""
+    """Sample a uniform number for every possible token, from its example's generator: (N, S, B)."""
     return torch.stack(
         [torch.rand(shape, generator=generator) for generator in generators], dim=2
     ).to(device)
 
 
 @dataclass
-class Writer:
-    """Lays one place after the other, for all examples at once."""
+class AutoregressiveDecoder:
+    """Decodes one position after the other, for all examples at once."""
 
-    following: NextLogits
+    next_logits: NextLogits
     config: AutoregressiveSampling
-    chance_NSB: Tensor
-    end: int
+    uniform_NSB: Tensor
+    eos_token_id: int
     ended_B: Tensor
     previous_B: Tensor | None = None
 
-    def place(self, number: int, known_BS: Tensor | None) -> Tensor | None:
-        """The next place (B, S): known ones as they are, and -1 for examples that have ended; None
-        if all have."""
+    def decode_position(self, number: int, prompt_BS: Tensor | None) -> Tensor | None:
+        """Return the tokens of the next position, (B, S), or None if all examples have ended.
+
+        Tokens of the prompt are kept where they are not -1; ended examples get -1.
+        """
         tokens = []
-        for slot, chance_B in enumerate(self.chance_NSB[number].unbind(0)):
-            drawn_B = self.draw(chance_B, may_end=slot == 0)
-            if known_BS is not None:
-                drawn_B = torch.where(known_BS[:, slot] >= 0, known_BS[:, slot], drawn_B)
+        for slot, uniform_B in enumerate(self.uniform_NSB[number].unbind(0)):
+            token_B = self.sample(uniform_B, may_end=slot == 0)
+            if prompt_BS is not None:
+                token_B = torch.where(prompt_BS[:, slot] >= 0, prompt_BS[:, slot], token_B)
             if slot == 0:
-                self.ended_B = self.ended_B | (drawn_B == self.end)
+                self.ended_B = self.ended_B | (token_B == self.eos_token_id)
                 if self.ended_B.all():
                     return None
-                drawn_B = drawn_B.masked_fill(
-                    self.ended_B, 0
-                )  # nobody will look at these, but a symbol it must be
-            self.previous_B = drawn_B
-            tokens.append(drawn_B)
+                token_B = token_B.masked_fill(self.ended_B, 0)  # unused, but must be a valid id
+            self.previous_B = token_B
+            tokens.append(token_B)
         return torch.stack(tokens, dim=1).masked_fill(self.ended_B[:, None], -1)
 
-    def draw(self, chance_B: Tensor, *, may_end: bool) -> Tensor:
-        logits_BV = self.following(self.previous_B)
-        choice = filter_top_k_p(
-            logits_BV if may_end else logits_BV[:, : self.end], self.config.top_k, self.config.top_p
+    def sample(self, uniform_B: Tensor, *, may_end: bool) -> Tensor:
+        logits_BV = self.next_logits(self.previous_B)
+        candidates = filter_top_k_p(
+            logits_BV if may_end else logits_BV[:, : self.eos_token_id],
+            self.config.top_k,
+            self.config.top_p,
         )
-        return choice.tokens(
-            sample_from_logits(choice.logits_MK, chance_B, self.config.temperature)
+        return candidates.token_ids(
+            sample_from_logits(candidates.logits_MK, uniform_B, self.config.temperature)
         )
 
 
-def with_cfg(begin: Begin, scale: float) -> Begin:
-    """Under guidance. `begin` is asked for twice as many examples, of which it must take the second
-    half to have no prompt."""
+def with_cfg(start: StartDecoding, scale: float) -> StartDecoding:
+    """Wrap a network with classifier-free guidance.
 
-    def begin_both(prefix_BNS: Tensor) -> NextLogits:
-        following = begin(prefix_BNS.repeat(2, 1, 1))
+    `start` is called with the batch repeated twice and must treat the second half as unconditional.
+    """
 
-        def guided_following(symbols_B: Tensor | None) -> Tensor:
-            with_prompt, without = following(
-                symbols_B.repeat(2) if symbols_B is not None else None
+    def start_both(prefix_BNS: Tensor) -> NextLogits:
+        next_logits = start(prefix_BNS.repeat(2, 1, 1))
+
+        def guided_logits(tokens_B: Tensor | None) -> Tensor:
+            cond_logits, uncond_logits = next_logits(
+                tokens_B.repeat(2) if tokens_B is not None else None
             ).chunk(2)
-            return guided(with_prompt, without, scale)
+            return apply_cfg(cond_logits, uncond_logits, scale)
 
-        return guided_following
+        return guided_logits
 
-    return begin_both
+    return start_both

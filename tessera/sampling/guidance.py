@@ -1,8 +1,7 @@
-"""Classifier-free guidance (Ho 2022, arXiv 2207.12598, eq. 6): away from what would be drawn
-without the prompt.
+"""Classifier-free guidance (Ho 2022, arXiv 2207.12598, eq. 6).
 
-How far may depend on how far the drawing has come: guidance in the middle only, or growing, costs
-less variety (Kynkäänniemi 2024, 2404.07724, for an interval; Chang 2023, 2301.00704, section 2.7,
+The scale may depend on the progress of sampling: guidance in an interval, or a growing scale, costs
+less diversity (Kynkäänniemi 2024, 2404.07724, for an interval; Chang 2023, 2301.00704, section 2.7,
 for a ramp).
 """
 
@@ -19,32 +18,36 @@ from torch import Tensor
 @dataclass(frozen=True, kw_only=True)
 class Guidance:
     scale: float = 3.0
-    """1 is no guidance: the model as it was trained, at half the cost."""
+    """Guidance scale. 1 turns guidance off: the model as it was trained, at half the cost."""
     start: float = 0.0
-    """Guidance begins when this share of the rounds is done,"""
+    """Fraction of the decoding steps after which guidance starts."""
     end: float = 1.0
-    """and ends when this share is."""
+    """Fraction of the decoding steps after which guidance ends."""
     ramp: Literal["constant", "linear", "cosine"] = "constant"
-    """How the scale grows within them: at once, or from 1."""
+    """How the scale grows from 1 between start and end; constant has the full scale at once."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale):
-            raise ValueError(f"A guidance scale is a number, 1 for none, but it is {self.scale}.")
+            raise ValueError(
+                f"The guidance scale must be a finite number, got {self.scale}: use 1 for none."
+            )
         if not 0 <= self.start <= self.end <= 1:
             raise ValueError(
-                f"Guidance from {self.start} to {self.end} is no interval of a drawing: 0 <= start <= end <= 1 is needed."
+                f"Guidance from {self.start} to {self.end} is not an interval of the decoding "
+                "steps: use 0 <= start <= end <= 1."
             )
 
     def at(self, progress: float) -> float:
-        """The scale when this share of the rounds is done."""
+        """Return the scale when this fraction of the decoding steps is done."""
         if not self.start <= progress <= self.end:
             return 1.0
-        way = (progress - self.start) / (self.end - self.start) if self.end > self.start else 1.0
-        grown = {"constant": 1.0, "linear": way, "cosine": (1 - math.cos(math.pi * way)) / 2}[
+        time = (progress - self.start) / (self.end - self.start) if self.end > self.start else 1.0
+        ramp = {"constant": 1.0, "linear": time, "cosine": (1 - math.cos(math.pi * time)) / 2}[
             self.ramp
         ]
-        return 1.0 + (self.scale - 1.0) * grown
+        return 1.0 + (self.scale - 1.0) * ramp
 
 
-def guided(with_prompt: Tensor, without: Tensor, scale: float) -> Tensor:
-    return torch.lerp(without, with_prompt, scale)
+def apply_cfg(cond_logits: Tensor, uncond_logits: Tensor, scale: float) -> Tensor:
+    """Extrapolate from the logits without a prompt to those with it."""
+    return torch.lerp(uncond_logits, cond_logits, scale)

@@ -1,12 +1,12 @@
-"""Laying a mosaic from nothing: all symbols are hidden, each round guesses them and keeps the best
-(Chang 2022, 2202.04200).
+"""MaskGIT decoding: start from all tokens masked, and in each step predict them and keep the best
+(Chang 2022, arXiv 2202.04200).
 
-`guess(tokens, asked, progress)` gives logits for the asked symbols, one row each, in the order of
-`asked`'s places. What is drawn for an example comes from that example's own generator, so it does
-not depend on who else is in the batch. Symbols that are given at the start (the rest of a picture
-to be mended, a prompt) are never touched.
+`logits_fn(tokens, masked, progress)` returns logits for the masked tokens, one row each, in
+row-major order. The random numbers of an example come from its own generator, so its sample does
+not depend on the rest of the batch. Tokens that are given at the start (the rest of an image to
+inpaint, an audio prompt) are never changed.
 
-B batch, N places, S symbols in a place, M asked symbols, V vocabulary.
+B batch, N positions, S tokens per position, M masked tokens, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from tessera.sampling.logits import FilteredLogits, filter_top_k_p, sample_from_logits
-from tessera.sampling.schedules import Schedule, hidden_after
+from tessera.sampling.schedules import Schedule, num_masked_after
 
 
 def halton_order(cells_NSA: Tensor) -> Tensor:
-    """The rank of each symbol in an order that spreads over the grid: (N, S), 0 first.
+    """Rank tokens in an order that spreads evenly over the grid: (N, S), 0 first.
 
-    Halton points, base 2, 3, 5 along the axes, fall into cells of the grid; a cell's rank is that
-    of the first point in it. Symbols of one cell follow each other.
+    Points of the Halton sequence, with bases 2, 3 and 5 along the axes, fall into cells of the
+    grid; the rank of a cell is that of the first point in it. Tokens of one cell are consecutive.
     """
     flat = cells_NSA.reshape(-1, cells_NSA.shape[-1])
     sides = (flat.max(0).values + 1).tolist()
@@ -41,9 +41,9 @@ def halton_order(cells_NSA: Tensor) -> Tensor:
             for base, side in zip(bases, sides, strict=True)
         )
         rank.setdefault(cell, len(rank))
-    of_cell = torch.tensor([rank[tuple(cell)] for cell in flat.tolist()])
+    cell_rank = torch.tensor([rank[tuple(cell)] for cell in flat.tolist()])
     return (
-        (of_cell * len(flat) + torch.arange(len(flat)))
+        (cell_rank * len(flat) + torch.arange(len(flat)))
         .argsort()
         .argsort()
         .view(cells_NSA.shape[:-1])
@@ -51,7 +51,7 @@ def halton_order(cells_NSA: Tensor) -> Tensor:
 
 
 def radical_inverse(number: int, base: int) -> float:
-    """The digits of a number, mirrored at the point."""
+    """Mirror the digits of a number at the radix point."""
     value, weight = 0.0, 1.0
     while number:
         weight /= base
@@ -60,248 +60,263 @@ def radical_inverse(number: int, base: int) -> float:
     return value
 
 
-Guess = Callable[[Tensor, Tensor, float], Tensor]
-Score = Callable[[Tensor, float], Tensor]
+LogitsFn = Callable[[Tensor, Tensor, float], Tensor]
+"""Token ids (B, N, S), masked (B, N, S) and progress in [0, 1) -> logits (M, V)."""
+CriticFn = Callable[[Tensor, float], Tensor]
+"""Token ids (B, N, S) without masks and progress -> realness scores (B, N, S)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedSampling:
     decoding_steps: int = 12
-    """How often the model is asked; more rounds make more careful pictures."""
+    """Number of decoding steps; more steps give better samples and take more time."""
     schedule: Schedule = "cosine"
-    """How the number of hidden symbols falls from round to round."""
+    """How the number of masked tokens decreases from step to step."""
     order: Literal["confidence", "critic", "halton"] = "confidence"
-    """Which symbols are kept first: those the model is surest of, those its critic believes, or an
-    even spread."""
+    """Which tokens are kept first: the most confident ones, those with the highest critic score,
+    or an even spread over the grid."""
     temperature: float = 1.0
-    """Of the draw of each symbol; 0 takes the likeliest."""
+    """Sampling temperature of the tokens; 0 takes the most likely token."""
     choice_temperature: float = 4.5
-    """Chance in the order by confidence, in the first round; it falls to none in the last (Besnier
-    2023, 2310.14400)."""
+    """Scale of the Gumbel noise on the scores in the first step; it decreases linearly to 0 in the
+    last (Besnier 2023, arXiv 2310.14400)."""
     top_k: int = 0
-    """Only the likeliest so many are drawn from; 0: all."""
+    """Number of most likely tokens to sample from; 0 for all."""
     top_p: float = 1.0
-    """Only the likeliest that together have this probability are drawn from."""
+    """Total probability of the most likely tokens to sample from; 1 for all."""
     decoding_steps_per_level: tuple[int, ...] = ()
-    """Of symbols in several levels: each level is laid in so many rounds before the next is begun;
-    the last number also holds for all further levels. A finer level of one round takes the
-    likeliest. Empty: all levels together, in `decoding_steps`."""
+    """Decoding steps of each quantizer level, decoded one after the other, coarsest first; the last
+    number holds for all further levels. A level after the first with one step takes the most likely
+    tokens. Empty decodes all levels together, in `decoding_steps`."""
 
     def __post_init__(self) -> None:
         if self.decoding_steps < 1:
+            raise ValueError(f"decoding_steps must be at least 1, got {self.decoding_steps}.")
+        for name in ("temperature", "choice_temperature"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(
+                    f"{name} must be finite and at least 0, got {getattr(self, name)}."
+                )
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be at least 0 (0 for all tokens), got {self.top_k}.")
+        if any(steps < 1 for steps in self.decoding_steps_per_level):
             raise ValueError(
-                f"A picture takes at least 1 round, but rounds is {self.decoding_steps}."
-            )
-        if (
-            not 0 <= self.temperature < math.inf
-            or not 0 <= self.choice_temperature < math.inf
-            or self.top_k < 0
-        ):
-            raise ValueError(
-                f"temperature ({self.temperature}), noise ({self.choice_temperature}) and top_k ({self.top_k}) are numbers from 0 on."
-            )
-        if any(decoding_steps < 1 for decoding_steps in self.decoding_steps_per_level):
-            raise ValueError(
-                f"A level takes at least 1 round, but level_rounds are {self.decoding_steps_per_level}."
+                "Every number in decoding_steps_per_level must be at least 1, got "
+                f"{self.decoding_steps_per_level}."
             )
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is a probability above 0 and up to 1, but it is {self.top_p}.")
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
 
-    def stages(self, places: int, levels: int, device: torch.device) -> list[Stage] | None:
-        """One for each level, the coarsest first; None: all symbols together."""
+    def build_stages(
+        self, num_positions: int, num_quantizers: int, device: torch.device
+    ) -> list[DecodingStage] | None:
+        """Build one stage per level, coarsest first; None if all levels are decoded together."""
         if not self.decoding_steps_per_level:
             return None
         stages = []
-        for level in range(levels):
-            which = torch.zeros(places, levels, dtype=torch.bool, device=device)
-            which[:, level] = True
-            decoding_steps = self.decoding_steps_per_level[
+        for level in range(num_quantizers):
+            tokens_NS = torch.zeros(num_positions, num_quantizers, dtype=torch.bool, device=device)
+            tokens_NS[:, level] = True
+            steps = self.decoding_steps_per_level[
                 min(level, len(self.decoding_steps_per_level) - 1)
             ]
-            stages.append(
-                Stage(
-                    which,
-                    decoding_steps,
-                    0.0 if level and decoding_steps == 1 else self.temperature,
-                )
-            )
+            temperature = 0.0 if level and steps == 1 else self.temperature
+            stages.append(DecodingStage(tokens_NS, steps, temperature))
         return stages
 
 
 @dataclass
-class Stage:
-    """Some symbols that are laid together before others are begun: one level of a sound."""
+class DecodingStage:
+    """A set of tokens that are decoded together, such as one quantizer level of audio."""
 
-    which: Tensor
-    """(N, S), True for the symbols of this stage"""
+    tokens_NS: Tensor
+    """True for the tokens of this stage."""
     decoding_steps: int
     temperature: float
 
 
 def maskgit_decode(
     tokens_BNS: Tensor,
-    hidden_BNS: Tensor,
-    guess: Guess,
+    masked_BNS: Tensor,
+    logits_fn: LogitsFn,
     config: MaskedSampling,
     generators: Sequence[torch.Generator],
     *,
-    mask: int,
-    first_NS: Tensor | None = None,
-    score: Score | None = None,
-    stages: Sequence[Stage] | None = None,
+    mask_token_id: int,
+    rank_NS: Tensor | None = None,
+    critic: CriticFn | None = None,
+    stages: Sequence[DecodingStage] | None = None,
 ) -> Tensor:
-    """`tokens` with the hidden ones drawn. `first` ranks the symbols where the order is fixed
-    (`halton`); `mask` stands for a hidden symbol; `score` is the critic's belief in each symbol."""
-    if config.order == "critic" and score is None:
+    """Return the tokens with all masked ones sampled, (B, N, S).
+
+    Args:
+        tokens_BNS: token ids; those of masked tokens are ignored.
+        masked_BNS: True for the tokens to sample.
+        logits_fn: the network.
+        config: the sampling parameters.
+        generators: a random generator for each example.
+        mask_token_id: the id that `logits_fn` gets for a masked token.
+        rank_NS: the order in which tokens are kept, for `order="halton"`.
+        critic: realness scores, for `order="critic"`.
+        stages: sets of tokens to decode one after the other; all together if None.
+    """
+    if config.order == "critic" and critic is None:
         raise ValueError(
-            "This model has no critic to choose by: use the order `confidence` or `halton`."
+            'This model has no critic, which order="critic" needs: use "confidence" or "halton".'
         )
-    if config.order == "halton" and first_NS is None:
-        raise ValueError("The order `halton` needs the rank of each symbol: give `first_NS`.")
-    layer = Layer(config, guess, generators, ends_of(hidden_BNS), mask, first_NS, score)
-    tokens = tokens_BNS.masked_fill(hidden_BNS, mask)
-    every = Stage(torch.ones_like(hidden_BNS[0]), config.decoding_steps, config.temperature)
-    for stage in stages or [every]:
-        tokens = layer.lay(tokens, hidden_BNS & stage.which, stage)
+    if config.order == "halton" and rank_NS is None:
+        raise ValueError(
+            'order="halton" needs the rank of each token, and got none: pass `rank_NS`.'
+        )
+    decoder = MaskGITDecoder(
+        config, logits_fn, generators, lengths_to_decode(masked_BNS), mask_token_id, rank_NS, critic
+    )
+    tokens = tokens_BNS.masked_fill(masked_BNS, mask_token_id)
+    all_tokens = DecodingStage(
+        torch.ones_like(masked_BNS[0]), config.decoding_steps, config.temperature
+    )
+    for stage in stages or [all_tokens]:
+        tokens = decoder.decode_stage(tokens, masked_BNS & stage.tokens_NS, stage)
     return tokens
 
 
 @dataclass
-class Layer:
-    """Lays one stage after the other."""
+class MaskGITDecoder:
+    """Decodes one stage after the other."""
 
     config: MaskedSampling
-    guess: Guess
+    logits_fn: LogitsFn
     generators: Sequence[torch.Generator]
-    ends: Sequence[int]
-    """The place after the last that is to be laid, of each example."""
-    mask: int
-    first_NS: Tensor | None
-    score: Score | None
+    lengths: Sequence[int]
+    """For each example, the positions up to its last masked one."""
+    mask_token_id: int
+    rank_NS: Tensor | None
+    critic: CriticFn | None
 
-    def lay(self, tokens: Tensor, to_lay: Tensor, stage: Stage) -> Tensor:
-        totals = to_lay.flatten(1).sum(1).tolist()
-        left, hidden = totals, to_lay
-        for number in range(stage.decoding_steps):
-            if not any(left):
+    def decode_stage(self, tokens: Tensor, stage_masked: Tensor, stage: DecodingStage) -> Tensor:
+        """Sample the tokens where `stage_masked` is True, (B, N, S)."""
+        totals = stage_masked.flatten(1).sum(1).tolist()
+        num_masked, masked = totals, stage_masked
+        for step in range(stage.decoding_steps):
+            if not any(num_masked):
                 break
-            progress = number / stage.decoding_steps
-            places_M = hidden.flatten().nonzero()[:, 0]
-            for_symbols, for_order = self.chance(tokens, left)
-            logits_MV = self.guess(tokens, hidden, progress)
-            greedy = stage.temperature == 0  # whatever is left out, the likeliest stays
-            choice = (
+            progress = step / stage.decoding_steps
+            index_M = masked.flatten().nonzero()[:, 0]
+            token_uniform, order_uniform = self.sample_uniforms(tokens, num_masked)
+            logits_MV = self.logits_fn(tokens, masked, progress)
+            candidates = (
                 FilteredLogits(logits_MV, None)
-                if greedy
+                if stage.temperature == 0  # filters always keep the most likely token
                 else filter_top_k_p(logits_MV, self.config.top_k, self.config.top_p)
             )
-            chance_M = for_symbols.flatten().index_select(0, places_M)
-            drawn_M = choice.tokens(
-                sample_from_logits(choice.logits_MK, chance_M, stage.temperature)
+            uniform_M = token_uniform.flatten().index_select(0, index_M)
+            sampled_M = candidates.token_ids(
+                sample_from_logits(candidates.logits_MK, uniform_M, stage.temperature)
             )
-            tokens = tokens.flatten().index_copy(0, places_M, drawn_M).view_as(tokens)
-            left = [
+            tokens = tokens.flatten().index_copy(0, index_M, sampled_M).view_as(tokens)
+            num_masked = [
                 min(
-                    hidden_after(self.config.schedule, number, stage.decoding_steps, total),
+                    num_masked_after(self.config.schedule, step, stage.decoding_steps, total),
                     max(0, before - 1),
                 )
-                for total, before in zip(totals, left, strict=True)
+                for total, before in zip(totals, num_masked, strict=True)
             ]
-            if any(left):
-                choice_temperature = Noise(
-                    for_order,
-                    self.config.choice_temperature * (1 - (number + 1) / stage.decoding_steps),
+            if any(num_masked):
+                scale = self.config.choice_temperature * (1 - (step + 1) / stage.decoding_steps)
+                prediction = StepPrediction(masked, index_M, logits_MV, sampled_M)
+                scores = self.scores(
+                    tokens, stage_masked, prediction, ScaledGumbel(order_uniform, scale), progress
                 )
-                guessed = Guessed(hidden, places_M, logits_MV, drawn_M)
-                hidden = lowest_k(
-                    self.scores(tokens, to_lay, guessed, choice_temperature, progress), left
-                )
-                tokens = tokens.masked_fill(hidden, self.mask)
+                masked = lowest_k(scores, num_masked)
+                tokens = tokens.masked_fill(masked, self.mask_token_id)
         return tokens
 
-    def chance(self, tokens: Tensor, left: list[int]) -> Tensor:
-        """Two uniform numbers for each symbol, from its example's generator; none for padding at
-        its end, or a sound would be another one beside longer ones; and an example that is done
-        draws no more."""
-        batch, places, slots = tokens.shape
-        chance = torch.zeros(2, batch, places, slots)
-        for row, (generator, count, end) in enumerate(
-            zip(self.generators, left, self.ends, strict=True)
+    def sample_uniforms(self, tokens: Tensor, num_masked: list[int]) -> Tensor:
+        """Sample two uniform numbers per token from its example's generator, (2, B, N, S).
+
+        Nothing is drawn for padding after an example, which would make a short example depend on
+        longer ones beside it, nor for examples that are finished.
+        """
+        batch, positions, slots = tokens.shape
+        uniform = torch.zeros(2, batch, positions, slots)
+        for row, (generator, count, length) in enumerate(
+            zip(self.generators, num_masked, self.lengths, strict=True)
         ):
             if count:
-                chance[:, row, :end] = torch.rand(2, end, slots, generator=generator)
-        return chance.to(tokens.device)
+                uniform[:, row, :length] = torch.rand(2, length, slots, generator=generator)
+        return uniform.to(tokens.device)
 
     def scores(
         self,
         tokens: Tensor,
-        to_lay: Tensor,
-        guessed: Guessed,
-        choice_temperature: Noise,
+        stage_masked: Tensor,
+        prediction: StepPrediction,
+        noise: ScaledGumbel,
         progress: float,
     ) -> Tensor:
-        """(B, N, S): the least worthy are hidden again; what may not be is worth everything."""
-        if self.config.order == "halton" and self.first_NS is not None:
+        """Score tokens, (B, N, S): the lowest are masked again, and inf marks those that stay."""
+        if self.config.order == "halton" and self.rank_NS is not None:
             return (
-                (-self.first_NS.to(tokens.device).float())
+                (-self.rank_NS.to(tokens.device).float())
                 .expand(tokens.shape)
-                .masked_fill(~guessed.hidden, math.inf)
+                .masked_fill(~prediction.masked, math.inf)
             )
-        if self.config.order == "critic" and self.score is not None:
-            believed = self.score(tokens, progress) + choice_temperature.everywhere()
-            return believed.masked_fill(
-                ~to_lay, math.inf
-            )  # whatever was laid in this stage may be taken up again
-        sure_M = (
-            guessed.logits_MV.log_softmax(-1).gather(-1, guessed.drawn_M[:, None])[:, 0].float()
-        )
-        full = torch.full(tokens.shape, math.inf, device=tokens.device)
-        worth_M = sure_M + choice_temperature.at(guessed.places_M)
-        return full.flatten().index_copy(0, guessed.places_M, worth_M).view_as(full)
+        if self.config.order == "critic" and self.critic is not None:
+            # Tokens that were kept in an earlier step of this stage can be masked again.
+            realness = self.critic(tokens, progress) + noise.full()
+            return realness.masked_fill(~stage_masked, math.inf)
+        log_probs_MV = prediction.logits_MV.log_softmax(-1)
+        confidence_M = log_probs_MV.gather(-1, prediction.tokens_M[:, None])[:, 0].float()
+        scores = torch.full(tokens.shape, math.inf, device=tokens.device)
+        scores_M = confidence_M + noise.at(prediction.index_M)
+        return scores.flatten().index_copy(0, prediction.index_M, scores_M).view_as(scores)
 
 
 @dataclass
-class Guessed:
-    """What a round has made of the hidden symbols."""
+class StepPrediction:
+    """The masked tokens of one decoding step, and what was sampled for them."""
 
-    hidden: Tensor
-    """(B, N, S)"""
-    places_M: Tensor
-    """Where they are, counted through the whole batch"""
+    masked: Tensor
+    """(B, N, S)."""
+    index_M: Tensor
+    """Their indices into the flattened (B x N x S) tokens."""
     logits_MV: Tensor
-    drawn_M: Tensor
+    tokens_M: Tensor
 
 
 @dataclass
-class Noise:
-    """Chance in the order in which symbols are kept."""
+class ScaledGumbel:
+    """Gumbel noise for the order in which tokens are kept."""
 
-    chance: Tensor
-    """(B, N, S), uniform"""
-    strength: float
+    uniform: Tensor
+    """(B, N, S)."""
+    scale: float
 
-    def everywhere(self) -> Tensor:
-        return self.strength * gumbel(self.chance)
+    def full(self) -> Tensor:
+        """Return the noise of all tokens, (B, N, S)."""
+        return self.scale * gumbel(self.uniform)
 
-    def at(self, places_M: Tensor) -> Tensor:
-        return self.strength * gumbel(self.chance.flatten().index_select(0, places_M))
-
-
-def ends_of(hidden_BNS: Tensor) -> list[int]:
-    """Of each example the place after its last hidden one."""
-    numbers_N = torch.arange(1, hidden_BNS.shape[1] + 1, device=hidden_BNS.device)
-    return (hidden_BNS.any(2) * numbers_N).amax(1).tolist()
+    def at(self, index_M: Tensor) -> Tensor:
+        """Return the noise of the tokens at flat indices, (M,)."""
+        return self.scale * gumbel(self.uniform.flatten().index_select(0, index_M))
 
 
-def gumbel(chance: Tensor) -> Tensor:
-    return -torch.log(-torch.log(chance.clamp(1e-9, 1 - 1e-7)))
+def lengths_to_decode(masked_BNS: Tensor) -> list[int]:
+    """Return for each example the number of positions up to its last masked one."""
+    numbers_N = torch.arange(1, masked_BNS.shape[1] + 1, device=masked_BNS.device)
+    return (masked_BNS.any(2) * numbers_N).amax(1).tolist()
 
 
-def lowest_k(worth_BNS: Tensor, counts: Sequence[int]) -> Tensor:
-    """True for the so many least worthy of each example."""
-    order = worth_BNS.flatten(1).argsort(dim=1, stable=True)
+def gumbel(uniform: Tensor) -> Tensor:
+    """Transform uniform numbers to Gumbel noise, finite at both ends."""
+    return -torch.log(-torch.log(uniform.clamp(1e-9, 1 - 1e-7)))
+
+
+def lowest_k(scores_BNS: Tensor, counts: Sequence[int]) -> Tensor:
+    """Mark the `counts[b]` lowest scores of each example, (B, N, S)."""
+    order = scores_BNS.flatten(1).argsort(dim=1, stable=True)
     among = (
         torch.arange(order.shape[1], device=order.device)
         < torch.tensor(counts, device=order.device)[:, None]
     )
-    return torch.zeros_like(among).scatter(1, order, among).view(worth_BNS.shape)
+    return torch.zeros_like(among).scatter(1, order, among).view(scores_BNS.shape)

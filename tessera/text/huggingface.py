@@ -1,8 +1,7 @@
-"""Networks of others in the Hugging Face layout, folders with config.json and .safetensors, read
-with the library transformers.
+"""Load pretrained networks in the Hugging Face layout: folders with config.json and .safetensors.
 
-They are read whole and in silence or refused with what to do; only safetensors are read, no code
-that comes with a model runs, and nothing is downloaded here.
+They are loaded completely, without output, or an error states what to do. Only safetensors are
+read, no code that comes with a model is executed, and nothing is downloaded here.
 """
 
 from __future__ import annotations
@@ -15,24 +14,12 @@ from typing import Any
 
 import torch
 
-LOCAL = {"local_files_only": True, "trust_remote_code": False}
-
-
-def library(what: str, instead: str) -> Any:
-    """transformers, or how to get it."""
-    try:
-        import transformers
-    except ModuleNotFoundError as problem:
-        raise ModuleNotFoundError(
-            f'{what} needs the package {problem.name}, which is not installed: pip install "tessera[text]", or {instead}.'
-        ) from problem
-    return transformers
+LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
 @contextmanager
-def quiet(transformers: Any) -> Iterator[None]:
-    """Its progress bars and reports go to a terminal where a run shows its own; what they tell is
-    asked for and refused."""
+def silence_transformers(transformers: Any) -> Iterator[None]:
+    """Disable the progress bars and reports of transformers, which would disturb those of a run."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
@@ -46,52 +33,60 @@ def quiet(transformers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def told(transformers: Any, what: str, parts: str = "config.json") -> Iterator[None]:
-    """In silence. The library has many kinds of errors, and few of them say what to do."""
+def translate_errors(transformers: Any, what: str, files: str = "config.json") -> Iterator[None]:
+    """Silence transformers, and turn its errors into one that states what to do."""
     try:
-        with quiet(transformers):
+        with silence_transformers(transformers):
             yield
-    except Exception as problem:
+    except Exception as error:
         raise ValueError(
-            f"{what} cannot be read. One is {parts}, and its weights as .safetensors: other weights are not read, because they "
-            f"may hold code that runs, and nor is a model that brings code of its own. The reader said: {problem}"
-        ) from problem
+            f"{what} could not be loaded. It needs {files}, and its weights as .safetensors: other"
+            " formats may contain code and are not loaded, and neither are models that require"
+            f" their own code. The original error: {error}"
+        ) from error
 
 
 @dataclass
-class Weights:
-    """A network as it was read, and which of its weights were not there."""
+class LoadedWeights:
+    """A loaded network, and which of its weights were missing."""
 
     network: Any
     report: dict[str, Any]
 
-    def refuse_half(self, what: str, *, unused: Sequence[str] = ()) -> Any:
-        """The network, if it is whole; the library would fill in chance and go on. What has one of
-        the words of `unused` in its name may be missing."""
+    def check_complete(self, what: str, *, unused: Sequence[str] = ()) -> Any:
+        """Return the network if it is complete, else raise a ValueError.
+
+        transformers would initialize missing weights randomly and continue. Weights whose name
+        contains one of the words of `unused` may be missing.
+        """
         missing = sorted(
             name for name in self.report["missing_keys"] if not any(word in name for word in unused)
         )
-        other = sorted(name for name, *_ in self.report["mismatched_keys"])
-        if missing or other:
-            named = ", ".join((missing + other)[:5])
+        mismatched = sorted(name for name, *_ in self.report["mismatched_keys"])
+        if missing or mismatched:
+            names = ", ".join((missing + mismatched)[:5])
             raise ValueError(
-                f"{what} has weights that are not those of its config.json: {len(missing)} are missing and {len(other)} have "
-                f"another shape ({named}). Fetch it again, whole."
+                f"{what} has weights that do not match its config.json: {len(missing)} are missing"
+                f" and {len(mismatched)} have another shape ({names}). Download it again, with all"
+                " of its files."
             )
         return self.network
 
 
-def read_weights(kind: Any, place: str, **how: Any) -> Weights:
-    """In float32. What does not fit is told to us, who refuse it."""
-    asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
-    return Weights(
-        *kind.from_pretrained(place, use_safetensors=True, dtype=torch.float32, **asked, **how)
+def load_weights(model_class: Any, path: str, **options: Any) -> LoadedWeights:
+    """Load a model in float32. Mismatches are reported instead of raised by transformers."""
+    report = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    return LoadedWeights(
+        *model_class.from_pretrained(
+            path, use_safetensors=True, dtype=torch.float32, **report, **options
+        )
     )
 
 
-def refuse_no_folder(path: str, what: str) -> None:
+def check_model_folder(path: str, what: str) -> None:
+    """Raise a ValueError unless `path` is a folder with a config.json."""
     if not Path(path, "config.json").is_file():
         raise ValueError(
-            f"{what}: there is no folder {path!r} with a config.json in it. Give the folder of a model in the Hugging Face "
-            "layout (config.json and .safetensors); nothing is downloaded."
+            f"{what}: there is no folder {path!r} with a config.json. Give the folder of a model in"
+            " the Hugging Face layout (config.json and .safetensors); nothing is downloaded."
         )

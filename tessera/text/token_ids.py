@@ -1,86 +1,69 @@
-"""A text encoder for texts that somebody else has written as numbers: captions such as "17 4 256",
-one number for each symbol.
+"""A text encoder for texts that are token ids already: captions such as "17 4 256".
 
-For whoever has a tokenizer of their own. It learns with the network that it serves, as
-`LearnedText` does, and has no alphabet.
+It serves users with their own tokenizer. Like `LearnedTextEncoder`, it is trained together with the
+network that it conditions, but it has no vocabulary of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor, nn
-
-from tessera.nn.bpe import PADDING
-from tessera.nn.transformer import Transformer
-from tessera.text.encoder import LearnedText, refuse_one_text
+from tessera.text.learned import TransformerTextEncoder, check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenIdTextConfig:
-    """Reads texts that come as numbers."""
+    """A text encoder for texts that are token ids already."""
 
-    tokens: int
-    """How many symbols the tokenizer has: numbers are 0 up to below this."""
+    vocab_size: int
+    """Vocabulary size of the tokenizer. Ids range from 0 to vocab_size - 1."""
     dim: int = 128
+    """Dimension of the transformer and of the states."""
     depth: int = 2
-    """Transformer blocks."""
+    """Number of transformer blocks."""
     heads: int = 4
+    """Number of attention heads."""
     max_len: int = 256
-    """Symbols of a text that are read."""
+    """Maximum number of tokens of a text."""
 
     def __post_init__(self) -> None:
-        for name in ("symbols", "width", "depth", "heads", "longest"):
-            if getattr(self, name) < 1:
-                raise ValueError(
-                    f"A text encoder's {name} is at least 1, but it is {getattr(self, name)}."
-                )
+        check_at_least_one(self, "vocab_size", "dim", "depth", "heads", "max_len")
 
-    def build(self) -> TokenIdText:
-        return TokenIdText(self)
+    def build(self) -> TokenIdTextEncoder:
+        return TokenIdTextEncoder(self)
 
 
-class TokenIdText(LearnedText):
-    """Number n is symbol n + 1: symbol 0 is padding."""
+class TokenIdTextEncoder(TransformerTextEncoder):
+    """A transformer on given token ids. Id n is token n + 1, because token 0 is padding."""
 
     def __init__(self, config: TokenIdTextConfig):
-        nn.Module.__init__(
-            self
-        )  # LearnedText's own makes an alphabet, and here somebody else has one
-        self.dim, self.depth, self.max_len = config.dim, config.depth, config.max_len
-        self.embedding = nn.Embedding(config.tokens + 1, config.dim)
-        nn.init.normal_(self.embedding.weight, std=0.02)
-        self.transformer = Transformer(config.dim, config.depth, config.heads)
+        super().__init__(
+            vocab_size=config.vocab_size + 1,
+            dim=config.dim,
+            depth=config.depth,
+            heads=config.heads,
+            max_len=config.max_len,
+        )
+        self.config = config
 
-    def tokens(self, texts: Sequence[str]) -> Tensor:
-        refuse_one_text(texts)
-        spelt = [self.numbers(text)[: self.max_len] for text in texts]
-        most = max(map(len, spelt)) if self.training else self.max_len
-        rows = [
-            [number + 1 for number in numbers] + [PADDING] * (most - len(numbers))
-            for numbers in spelt
-        ]
-        return torch.tensor(rows, device=self.embedding.weight.device)
+    def encode_text(self, text: str) -> list[int]:
+        return [token_id + 1 for token_id in self.parse_ids(text)]
 
-    def numbers(self, text: str) -> list[int]:
-        """A text of nothing is the number 0, so that there is something to read."""
-        known = self.embedding.num_embeddings - 1
-        numbers = [int(word) if word.isdecimal() else -1 for word in text.split()] or [0]
-        if not 0 <= min(numbers) <= max(numbers) < known:
+    def parse_ids(self, text: str) -> list[int]:
+        """Return the ids of a text. An empty text has the id 0, so that there is one state."""
+        vocab_size = self.config.vocab_size
+        ids = [int(word) if word.isdecimal() else -1 for word in text.split()] or [0]
+        if not 0 <= min(ids) <= max(ids) < vocab_size:
             raise ValueError(
-                f"The text {text[:40]!r} came to an encoder that reads numbers from 0 to {known - 1}, such as '17 4 25': "
-                "write it with the tokenizer that the others were written with."
+                f"The text {text[:40]!r} was given to an encoder of token ids from 0 to"
+                f" {vocab_size - 1}, such as '17 4 25': encode it with the tokenizer of the other"
+                " captions."
             )
-        return numbers
+        return ids
 
-    def prepare_text(self, texts: Iterable[str], place: Path | None = None) -> None:
-        """There is no alphabet to learn; numbers that it does not know are refused before the first
-        step."""
+    def prepare_text(self, texts: Iterable[str], cache_dir: Path | None = None) -> None:
+        """Check the ids of all texts before the first step."""
         for text in texts:
-            self.numbers(text)
-
-    def fits(self, text: str) -> bool:
-        return len(self.numbers(text)) <= self.max_len
+            self.parse_ids(text)

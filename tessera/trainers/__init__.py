@@ -10,7 +10,7 @@ stopped, and nothing is asked or deleted.
 
 from __future__ import annotations
 
-from tessera.modalities.audio.external_tokens import Stream
+from tessera.modalities.audio.external_tokens import TokenStream
 from tessera.trainers.audio import SoundStormConfig, SoundStormTrainer
 from tessera.trainers.base import Trainer
 from tessera.trainers.images import MaskGitTrainer, VQGanVAETrainer
@@ -19,6 +19,14 @@ from tessera.trainers.music import MuLaNTrainer
 from tessera.trainers.videos import VideoTokenizerTrainer
 
 __all__ = [
-    "MaskGitTrainer", "MeshAutoencoderTrainer", "MeshTransformerTrainer", "MuLaNTrainer", "SoundStormConfig",
-    "SoundStormTrainer", "Stream", "Trainer", "VQGanVAETrainer", "VideoTokenizerTrainer",
-]  # fmt: skip
+    "MaskGitTrainer",
+    "MeshAutoencoderTrainer",
+    "MeshTransformerTrainer",
+    "MuLaNTrainer",
+    "SoundStormConfig",
+    "SoundStormTrainer",
+    "Stream",
+    "Trainer",
+    "VQGanVAETrainer",
+    "VideoTokenizerTrainer",
+]

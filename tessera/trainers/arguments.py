@@ -10,7 +10,7 @@ from tessera.engine.ema import EMAConfig
 from tessera.engine.engine import EngineConfig, Precision
 from tessera.engine.optim.config import Schedule
 from tessera.run.config import did_you_mean
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 GIVEN = "the dataset given in Python"
 """Stands where the configuration names the folder: the card says so, and `evaluate` finds no such

@@ -3,7 +3,7 @@
 From pairs of symbols that somebody's own tokenizers wrote:
 
     model = SoundStormConfig().build(
-        Stream(vocabulary=1024, levels=8, frames=500, seconds=0.02), Stream(vocabulary=500, frames=250, seconds=0.04)
+        Stream(vocabulary=1024, num_quantizers=8, frames=500, seconds=0.02), Stream(vocabulary=500, frames=250, seconds=0.04)
     )
     trainer = SoundStormTrainer(model, num_train_steps=10_000, num_warmup_steps=500, batch_size=16, dataset=pairs)
     trainer.train()
@@ -34,13 +34,13 @@ import torch
 from torch import Tensor
 
 from tessera.api.generator import drawn_by, make_request, refuse_without_codec, settings
-from tessera.data.dataset import Split, Subset, divide
+from tessera.data.dataset import Split, Subset, split_names
 from tessera.data.errors import UnreadableFile
 from tessera.engine.ema import EMAConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.audio.dataset import AudioDataConfig
-from tessera.modalities.audio.external_tokens import Stream, Streams
+from tessera.modalities.audio.external_tokens import TokenStream, TokenStreams
 from tessera.modalities.audio.media import Audio
 from tessera.nn.conformer import ConformerConfig
 from tessera.nn.masked_transformer import (
@@ -57,7 +57,8 @@ from tessera.objectives.masking import LevelMaskingConfig, MaskingConfig
 from tessera.recipes import registry as recipes
 from tessera.run.config import Run
 from tessera.run.dependencies import find_dependencies
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.load import Tokenizer, load_run
 from tessera.run.train import build_task
 from tessera.sampling.maskgit import MaskedSampling
@@ -79,7 +80,7 @@ class SoundStormConfig:
     critic: CriticConfig | CriticHeadConfig | None = None
     """Learns to tell drawn symbols from real ones."""
 
-    def build(self, tokenizer: Stream | str | Path, semantic: Stream | str | Path) -> MaskedModel:
+    def build(self, tokenizer: TokenStream | str | Path, semantic: TokenStream | str | Path) -> MaskedModel:
         """For the symbols of two runs, or for symbols of which no more is known than a Stream
         says."""
         heard, said = known(tokenizer), known(semantic)
@@ -143,9 +144,15 @@ class SoundStormTrainer(Trainer):
             split_seed=random_split_seed,
         )
         optimizer = OptimizerConfig(
-            name="adamw" if wd else "adam", lr=lr, warmup_start_lr=initial_lr, betas=(0.9, 0.99), weight_decay=wd, max_grad_norm=max_grad_norm,
-            schedule="cosine", warmup_steps=num_warmup_steps,
-        )  # fmt: skip
+            name="adamw" if wd else "adam",
+            lr=lr,
+            warmup_start_lr=initial_lr,
+            betas=(0.9, 0.99),
+            weight_decay=wd,
+            max_grad_norm=max_grad_norm,
+            schedule="cosine",
+            warmup_steps=num_warmup_steps,
+        )
         run = Run(
             recipe="audio-soundstorm",
             task=MaskedConfig(
@@ -156,16 +163,23 @@ class SoundStormTrainer(Trainer):
                 critic=critic_of(model),
                 critic_optimizer=optimizer,
                 train_only=learning(model, only_train_generator, only_train_critic),
-                masking=LevelMaskingConfig() if model.network.tokens.layout.levels > 1 else MaskingConfig(),
+                masking=LevelMaskingConfig()
+                if model.network.tokens.layout.num_quantizers > 1
+                else MaskingConfig(),
                 sampling=MaskedSampling(decoding_steps_per_level=(16, 1), noise=1.0),
                 optimizer=optimizer,
             ),
             data=data,
             engine=engine_config(
-                num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every, EMAConfig(decay=0.0),
+                num_train_steps,
+                batch_size,
+                grad_accum_every,
+                save_results_every,
+                save_model_every,
+                EMAConfig(decay=0.0),
                 accelerate_kwargs,
             ),
-        )  # fmt: skip
+        )
         task: Any = build_task(run, find_dependencies(run, folder))
         refuse_stranger(model, task.model)
         task.model.load_state_dict(model.state_dict())
@@ -193,15 +207,15 @@ class SoundStormTrainer(Trainer):
         tell what is said in the prompt too, and the result begins with it. Number i of a seed is a
         function of the seed, i and what is asked for, whoever else is made with it.
         """
-        smaller = self.model.network.smaller
-        heard, said = Stream.of(self.model.network.tokens), Stream.of(smaller.smaller)
+        conditioner = self.model.network.token_conditioner
+        heard, said = TokenStream.from_spec(self.model.network.tokens), TokenStream.from_spec(conditioner.cond_tokens)
         rows = rows_of(cond_semantic_token_ids, said)
         if seconds is not None:
             rows = [first_seconds(row, seconds, said, number) for number, row in enumerate(rows)]
         most = math.inf if seconds is None else max(1, round(seconds / heard.seconds))
-        lengths = [min(smaller.places(len(row)), most) for row in rows]
+        lengths = [min(conditioner.num_positions(len(row)), most) for row in rows]
         codes = torch.zeros(
-            len(rows), smaller.places(max(map(len, rows))), heard.levels, dtype=torch.long
+            len(rows), conditioner.num_positions(max(map(len, rows))), heard.num_quantizers, dtype=torch.long
         )
         hidden = torch.ones_like(codes, dtype=torch.bool)
         if prompt_acoustic_token_ids is not None:
@@ -225,10 +239,10 @@ class SoundStormTrainer(Trainer):
 # ---- their words in ours
 
 
-def known(stream: Stream | str | Path) -> TokenSpec:
+def known(stream: TokenStream | str | Path) -> TokenSpec:
     tokens = (
-        stream.tokens()
-        if isinstance(stream, Stream)
+        stream.to_spec()
+        if isinstance(stream, TokenStream)
         else token_spec(cast(Any, Tokenizer(load_run(stream))))
     )
     if tokens.seconds is None:
@@ -238,16 +252,16 @@ def known(stream: Stream | str | Path) -> TokenSpec:
     return tokens
 
 
-def streams_of(model: MaskedModel) -> Streams:
+def streams_of(model: MaskedModel) -> TokenStreams:
     """What a network was built for is all that is known of symbols that come from elsewhere."""
-    if model.network.smaller is None:
+    if model.network.token_conditioner is None:
         raise UserError(
             "The network was built for acoustic symbols alone, but SoundStorm follows semantic ones: build it for both."
         )
     try:
-        return Streams(
-            acoustic=Stream.of(model.network.tokens),
-            semantic=Stream.of(model.network.smaller.smaller),
+        return TokenStreams(
+            acoustic=TokenStream.from_spec(model.network.tokens),
+            semantic=TokenStream.from_spec(model.network.token_conditioner.cond_tokens),
         )
     except ValueError as error:
         raise UserError(str(error)) from None
@@ -276,7 +290,7 @@ def learning(
     return "generator" if generator_alone else "critic" if critic_alone else "all"
 
 
-def data_of(streams: Streams, data_max_length: int | None) -> AudioDataConfig:
+def data_of(streams: TokenStreams, data_max_length: int | None) -> AudioDataConfig:
     """Of pairs nobody knows more than how long they last."""
     if data_max_length is not None:
         raise UserError(
@@ -302,7 +316,7 @@ def data_beneath(
     return plain if data_max_length is None else replace(plain, samples=data_max_length)
 
 
-def split_of(dataset: Dataset, streams: Streams | None, data: AudioDataConfig) -> Split:
+def split_of(dataset: Dataset, streams: TokenStreams | None, data: AudioDataConfig) -> Split:
     if isinstance(dataset, (str, Path)):
         return data.build()
     source = (
@@ -310,7 +324,7 @@ def split_of(dataset: Dataset, streams: Streams | None, data: AudioDataConfig) -
         if streams is not None
         else InMemoryWaves(dataset, data)
     )
-    train, validation = divide(
+    train, validation = split_names(
         [source.name(i) for i in range(len(source))], data.val_fraction, data.split_seed
     )
     return Split(Subset(source, train), Subset(source, validation))
@@ -343,7 +357,7 @@ def refuse_stranger(model: MaskedModel, fitting: MaskedModel) -> None:
         {name: value.shape for name, value in one.state_dict().items()} for one in (model, fitting)
     )
     paces = [
-        (one.network.tokens.seconds, getattr(one.network.smaller, "smaller", None))
+        (one.network.tokens.seconds, getattr(one.network.token_conditioner, "cond_tokens", None))
         for one in (model, fitting)
     ]
     lasting = [(heard, said.seconds if said is not None else None) for heard, said in paces]
@@ -358,10 +372,10 @@ def told(model: MaskedModel) -> str:
     """What a network reads, in words."""
     kinds = {
         "acoustic": model.network.tokens,
-        "semantic": getattr(model.network.smaller, "smaller", None),
+        "semantic": getattr(model.network.token_conditioner, "cond_tokens", None),
     }
     return " and ".join(
-        f"{one.vocab_size} {kind} symbols in {one.layout.levels} level(s), a frame of {one.seconds} s"
+        f"{one.vocab_size} {kind} symbols in {one.layout.num_quantizers} level(s), a frame of {one.seconds} s"
         for kind, one in kinds.items()
         if one is not None
     )
@@ -370,7 +384,7 @@ def told(model: MaskedModel) -> str:
 # ---- what is asked for
 
 
-def rows_of(semantic: Tensor | Sequence[Tensor], stream: Stream) -> list[Tensor]:
+def rows_of(semantic: Tensor | Sequence[Tensor], stream: TokenStream) -> list[Tensor]:
     """Of each what is said in it, without the padding."""
     if not len(semantic):
         raise UserError("Nothing is to be generated: cond_semantic_token_ids is empty.")
@@ -387,7 +401,7 @@ def rows_of(semantic: Tensor | Sequence[Tensor], stream: Stream) -> list[Tensor]
         raise UserError(f"{error}.") from None
 
 
-def first_seconds(row: Tensor, seconds: float, stream: Stream, number: int) -> Tensor:
+def first_seconds(row: Tensor, seconds: float, stream: TokenStream, number: int) -> Tensor:
     lasts = len(row) * stream.seconds
     if not 0 < seconds <= lasts + 1e-9:
         raise UserError(
@@ -397,16 +411,16 @@ def first_seconds(row: Tensor, seconds: float, stream: Stream, number: int) -> T
     return row[: math.ceil(seconds / stream.seconds - 1e-9)]
 
 
-def prompt_of(prompt: Tensor, stream: Stream, lengths: Sequence[int]) -> Tensor:
+def prompt_of(prompt: Tensor, stream: TokenStream, lengths: Sequence[int]) -> Tensor:
     """(B, p, l): symbols that are there already, in the coarsest levels or in all."""
     given = prompt[None] if prompt.ndim == 2 else prompt
     fits = (
-        given.ndim == 3 and len(given) in (1, len(lengths)) and 1 <= given.shape[2] <= stream.levels
+        given.ndim == 3 and len(given) in (1, len(lengths)) and 1 <= given.shape[2] <= stream.num_quantizers
     )
     if not fits or not given.numel():
         raise UserError(
             f"prompt_acoustic_token_ids are {tuple(prompt.shape)}, but a prompt is ({len(lengths)}, frames, up to "
-            f"{stream.levels} levels), or (frames, levels) for all alike."
+            f"{stream.num_quantizers} levels), or (frames, levels) for all alike."
         )
     if given.shape[1] >= min(lengths):
         raise UserError(

@@ -11,7 +11,8 @@ from tessera.engine import checkpoint
 from tessera.engine.engine import Engine, UpdateResult, mean_logs
 from tessera.engine.task import Task
 from tessera.run.config import Run
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.train import build_engine, card_of, write_card
 
 Logs = dict[str, Any]
@@ -67,7 +68,7 @@ class Trainer:
     def save(self, path: str | Path) -> None:
         """Everything needed to go on, as a folder of its own: complete, or not there."""
         if self.engine.dist.is_main:
-            checkpoint.write_at(Path(path), self.engine.snapshot())
+            checkpoint.write_to(Path(path), self.engine.snapshot())
 
     def load(self, path: str | Path) -> None:
         """Goes to the step that `save`, or the run itself, wrote: weights, average, optimizers,
@@ -76,7 +77,7 @@ class Trainer:
         if problem is not None:
             raise UserError(f"{path} cannot be loaded: {problem}.")
         self.engine.restore(checkpoint.read(Path(path)))
-        self.engine.dist.on_main(lambda: self.engine.folder.forget_after(self.steps))
+        self.engine.dist.on_main(lambda: self.engine.folder.truncate_after(self.steps))
         self._steps = self.engine.steps()
 
     def _tell(self, record: Logs) -> None:

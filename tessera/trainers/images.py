@@ -62,32 +62,49 @@ class VQGanVAETrainer(Trainer):
         discriminator: PatchDiscriminatorConfig | None = JUDGE,
         perceptual: PerceptualConfig | None = None,
     ) -> None:
-        adversary = ImageAdversaryConfig(
-            discriminator=discriminator,
-            adaptive=True,
-            weight=1.0,
-            gp_weight=10.0,
-            gp_center=1.0,
-            gp_every=apply_grad_penalty_every,
-            optimizer=OptimizerConfig(name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=discr_max_grad_norm),
-        ) if discriminator is not None else None  # fmt: skip
+        adversary = (
+            ImageAdversaryConfig(
+                discriminator=discriminator,
+                adaptive=True,
+                weight=1.0,
+                gp_weight=10.0,
+                gp_center=1.0,
+                gp_every=apply_grad_penalty_every,
+                optimizer=OptimizerConfig(
+                    name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=discr_max_grad_norm
+                ),
+            )
+            if discriminator is not None
+            else None
+        )
         run = Run(
             recipe="images-vqgan",
             task=ImageTokenizerConfig(
                 model=vae.config,
                 reconstruction=ImageReconstructionConfig(perceptual=perceptual),
                 adversary=adversary,
-                optimizer=OptimizerConfig(name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm),
+                optimizer=OptimizerConfig(
+                    name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
+                ),
             ),
             data=ImageDataConfig(
-                path=str(folder), size=image_size, flip=True, crop="centre", val_fraction=valid_frac,
+                path=str(folder),
+                size=image_size,
+                flip=True,
+                crop="centre",
+                val_fraction=valid_frac,
                 split_seed=random_split_seed,
             ),
             engine=engine_config(
-                num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every,
-                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
+                num_train_steps,
+                batch_size,
+                grad_accum_every,
+                save_results_every,
+                save_model_every,
+                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
+                accelerate_kwargs,
             ),
-        )  # fmt: skip
+        )
         task = build_task(run)
         task.model.load_state_dict(vae.state_dict())
         super().__init__(run, results_folder, task)
@@ -98,7 +115,7 @@ class MaskGitTrainer(Trainer):
     tokenizer run.
 
     The research system has the networks and no trainer; the parameters here are those of its
-    tokenizer's trainer and of its MaskGit. With `smaller`, the run of a tokenizer of smaller
+    tokenizer's trainer and of its MaskGit. With `low_res_tokenizer`, the run of a tokenizer of smaller
     pictures, it trains super-resolution.
     """
 
@@ -110,7 +127,7 @@ class MaskGitTrainer(Trainer):
         num_train_steps: int,
         batch_size: int,
         image_size: int,
-        smaller: str | Path | None = None,
+        low_res_tokenizer: str | Path | None = None,
         transformer: MaskedTransformerConfig = TRANSFORMER,
         token_critic: CriticConfig | CriticHeadConfig | None = None,
         noise_schedule: Schedule = "cosine",
@@ -133,10 +150,10 @@ class MaskGitTrainer(Trainer):
             name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
         )
         run = Run(
-            recipe="images-maskgit" if smaller is None else "images-maskgit-superres",
+            recipe="images-maskgit" if low_res_tokenizer is None else "images-maskgit-superres",
             task=MaskedConfig(
                 tokenizer=str(tokenizer),
-                smaller=str(smaller) if smaller is not None else None,
+                low_res_tokenizer=str(low_res_tokenizer) if low_res_tokenizer is not None else None,
                 model=transformer,
                 critic=token_critic,
                 critic_optimizer=optimizer,
@@ -145,11 +162,20 @@ class MaskGitTrainer(Trainer):
                 optimizer=optimizer,
             ),
             data=ImageDataConfig(
-                path=str(folder), size=image_size, crop="centre", val_fraction=valid_frac, split_seed=random_split_seed
+                path=str(folder),
+                size=image_size,
+                crop="centre",
+                val_fraction=valid_frac,
+                split_seed=random_split_seed,
             ),
             engine=engine_config(
-                num_train_steps, batch_size, grad_accum_every, save_results_every, save_model_every,
-                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every), accelerate_kwargs,
+                num_train_steps,
+                batch_size,
+                grad_accum_every,
+                save_results_every,
+                save_model_every,
+                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
+                accelerate_kwargs,
             ),
-        )  # fmt: skip
+        )
         super().__init__(run, results_folder)

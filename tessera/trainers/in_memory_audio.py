@@ -20,17 +20,20 @@ from torch import Tensor
 from tessera.data.errors import UnreadableFile
 from tessera.data.tokens import TokenizedBatch, TokenizedExample, collate
 from tessera.modalities.audio.dataset import AudioDataConfig
-from tessera.modalities.audio.external_tokens import Stream, Streams
-from tessera.modalities.audio.media import AudioBatch, AudioExample, at_loudness, padded
+from tessera.modalities.audio.external_tokens import TokenStream, TokenStreams
+from tessera.modalities.audio.media import AudioBatch, AudioExample, normalize_loudness, pad_samples
 from tessera.modalities.audio.media import collate as collate_sounds
 from tessera.run.config import did_you_mean
 from tessera.trainers.in_memory_music import wave_of
 
 Field = Literal["semantic", "acoustic"]
 NAMES: dict[str, Field] = {
-    "semantic": "semantic", "semantic_token_ids": "semantic", "cond_semantic_token_ids": "semantic",
-    "acoustic": "acoustic", "acoustic_token_ids": "acoustic",
-}  # fmt: skip
+    "semantic": "semantic",
+    "semantic_token_ids": "semantic",
+    "cond_semantic_token_ids": "semantic",
+    "acoustic": "acoustic",
+    "acoustic_token_ids": "acoustic",
+}
 """What the values of a dictionary may be called, the names of the research code among them."""
 
 
@@ -40,7 +43,7 @@ class InMemoryTokenPairs:
     the longest."""
 
     items: Sequence[Any]
-    streams: Streams
+    streams: TokenStreams
 
     def __len__(self) -> int:
         return len(self.items)
@@ -60,10 +63,10 @@ class InMemoryTokenPairs:
             fields["acoustic"], self.streams.acoustic, f"{name}: its acoustic symbols"
         )
         heard, said, max_len = len(acoustic_TL), len(semantic_t), self.streams.acoustic.frames
-        if not self.streams.agree(heard, said):
+        if not self.streams.same_duration(heard, said):
             raise UnreadableFile(
                 f"{name}: its two streams are not of the same time, acoustic and semantic symbols last "
-                f"{self.streams.lasting(heard, said)}: cut both where the sound ends, or say how long a frame of each lasts"
+                f"{self.streams.describe_durations(heard, said)}: cut both where the sound ends, or say how long a frame of each lasts"
             )
         if heard > max_len:
             raise UnreadableFile(
@@ -102,21 +105,21 @@ def fields_of(item: Any, name: str) -> dict[Field, Any]:
     return fields
 
 
-def token_spec(value: Any, stream: Stream, whose: str) -> Tensor:
+def token_spec(value: Any, stream: TokenStream, whose: str) -> Tensor:
     """(T,), or (T, L) of a stream with levels, without the -1 at its end."""
     try:
         tokens = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
         raise UnreadableFile(f"{whose} are no tensor of whole numbers: {error}") from None
-    wanted = "(frames,)" if stream.levels == 1 else f"(frames, {stream.levels})"
+    wanted = "(frames,)" if stream.num_quantizers == 1 else f"(frames, {stream.num_quantizers})"
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise UnreadableFile(f"{whose} are {tokens.dtype}, but symbols are whole numbers {wanted}")
-    if stream.levels == 1 and tokens.ndim == 2 and tokens.shape[1] == 1:
+    if stream.num_quantizers == 1 and tokens.ndim == 2 and tokens.shape[1] == 1:
         tokens = tokens[:, 0]
-    if tokens.ndim != (1 if stream.levels == 1 else 2) or tokens.shape[1:] != (
-        (stream.levels,) if stream.levels > 1 else ()
+    if tokens.ndim != (1 if stream.num_quantizers == 1 else 2) or tokens.shape[1:] != (
+        (stream.num_quantizers,) if stream.num_quantizers > 1 else ()
     ):
-        turned = ": turn it over" if tokens.ndim == 2 and tokens.shape[0] == stream.levels else ""
+        turned = ": turn it over" if tokens.ndim == 2 and tokens.shape[0] == stream.num_quantizers else ""
         raise UnreadableFile(
             f"{whose} are {tuple(tokens.shape)}, but the model was built for {wanted}{turned}"
         )
@@ -181,8 +184,8 @@ class InMemoryWaves:
             )
         wave = wave_of(value, name)
         first = max(0, wave.shape[1] - self.data.length) // 2
-        cut = at_loudness(wave[:, first : first + self.data.length], self.data.loudness_db)
-        return AudioExample(padded(cut, self.data.length), cut.shape[1], self.data.rate_hz, "")
+        cut = normalize_loudness(wave[:, first : first + self.data.length], self.data.loudness_db)
+        return AudioExample(pad_samples(cut, self.data.length), cut.shape[1], self.data.rate_hz, "")
 
     def collate(self, examples: list[AudioExample]) -> AudioBatch:
         return collate_sounds(examples)

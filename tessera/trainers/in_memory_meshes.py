@@ -21,7 +21,7 @@ from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
 from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.mesh.media import Mesh
 from tessera.run.config import did_you_mean
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 FIELDS = ("vertices", "faces", "face_edges", "texts", "text_embeds")
 """What an item may hold. Embeddings of texts may be there, for other readers, and are not looked
@@ -83,7 +83,7 @@ class InMemoryMeshes:
         fields, caption = self.fields(index), self.caption(index)
         try:
             mesh = self.fitting(Mesh(array(fields["vertices"]), array(fields["faces"])))
-            return MeshExample.of(mesh, self.data.bins, caption)
+            return MeshExample.from_mesh(mesh, self.data.bins, caption)
         except ValueError as error:  # Mesh's own, or Unreadable
             raise UnreadableFile(f"{self.name(index)}: {error}") from error
 

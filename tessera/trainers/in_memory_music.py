@@ -17,16 +17,25 @@ import numpy as np
 import torch
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.audio.media import padded
+from tessera.modalities.audio.media import pad_samples
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.run.config import did_you_mean
 
 Field = Literal["wave", "text", "numbers"]
 NAMES: dict[str, Field] = {
-    "wavs": "wave", "wav": "wave", "wave": "wave", "audio": "wave",
-    "raw_texts": "text", "raw_text": "text", "text": "text", "caption": "text", "captions": "text",
-    "texts": "numbers", "tokens": "numbers", "token_ids": "numbers",
-}  # fmt: skip
+    "wavs": "wave",
+    "wav": "wave",
+    "wave": "wave",
+    "audio": "wave",
+    "raw_texts": "text",
+    "raw_text": "text",
+    "text": "text",
+    "caption": "text",
+    "captions": "text",
+    "texts": "numbers",
+    "tokens": "numbers",
+    "token_ids": "numbers",
+}
 """What the values of a dictionary may be called, the names of the research code among them."""
 
 
@@ -66,7 +75,7 @@ class InMemoryMusic:
         cut = wave[:, start : start + self.length]
         captions = said(fields, self.reads_numbers, self.name(index))
         caption = captions[int(rng.integers(len(captions)))] if len(captions) > 1 else captions[0]
-        return MusicExample(padded(cut, self.length), cut.shape[1], self.rate_hz, caption)
+        return MusicExample(pad_samples(cut, self.length), cut.shape[1], self.rate_hz, caption)
 
     def collate(self, examples: list[MusicExample]) -> MusicBatch:
         return collate(examples)

@@ -7,7 +7,7 @@
     autoencoder()                                       # calling a trainer trains
 
     transformer = MeshTransformerTrainer(
-        MeshTransformerConfig().build(autoencoder.model.vocabulary, corners=3, levels=2), captioned,
+        MeshTransformerConfig().build(autoencoder.model.vocabulary, corners=3, num_quantizers=2), captioned,
         tokenizer="runs/meshes-autoencoder", num_train_steps=2000, batch_size=8, grad_accum_every=1,
         checkpoint_folder="runs/meshes-transformer",
     )
@@ -41,7 +41,8 @@ from tessera.objectives.autoregressive import AutoregressiveConfig
 from tessera.recipes import registry as recipes
 from tessera.run.config import Run
 from tessera.run.dependencies import find_dependencies
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
     GIVEN,
@@ -113,9 +114,12 @@ class MeshAutoencoderTrainer(MeshTrainer):
         max_faces: int = 800,
     ) -> None:
         data = MeshDataConfig(
-            path=place_of(dataset), bins=model.config.bins, polygons=model.config.polygons, max_faces=max_faces,
+            path=place_of(dataset),
+            bins=model.config.bins,
+            polygons=model.config.polygons,
+            max_faces=max_faces,
             val_fraction=0.0,
-        )  # fmt: skip
+        )
         run = Run(
             recipe="meshes-autoencoder",
             task=MeshTokenizerConfig(
@@ -250,10 +254,13 @@ def optimizer_of(
     optimizer_kwargs: Mapping[str, Any] | None,
 ) -> OptimizerConfig:
     return OptimizerConfig(
-        lr=rate, weight_decay=decay, max_grad_norm=clip, **scheduled(scheduler, warmup_steps),
+        lr=rate,
+        weight_decay=decay,
+        max_grad_norm=clip,
+        **scheduled(scheduler, warmup_steps),
         **translated(scheduler_kwargs, "scheduler_kwargs", SCHEDULE),
         **translated(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER),
-    )  # fmt: skip
+    )
 
 
 def mesh_engine_config(
@@ -324,8 +331,8 @@ def data_beneath(folder: RunDirectory, tokenizer: str | Path) -> MeshDataConfig:
 
 def refuse_stranger(model: MeshTransformer, fitting: MeshTransformer) -> None:
     """A transformer that was built for the symbols of another autoencoder."""
-    if (model.vocab_size, model.slots) != (fitting.vocab_size, fitting.slots):
+    if (model.vocab_size, model.tokens_per_position) != (fitting.vocab_size, fitting.tokens_per_position):
         raise UserError(
-            f"The transformer was built for {model.vocab_size} symbols, {model.slots} in a face, but its tokenizer writes "
-            f"{fitting.vocab_size}, {fitting.slots} in a face: build it with the tokenizer's vocabulary, corners and levels."
+            f"The transformer was built for {model.vocab_size} symbols, {model.tokens_per_position} in a face, but its tokenizer writes "
+            f"{fitting.vocab_size}, {fitting.tokens_per_position} in a face: build it with the tokenizer's vocabulary, corners and levels."
         )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.data.dataset import Split, Subset, divide
+from tessera.data.dataset import Split, Subset, split_names
 from tessera.engine.ema import EMAConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.music.contrastive import MusicContrastiveConfig
@@ -19,7 +19,7 @@ from tessera.modalities.music.dataset import MusicDataConfig
 from tessera.modalities.music.mulan import MuLaN
 from tessera.objectives.contrastive import Kind
 from tessera.run.config import Run
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.text.token_ids import TokenIdTextConfig
 from tessera.trainers.arguments import GIVEN, engine_config, refuse_clearing
@@ -70,9 +70,12 @@ class MuLaNTrainer(Trainer):
             max_len(dataset) if dataset is not None else round(SECONDS * audio.rate_hz)
         )
         data = MusicDataConfig(
-            path=str(folder) if folder is not None else GIVEN, rate_hz=audio.rate_hz, samples=clip, val_fraction=valid_frac,
+            path=str(folder) if folder is not None else GIVEN,
+            rate_hz=audio.rate_hz,
+            samples=clip,
+            val_fraction=valid_frac,
             split_seed=random_split_seed,
-        )  # fmt: skip
+        )
         split = given_split(dataset, data, mulan) if dataset is not None else data.build()
         steps = num_train_steps or max(1, len(split.train) // (batch_size * grad_accum_every))
         run = Run(
@@ -107,7 +110,7 @@ class MuLaNTrainer(Trainer):
 def given_split(dataset: Sequence[Any], data: MusicDataConfig, mulan: MuLaN) -> Split:
     numbers = isinstance(mulan.config.text, TokenIdTextConfig)
     source = InMemoryMusic(dataset, data.length, data.rate_hz, numbers)
-    train, validation = divide(
+    train, validation = split_names(
         [source.name(i) for i in range(len(source))], data.val_fraction, data.split_seed
     )
     return Split(Subset(source, train), Subset(replace(source, crop="centre"), validation))

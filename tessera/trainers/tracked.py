@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 from tessera.data.dataset import Split
 from tessera.engine.logging import Trackers
 from tessera.engine.task import Task
-from tessera.run.config import Run, encode, flat
-from tessera.run.directory import UserError
+from tessera.run.config import Run, encode, flatten
+from tessera.run.errors import UserError
 from tessera.trainers.base import Logs, Trainer
 
 
@@ -52,7 +52,7 @@ class TrackedTrainer(Trainer):
                 f"Records were to be tracked in {project!r}, but this trainer was made without use_wandb_tracking=True."
             )
         settings = (
-            flat(encode(self.run))
+            flatten(encode(self.run))
             | ({"run_name": name} if name is not None else {})
             | dict(more or {})
         )

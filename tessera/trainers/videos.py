@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.data.dataset import Split, Subset, divide
+from tessera.data.dataset import Split, Subset, split_names
 from tessera.data.errors import UnreadableFile
 from tessera.engine.checkpoint import name_of
 from tessera.engine.modes import eval_mode
@@ -39,7 +39,7 @@ from tessera.modalities.video.reconstruction import (
     VideoTokenizerTaskConfig,
 )
 from tessera.run.config import Run
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
     GIVEN,
@@ -112,28 +112,40 @@ class VideoTokenizerTrainer(TrackedTrainer):
         refuse_unclear_data(dataset, dataset_folder, dataset_type, dataset_kwargs)
         self._checkpoints_folder = Path(checkpoints_folder)
         optimizer = OptimizerConfig(
-            lr=learning_rate, max_grad_norm=max_grad_norm, **scheduled(scheduler, warmup_steps),
+            lr=learning_rate,
+            max_grad_norm=max_grad_norm,
+            **scheduled(scheduler, warmup_steps),
             **({"decay": 1e-2} | translated(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER)),
             **translated(scheduler_kwargs, "scheduler_kwargs", SCHEDULE),
-        )  # fmt: skip
+        )
         run = Run(
             recipe="videos-magvit2",
             task=VideoTokenizerTaskConfig(
                 model=model.config,
                 reconstruction=VideoReconstructionConfig(perceptual=perceptual),
-                adversary=told(discriminators, discr_start_after_step, apply_gradient_penalty_every, optimizer),
+                adversary=told(
+                    discriminators, discr_start_after_step, apply_gradient_penalty_every, optimizer
+                ),
                 optimizer=optimizer,
             ),
             data=VideoDataConfig(
-                path=str(dataset_folder) if dataset_folder is not None else GIVEN, size=image_size,
-                frames=num_frames if dataset_type == "videos" else 1, val_fraction=valid_frac,
-                split_seed=random_split_seed, **translated(dataset_kwargs, "dataset_kwargs", DATASET),
+                path=str(dataset_folder) if dataset_folder is not None else GIVEN,
+                size=image_size,
+                frames=num_frames if dataset_type == "videos" else 1,
+                val_fraction=valid_frac,
+                split_seed=random_split_seed,
+                **translated(dataset_kwargs, "dataset_kwargs", DATASET),
             ),
             engine=engine_config(
-                num_train_steps, batch_size, grad_accum_every, validate_every_step, checkpoint_every_step,
-                ema_config_from_kwargs(ema_kwargs), accelerate_kwargs,
+                num_train_steps,
+                batch_size,
+                grad_accum_every,
+                validate_every_step,
+                checkpoint_every_step,
+                ema_config_from_kwargs(ema_kwargs),
+                accelerate_kwargs,
             ),
-        )  # fmt: skip
+        )
         task = build_task(run)
         task.model.load_state_dict(model.state_dict())
         split = Clips.split(dataset, run.data) if dataset is not None else None
@@ -230,7 +242,7 @@ class Clips:
     def split(cls, clips: Sequence[Tensor], data: VideoDataConfig) -> Split:
         source = cls(clips, data.size, data.frames)
         names = [source.name(i) for i in range(len(source))]
-        train, validation = divide(names, data.val_fraction, data.split_seed)
+        train, validation = split_names(names, data.val_fraction, data.split_seed)
         return Split(Subset(source, train), Subset(source, validation))
 
     def __len__(self) -> int:

@@ -18,7 +18,7 @@ from tessera.engine.modes import hash_seed
 from tessera.modalities.image.media import Image
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres
 from tessera.objectives.generation import GenerationRequest
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tests.command import Said, refused, tessera
@@ -140,7 +140,7 @@ def test_what_is_not_asked_for_is_as_the_run_says(generator):
     chosen = settings(generator.task, decoding_steps=7, guidance=2)
     assert chosen.sampling == dataclasses.replace(generator.task.config.sampling, decoding_steps=7)
     assert chosen.guidance == Guidance(scale=2.0)
-    with pytest.raises(UserError, match="at least 1 round"):
+    with pytest.raises(UserError, match="must be at least 1"):
         settings(generator.task, decoding_steps=0)
     by_level = dataclasses.replace(generator.task.config.sampling, decoding_steps_per_level=(16, 1))
     with pytest.raises(UserError, match="level by level"):
@@ -164,8 +164,20 @@ def test_the_package_offers_it_by_name():
 
 
 def test_the_card_says_how_a_generator_is_opened(tmp_path):
-    said = tessera("train", "images-maskgit", "--preset", "tiny", "--steps", "1", "--sample-count", "1", "--tokenizer",
-                   on_tiny_parts(images_maskgit).task.tokenizer, "--out", tmp_path / "run")  # fmt: skip
+    said = tessera(
+        "train",
+        "images-maskgit",
+        "--preset",
+        "tiny",
+        "--steps",
+        "1",
+        "--sample-count",
+        "1",
+        "--tokenizer",
+        on_tiny_parts(images_maskgit).task.tokenizer,
+        "--out",
+        tmp_path / "run",
+    )
     card = (tmp_path / "run" / "README.md").read_text()
     assert said.code == 0 and "Generator.load" in card and "Tokenizer.load" not in card
 
@@ -214,7 +226,7 @@ def test_a_chain_over_different_tokenizers_is_refused(base, tmp_path):
     """The larger pictures' own tokenizer taken for the smaller one: the same vocabulary, and other
     symbols."""
     run = on_tiny_parts(images_maskgit_superres)
-    run = dataclasses.replace(run, task=dataclasses.replace(run.task, smaller=run.task.tokenizer))
+    run = dataclasses.replace(run, task=dataclasses.replace(run.task, low_res_tokenizer=run.task.tokenizer))
     train(
         tmp_path,
         dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=1, sample_count=1)),
@@ -296,11 +308,41 @@ def sampled(*arguments: str | Path) -> Said:
 def test_prompts_become_files_with_every_setting_beside_them(base, tmp_path):
     out = tmp_path / "out"
     said = sampled(
-        base, "--prompt", PROMPT, "two blue squares", "--negative", "a ring", "--count", "2",
-        "--guidance", "2.5", "--guidance-from", "0.1", "--guidance-to", "0.9", "--guidance-ramp", "linear",
-        "--decoding-steps", "3", "--order", "halton", "--schedule", "linear", "--temperature", "0.8", "--choice-temperature", "1.5",
-        "--top-k", "20", "--top-p", "0.9", "--seed", "7", "--out", out,
-    )  # fmt: skip
+        base,
+        "--prompt",
+        PROMPT,
+        "two blue squares",
+        "--negative",
+        "a ring",
+        "--count",
+        "2",
+        "--guidance",
+        "2.5",
+        "--guidance-from",
+        "0.1",
+        "--guidance-to",
+        "0.9",
+        "--guidance-ramp",
+        "linear",
+        "--decoding-steps",
+        "3",
+        "--order",
+        "halton",
+        "--schedule",
+        "linear",
+        "--temperature",
+        "0.8",
+        "--choice-temperature",
+        "1.5",
+        "--top-k",
+        "20",
+        "--top-p",
+        "0.9",
+        "--seed",
+        "7",
+        "--out",
+        out,
+    )
     assert names_in(out) == [
         "0000.png",
         "0001.png",
@@ -318,9 +360,15 @@ def test_prompts_become_files_with_every_setting_beside_them(base, tmp_path):
     )
     assert found["guidance"] == {"scale": 2.5, "start": 0.1, "end": 0.9, "ramp": "linear"}
     assert found["sampling"] == {
-        "rounds": 3, "schedule": "linear", "order": "halton", "temperature": 0.8, "noise": 1.5, "top_k": 20, "top_p": 0.9,
+        "rounds": 3,
+        "schedule": "linear",
+        "order": "halton",
+        "temperature": 0.8,
+        "noise": 1.5,
+        "top_k": 20,
+        "top_p": 0.9,
         "level_rounds": [],
-    }  # fmt: skip
+    }
     assert (found["run"], found["steps"], found["weights"], found["seed"]) == (
         str(base),
         20,
@@ -446,7 +494,7 @@ def test_a_super_resolution_run_can_be_evaluated(superres):
 
 def test_a_generator_is_evaluated_with_a_judge_on_toys(base):
     said = tessera("evaluate", base, "--samples", "4")
-    assert said.code == 0 and "as_asked" in said.out and "condition_gain" in said.out
+    assert said.code == 0 and "prompt_match" in said.out and "condition_gain" in said.out
     found = json.loads((base / "evaluation.json").read_text())
     assert found["protocol"]["judged"]["samples"] == 4 and "sampling" in found["protocol"]["judged"]
     assert {"cross_entropy", "accuracy", "condition_gain"} <= found["numbers"]["raw"].keys()

@@ -18,7 +18,7 @@ from tessera.engine.ema import EMAConfig
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.music.synthetic import SyntheticMusic
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tests.runs import tokenizer, trained_once
 
 
@@ -29,7 +29,7 @@ def trained() -> str:
         run.engine, steps=60, batch_size=8, ema=EMAConfig(decay=0.9), log_every=60
     )
     engine = dataclasses.replace(engine, validate_every=60, sample_every=60, checkpoint_every=60)
-    data = dataclasses.replace(run.data, seconds=1.0, toys=8, val_fraction=0.0)
+    data = dataclasses.replace(run.data, seconds=1.0, num_synthetic=8, val_fraction=0.0)
     task = dataclasses.replace(run.task, optimizer=dataclasses.replace(run.task.optimizer, lr=4e-3))
     return trained_once("mulan", dataclasses.replace(run, engine=engine, data=data, task=task))
 
@@ -44,12 +44,12 @@ def music(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tunes that were learnt from, as files, of which only some have a caption; and one that is
     none."""
     folder = tmp_path_factory.mktemp("music")
-    toys = SyntheticMusic(8, samples=8000, rate_hz=8000)
+    num_synthetic = SyntheticMusic(8, samples=8000, rate_hz=8000)
     for number in range(8):
-        example = toys.item(number, np.random.default_rng(0))
+        example = num_synthetic.item(number, np.random.default_rng(0))
         Audio(example.samples, 8000).write(folder / f"{number}.wav")
         if number % 2:
-            (folder / f"{number}.txt").write_text(toys.caption(number))
+            (folder / f"{number}.txt").write_text(num_synthetic.caption(number))
     (folder / "broken.wav").write_bytes(b"RIFF")
     return folder
 
@@ -73,9 +73,9 @@ def test_a_clip_finds_itself_by_its_own_sound(place: Path, music: Path, number: 
 
 
 def test_texts_find_what_they_are_about(place: Path) -> None:
-    toys, index = SyntheticMusic(8, samples=8000, rate_hz=8000), Index.load(place)
+    num_synthetic, index = SyntheticMusic(8, samples=8000, rate_hz=8000), Index.load(place)
     found = [
-        index.search(toys.caption(number), top=1)[0].name == f"{number}.wav" for number in range(8)
+        index.search(num_synthetic.caption(number), top=1)[0].name == f"{number}.wav" for number in range(8)
     ]
     assert sum(found) >= 7
 
@@ -116,7 +116,7 @@ def test_without_a_folder_the_runs_own_examples_are_searched(run: str) -> None:
 
 
 def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    points, query = torch.nn.functional.normalize(torch.randn(50, 8), dim=-1), torch.randn(1, 8)
+    embeddings, query = torch.nn.functional.normalize(torch.randn(50, 8), dim=-1), torch.randn(1, 8)
 
     class Flat:
         """Stands in for faiss, which is not among what `make` installs."""
@@ -134,8 +134,8 @@ def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setitem(sys.modules, "faiss", type(sys)("faiss"))
     sys.modules["faiss"].IndexFlatIP = Flat
-    nearness, places = by_faiss(points, query, 5)
-    exact_nearness, exact_places = exactly(points, query, 5)
+    nearness, places = by_faiss(embeddings, query, 5)
+    exact_nearness, exact_places = exactly(embeddings, query, 5)
     assert places.tolist() == exact_places.tolist() and torch.allclose(nearness, exact_nearness)
 
 
@@ -164,8 +164,8 @@ def test_a_place_that_is_taken_is_left_alone(run: str, place: Path, tmp_path: Pa
         (lambda place: (place / "index.json").unlink(), "There is no index in"),
         (lambda place: (place / "index.json").write_text("{"), "is damaged"),
         (lambda place: (place / "index.json").write_text("[]"), "is damaged"),
-        (lambda place: (place / "points.safetensors").write_bytes(b"x" * 20), "is damaged"),
-        (lambda place: shorten(place / "index.json"), "has 7 names and 8 points"),
+        (lambda place: (place / "embeddings.safetensors").write_bytes(b"x" * 20), "is damaged"),
+        (lambda place: shorten(place / "index.json"), "has 7 names and 8 embeddings"),
         (lambda place: shutil.rmtree(place / "model"), "no run"),
     ],
 )

@@ -1,5 +1,4 @@
-"""bench/music.py in small: its sides do the work they claim, and its judges are not blind. Nothing
-is timed here."""
+"""bench/music.py: our side does the configured work; other work is rejected."""
 
 from __future__ import annotations
 
@@ -15,92 +14,84 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 @pytest.fixture
 def music(monkeypatch):
-    """The bench as a module; it is a script and in no package."""
+    """The bench script as a module."""
     monkeypatch.syspath_prepend(str(BENCH))
     module = importlib.import_module("music")
-    monkeypatch.setattr(
-        module.pairs, "pin", lambda threads: None
-    )  # the threads of the tests are not the bench's to choose
+    monkeypatch.setattr(module.timing, "set_threads", lambda threads: None)
     return module
 
 
-def test_our_side_learns_from_whole_batches(music, tmp_path, monkeypatch) -> None:
-    moved = []
-    step = importlib.import_module("tessera.engine.engine").Engine.step
+def test_our_side_trains_on_whole_batches(music, tmp_path, monkeypatch) -> None:
+    steps = []
+    step = importlib.import_module("tessera.engine.engine").Engine.run_step
     monkeypatch.setattr(
-        "tessera.engine.engine.Engine.step",
-        lambda self, *rest: moved.append((self, rest)) or step(self, *rest),
+        "tessera.engine.engine.Engine.run_step",
+        lambda self, *args: steps.append((self, args)) or step(self, *args),
     )
-    side = music.music_networks.ours(tmp_path)
-    assert 0 < float(side.step()["model"].norm) < 1000
-    [(engine, (_, [batch]))] = moved
-    assert (
-        batch.examples.samples.shape == (8, 1, 4096)
-        and len(batch.examples.captions[0].split()) == 32
-    )
-    assert side.about.parameters["model"] == sum(
-        parameter.numel() for parameter in engine.task.model.parameters()
-    )
-    assert side.about.mflop["model"] > 1
+    workload = music.music_networks.build_ours(tmp_path)
+    assert 0 < float(workload.step()["model"].norm) < 1000
+    [(engine, (_, [batch]))] = steps
+    assert batch.examples.samples.shape == (8, 1, 4096)
+    assert len(batch.examples.captions[0].split()) == 32
+    parameters = engine.task.model.parameters()
+    assert workload.info.parameters["model"] == sum(one.numel() for one in parameters)
+    assert workload.info.mflop["model"] > 1
 
 
 def test_our_network_is_about_as_large_as_theirs(music) -> None:
     """musiclm-pytorch 0.2.8: 0.99 M, and 84 patches of which 63 are kept."""
-    model = music.music_networks.config().build()
-    assert music.music_networks.parameters(model) == pytest.approx(0.99e6, rel=0.3)
-    heard = model.audio.hear(torch.randn(1, 4096), torch.tensor([4096]))
-    assert model.audio.patches(heard).values_BPV.shape == (1, 88, 256)
+    model = music.music_networks.model_config().build()
+    assert music.music_networks.count_parameters(model) == pytest.approx(0.99e6, rel=0.3)
+    spectrogram = model.audio.compute_spectrogram(torch.randn(1, 4096), torch.tensor([4096]))
+    assert model.audio.patchify(spectrogram).values_BPV.shape == (1, 88, 256)
 
 
-def used(music, cached: float = 100.0, small: float = 90.0, outcome: float = 4.5):
-    return {music.CACHED: (cached, outcome), music.SMALL: (small, 3.4), music.AT_ONCE: (700.0, 4.5)}
+def fake_processes(music, monkeypatch, micro_mb: float = 100.0, micro_loss: float = 4.5) -> None:
+    """Replace the measured processes by numbers."""
+    results = {
+        music.IN_MICRO_BATCHES: {"mb": micro_mb, "outcome": micro_loss},
+        music.SMALL_BATCH: {"mb": 90.0, "outcome": 3.4},
+        music.AT_ONCE: {"mb": 700.0, "outcome": 4.5},
+    }
+    monkeypatch.setattr(music.memory, "run_process", lambda name, command: results[name])
 
 
-@pytest.mark.parametrize(("cached", "code"), [(100.0, 0), (134.0, 0), (136.0, 1)])
-def test_too_much_memory_ends_in_exit_code_1(
-    music, monkeypatch, capsys, tmp_path, cached: float, code: int
+@pytest.mark.parametrize(("mb", "code"), [(100.0, 0), (134.0, 0), (136.0, 1)])
+def test_memory_above_the_target_is_exit_code_1(
+    music, monkeypatch, capsys, tmp_path, mb: float, code: int
 ) -> None:
-    told = used(music, cached)
-    monkeypatch.setattr(
-        music.memory, "told_by", lambda name, command: dict(zip(("mb", "outcome"), told[name]))
-    )
-    assert music.main(["--what", "memory", "--json", str(tmp_path / "numbers.json")]) == code
-    assert (
-        f"takes {cached / 90:.2f} times the memory of 32 by itself; wanted: at most 1.5"
-        in capsys.readouterr().out
-    )
-    assert (
-        json.loads((tmp_path / "numbers.json").read_text())["memory"][music.CACHED]["mb"] == cached
-    )
+    fake_processes(music, monkeypatch, micro_mb=mb)
+    file = tmp_path / "numbers.json"
+    assert music.main(["--only", "memory", "--json", str(file)]) == code
+    output = capsys.readouterr().out
+    assert f"{mb / 90:.2f} times the memory of batch of 32 (target: at most 1.5)" in output
+    assert json.loads(file.read_text())["memory"][music.IN_MICRO_BATCHES]["mb"] == mb
 
 
-def test_other_work_is_refused(music, monkeypatch) -> None:
-    told = used(music, outcome=4.6)
-    monkeypatch.setattr(
-        music.memory, "told_by", lambda name, command: dict(zip(("mb", "outcome"), told[name]))
-    )
+def test_variants_with_different_losses_are_rejected(music, monkeypatch) -> None:
+    fake_processes(music, monkeypatch, micro_loss=4.6)
     with pytest.raises(SystemExit, match="they are not the same work"):
-        music.main(["--what", "memory"])
+        music.main(["--only", "memory"])
 
 
-def test_the_package_must_be_there_for_a_comparison(music, capsys) -> None:
+def test_missing_research_packages_are_reported(music, capsys, tmp_path) -> None:
     with pytest.raises(SystemExit):
-        music.main(["--what", "step"])
-    assert "give --peer-env and --peer-adapters" in capsys.readouterr().err
+        music.main(["--only", "step", "--peers-python", str(tmp_path / "missing")])
+    assert "run `make peers`" in capsys.readouterr().err
 
 
 def test_memory_is_that_of_one_step(music, monkeypatch) -> None:
-    """Of a small one: two micro-batches of two are told apart from each other."""
-    seen = []
+    """Two micro-batches of two, after a warm-up step of one batch of two."""
+    sizes = []
     task = importlib.import_module("tessera.objectives.contrastive").ContrastiveTask
-    look = task.look_at_whole_batch
+    prepare = task.gather_embeddings
     monkeypatch.setattr(
         task,
-        "look_at_whole_batch",
-        lambda self, micros, *rest: (
-            seen.append([len(one) for one in micros]) or look(self, micros, *rest)
+        "gather_embeddings",
+        lambda self, micros, *args: (
+            sizes.append([len(one) for one in micros]) or prepare(self, micros, *args)
         ),
     )
-    found = music.music_networks.stepped(4, 2)
-    # So small a step may find all it needs in what this process has freed before.
-    assert seen == [[2], [2, 2]] and found.mb >= 0 and found.outcome < 10
+    use = music.music_networks.run_step(4, 2)
+    # So small a step may fit into memory that this process has freed before.
+    assert sizes == [[2], [2, 2]] and use.mb >= 0 and use.outcome < 10

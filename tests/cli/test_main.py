@@ -15,9 +15,10 @@ import torch
 from tessera import __version__
 from tessera.api.tokenizer import Tokenizer
 from tessera.cli.main import VERBS
-from tessera.data.tokens import read_tokens_dir
-from tessera.engine.checkpoint import steps_in
-from tessera.run.directory import RunDirectory, UserError
+from tessera.data.tokens import read_tokens
+from tessera.engine.checkpoint import list_steps
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tests.command import Said, files, refused, tessera
 
 
@@ -115,9 +116,9 @@ def test_a_run_tells_what_it_does_and_where_to_look(trained):
 
 
 def test_a_runs_folder_holds_what_was_promised(run):
-    assert steps_in(run / "checkpoints") == [4]
+    assert list_steps(run / "checkpoints") == [4]
     assert json.loads((run / "config.json").read_text())["engine"]["steps"] == 4
-    kinds = [(record["kind"], record["step"]) for record in RunDirectory(run).records()]
+    kinds = [(record["kind"], record["step"]) for record in RunDirectory(run).read_records()]
     assert kinds == [("train", 1), ("train", 2), ("train", 3), ("train", 4), ("validation", 4)]
     with PIL.Image.open(run / "samples" / "000004" / "sheet.png") as sheet:
         assert sheet.width > 32
@@ -135,7 +136,7 @@ def test_the_same_command_goes_on_and_a_finished_run_stays_as_it_is(run, tmp_pat
     assert files(again / "checkpoints", again / "samples") == before
     said = tessera(*command, "--steps", "6")
     assert said.code == 0 and "Done: 6 steps." in said.out
-    assert [record["step"] for record in RunDirectory(again).records("train")] == [1, 2, 3, 4, 5, 6]
+    assert [record["step"] for record in RunDirectory(again).read_records("train")] == [1, 2, 3, 4, 5, 6]
 
 
 def test_other_settings_on_a_used_folder_are_refused_and_fresh_takes_a_new_one(run, tmp_path):
@@ -158,7 +159,7 @@ def test_other_settings_on_a_used_folder_are_refused_and_fresh_takes_a_new_one(r
     assert "engine.batch_size: 8 in the folder, 4 asked for" in letter and "--fresh" in letter
     assert "steps" not in letter.split("settings:")[1].split("Use its")[0]
     assert tessera(*command, "--fresh").code == 0
-    assert steps_in(tmp_path / "used-2" / "checkpoints") == [2]
+    assert list_steps(tmp_path / "used-2" / "checkpoints") == [2]
     assert {name: data for name, data in files(used).items() if not name.endswith("/lock")} == {
         name: data for name, data in before.items() if not name.endswith("/lock")
     }
@@ -175,9 +176,19 @@ def test_a_rehearsal_shows_the_plan_and_keeps_nothing(tmp_path, monkeypatch):
 
 def test_own_pictures_are_trained_on_without_a_word_about_toys(pictures, tmp_path):
     said = tessera(
-        "train", "images-vqgan", "--preset", "tiny", "--data", pictures, "--batch-size", "4", "--steps", "1",
-        "--out", tmp_path / "run",
-    )  # fmt: skip
+        "train",
+        "images-vqgan",
+        "--preset",
+        "tiny",
+        "--data",
+        pictures,
+        "--batch-size",
+        "4",
+        "--steps",
+        "1",
+        "--out",
+        tmp_path / "run",
+    )
     assert said.code == 0 and f"from {pictures}" in said.out and "toys" not in said.out
     assert str(pictures) in (tmp_path / "run" / "README.md").read_text()
 
@@ -252,7 +263,7 @@ def codes(run: Path, pictures: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 def test_the_codes_of_a_folder_are_those_of_the_tokenizer_in_python(run, pictures, codes):
     tokenizer = Tokenizer.load(run)
-    stored = read_tokens_dir(codes, tokenizer.fingerprint)
+    stored = read_tokens(codes, tokenizer.fingerprint)
     assert stored.names == [f"{number:03d}.png" for number in range(9)]
     assert stored.codes.shape == (9, 4, 4) and stored.about.vocab_size == tokenizer.vocab_size == 64
     source = tokenizer.run.data.__class__(path=str(pictures), size=16).full()
@@ -280,7 +291,7 @@ def test_a_fingerprint_is_that_of_the_weights_and_of_how_pictures_are_prepared(r
 
 def test_codes_of_other_weights_are_refused(run, codes):
     with pytest.raises(UserError, match="another tokenizer"):
-        read_tokens_dir(codes, Tokenizer.load(run, weights="raw").fingerprint)
+        read_tokens(codes, Tokenizer.load(run, weights="raw").fingerprint)
 
 
 def test_codes_are_not_written_over(run, pictures, codes):
@@ -307,7 +318,7 @@ def test_an_evaluation_tells_live_and_average_and_how_they_came_about(run):
     protocol = written["protocol"]
     assert (protocol["recipe"], protocol["steps"], protocol["examples"]) == ("images-vqgan", 4, 16)
     assert protocol["transform"] == {"size": 16} and protocol["tessera"] == __version__
-    record = RunDirectory(run).records("validation")[-1]
+    record = RunDirectory(run).read_records("validation")[-1]
     for weights in ("raw", "ema"):
         assert written["numbers"][weights]["psnr"] == pytest.approx(
             record[f"{weights}/psnr"], rel=1e-5

@@ -9,13 +9,13 @@ import pickle
 import pytest
 
 from tessera.data.captions import Captions, read_captions
-from tessera.data.discovery import scan
+from tessera.data.discovery import list_files
 from tessera.data.errors import UnreadableFile
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 
 def captions_of(folder) -> Captions:
-    files = scan(folder)
+    files = list_files(folder)
     pictures = [file for file in files if file.endswith(".png")]
     return read_captions(folder, pictures, [file for file in files if not file.endswith(".png")])
 
@@ -43,7 +43,7 @@ def test_a_text_file_beside_a_picture_is_its_caption(tmp_path):
         c_png="",
     )
     captions = captions_of(tmp_path)
-    assert [captions.of(name) for name in ("a.png", "sub/b.png", "c.png")] == [
+    assert [captions.get(name) for name in ("a.png", "sub/b.png", "c.png")] == [
         "a red circle",
         "größer",
         "",
@@ -55,9 +55,9 @@ def test_a_text_file_that_is_no_text_makes_only_its_picture_unreadable(tmp_path)
     put(tmp_path, a_png="", b_png="", b_txt="fine")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
     captions = captions_of(tmp_path)
-    assert captions.of("b.png") == "fine"
+    assert captions.get("b.png") == "fine"
     with pytest.raises(UnreadableFile, match="a.txt: the caption cannot be read"):
-        captions.of("a.png")
+        captions.get("a.png")
 
 
 @pytest.mark.parametrize("column", ["text", "caption"])
@@ -68,7 +68,7 @@ def test_metadata_in_json_lines_is_read(tmp_path, column):
     )
     put(tmp_path, a_png="", sub__b_png="", c_png="", metadata_jsonl=rows + "\n")
     captions = captions_of(tmp_path)
-    assert [captions.of(name) for name in ("a.png", "sub/b.png", "c.png")] == ["one", "two", ""]
+    assert [captions.get(name) for name in ("a.png", "sub/b.png", "c.png")] == ["one", "two", ""]
 
 
 def test_metadata_in_csv_is_read_with_commas_and_quotes(tmp_path):
@@ -79,8 +79,8 @@ def test_metadata_in_csv_is_read_with_commas_and_quotes(tmp_path):
         metadata_csv='file_name,text\na.png,"red, and ""round"""\nb.png,\n',
     )
     captions = captions_of(tmp_path)
-    assert captions.of("a.png") == 'red, and "round"'
-    assert captions.of("b.png") == ""
+    assert captions.get("a.png") == 'red, and "round"'
+    assert captions.get("b.png") == ""
     assert captions.counts(["a.png", "b.png"]) == {"metadata": 1}
 
 
@@ -89,7 +89,7 @@ def test_metadata_of_a_subfolder_speaks_of_that_subfolder(tmp_path):
     outer = "file_name,text\na.png,outer\n"
     put(tmp_path, a_png="", sub__a_png="", metadata_csv=outer, sub__metadata_jsonl=inner)
     captions = captions_of(tmp_path)
-    assert (captions.of("a.png"), captions.of("sub/a.png")) == ("outer", "inner")
+    assert (captions.get("a.png"), captions.get("sub/a.png")) == ("outer", "inner")
 
 
 def test_a_text_file_is_more_particular_than_metadata(tmp_path):
@@ -98,15 +98,15 @@ def test_a_text_file_is_more_particular_than_metadata(tmp_path):
     )
     put(tmp_path, a_png="", a_txt="particular", b_png="", metadata_jsonl=rows)
     captions = captions_of(tmp_path)
-    assert (captions.of("a.png"), captions.of("b.png")) == ("particular", "general")
+    assert (captions.get("a.png"), captions.get("b.png")) == ("particular", "general")
 
 
 def test_folders_of_classes_give_their_names(tmp_path):
     put(tmp_path, golden_retriever__1_png="", cats__2_png="", loose_png="")
     captions = captions_of(tmp_path)
-    assert captions.of("cats/2.png") == "cats"
-    assert captions.of("golden_retriever/1.png") == "golden retriever"
-    assert captions.of("loose.png") == ""
+    assert captions.get("cats/2.png") == "cats"
+    assert captions.get("golden_retriever/1.png") == "golden retriever"
+    assert captions.get("loose.png") == ""
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_folders_of_classes_give_their_names(tmp_path):
 def test_folder_names_that_need_not_describe_are_no_captions(tmp_path, files):
     put(tmp_path, **files)
     captions = captions_of(tmp_path)
-    assert captions.of(next(iter(files)).replace("__", "/").replace("_png", ".png")) == ""
+    assert captions.get(next(iter(files)).replace("__", "/").replace("_png", ".png")) == ""
 
 
 @pytest.mark.parametrize(
@@ -212,13 +212,13 @@ def test_a_file_may_have_several_captions_and_the_first_is_its_caption(tmp_path)
     lines += '{"file_name": "b.png", "tags": ["blue", "flat", "old"]}\n'
     put(tmp_path, a_png="", b_png="", c_png="", c_txt="one\ntwo", metadata_jsonl=lines)
     captions = captions_of(tmp_path)
-    assert captions.all_of("a.png") == ["red", "round thing"] and captions.of("a.png") == "red"
-    assert captions.all_of("b.png") == [
+    assert captions.get_all("a.png") == ["red", "round thing"] and captions.get("a.png") == "red"
+    assert captions.get_all("b.png") == [
         "blue, flat, old",
         "with blue, flat and old",
         "with old, flat and blue",
     ]
-    assert captions.all_of("c.png") == ["one two"] and captions.all_of("c.png", lines=True) == [
+    assert captions.get_all("c.png") == ["one two"] and captions.get_all("c.png", lines=True) == [
         "one",
         "two",
     ]

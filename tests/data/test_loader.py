@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from tessera.data.errors import UnreadableFile
-from tessera.data.loader import TRIES, EpochPermutation, EvalLoader, ShuffledDataset, TrainLoader
+from tessera.data.loader import MAX_REPLACEMENTS, EpochPermutation, EvalLoader, ShuffledDataset, TrainLoader
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Batch
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 
 class Numbers:
@@ -226,7 +226,7 @@ def test_where_nothing_can_be_read_the_person_gets_a_letter_and_no_trace(num_wor
     with pytest.raises(UserError) as refused:
         next(stream.micro_batches(0, 5, 0, 1))
     letter = str(refused.value)
-    assert letter.startswith(f"{TRIES} examples drawn one after the other could not be read")
+    assert letter.startswith(f"{MAX_REPLACEMENTS} examples drawn one after the other could not be read")
     assert "cut short" in letter and letter.endswith(
         "`tessera check` tells what can be used and what cannot."
     )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tessera.data import tokens as codes_module
-from tessera.data.tokens import TokensInfo, read_tokens_dir, write_tokens
-from tessera.run.directory import UserError
+from tessera.data.tokens import TokensInfo, read_tokens, write_tokens
+from tessera.run.errors import UserError
 
 ABOUT = TokensInfo(
     fingerprint="f" * 64, vocab_size=64, recipe="images-vqgan", steps=20, preprocessing={"size": 16}
@@ -29,7 +29,7 @@ def some(count: int, each: int = 3) -> Iterator[tuple[list[str], list[str], Tens
 
 def test_codes_come_back_in_their_order_with_names_and_origin(tmp_path):
     assert write_tokens(tmp_path / "codes", some(8), ABOUT) == 8
-    found = read_tokens_dir(tmp_path / "codes", ABOUT.fingerprint)
+    found = read_tokens(tmp_path / "codes", ABOUT.fingerprint)
     assert found.names == [f"{i}.png" for i in range(8)]
     assert (
         torch.equal(found.codes, torch.cat([codes for _, _, codes in some(8)]))
@@ -42,7 +42,7 @@ def test_many_codes_are_many_files(tmp_path, monkeypatch):
     monkeypatch.setattr(codes_module, "SHARD", 4)
     write_tokens(tmp_path, some(20), ABOUT)
     assert len(list(tmp_path.glob("codes-*.safetensors"))) == 4
-    found = read_tokens_dir(tmp_path, ABOUT.fingerprint)
+    found = read_tokens(tmp_path, ABOUT.fingerprint)
     assert found.codes[:, 0, 0].tolist() == list(range(20)) and len(found.names) == 20
 
 
@@ -53,13 +53,13 @@ def test_symbols_of_a_huge_vocabulary_survive(tmp_path):
         [(["a.png", "b.png"], ["1", "2"], huge)],
         TokensInfo("f", 2**41, "images-vqgan", 1, {}),
     )
-    assert torch.equal(read_tokens_dir(tmp_path, "f").codes, huge)
+    assert torch.equal(read_tokens(tmp_path, "f").codes, huge)
 
 
 def test_codes_of_another_tokenizer_are_refused(tmp_path):
     write_tokens(tmp_path, some(3), ABOUT)
     with pytest.raises(UserError) as refused:
-        read_tokens_dir(tmp_path, "0" * 64)
+        read_tokens(tmp_path, "0" * 64)
     letter = str(refused.value)
     assert (
         "another tokenizer" in letter
@@ -93,7 +93,7 @@ def test_a_place_that_is_a_file_is_refused(tmp_path):
 def test_where_nothing_could_be_read_there_are_no_codes(tmp_path):
     assert write_tokens(tmp_path / "codes", iter([]), ABOUT) == 0
     with pytest.raises(UserError, match="no index.json"):
-        read_tokens_dir(tmp_path / "codes", ABOUT.fingerprint)
+        read_tokens(tmp_path / "codes", ABOUT.fingerprint)
 
 
 def test_a_tokenization_that_was_interrupted_is_no_codes_and_can_be_done_again(
@@ -108,9 +108,9 @@ def test_a_tokenization_that_was_interrupted_is_no_codes_and_can_be_done_again(
     with pytest.raises(KeyboardInterrupt):
         write_tokens(tmp_path, interrupted(), ABOUT)
     with pytest.raises(UserError, match="no index.json"):
-        read_tokens_dir(tmp_path, ABOUT.fingerprint)
+        read_tokens(tmp_path, ABOUT.fingerprint)
     write_tokens(tmp_path, some(5), ABOUT)
-    assert len(read_tokens_dir(tmp_path, ABOUT.fingerprint).names) == 5
+    assert len(read_tokens(tmp_path, ABOUT.fingerprint).names) == 5
 
 
 def lose_a_file(folder: Path) -> None:
@@ -139,4 +139,4 @@ def test_damaged_codes_are_refused_with_what_to_do(harm, tmp_path):
     write_tokens(tmp_path, some(3), ABOUT)
     harm(tmp_path)
     with pytest.raises(UserError, match="damaged.*tessera tokenize"):
-        read_tokens_dir(tmp_path, ABOUT.fingerprint)
+        read_tokens(tmp_path, ABOUT.fingerprint)

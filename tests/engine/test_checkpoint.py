@@ -1,4 +1,4 @@
-"""A checkpoint is complete or it is not there: round trips, damage, full disks, and death at every
+"""Checkpoints are complete or absent: round trips, corruption, full disks, and a kill at every
 file operation."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import threading
@@ -23,60 +24,64 @@ from tessera.engine.checkpoint import (
     Snapshot,
     Writer,
     find_corruption,
-    newest,
+    find_newest,
+    list_steps,
+    load_strictly,
     prune,
     read,
-    restore_network,
+    read_tensors,
     stage,
-    steps_in,
+    write,
+    write_to,
 )
-from tessera.run.directory import UserError
-from tests.engine.toy import toy_engine
+from tessera.engine.evaluation import Evaluation
+from tessera.run.errors import UserError
+from tests.engine.small_task import small_engine
 
 KEEP_ALL = set
 
 
-def snapshot(done: int) -> Snapshot:
-    generator = torch.Generator().manual_seed(done)
+def make_snapshot(step: int) -> Snapshot:
+    generator = torch.Generator().manual_seed(step)
     return Snapshot(
-        done=done,
+        step=step,
         tensors={
             "model": {
                 "weight": torch.randn(4, 3, generator=generator),
                 "half": torch.randn(5, generator=generator).bfloat16(),
-                "counter": torch.tensor(done),
+                "counter": torch.tensor(step),
                 "started": torch.tensor(True),
             },
             "optimizer.model": {"exp_avg/encoder.weight": torch.randn(4, 3, generator=generator)},
         },
-        state={"guard": {"skipped_steps": 2, "in_a_row": {"model": 1}}, "torch": "any"},
+        state={"guard": {"skipped": 2, "consecutive": {"model": 1}}, "torch": "any"},
     )
 
 
-def same(left: Snapshot, right: Snapshot) -> bool:
-    def exactly(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+def are_equal(left: Snapshot, right: Snapshot) -> bool:
+    def tensors_are_equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
         return a.keys() == b.keys() and all(
             a[n].dtype == b[n].dtype and torch.equal(a[n], b[n]) for n in a
         )
 
     return (
-        (left.done, left.state) == (right.done, right.state)
+        (left.step, left.state) == (right.step, right.state)
         and left.tensors.keys() == right.tensors.keys()
-        and all(exactly(left.tensors[file], right.tensors[file]) for file in left.tensors)
+        and all(tensors_are_equal(left.tensors[file], right.tensors[file]) for file in left.tensors)
     )
 
 
 @pytest.fixture
 def checkpoints(tmp_path: Path) -> Path:
-    """A folder with the complete checkpoints of steps 10 and 20."""
+    """A folder with complete checkpoints of steps 10 and 20."""
     folder = tmp_path / "checkpoints"
     folder.mkdir()
-    for done in (10, 20):
-        checkpoint.write(folder, snapshot(done))
+    for step in (10, 20):
+        write(folder, make_snapshot(step))
     return folder
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
@@ -84,21 +89,21 @@ def contents(folder: Path) -> dict[str, bytes]:
     }
 
 
-def nobody_speaks(text: str) -> None:
-    raise AssertionError(f"there was nothing to say, but: {text}")
+def fail_on_warning(text: str) -> None:
+    raise AssertionError(f"unexpected warning: {text}")
 
 
-# ------------------------------------------------------------------------------------------------------- round trips
+# ---- round trips
 
 
-def test_what_is_read_is_what_was_written(checkpoints):
-    found = newest(checkpoints, nobody_speaks)
+def test_a_checkpoint_is_read_exactly_as_it_was_written(checkpoints):
+    found = find_newest(checkpoints, fail_on_warning)
     assert found == checkpoints / "000020"
-    assert same(read(found), snapshot(20))
-    assert steps_in(checkpoints) == [10, 20]
+    assert are_equal(read(found), make_snapshot(20))
+    assert list_steps(checkpoints) == [10, 20]
 
 
-def test_a_checkpoint_is_tensors_and_json_with_a_manifest_of_all_of_it(checkpoints):
+def test_a_checkpoint_holds_safetensors_json_and_a_complete_manifest(checkpoints):
     folder = checkpoints / "000020"
     files = {path.name for path in folder.iterdir()}
     assert files == {
@@ -113,36 +118,50 @@ def test_a_checkpoint_is_tensors_and_json_with_a_manifest_of_all_of_it(checkpoin
         assert described["bytes"] == (folder / name).stat().st_size
 
 
-def test_steps_are_ordered_as_numbers_also_beyond_a_million(checkpoints):
-    checkpoint.write(checkpoints, snapshot(1_000_000))
-    checkpoint.write(checkpoints, snapshot(999_999))
-    assert steps_in(checkpoints) == [10, 20, 999_999, 1_000_000]
-    assert newest(checkpoints, nobody_speaks) == checkpoints / "1000000"
+def test_steps_are_ordered_as_numbers_beyond_a_million(checkpoints):
+    write(checkpoints, make_snapshot(1_000_000))
+    write(checkpoints, make_snapshot(999_999))
+    assert list_steps(checkpoints) == [10, 20, 999_999, 1_000_000]
+    assert find_newest(checkpoints, fail_on_warning) == checkpoints / "1000000"
 
 
-def test_a_folder_without_checkpoints_has_none(tmp_path):
-    assert newest(tmp_path / "never made", nobody_speaks) is None
-    assert newest(tmp_path, nobody_speaks) is None
+def test_a_folder_without_checkpoints_has_no_newest_one(tmp_path):
+    assert find_newest(tmp_path / "missing", fail_on_warning) is None
+    assert find_newest(tmp_path, fail_on_warning) is None
 
 
-def test_a_staged_copy_does_not_follow_the_running_step():
+def test_a_staged_copy_is_independent_of_later_training_steps():
     weight = nn.Parameter(torch.ones(4, 4))
-    copied = stage({"whole": weight, "turned": weight.T})
+    copied = stage({"weight": weight, "transposed": weight.T})
     with torch.no_grad():
         weight.add_(1)
     assert all(
         torch.equal(tensor, torch.ones(4, 4)) and tensor.is_contiguous()
         for tensor in copied.values()
     )
-    assert copied["whole"].data_ptr() != copied["turned"].data_ptr(), (
-        "safetensors stores no tensor twice"
+    assert copied["weight"].data_ptr() != copied["transposed"].data_ptr(), (
+        "safetensors cannot save tensors that share memory"
     )
 
 
-# ------------------------------------------------------------------------------------------------------------ damage
+def test_a_checkpoint_at_any_path_replaces_only_another_checkpoint(checkpoints, tmp_path):
+    path = tmp_path / "new" / "export"
+    for step in (30, 40):
+        assert write_to(path, make_snapshot(step)) == path
+        assert are_equal(read(path), make_snapshot(step))
+    assert [entry.name for entry in path.parent.iterdir()] == ["export"]
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "a.png").write_text("not a checkpoint")
+    with pytest.raises(UserError, match="photos exists and is not a checkpoint. Give another path"):
+        write_to(other, make_snapshot(50))
+    assert read_files(other) == {"a.png": b"not a checkpoint"}
 
 
-def cut_short(folder: Path) -> str:
+# ---- corruption
+
+
+def truncate_file(folder: Path) -> str:
     file = folder / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
     return "model.safetensors has .* bytes instead of"
@@ -156,363 +175,368 @@ def flip_a_bit(folder: Path) -> str:
     return "optimizer.model.safetensors does not match its checksum"
 
 
-def lose_a_file(folder: Path) -> str:
+def remove_a_file(folder: Path) -> str:
     (folder / "state.json").unlink()
     return "state.json is missing"
 
 
-def lose_the_manifest(folder: Path) -> str:
+def remove_the_manifest(folder: Path) -> str:
     (folder / "manifest.json").unlink()
     return "its manifest is missing or unreadable"
 
 
-def tear_the_manifest(folder: Path) -> str:
+def truncate_the_manifest(folder: Path) -> str:
     file = folder / "manifest.json"
     file.write_bytes(file.read_bytes()[:40])
     return "its manifest is missing or unreadable"
 
 
-DAMAGES = [cut_short, flip_a_bit, lose_a_file, lose_the_manifest, tear_the_manifest]
+CORRUPTIONS = [
+    truncate_file,
+    flip_a_bit,
+    remove_a_file,
+    remove_the_manifest,
+    truncate_the_manifest,
+]
 
 
-@pytest.mark.parametrize("harm", DAMAGES)
-def test_a_damaged_checkpoint_is_passed_over_and_it_is_said(harm, checkpoints):
-    says = harm(checkpoints / "000020")
-    before = contents(checkpoints)
-    said: list[str] = []
-    found = newest(checkpoints, said.append)
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+def test_a_corrupt_checkpoint_is_passed_over_with_a_warning(corrupt, checkpoints):
+    problem = corrupt(checkpoints / "000020")
+    before = read_files(checkpoints)
+    warnings: list[str] = []
+    found = find_newest(checkpoints, warnings.append)
     assert found == checkpoints / "000010"
-    assert same(read(found), snapshot(10))
-    assert len(said) == 1 and "000020 is damaged" in said[0]
-    with pytest.raises(AssertionError, match=says):
-        nobody_speaks(said[0])
-    assert contents(checkpoints) == before, "looking changes nothing"
+    assert are_equal(read(found), make_snapshot(10))
+    assert len(warnings) == 1 and "000020 is corrupt" in warnings[0]
+    assert re.search(problem, warnings[0])
+    assert read_files(checkpoints) == before, "the search changes nothing"
 
 
-@pytest.mark.parametrize("harm", DAMAGES)
-def test_where_no_checkpoint_is_complete_the_run_is_refused_and_nothing_touched(harm, checkpoints):
+@pytest.mark.parametrize("corrupt", CORRUPTIONS)
+def test_without_a_complete_checkpoint_the_run_stops_and_changes_nothing(corrupt, checkpoints):
     for folder in checkpoints.iterdir():
-        harm(folder)
-    before = contents(checkpoints)
-    said: list[str] = []
+        corrupt(folder)
+    before = read_files(checkpoints)
+    warnings: list[str] = []
     with pytest.raises(UserError, match="None of the 2 checkpoints .* Nothing was changed"):
-        newest(checkpoints, said.append)
-    assert len(said) == 2
-    assert contents(checkpoints) == before
+        find_newest(checkpoints, warnings.append)
+    assert len(warnings) == 2
+    assert read_files(checkpoints) == before
 
 
-def test_no_flipped_bit_in_any_file_goes_unnoticed_or_ends_in_an_accident(checkpoints):
+def test_every_flipped_bit_is_detected_without_a_crash(checkpoints):
     folder = checkpoints / "000020"
     for file in sorted(folder.iterdir()):
-        whole = file.read_bytes()
-        for place in range(0, len(whole), 7):
-            harmed = bytearray(whole)
-            harmed[place] ^= 1 << (place % 8)
-            file.write_bytes(harmed)
+        data = file.read_bytes()
+        for position in range(0, len(data), 7):
+            flipped = bytearray(data)
+            flipped[position] ^= 1 << (position % 8)
+            file.write_bytes(flipped)
             problem = find_corruption(folder)
-            if (
-                file.name == "manifest.json" and problem is None
-            ):  # a digit of its step or a space: nothing hangs on it
-                assert same(read(folder), snapshot(20))
+            if file.name == "manifest.json" and problem is None:
+                # A digit of its step or a space, which nothing depends on.
+                assert are_equal(read(folder), make_snapshot(20))
             else:
-                assert problem is not None, (file.name, place)
-        file.write_bytes(whole)
+                assert problem is not None, (file.name, position)
+        file.write_bytes(data)
     assert find_corruption(folder) is None
 
 
-def test_a_manifest_cannot_lead_out_of_its_folder(checkpoints):
+def test_a_manifest_cannot_refer_to_files_outside_its_folder(checkpoints):
     (checkpoints / "000010" / "manifest.json").write_text(
-        json.dumps({"done": 10, "files": {"../000020/state.json": {"bytes": 1, "sha256": ""}}})
+        json.dumps({"step": 10, "files": {"../000020/state.json": {"bytes": 1, "sha256": ""}}})
     )
     assert find_corruption(checkpoints / "000010") == "../000020/state.json is missing"
 
 
 def test_nothing_is_unpickled(checkpoints, tmp_path):
-    class Bomb:
+    class Malicious:
         def __reduce__(self) -> Any:
-            return (Path.touch, (tmp_path / "exploded",))
+            return (Path.touch, (tmp_path / "executed",))
 
-    (checkpoints / "bomb.safetensors").write_bytes(pickle.dumps(Bomb()))
+    (checkpoints / "pickled.safetensors").write_bytes(pickle.dumps(Malicious()))
     with pytest.raises(UserError, match="not a readable safetensors file"):
-        checkpoint.tensors_in(checkpoints / "bomb.safetensors")
-    assert not (tmp_path / "exploded").exists()
-    found: list[str] = []
-    watching = True
+        read_tensors(checkpoints / "pickled.safetensors")
+    assert not (tmp_path / "executed").exists()
+    events: list[str] = []
+    is_active = True
     sys.addaudithook(
-        lambda event, _: found.append(event) if watching and event == "pickle.find_class" else None
+        lambda event, _: (
+            events.append(event) if is_active and event == "pickle.find_class" else None
+        )
     )
     pickle.loads(pickle.dumps(Path("a")))
-    assert found, "the watch is awake"
-    found.clear()
+    assert events, "the audit hook works"
+    events.clear()
     read(checkpoints / "000020")
-    watching = False  # a hook cannot be taken away again
-    assert not found
+    is_active = False  # an audit hook cannot be removed
+    assert not events
 
 
-# ----------------------------------------------------------------------------------------------------------- pruning
+# ---- pruning
 
 
-@pytest.mark.parametrize("keep", [set, lambda steps: {steps[0]}, lambda steps: {999}])
-def test_the_newest_is_never_pruned_whatever_is_worth_keeping(keep, checkpoints):
-    checkpoint.write(checkpoints, snapshot(30))
-    prune(checkpoints, lambda steps: keep(steps) if keep is not set else set(), written=30)
-    assert steps_in(checkpoints)[-1] == 30
-    assert same(read(newest(checkpoints, nobody_speaks)), snapshot(30))
+@pytest.mark.parametrize(
+    "keep",
+    [lambda steps: set(), lambda steps: {steps[0]}, lambda steps: {999}],
+    ids=["none", "oldest", "unknown step"],
+)
+def test_the_checkpoint_just_written_is_never_pruned(keep, checkpoints):
+    write(checkpoints, make_snapshot(30))
+    prune(checkpoints, keep, written=30)
+    assert list_steps(checkpoints)[-1] == 30
+    assert are_equal(read(find_newest(checkpoints, fail_on_warning)), make_snapshot(30))
 
 
 def test_the_only_checkpoint_is_never_pruned(tmp_path):
-    checkpoint.write(tmp_path, snapshot(10))
+    write(tmp_path, make_snapshot(10))
     prune(tmp_path, lambda steps: set(), written=10)
-    assert steps_in(tmp_path) == [10]
+    assert list_steps(tmp_path) == [10]
 
 
-def test_a_damaged_newer_one_does_not_stand_in_for_the_one_just_written(checkpoints):
-    """The run fell back to step 10, went on, and saved step 15: the ruin of step 20 is not "the
-    newest" to keep."""
-    cut_short(checkpoints / "000020")
-    checkpoint.write(checkpoints, snapshot(15))
+def test_a_corrupt_newer_checkpoint_does_not_count_as_the_newest(checkpoints):
+    """The run fell back to step 10, resumed and saved step 15; step 20 is still corrupt."""
+    truncate_file(checkpoints / "000020")
+    write(checkpoints, make_snapshot(15))
     for last, left in ((2, [10, 15, 20]), (1, [15, 20])):
         prune(checkpoints, lambda steps, last=last: set(steps[-last:]), written=15)
-        assert steps_in(checkpoints) == left
-        assert newest(checkpoints, lambda text: None) == checkpoints / "000015"
+        assert list_steps(checkpoints) == left
+        assert find_newest(checkpoints, lambda text: None) == checkpoints / "000015"
 
 
-def test_a_writer_that_keeps_one_always_has_a_complete_one(checkpoints):
-    cut_short(checkpoints / "000020")
+def test_a_writer_that_keeps_one_checkpoint_always_has_a_complete_one(checkpoints):
+    truncate_file(checkpoints / "000020")
     writer = Writer(checkpoints, lambda steps: set(steps[-1:]), on_failure=pytest.fail)
-    for done in (12, 14):
-        writer.begin(snapshot(done))
+    for step in (12, 14):
+        writer.submit(make_snapshot(step))
         assert writer.wait()
-        assert same(read(newest(checkpoints, lambda text: None)), snapshot(done))
+        newest = find_newest(checkpoints, lambda text: None)
+        assert are_equal(read(newest), make_snapshot(step))
     writer.close()
 
 
-def test_the_newest_the_best_and_the_multiples_are_worth_keeping(tmp_path):
-    engine = toy_engine(tmp_path, keep_last=2, keep_every=40)
-    for step, error in [
-        (10, 0.5),
-        (20, 0.1),
-        (30, 0.3),
-        (40, 0.2),
-        (50, 0.2),
-        (60, 0.4),
-        (70, None),
-    ]:
-        engine.folder.log(
+def test_the_newest_the_best_and_the_multiples_are_selected(tmp_path):
+    engine = small_engine(tmp_path, keep_last=2, keep_every=40)
+    errors = {10: 0.5, 20: 0.1, 30: 0.3, 40: 0.2, 50: 0.2, 60: 0.4, 70: None}
+    for step, error in errors.items():
+        engine.directory.log(
             {"step": step, "kind": "validation", "val_ema/error": error, "val/error": 0.0}
         )
-    assert engine.worth_keeping([10, 20, 30, 40, 50, 60, 70]) == {20, 40, 60, 70}
-    assert engine.worth_keeping([50, 60, 70]) == {50, 60, 70}, "the best of those that are left"
+    assert engine.select_checkpoints([10, 20, 30, 40, 50, 60, 70]) == {20, 40, 60, 70}
+    assert engine.select_checkpoints([50, 60, 70]) == {50, 60, 70}, "the best of those that exist"
 
 
 def test_a_run_keeps_its_newest_and_its_best_checkpoint(tmp_path):
-    engine = toy_engine(tmp_path, steps=8, checkpoint_every=1, validate_every=1, keep_last=2)
-    errors = iter([5.0, 1.0, 4.0, 3.0, 2.0, 2.0, 2.0, 2.0])
-    engine.measured = lambda: {"error": engine_errors[engine.done]}
-    engine_errors = dict(enumerate(errors, start=1))
+    engine = small_engine(tmp_path, steps=8, checkpoint_every=1, validate_every=1, keep_last=2)
+    errors = [5.0, 1.0, 4.0, 3.0, 2.0, 2.0, 2.0, 2.0]
+    engine.evaluate = lambda: Evaluation({"error": errors[engine.global_step - 1]}, 32)
     engine.run()
-    assert steps_in(engine.folder.checkpoints) == [2, 7, 8]
+    assert list_steps(engine.directory.checkpoints) == [2, 7, 8]
 
 
-# ------------------------------------------------------------------------------------------------------------ orphans
+# ---- partial checkpoints
 
 
-def test_what_an_interrupted_write_left_is_swept_and_nothing_else(checkpoints):
+def test_only_what_an_interrupted_write_left_is_removed(checkpoints):
     for name in (".writing-000030", ".deleting-000010"):
         (checkpoints / name).mkdir()
-        (checkpoints / name / "model.safetensors").write_text("half")
+        (checkpoints / name / "model.safetensors").write_text("partial")
     (checkpoints / "notes").mkdir()
-    (checkpoints / "notes" / "mine.txt").write_text("by hand")
-    (checkpoints / ".hidden").write_text("mine too")
-    assert steps_in(checkpoints) == [10, 20], "orphans do not look like checkpoints"
-    checkpoint.write(checkpoints, snapshot(30))
+    (checkpoints / "notes" / "mine.txt").write_text("written by hand")
+    (checkpoints / ".hidden").write_text("written by hand")
+    assert list_steps(checkpoints) == [10, 20], "partial checkpoints are not listed"
+    write(checkpoints, make_snapshot(30))
     names = {entry.name for entry in checkpoints.iterdir()}
     assert names == {"000010", "000020", "000030", "notes", ".hidden"}
 
 
-# --------------------------------------------------------------------------------------------------- strict restoring
+# ---- strict loading
 
 
-def test_tensors_of_another_network_are_refused_with_both_sides_named():
+def test_tensors_of_another_network_are_rejected_with_all_differences():
     network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
-    found = {
+    tensors = {
         "0.weight": torch.zeros(3, 2),
         "0.bias": torch.zeros(4),
         "1.weight": torch.zeros(1, 3),
         "2.bias": torch.zeros(1),
     }
-    with pytest.raises(UserError) as refused:
-        restore_network(network, found, "model in the checkpoint")
-    letter = str(refused.value)
-    assert "model in the checkpoint comes from another network" in letter
-    assert "1.bias is missing from the file" in letter
-    assert "2.bias is in the file but not in the network" in letter
-    assert "0.bias has shape (4,) in the file and (3,) in the network" in letter
+    with pytest.raises(UserError) as raised:
+        load_strictly(network, tensors, "model in the checkpoint")
+    message = str(raised.value)
+    assert "The model in the checkpoint does not fit this network" in message
+    assert "1.bias is missing from the file" in message
+    assert "2.bias is in the file but not in the network" in message
+    assert "0.bias has shape (4,) in the file and (3,) in the network" in message
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in network.state_dict().items()
-    ), "not even in part"
+    ), "no tensor was loaded"
 
 
-def test_many_differences_are_counted_and_not_all_told():
+def test_a_long_list_of_differences_ends_with_a_count():
     network = nn.Sequential(*[nn.Linear(1, 1) for _ in range(10)])
     with pytest.raises(UserError, match="and 12 more"):
-        restore_network(network, {}, "model")
+        load_strictly(network, {}, "model")
 
 
-def test_a_matching_network_is_restored_exactly():
+def test_a_matching_network_is_loaded_exactly_and_in_place():
     network, other = nn.Linear(2, 3), nn.Linear(2, 3)
     weight = network.weight
-    restore_network(network, other.state_dict(), "model")
+    load_strictly(network, other.state_dict(), "model")
     assert torch.equal(network.weight, other.weight) and network.weight is weight
 
 
-# ------------------------------------------------------------------------------------------------------- a full disk
+# ---- a full disk
 
 
-def to_fp32(tensors: dict[str, Tensor], path: Path, **_: Any) -> None:
-    """Takes a part, as a disk does that becomes full."""
+def save_partially(tensors: dict[str, Tensor], path: Path, **_: Any) -> None:
+    """Write a part of a file and fail, like a disk that becomes full."""
     path.write_bytes(b"half a file")
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_write_that_fails_is_told_and_the_old_ones_stay(checkpoints, monkeypatch):
-    told: list[Exception] = []
-    writer = Writer(checkpoints, KEEP_ALL, told.append)
-    before = contents(checkpoints)
+def test_a_failed_write_is_reported_and_older_checkpoints_stay(checkpoints, monkeypatch):
+    failures: list[Exception] = []
+    writer = Writer(checkpoints, KEEP_ALL, failures.append)
+    before = read_files(checkpoints)
     with monkeypatch.context() as patched:
-        patched.setattr(checkpoint, "save_file", to_fp32)
-        writer.begin(snapshot(30))
+        patched.setattr(checkpoint, "save_file", save_partially)
+        writer.submit(make_snapshot(30))
         assert not writer.wait()
-    assert [str(error) for error in told] == ["[Errno 28] No space left on device"]
-    assert contents(checkpoints) == before, "not even a half-written file takes room"
-    writer.begin(snapshot(40))
-    assert writer.wait(), "and the next one is written as if nothing had been"
+    assert [str(error) for error in failures] == ["[Errno 28] No space left on device"]
+    assert read_files(checkpoints) == before, "no partial file stays on the disk"
+    writer.submit(make_snapshot(40))
+    assert writer.wait(), "the next write succeeds"
     writer.close()
-    assert same(read(newest(checkpoints, nobody_speaks)), snapshot(40))
+    assert are_equal(read(find_newest(checkpoints, fail_on_warning)), make_snapshot(40))
 
 
-def test_a_failure_is_told_at_the_latest_when_the_next_write_begins(checkpoints, monkeypatch):
-    told: list[Exception] = []
-    writer = Writer(checkpoints, KEEP_ALL, told.append)
-    monkeypatch.setattr(checkpoint, "save_file", to_fp32)
-    writer.begin(snapshot(30))
-    writer.begin(snapshot(40))
-    assert len(told) == 1
+def test_a_failure_is_reported_before_the_next_write_starts(checkpoints, monkeypatch):
+    failures: list[Exception] = []
+    writer = Writer(checkpoints, KEEP_ALL, failures.append)
+    monkeypatch.setattr(checkpoint, "save_file", save_partially)
+    writer.submit(make_snapshot(30))
+    writer.submit(make_snapshot(40))
+    assert len(failures) == 1
     writer.close()
-    assert len(told) == 2
+    assert len(failures) == 2
 
 
-def test_the_step_does_not_wait_for_the_disk_and_writes_stay_in_order(checkpoints, monkeypatch):
-    here = threading.current_thread()
-    wrote: list[tuple[int, bool]] = []
-    really = checkpoint.write
+def test_writes_run_in_another_thread_and_in_order(checkpoints, monkeypatch):
+    main_thread = threading.current_thread()
+    written: list[tuple[int, bool]] = []
+    original = checkpoint.write
 
-    def noted(folder: Path, one: Snapshot) -> Path:
-        wrote.append((one.done, threading.current_thread() is here))
-        return really(folder, one)
+    def recording_write(folder: Path, snapshot: Snapshot) -> Path:
+        written.append((snapshot.step, threading.current_thread() is main_thread))
+        return original(folder, snapshot)
 
-    monkeypatch.setattr(checkpoint, "write", noted)
+    monkeypatch.setattr(checkpoint, "write", recording_write)
     writer = Writer(checkpoints, KEEP_ALL, on_failure=pytest.fail)
-    for done in (30, 40, 50):
-        writer.begin(snapshot(done))
+    for step in (30, 40, 50):
+        writer.submit(make_snapshot(step))
     writer.close()
-    assert wrote == [(30, False), (40, False), (50, False)]
+    assert written == [(30, False), (40, False), (50, False)]
 
 
-# ------------------------------------------------------------------------------------------- death at every operation
+# ---- a kill at every file operation
 
 
 class Killed(BaseException):
-    """What a killed process would have done next. Nobody may catch it: the dead do not clean up."""
+    """Raised in place of a kill. It must not be caught: a killed process cleans nothing up."""
 
 
-class Death:
-    """Comes before the n-th file operation, or in the middle of it if it writes; from then on
-    nothing reaches the disk."""
+class KillSwitch:
+    """Raise Killed before file operation number `at`, or in the middle of it if it writes.
+
+    Every later operation raises too, so nothing reaches the disk after the kill.
+    """
 
     def __init__(self, at: int):
-        self.left = at
+        self.remaining = at
 
-    def before(self, act: Callable[..., Any]) -> Callable[..., Any]:
-        def mortal(*args: Any, **kwargs: Any) -> Any:
-            self.maybe()
-            return act(*args, **kwargs)
+    def kill_before(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self.count()
+            return function(*args, **kwargs)
 
-        return mortal
+        return wrapper
 
-    def halfway(self, act: Callable[..., Any], path_at: int) -> Callable[..., Any]:
-        def mortal(*args: Any, **kwargs: Any) -> Any:
-            self.maybe()
-            done = act(*args, **kwargs)
-            self.maybe(tear=args[path_at])
-            return done
+    def kill_before_or_halfway(
+        self, function: Callable[..., Any], path_at: int
+    ) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self.count()
+            result = function(*args, **kwargs)
+            self.count(truncate=args[path_at])
+            return result
 
-        return mortal
+        return wrapper
 
-    def maybe(self, tear: Path | None = None) -> None:
-        self.left -= 1
-        if self.left == -1 and tear is not None:
-            os.truncate(tear, os.path.getsize(tear) // 2)
-        if self.left < 0:
+    def count(self, truncate: Path | None = None) -> None:
+        self.remaining -= 1
+        if self.remaining == -1 and truncate is not None:
+            os.truncate(truncate, os.path.getsize(truncate) // 2)
+        if self.remaining < 0:
             raise Killed
 
-    def lurk(self, patched: pytest.MonkeyPatch) -> None:
+    def install(self, patched: pytest.MonkeyPatch) -> None:
         for name in ("replace", "mkdir", "rmdir", "unlink", "fsync"):
-            patched.setattr(os, name, self.before(getattr(os, name)))
-        patched.setattr(checkpoint, "save_file", self.halfway(checkpoint.save_file, path_at=1))
-        patched.setattr(Path, "write_text", self.halfway(Path.write_text, path_at=0))
+            patched.setattr(os, name, self.kill_before(getattr(os, name)))
+        save_file = self.kill_before_or_halfway(checkpoint.save_file, path_at=1)
+        patched.setattr(checkpoint, "save_file", save_file)
+        write_text = self.kill_before_or_halfway(Path.write_text, path_at=0)
+        patched.setattr(Path, "write_text", write_text)
 
 
-def dies(act: Callable[[], None], at: int) -> bool:
-    """Does it, and dies at the file operation number `at`; False if it came to its end before."""
+def is_killed(function: Callable[[], None], at: int) -> bool:
+    """Call a function and kill it at file operation `at`; return False if it finished before."""
     with pytest.MonkeyPatch.context() as patched:
-        Death(at).lurk(patched)
+        KillSwitch(at).install(patched)
         try:
-            act()
+            function()
         except Killed:
             return True
         return False
 
 
-def as_it_was(checkpoints: Path) -> None:
-    """Nothing: the folder is in order."""
+def leave_clean(checkpoints: Path) -> None:
+    """Change nothing: the folder holds complete checkpoints only."""
 
 
-def in_disarray(checkpoints: Path) -> None:
-    """A life of this run wrote step 30 before, which was found damaged, and others were killed in
-    writing and deleting."""
-    checkpoint.write(checkpoints, snapshot(30))
-    cut_short(checkpoints / "000030")
+def leave_partial(checkpoints: Path) -> None:
+    """Add a corrupt checkpoint of step 30 and what earlier interrupted operations left."""
+    write(checkpoints, make_snapshot(30))
+    truncate_file(checkpoints / "000030")
     for name in (".writing-000030", ".deleting-000030", ".deleting-000005"):
         shutil.copytree(checkpoints / "000010", checkpoints / name)
 
 
-@pytest.mark.parametrize("state", [as_it_was, in_disarray])
-def test_killed_at_any_file_operation_there_is_the_old_one_or_the_new_one_complete(
-    state, checkpoints, tmp_path
-):
-    state(checkpoints)
+@pytest.mark.parametrize("prepare", [leave_clean, leave_partial])
+def test_after_a_kill_the_old_or_new_checkpoint_is_complete(prepare, checkpoints, tmp_path):
+    prepare(checkpoints)
 
     def write_and_prune(folder: Path) -> None:
-        checkpoint.write(folder, snapshot(30))
+        write(folder, make_snapshot(30))
         prune(folder, lambda steps: set(steps[-1:]), written=30)
 
     outcomes: list[int] = []
     for at in range(200):
-        place = tmp_path / f"killed at {at}"
-        shutil.copytree(checkpoints, place)
-        died = dies(lambda place=place: write_and_prune(place), at)
-        found = newest(place, lambda text: None)
+        folder = tmp_path / f"killed at {at}"
+        shutil.copytree(checkpoints, folder)
+        killed = is_killed(lambda folder=folder: write_and_prune(folder), at)
+        found = find_newest(folder, lambda text: None)
         assert found is not None
-        outcomes.append(read(found).done)
-        assert same(read(found), snapshot(outcomes[-1]))
-        write_and_prune(place)  # the next life of the run
-        assert [entry.name for entry in place.iterdir()] == ["000030"]
-        assert same(read(newest(place, nobody_speaks)), snapshot(30))
-        shutil.rmtree(place)
-        if not died:
+        outcomes.append(read(found).step)
+        assert are_equal(read(found), make_snapshot(outcomes[-1]))
+        write_and_prune(folder)  # the run resumes
+        assert [entry.name for entry in folder.iterdir()] == ["000030"]
+        assert are_equal(read(find_newest(folder, fail_on_warning)), make_snapshot(30))
+        shutil.rmtree(folder)
+        if not killed:
             break
-    assert not died, "it came to its end"
+    assert not killed, "the last call finished"
     assert len(outcomes) > 20 and set(outcomes) == {20, 30}
-    assert outcomes == sorted(outcomes), "once the new one is there, it stays"
+    assert outcomes == sorted(outcomes), "once the new checkpoint exists, it stays"

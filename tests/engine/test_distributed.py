@@ -1,5 +1,5 @@
-"""How processes come together: alone everything is as it was; two agree on sums, rows, answers,
-refusals and weights."""
+"""Collective operations: one process gets its arguments back, two processes agree on results,
+errors, tensors and gradients."""
 
 from __future__ import annotations
 
@@ -16,100 +16,108 @@ import torch
 from torch import nn
 
 from tessera.engine.distributed import Distributed
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-# ------------------------------------------------------------------------------------------------------------- alone
+# ---- one process
 
 
-def test_alone_everything_comes_back_as_it_was_given():
-    alone = Distributed()
+def test_with_one_process_every_operation_returns_its_argument():
+    dist = Distributed()
     tensor, items = torch.randn(3, 2), [1, "two"]
     tensors = {"model": {"weight": tensor}}
-    assert alone.main and alone.world_size == 1
-    assert alone.sum(tensor) is tensor and alone.rows(tensor) is tensor
-    assert alone.lists(items) is items and alone.handed_out(tensors) is tensors
-    assert alone.any(True) is True and alone.any(False) is False and alone.largest(7) == 7
-    assert alone.on_main(lambda: 5) == 5
+    assert dist.is_main and dist.world_size == 1
+    assert dist.all_reduce_sum(tensor) is tensor and dist.all_gather_rows(tensor) is tensor
+    assert dist.all_gather_object(items) is items and dist.broadcast_tensors(tensors) is tensors
+    assert dist.all_reduce_any(True) is True and dist.all_reduce_any(False) is False
+    assert dist.all_reduce_max(7) == 7
+    assert dist.on_main(lambda: 5) == 5
     network = nn.Linear(1, 1)
-    assert alone.wrapped(network) is network
+    assert dist.wrap_ddp(network) is network
 
 
-def test_alone_a_refusal_or_an_accident_passes_through():
-    def refuse() -> None:
+def test_with_one_process_errors_of_on_main_are_raised_unchanged():
+    def fail() -> None:
         raise UserError("no")
 
     with pytest.raises(UserError, match="no"):
-        Distributed().on_main(refuse)
+        Distributed().on_main(fail)
     with pytest.raises(ZeroDivisionError):
         Distributed().on_main(lambda: 1 / 0)
 
 
-def test_without_a_launcher_a_run_is_alone():
-    here = Distributed.from_environment()
-    assert (here.rank, here.world_size) == (0, 1)
+def test_without_a_launcher_there_is_one_process():
+    dist = Distributed.from_environment()
+    assert (dist.rank, dist.world_size) == (0, 1)
 
 
-# --------------------------------------------------------------------------------------------------------------- two
+# ---- two processes
 
 CHILD = """
-import json, sys
+import json, os, sys
 from pathlib import Path
 import torch
 from torch import nn
-from tessera.engine.distributed import Processes
-from tessera.run.directory import Refused
-from tessera.cli.launch import leave
+from tessera.engine.distributed import Distributed
+from tessera.run.errors import UserError
 
-here = Processes.of_this_run()
-rank = here.rank
-told = {"rank": rank, "processes": here.processes, "main": here.main}
+dist = Distributed.from_environment()
+rank = dist.rank
+results = {"rank": rank, "world_size": dist.world_size, "is_main": dist.is_main}
 
 own = torch.tensor([1.0, 2.0]) * (rank + 1)
-told["sum"], told["own after sum"] = here.sum(own).tolist(), own.tolist()
-# Six examples dealt like cards: rank 0 holds 0, 2, 4 and rank 1 holds 1, 3, 5.
-told["rows"] = here.rows(torch.arange(rank, 6, 2)[:, None] * torch.tensor([[1, 10]])).tolist()
-told["any"] = [here.any(rank == 1), here.any(False)]
-told["largest"] = here.largest(15 if rank == 1 else 2)
-told["lists"] = here.lists([f"from {rank}"] * (rank + 1))
+results["sum"], results["own after sum"] = dist.all_reduce_sum(own).tolist(), own.tolist()
+# Of six examples rank 0 has 0, 2, 4 and rank 1 has 1, 3, 5.
+rows = torch.arange(rank, 6, 2)[:, None] * torch.tensor([[1, 10]])
+results["rows"] = dist.all_gather_rows(rows).tolist()
+results["any"] = [dist.all_reduce_any(rank == 1), dist.all_reduce_any(False)]
+results["max"] = dist.all_reduce_max(15 if rank == 1 else 2)
+results["objects"] = dist.all_gather_object([f"from {rank}"] * (rank + 1))
 
-acted = []
-told["answer"] = here.main_does(lambda: acted.append(rank) or {"path": "found"})
-told["acted"] = acted
-def refuse():
-    raise Refused("a letter to everybody")
+called = []
+results["result"] = dist.on_main(lambda: called.append(rank) or {"path": "found"})
+results["called"] = called
+def fail():
+    raise UserError("an error for all processes")
 try:
-    here.main_does(refuse)
-except Refused as refused:
-    told["refusal"] = str(refused)
+    dist.on_main(fail)
+except UserError as error:
+    results["error"] = str(error)
 
 files = {
-    "model": {"weight": torch.arange(6.0).reshape(2, 3), "half": torch.ones(2).bfloat16(), "started": torch.tensor(True)},
+    "model": {
+        "weight": torch.arange(6.0).reshape(2, 3),
+        "half": torch.ones(2).bfloat16(),
+        "started": torch.tensor(True),
+    },
     "optimizer.model": {"step/weight": torch.tensor(12.0), "counter": torch.tensor([1, 2])},
 }
-handed = here.handed_out(files if here.main else None)
-told["handed out"] = {
-    file: {name: [str(tensor.dtype), list(tensor.shape), tensor.float().flatten().tolist()] for name, tensor in tensors.items()}
-    for file, tensors in handed.items()
+received = dist.broadcast_tensors(files if dist.is_main else None)
+results["broadcast"] = {
+    file: {
+        name: [str(tensor.dtype), list(tensor.shape), tensor.float().flatten().tolist()]
+        for name, tensor in tensors.items()
+    }
+    for file, tensors in received.items()
 }
 
 torch.manual_seed(rank)
 network = nn.Linear(2, 1, bias=False)
-network.register_buffer("seen", torch.zeros(()))
-objective = here.wrapped(network)
-network.seen.fill_(rank + 5)
-told["start"] = network.weight.flatten().tolist()
-objective(torch.tensor([[1.0, 0.0]]) if rank == 0 else torch.tensor([[0.0, 3.0]])).sum().backward()
-told["gradient"] = network.weight.grad.flatten().tolist()
-told["buffer"] = network.seen.item()
+network.register_buffer("count", torch.zeros(()))
+objective = dist.wrap_ddp(network)
+network.count.fill_(rank + 5)
+results["initial weight"] = network.weight.flatten().tolist()
+objective(torch.tensor([[1.0, 0.0]] if rank == 0 else [[0.0, 3.0]])).sum().backward()
+results["gradient"] = network.weight.grad.flatten().tolist()
+results["buffer"] = network.count.item()
 with objective.no_sync():
     network.weight.grad = None
     objective(torch.full((1, 2), rank + 1.0)).sum().backward()
-told["gradient apart"] = network.weight.grad.flatten().tolist()
-Path(sys.argv[1]).write_text(json.dumps(told))
-leave(0)
+results["local gradient"] = network.weight.grad.flatten().tolist()
+Path(sys.argv[1]).write_text(json.dumps(results))
+os._exit(0)  # threads of gloo may abort a process that exits normally
 """
 
 
@@ -121,8 +129,8 @@ def free_port() -> int:
 
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each of two processes found out, in one launch: starting them is what costs."""
-    place, port = tmp_path_factory.mktemp("two"), free_port()
+    """The results of each of two processes, which are launched only once."""
+    folder, port = tmp_path_factory.mktemp("two"), free_port()
     shared = {
         "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
@@ -131,7 +139,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     }
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", CHILD, str(place / f"{rank}.json")],
+            [sys.executable, "-c", CHILD, str(folder / f"{rank}.json")],
             cwd=ROOT,
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stderr=subprocess.PIPE,
@@ -141,38 +149,38 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     ]
     errors = [child.communicate(timeout=120)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0], "\n".join(errors)
-    return [json.loads((place / f"{rank}.json").read_text()) for rank in range(2)]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
-def test_two_processes_know_each_other(two):
-    assert [(one["rank"], one["processes"], one["main"]) for one in two] == [
+def test_two_processes_have_different_ranks_and_one_main(two):
+    assert [(one["rank"], one["world_size"], one["is_main"]) for one in two] == [
         (0, 2, True),
         (1, 2, False),
     ]
 
 
-def test_a_sum_is_the_same_on_both_and_leaves_its_parts_alone(two):
+def test_a_sum_is_equal_on_both_and_keeps_its_inputs(two):
     assert [one["sum"] for one in two] == [[3.0, 6.0]] * 2
     assert [one["own after sum"] for one in two] == [[1.0, 2.0], [2.0, 4.0]]
 
 
-def test_rows_come_back_in_the_order_of_the_global_batch(two):
+def test_gathered_rows_have_the_order_of_the_global_batch(two):
     assert [one["rows"] for one in two] == [[[i, 10 * i] for i in range(6)]] * 2
 
 
-def test_both_hear_the_same_answer(two):
+def test_reductions_and_gathered_objects_are_equal_on_both(two):
     assert [one["any"] for one in two] == [[True, False]] * 2
-    assert [one["largest"] for one in two] == [15, 15]
-    assert [one["lists"] for one in two] == [["from 0", "from 1", "from 1"]] * 2
+    assert [one["max"] for one in two] == [15, 15]
+    assert [one["objects"] for one in two] == [["from 0", "from 1", "from 1"]] * 2
 
 
-def test_only_the_main_process_acts_and_its_answer_or_refusal_is_everybodys(two):
-    assert [one["acted"] for one in two] == [[0], []]
-    assert [one["answer"] for one in two] == [{"path": "found"}] * 2
-    assert [one["refusal"] for one in two] == ["a letter to everybody"] * 2
+def test_on_main_runs_once_and_its_result_or_error_reaches_both(two):
+    assert [one["called"] for one in two] == [[0], []]
+    assert [one["result"] for one in two] == [{"path": "found"}] * 2
+    assert [one["error"] for one in two] == ["an error for all processes"] * 2
 
 
-def test_only_the_main_process_needs_to_have_read_the_checkpoint(two):
+def test_only_the_main_process_needs_to_read_the_checkpoint(two):
     expected = {
         "model": {
             "weight": ["torch.float32", [2, 3], [0, 1, 2, 3, 4, 5]],
@@ -184,16 +192,15 @@ def test_only_the_main_process_needs_to_have_read_the_checkpoint(two):
             "counter": ["torch.int64", [2], [1, 2]],
         },
     }
-    assert [one["handed out"] for one in two] == [expected] * 2
+    assert [one["broadcast"] for one in two] == [expected] * 2
 
 
-def test_gradients_are_averaged_over_both_unless_they_wait(two):
-    assert two[0]["start"] == two[1]["start"], "replicas start from the main process's weights"
+def test_gradients_are_averaged_except_inside_no_sync(two):
+    assert two[0]["initial weight"] == two[1]["initial weight"], "rank 0 broadcasts its weights"
     assert [one["gradient"] for one in two] == [[0.5, 1.5]] * 2
-    assert [one["gradient apart"] for one in two] == [[1.0, 1.0], [2.0, 2.0]]
+    assert [one["local gradient"] for one in two] == [[1.0, 1.0], [2.0, 2.0]]
 
 
-def test_buffers_are_left_alone_during_training(two):
-    """DDP would send the main process's at each forward, which costs time; `commit` keeps them
-    equal."""
+def test_buffers_are_not_broadcast_during_training(two):
+    """A broadcast at each forward pass would cost time; `commit` keeps them equal."""
     assert [one["buffer"] for one in two] == [5.0, 6.0]

@@ -1,138 +1,199 @@
-"""A sick step is skipped and counted, a sick run is stopped with a letter, and alarms are raised
-once."""
+"""Guards: non-finite steps are skipped and counted, a diverged run stops, alarms are raised once,
+and freed memory stays in the process."""
 
 from __future__ import annotations
+
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
-from tessera.engine.guards import Diverged, Health, NonFiniteGuard
+from tessera.engine.engine import Engine
+from tessera.engine.guards import AlarmMonitor, Diverged, NonFiniteGuard
 from tessera.engine.task import Alarm, Batch, Loss
-from tests.engine.toy import toy_engine
+from tests.engine.small_task import small_engine
+
+# ---- non-finite steps
 
 
-def test_skipped_steps_are_counted_and_a_run_of_them_stops_the_run():
-    guard = NonFiniteGuard(patience=3)
+def test_a_run_stops_after_too_many_consecutive_skipped_steps():
+    guard = NonFiniteGuard(max_skipped_steps=3)
     guard.skip("model", ["a.png"])
     guard.skip("model", ["b.png"])
-    with pytest.raises(Diverged) as stopped:
+    with pytest.raises(Diverged) as raised:
         guard.skip("model", ["c.png", "d.png"])
-    letter = str(stopped.value)
-    assert "'model'" in letter and "3 steps in a row" in letter and "c.png, d.png" in letter
-    assert "learning rate" in letter
-    assert stopped.value.exit_code == 1 and guard.skipped == 3
+    message = str(raised.value)
+    assert "'model'" in message and "3 consecutive steps" in message and "c.png, d.png" in message
+    assert "learning rate" in message
+    assert raised.value.exit_code == 1 and guard.skipped == 3
 
 
-def test_one_good_step_starts_the_count_again():
-    guard = NonFiniteGuard(patience=2)
+def test_a_finite_step_resets_the_count_of_consecutive_steps():
+    guard = NonFiniteGuard(max_skipped_steps=2)
     for _ in range(5):
         guard.skip("model", [])
-        guard.fine("model")
+        guard.accept("model")
     assert guard.skipped == 5
 
 
-def test_each_update_has_a_count_of_its_own():
-    guard = NonFiniteGuard(patience=2)
+def test_each_update_is_counted_separately():
+    guard = NonFiniteGuard(max_skipped_steps=2)
     guard.skip("model", [])
-    guard.fine("judge")
-    guard.skip("judge", [])
+    guard.accept("discriminator")
+    guard.skip("discriminator", [])
     with pytest.raises(Diverged, match="'model'"):
         guard.skip("model", [])
 
 
-def test_the_count_survives_a_resume():
-    """Otherwise a run that is restarted whenever it stops would go on for ever without learning."""
-    first, second = NonFiniteGuard(patience=3), NonFiniteGuard(patience=3)
+def test_the_count_is_restored_when_a_run_resumes():
+    """Otherwise a diverged run that is restarted automatically would never end."""
+    first, second = NonFiniteGuard(max_skipped_steps=3), NonFiniteGuard(max_skipped_steps=3)
     first.skip("model", [])
     first.skip("model", [])
-    second.restore(first.state())
+    second.load_state_dict(first.state_dict())
     assert second.skipped == 2
     with pytest.raises(Diverged):
         second.skip("model", [])
 
 
-def sick_at(engine, steps: set[int]) -> None:
-    """The loss of these steps is not a number."""
-    well = engine.task.miss
+def make_loss_nan(engine: Engine, steps: set[int]) -> None:
+    """Replace the loss of these steps by NaN."""
+    finite_loss = engine.task.mean_error
 
-    def miss(batch: Batch, step: int) -> Loss:
-        loss = well(batch, step)
+    def loss_or_nan(batch: Batch, step: int) -> Loss:
+        loss = finite_loss(batch, step)
         return Loss({"error": loss.terms["error"] * float("nan")}) if step in steps else loss
 
-    engine.prepared["model"].objective._loss = miss
+    engine.updates["model"].objective._loss = loss_or_nan
 
 
-def test_a_step_that_is_not_finite_touches_no_weight_and_no_moment(tmp_path):
-    engine = toy_engine(tmp_path, steps=3, log_every=1)
-    sick_at(engine, {1})
-    seen: list[torch.Tensor] = []
+def test_a_non_finite_step_changes_no_weight_and_no_moment(tmp_path):
+    engine = small_engine(tmp_path, steps=3, log_every=1)
+    make_loss_nan(engine, {1})
+    weight = engine.task.model[0].weight
+    states: list[torch.Tensor] = []
     for _ in engine.steps():
-        moments = engine.prepared["model"].optimizer.state[engine.task.model[0].weight]["exp_avg"]
-        seen.append(
-            torch.cat([engine.task.model[0].weight.detach().flatten(), moments.flatten()]).clone()
-        )
-    assert torch.equal(seen[0], seen[1]) and not torch.equal(seen[1], seen[2])
-    assert [record["skipped_steps"] for record in engine.folder.records("train")] == [0, 1, 1]
-    noted = engine.folder.noted("nonfinite.jsonl")
-    assert [(line["step"], line["update"], len(line["examples"])) for line in noted] == [
+        moments = engine.updates["model"].optimizer.state[weight]["exp_avg"]
+        states.append(torch.cat([weight.detach().flatten(), moments.flatten()]).clone())
+    assert torch.equal(states[0], states[1]) and not torch.equal(states[1], states[2])
+    records = engine.directory.read_records("train")
+    assert [record["skipped_steps"] for record in records] == [0, 1, 1]
+    notes = engine.directory.read_notes("nonfinite.jsonl")
+    assert [(note["step"], note["update"], len(note["examples"])) for note in notes] == [
         (1, "model", 4)
     ]
-    assert all(name.startswith("row ") for name in noted[0]["examples"])
+    assert all(name.startswith("row ") for name in notes[0]["examples"])
 
 
-def test_a_run_that_stays_sick_ends_and_its_checkpoint_is_healthy(tmp_path):
-    engine = toy_engine(tmp_path, steps=20, checkpoint_every=2, patience=4)
-    sick_at(engine, set(range(3, 20)))
-    with pytest.raises(Diverged, match="4 steps in a row"):
+def test_a_diverged_run_stops_and_its_checkpoint_is_finite(tmp_path):
+    engine = small_engine(tmp_path, steps=20, checkpoint_every=2, max_skipped_steps=4)
+    make_loss_nan(engine, set(range(3, 20)))
+    with pytest.raises(Diverged, match="4 consecutive steps"):
         engine.run()
-    assert engine.done == 6
-    again = toy_engine(tmp_path, steps=20)
-    assert again.done == 6
-    assert all(torch.isfinite(tensor).all() for tensor in again.task.state_dict().values())
+    assert engine.global_step == 6
+    resumed = small_engine(tmp_path, steps=20)
+    assert resumed.global_step == 6
+    assert all(torch.isfinite(tensor).all() for tensor in resumed.task.state_dict().values())
 
 
-# ------------------------------------------------------------------------------------------------------------ alarms
+# ---- alarms
 
 LOW = Alarm(
-    name="flat", metric="model/contrast", below=0.1, patience=3, after=100, hint="Lower the rate."
+    name="flat", metric="model/contrast", below=0.1, patience=3, after=100, hint="Lower the lr."
 )
-HIGH = Alarm(name="wins", metric="judge/accuracy", above=0.9, patience=1, hint="Raise the penalty.")
+HIGH = Alarm(
+    name="strong discriminator",
+    metric="discriminator/accuracy",
+    above=0.9,
+    patience=1,
+    hint="Raise the penalty.",
+)
 
 
-def heard(
-    health: Health, values: list[float], metric: str = "model/contrast", first: int = 100
-) -> list[int]:
-    """The places of the values at which an alarm was raised."""
-    return [i for i, value in enumerate(values) if health.listen(first + i, {metric: value})]
+def raised_at(values: list[float], first_step: int = 100) -> list[int]:
+    """Return the indices of the values at which the alarm LOW is raised."""
+    monitor = AlarmMonitor((LOW,))
+    return [
+        i for i, value in enumerate(values) if monitor.check(first_step + i, {LOW.metric: value})
+    ]
 
 
-def test_an_alarm_waits_for_its_patience_and_is_raised_once():
-    assert heard(Health((LOW,)), [0.05] * 10) == [2]
+def test_an_alarm_is_raised_once_after_its_patience():
+    assert raised_at([0.05] * 10) == [2]
 
 
-def test_an_alarm_is_raised_again_only_after_it_was_well():
-    assert heard(Health((LOW,)), [0.05] * 4 + [0.5] + [0.05] * 4) == [2, 7]
+def test_an_alarm_is_raised_again_only_after_a_good_value():
+    assert raised_at([0.05] * 4 + [0.5] + [0.05] * 4) == [2, 7]
 
 
-def test_a_good_value_in_between_starts_the_patience_again():
-    assert heard(Health((LOW,)), [0.05, 0.05, 0.5, 0.05, 0.05, 0.5]) == []
+def test_a_good_value_resets_the_patience_of_an_alarm():
+    assert raised_at([0.05, 0.05, 0.5, 0.05, 0.05, 0.5]) == []
 
 
-def test_much_is_allowed_to_a_young_run():
-    assert heard(Health((LOW,)), [0.05] * 6, first=97) == [5], (
-        "records before step 100 do not count"
+def test_records_before_the_first_active_step_do_not_count():
+    assert raised_at([0.05] * 6, first_step=97) == [5]
+
+
+def test_records_without_the_metric_raise_no_alarm():
+    monitor = AlarmMonitor((LOW, HIGH))
+    assert monitor.check(200, {"model/loss": 1.0}) == []
+    assert monitor.check(200, {LOW.metric: None}) == []  # type: ignore[dict-item]
+
+
+def test_an_alarm_names_its_value_its_bound_and_a_hint():
+    (message,) = AlarmMonitor((HIGH,)).check(1, {HIGH.metric: 0.987})
+    assert message == (
+        "strong discriminator: discriminator/accuracy is 0.987, above 0.9, in 1 consecutive "
+        "records. Raise the penalty."
     )
+    monitor = AlarmMonitor((LOW,))
+    messages = [monitor.check(100, {LOW.metric: 0.01}) for _ in range(3)]
+    assert messages[2] == [
+        "flat: model/contrast is 0.01, below 0.1, in 3 consecutive records. Lower the lr."
+    ]
 
 
-def test_a_record_without_the_number_says_nothing():
-    health = Health((LOW, HIGH))
-    assert health.listen(200, {"model/loss": 1.0}) == []
-    assert health.listen(200, {"model/contrast": None}) == []  # type: ignore[dict-item]
+# ---- memory
+
+REPEATS, PAGES = 20, 24 * 512
+PAGE_FAULTS = f"""
+import resource
+import numpy
+from tessera.engine.guards import retain_freed_memory
+
+def work():
+    arrays = [numpy.ones(1 << 18) for _ in range(24)]  # 48 MB, like the activations of a step
+
+retain_freed_memory()
+work()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range({REPEATS}):
+    work()
+print((resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) / {REPEATS})
+"""
 
 
-def test_the_message_says_what_was_met_what_was_expected_and_what_to_do():
-    (message,) = Health((HIGH,)).listen(1, {"judge/accuracy": 0.987})
-    assert message == "wins: judge/accuracy is 0.987, above 0.9, for 1 records. Raise the penalty."
-    low = Health((LOW,))
-    said = [low.listen(100, {"model/contrast": 0.01}) for _ in range(3)]
-    assert said[2] == ["flat: model/contrast is 0.01, below 0.1, for 3 records. Lower the rate."]
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="malloc is configured on Linux")
+def test_a_step_reuses_freed_memory_unless_the_environment_configures_malloc() -> None:
+    assert count_page_faults({}) < PAGES / 100
+    limits = {"MALLOC_TRIM_THRESHOLD_": "131072", "MALLOC_MMAP_THRESHOLD_": "131072"}
+    assert count_page_faults(limits) > PAGES / 2
+
+
+def count_page_faults(variables: dict[str, str]) -> float:
+    """Return the number of page faults of one repetition in a new process."""
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("MALLOC_", "GLIBC_"))
+    }
+    process = subprocess.run(
+        [sys.executable, "-c", PAGE_FAULTS],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return float(process.stdout)

@@ -1,18 +1,21 @@
-"""SIGTERM and Ctrl-C are heard between two pieces of work, and the handlers are given back."""
+"""SIGTERM and SIGINT stop a run between two pieces of work, and the handlers are restored."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from tessera.engine.engine import Engine
 from tessera.engine.signals import Interrupted, Signals
-from tests.engine.toy import toy_engine
+from tests.engine.small_task import small_engine
 
 
-def handlers() -> list[object]:
+def current_handlers() -> list[object]:
     return [signal.getsignal(number) for number in Signals.WATCHED]
 
 
@@ -21,7 +24,7 @@ def send(number: int) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_is_noted_and_nothing_is_torn(number, code):
+def test_a_signal_is_recorded_and_raises_nothing(number, code):
     with Signals() as signals:
         assert signals.received == 0
         send(number)
@@ -30,14 +33,14 @@ def test_a_signal_is_noted_and_nothing_is_torn(number, code):
     assert number.name in str(Interrupted(number))
 
 
-def test_the_first_signal_decides():
+def test_the_first_signal_determines_the_exit_code():
     with Signals() as signals:
         send(signal.SIGTERM)
         send(signal.SIGTERM)
         assert signals.received == signal.SIGTERM
 
 
-def test_a_second_ctrl_c_means_now():
+def test_a_second_sigint_raises_keyboard_interrupt():
     with Signals() as signals:
         send(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
@@ -45,15 +48,15 @@ def test_a_second_ctrl_c_means_now():
         assert signals.received == signal.SIGINT
 
 
-def test_the_handlers_are_given_back_also_after_an_accident():
-    before = handlers()
+def test_the_handlers_are_restored_after_an_exception():
+    before = current_handlers()
     with pytest.raises(ValueError), Signals():
-        assert handlers() != before
+        assert current_handlers() != before
         raise ValueError
-    assert handlers() == before
+    assert current_handlers() == before
 
 
-def test_a_second_use_has_forgotten_the_first():
+def test_a_second_use_starts_without_a_received_signal():
     signals = Signals()
     with signals:
         send(signal.SIGTERM)
@@ -61,8 +64,8 @@ def test_a_second_use_has_forgotten_the_first():
         assert signals.received == 0
 
 
-def test_beside_the_main_thread_it_does_nothing_and_does_no_harm():
-    before, failures = handlers(), []
+def test_outside_the_main_thread_no_handler_is_changed():
+    before, failures = current_handlers(), []
 
     def enter() -> None:
         try:
@@ -74,58 +77,61 @@ def test_beside_the_main_thread_it_does_nothing_and_does_no_harm():
     thread = threading.Thread(target=enter)
     thread.start()
     thread.join()
-    assert not failures and handlers() == before
+    assert not failures and current_handlers() == before
 
 
-def in_training(engine) -> None:
-    step = engine.step
-    engine.step = lambda number, micros: (
-        send(signal.SIGTERM) if number == 3 else None,
-        step(number, micros),
-    )[1]
+def signal_at(function: Callable[..., Any], is_time: Callable[..., bool]) -> Callable[..., Any]:
+    """Send SIGTERM before calls of a function for which `is_time` is true."""
+
+    def wrapper(*args: Any) -> Any:
+        if is_time(*args):
+            send(signal.SIGTERM)
+        return function(*args)
+
+    return wrapper
 
 
-def in_validation(engine) -> None:
-    eval_step = engine.task.eval_step
-    engine.task.eval_step = lambda batch: (
-        send(signal.SIGTERM) if engine.done == 4 else None,
-        eval_step(batch),
-    )[1]
+def interrupt_training(engine: Engine) -> None:
+    engine.run_step = signal_at(engine.run_step, lambda step, micro_batches: step == 3)
 
 
-def in_sampling(engine) -> None:
-    sample = engine.task.sample
-    engine.task.sample = lambda batch: (
-        send(signal.SIGTERM) if engine.done == 4 else None,
-        sample(batch),
-    )[1]
+def interrupt_validation(engine: Engine) -> None:
+    task = engine.task
+    task.eval_step = signal_at(task.eval_step, lambda batch: engine.global_step == 4)
 
 
-@pytest.mark.parametrize("when", [in_training, in_validation, in_sampling])
-def test_a_run_that_is_asked_to_stop_saves_its_step_and_goes_on_from_there(when, tmp_path):
-    cadence = {
+def interrupt_sampling(engine: Engine) -> None:
+    task = engine.task
+    task.sample = signal_at(task.sample, lambda batch: engine.global_step == 4)
+
+
+@pytest.mark.parametrize(
+    "interrupt", [interrupt_training, interrupt_validation, interrupt_sampling]
+)
+def test_an_interrupted_run_saves_its_step_and_resumes_there(interrupt, tmp_path):
+    settings = {
         "steps": 8,
         "checkpoint_every": 8,
         "validate_every": 2,
         "sample_every": 2,
         "log_every": 1,
     }
-    engine = toy_engine(tmp_path, **cadence)
-    when(engine)
-    before = handlers()
-    with pytest.raises(Interrupted) as stopped:
+    engine = small_engine(tmp_path, **settings)
+    interrupt(engine)
+    before = current_handlers()
+    with pytest.raises(Interrupted) as raised:
         engine.run()
-    assert stopped.value.exit_code == 143 and engine.done == 4
-    assert handlers() == before
-    again = toy_engine(tmp_path, **cadence)
-    assert again.done == 4
-    again.run()
-    records = again.folder.records()
+    assert raised.value.exit_code == 143 and engine.global_step == 4
+    assert current_handlers() == before
+    resumed = small_engine(tmp_path, **settings)
+    assert resumed.global_step == 4
+    resumed.run()
+    records = resumed.directory.read_records()
     assert [r["step"] for r in records if r["kind"] == "train"] == [1, 2, 3, 4, 5, 6, 7, 8], (
-        "no gap and no double"
+        "no step is missing or logged twice"
     )
     assert [r["step"] for r in records if r["kind"] == "validation"] == [2, 4, 6, 8]
-    assert sorted(path.name for path in again.folder.samples.iterdir()) == [
+    assert sorted(path.name for path in resumed.directory.samples.iterdir()) == [
         "000002",
         "000004",
         "000006",

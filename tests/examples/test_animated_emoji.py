@@ -1,5 +1,4 @@
-"""The animated emoji's archive comes from strangers: nothing in it decides where a file is
-written."""
+"""examples/animated_emoji.py, with small archives instead of the downloaded ones."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "animated_emoji.py"
 
 @pytest.fixture
 def emoji(monkeypatch):
-    """The example as a module; it finds its neighbour, examples/emoji.py, as a script would."""
+    """The example as a module; it imports examples/emoji.py, as the script does."""
     monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     monkeypatch.delitem(sys.modules, "emoji", raising=False)
     spec = importlib.util.spec_from_file_location("animated_emoji_example", EXAMPLE)
@@ -33,15 +32,15 @@ def emoji(monkeypatch):
 
 
 def webp(frames: int, red: int = 255) -> bytes:
-    """A band of red that comes down over glass."""
-    pictures = []
+    """Encode an animation of a red area that grows over a transparent background."""
+    images = []
     for number in range(frames):
         pixels = np.zeros((16, 16, 4), dtype=np.uint8)
         pixels[: number + 2] = (red, 0, 0, 255)
-        pictures.append(PIL.Image.fromarray(pixels))
+        images.append(PIL.Image.fromarray(pixels))
     buffer = BytesIO()
-    pictures[0].save(
-        buffer, "WEBP", save_all=True, append_images=pictures[1:], duration=50, lossless=True
+    images[0].save(
+        buffer, "WEBP", save_all=True, append_images=images[1:], duration=50, lossless=True
     )
     return buffer.getvalue()
 
@@ -63,7 +62,7 @@ NAMES = {
 }
 
 
-def test_named_emoji_that_move_become_clips_with_their_captions(tmp_path, emoji):
+def test_named_animations_become_videos_with_captions(tmp_path, emoji):
     animations = archive(
         tmp_path / "animations.tgz",
         **{
@@ -76,7 +75,7 @@ def test_named_emoji_that_move_become_clips_with_their_captions(tmp_path, emoji)
         },
     )
     out = tmp_path / "out"
-    assert emoji.lay_out(animations, NAMES, out) == 2
+    assert emoji.write_dataset(animations, NAMES, out) == 2
     assert sorted(path.name for path in out.iterdir()) == [
         "1f44b.mp4",
         "2764-fe0f.mp4",
@@ -86,19 +85,19 @@ def test_named_emoji_that_move_become_clips_with_their_captions(tmp_path, emoji)
         {"file_name": "1f44b.mp4", "text": "waving hand"},
         {"file_name": "2764-fe0f.mp4", "text": "red heart"},
     ]
-    facts, clip = probe(out / "2764-fe0f.mp4"), Video.load(out / "2764-fe0f.mp4")
-    assert (facts.frames, facts.width, facts.height, facts.rate_hz) == (8, 16, 16, 20)
-    assert clip.frames[:, 0, 8, 1].max() < 60 and clip.frames[:, 14, 8].min() > 200, (
-        "red on white paper"
+    info, video = probe(out / "2764-fe0f.mp4"), Video.load(out / "2764-fe0f.mp4")
+    assert (info.frames, info.width, info.height, info.rate_hz) == (8, 16, 16, 20)
+    assert video.frames[:, 0, 8, 1].max() < 60 and video.frames[:, 14, 8].min() > 200, (
+        "red on a white background"
     )
 
 
-def test_a_broken_animation_is_left_out_and_told(tmp_path, emoji, capsys):
+def test_a_broken_animation_is_skipped_with_a_message(tmp_path, emoji, capsys):
     animations = archive(
         tmp_path / "a.tgz", **{"package/1f44b.webp": b"broken", "package/2764.webp": webp(4)}
     )
-    assert emoji.lay_out(animations, NAMES, tmp_path / "out") == 1
-    assert "left out 1f44b.webp: " in capsys.readouterr().out
+    assert emoji.write_dataset(animations, NAMES, tmp_path / "out") == 1
+    assert "skipped 1f44b.webp: " in capsys.readouterr().out
 
 
 def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
@@ -106,7 +105,7 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         tmp_path / "evil.tgz",
         **{"../../1f44b.webp": webp(3), "/2764.webp": webp(3), "package/..\\x.webp": webp(3)},
     )
-    emoji.lay_out(animations, {**NAMES, "..\\x": "evil"}, tmp_path / "deep" / "out")
+    emoji.write_dataset(animations, {**NAMES, "..\\x": "evil"}, tmp_path / "deep" / "out")
     written = {
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     }

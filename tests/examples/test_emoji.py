@@ -1,4 +1,4 @@
-"""The emoji's archives come from strangers: nothing in them decides where a file is written."""
+"""examples/emoji.py, with small archives instead of the downloaded ones."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def emoji():
     return module
 
 
-def webp(colour) -> bytes:
+def webp(color) -> bytes:
     buffer = BytesIO()
-    PIL.Image.new("RGBA", (8, 8), colour).save(buffer, "WEBP", lossless=True)
+    PIL.Image.new("RGBA", (8, 8), color).save(buffer, "WEBP", lossless=True)
     return buffer.getvalue()
 
 
@@ -47,12 +47,12 @@ NAMES = [
 ]
 
 
-def test_named_emoji_are_laid_on_white_with_their_captions(tmp_path, emoji):
+def test_named_emoji_become_images_on_white_with_captions(tmp_path, emoji):
     names = emoji.read_names(
         archive(tmp_path / "names.tgz", **{"package/emoji.json": json.dumps(NAMES).encode()})
     )
-    pictures = archive(
-        tmp_path / "pictures.tgz",
+    images = archive(
+        tmp_path / "images.tgz",
         **{
             "package/assets/2764.webp": webp((0, 0, 0, 0)),
             "package/assets/1f44b-1f3fb.webp": webp((255, 0, 0, 255)),
@@ -62,7 +62,7 @@ def test_named_emoji_are_laid_on_white_with_their_captions(tmp_path, emoji):
         },
     )
     out = tmp_path / "out"
-    assert emoji.lay_out(pictures, names, out) == 2
+    assert emoji.write_dataset(images, names, out) == 2
     assert sorted(path.name for path in out.iterdir()) == [
         "1f44b-1f3fb.png",
         "2764.png",
@@ -77,7 +77,7 @@ def test_named_emoji_are_laid_on_white_with_their_captions(tmp_path, emoji):
 
 
 def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
-    pictures = archive(
+    images = archive(
         tmp_path / "evil.tgz",
         **{
             "../../1f44b.webp": webp((9, 9, 9, 255)),
@@ -86,7 +86,7 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         },
     )
     out = tmp_path / "deep" / "out"
-    emoji.lay_out(pictures, {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}, out)
+    emoji.write_dataset(images, {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}, out)
     written = {
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     }

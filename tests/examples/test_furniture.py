@@ -1,4 +1,4 @@
-"""The furniture's archive comes from strangers: nothing in it decides where a file is written."""
+"""examples/furniture.py, with small catalogs instead of the downloaded package."""
 
 from __future__ import annotations
 
@@ -19,14 +19,16 @@ BALL = trimesh.creation.uv_sphere(count=[20, 20]).export(file_type="obj")
 
 
 @pytest.fixture
-def furniture():
+def furniture(monkeypatch):
+    """The example as a module; it imports examples/debian.py, as the script does."""
+    monkeypatch.syspath_prepend(str(EXAMPLE.parent))
     spec = importlib.util.spec_from_file_location("furniture_example", EXAMPLE)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def catalogue(properties: str, **files: str) -> bytes:
+def catalog(properties: str, **files: str) -> bytes:
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr("PluginFurnitureCatalog.properties", properties.encode("latin-1"))
@@ -36,11 +38,11 @@ def catalogue(properties: str, **files: str) -> bytes:
 
 
 def piece(number: int, identity: str, name: str, model: str, **more: str) -> str:
-    said = {"id": identity, "name": name, "model": model, **more}
-    return "".join(f"{key}#{number}={value}\n" for key, value in said.items())
+    properties = {"id": identity, "name": name, "model": model, **more}
+    return "".join(f"{key}#{number}={value}\n" for key, value in properties.items())
 
 
-def test_pieces_become_small_meshes_with_their_captions_and_credits(tmp_path, furniture):
+def test_pieces_become_simplified_meshes_with_captions_and_credits(tmp_path, furniture):
     properties = "# a comment\nlicense=Creative  Commons\n"
     properties += piece(
         1, "Maker#bed1", "Bed", "/maker/bed1.obj", tags="Double, Bedroom\\u00e9", creator="Ann"
@@ -49,11 +51,11 @@ def test_pieces_become_small_meshes_with_their_captions_and_credits(tmp_path, fu
     properties += piece(3, "Maker#gone", "Gone", "/maker/gone.obj") + piece(
         4, "Maker#odd", "Odd", "/maker/odd.obj"
     )
-    data = catalogue(
+    data = catalog(
         properties,
         **{"maker/bed1.obj": TRIANGLE, "maker/ball.obj": BALL, "maker/odd.obj": "nothing"},
     )
-    assert furniture.lay_out([data], tmp_path / "out") == 2
+    assert furniture.write_dataset([data], tmp_path / "out") == 2
     out = tmp_path / "out"
     assert sorted(path.name for path in out.iterdir()) == [
         "CREDITS.md",
@@ -73,22 +75,23 @@ def test_pieces_become_small_meshes_with_their_captions_and_credits(tmp_path, fu
     assert Mesh.load(out / "maker-bed1.obj").vertices[:, 2].max() == 2, "y was up"
 
 
-def test_a_piece_that_cannot_be_read_is_left_out_and_told(tmp_path, furniture, capsys):
+def test_a_piece_that_cannot_be_read_is_skipped_with_a_message(tmp_path, furniture, capsys):
     properties = (
         piece(1, "a", "Bed", "/bed.obj")
         + piece(2, "b", "Chair", "/chair.obj")
         + piece(3, "c", "Sofa", "/sofa.obj")
     )
-    data = catalogue(properties, **{"bed.obj": "dear reader", "sofa.obj": TRIANGLE})
-    assert furniture.lay_out([data], tmp_path / "out") == 1
-    said = capsys.readouterr().out
-    assert "left out a.obj: " in said and "it is no OBJ" in said and "left out b.obj: " in said
+    data = catalog(properties, **{"bed.obj": "no mesh", "sofa.obj": TRIANGLE})
+    assert furniture.write_dataset([data], tmp_path / "out") == 1
+    output = capsys.readouterr().out
+    assert "skipped a.obj: " in output and "it is not an OBJ" in output
+    assert "skipped b.obj: " in output
 
 
-def test_a_piece_is_turned_as_its_catalogue_says(tmp_path, furniture):
+def test_a_piece_is_rotated_as_in_its_catalog(tmp_path, furniture):
     properties = piece(1, "a", "Post", "/a.obj", modelRotation="1 0 0 0 0 1 0 -1 0")
-    furniture.lay_out(
-        [catalogue(properties, **{"a.obj": "v 0 0 0\nv 1 0 0\nv 0 0 3\nf 1 2 3\n"})],
+    furniture.write_dataset(
+        [catalog(properties, **{"a.obj": "v 0 0 0\nv 1 0 0\nv 0 0 3\nf 1 2 3\n"})],
         tmp_path / "out",
     )
     post = Mesh.load(tmp_path / "out" / "a.obj").vertices
@@ -100,8 +103,8 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, furniture):
     properties = "".join(
         piece(number, name, "Evil", "/a.obj") for number, name in enumerate(names, start=1)
     )
-    furniture.lay_out(
-        [catalogue(properties, **{"a.obj": TRIANGLE, "../../b.obj": TRIANGLE})],
+    furniture.write_dataset(
+        [catalog(properties, **{"a.obj": TRIANGLE, "../../b.obj": TRIANGLE})],
         tmp_path / "deep" / "out",
     )
     written = {

@@ -1,5 +1,4 @@
-"""What an example fetches with a tool of the system cannot be had without it: a sentence says so,
-and nothing is begun."""
+"""Examples that download data with a system tool, on a system without it."""
 
 from __future__ import annotations
 
@@ -16,15 +15,16 @@ ROOT = Path(__file__).resolve().parents[2]
     ("example", "tool"),
     [("emoji", "npm"), ("animated_emoji", "npm"), ("furniture", "apt-get"), ("prompts", "apt-get")],
 )
-def test_without_its_tool_an_example_ends_in_a_sentence(
+def test_a_missing_tool_is_reported_before_anything_is_written(
     tmp_path: Path, example: str, tool: str
 ) -> None:
-    tried = subprocess.run(
+    done = subprocess.run(
         [sys.executable, str(ROOT / f"examples/{example}.py"), str(tmp_path / "out")],
         env={"PATH": str(tmp_path), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
     )
-    assert tried.returncode == 1
-    assert f"there is no {tool}" in tried.stderr and "Traceback" not in tried.stderr
+    assert done.returncode == 1
+    assert f"but {tool} is not installed" in done.stderr
+    assert "Traceback" not in done.stderr
     assert not (tmp_path / "out").exists()

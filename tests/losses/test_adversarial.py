@@ -1,4 +1,4 @@
-"""Networks here are small and in float64, so that what is equal on paper is equal to ten digits."""
+"""Tests of the adversarial losses on small networks in float64."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.losses.adversarial import (
-    balanced_adversarial,
+    balance_adversarial,
+    feature_matching_B,
     gradient_penalty,
     hinge_discriminator,
     hinge_generator,
@@ -21,33 +22,33 @@ from tessera.losses.adversarial import (
 EXACT = {"rtol": 0, "atol": 1e-10}
 
 
-def patch_judge() -> nn.Module:
+def build_discriminator() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(3, 6, 4, 2, 1), nn.SiLU(), nn.Conv2d(6, 1, 3, padding=1)
     ).double()
 
 
-def images(count: int = 4, size: int = 8) -> Tensor:
+def random_images(count: int = 4, size: int = 8) -> Tensor:
     return torch.rand(count, 3, size, size, dtype=torch.float64) * 2 - 1
 
 
-def gradients(network: nn.Module, loss: Tensor) -> list[Tensor]:
+def parameter_grads(network: nn.Module, loss: Tensor) -> list[Tensor]:
     network.zero_grad()
     loss.backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in network.parameters()]
 
 
-# ------------------------------------------------------------------------------------------- what each of the two loses
+# ---- discriminator and generator losses
 
 
-def test_the_hinge_losses_by_hand():
+def test_hinge_losses_match_values_computed_by_hand():
     real, fake = torch.tensor([2.0, 0.5]), torch.tensor([-3.0, 0.5])
 
     assert hinge_discriminator(real, fake).item() == pytest.approx((0 + 0.5) / 2 + (0 + 1.5) / 2)
     assert hinge_generator(fake).item() == pytest.approx(1.25)
 
 
-def test_the_non_saturating_losses_are_cross_entropies():
+def test_non_saturating_losses_are_cross_entropies():
     real, fake = torch.randn(2, 5, 1, 3, 3)
     entropy = nn.functional.binary_cross_entropy_with_logits
 
@@ -58,7 +59,7 @@ def test_the_non_saturating_losses_are_cross_entropies():
 
 
 @pytest.mark.parametrize("loss", [hinge_discriminator, non_saturating_discriminator])
-def test_the_judge_wants_real_high_and_fake_low(loss):
+def test_discriminator_losses_raise_real_and_lower_fake_logits(loss):
     real, fake = torch.zeros(2, 4, 1, 2, 2).unbind()
     real.requires_grad_()
     fake.requires_grad_()
@@ -70,7 +71,7 @@ def test_the_judge_wants_real_high_and_fake_low(loss):
 
 
 @pytest.mark.parametrize("loss", [hinge_generator, non_saturating_generator])
-def test_the_network_still_learns_when_the_judge_is_sure(loss):
+def test_generator_losses_do_not_saturate(loss):
     fake = torch.full((4, 1), -20.0, requires_grad=True)
 
     loss(fake).backward()
@@ -79,105 +80,104 @@ def test_the_network_still_learns_when_the_judge_is_sure(loss):
 
 
 @pytest.mark.parametrize("loss", [hinge_discriminator, non_saturating_discriminator])
-def test_logits_in_half_precision_are_averaged_in_full(loss):
+def test_half_precision_logits_are_averaged_in_float32(loss):
     logits = torch.randn(64, 1, 8, 8).bfloat16()
 
     assert loss(logits, logits).dtype == torch.float32
     torch.testing.assert_close(loss(logits, logits), loss(logits.float(), logits.float()))
 
 
-# ---------------------------------------------------------------------------------------------------- gradient penalty
+# ---- gradient penalty
 
 
-@pytest.mark.parametrize("centre", [0.0, 1.0])
-def test_the_penalty_is_the_squared_steepness_of_each_example(centre):
-    discriminator, batch = patch_judge(), images()
+@pytest.mark.parametrize("center", [0.0, 1.0])
+def test_penalty_is_the_mean_over_examples_of_the_squared_deviation(center):
+    discriminator, images = build_discriminator(), random_images()
     expected = []
-    for image in batch:
-        slope = torch.autograd.functional.jacobian(
+    for image in images:
+        grad = torch.autograd.functional.jacobian(
             lambda x: discriminator(x[None]).sum() / 16**0.5, image
         )
-        expected.append((slope.norm() - centre) ** 2)
+        expected.append((grad.norm() - center) ** 2)
 
     torch.testing.assert_close(
-        gradient_penalty(discriminator, batch, centre), torch.stack(expected).mean(), **EXACT
+        gradient_penalty(discriminator, images, center), torch.stack(expected).mean(), **EXACT
     )
 
 
-def test_patches_that_do_not_overlap_are_penalised_as_if_each_were_an_image():
+def test_patches_without_overlap_are_penalized_like_separate_images():
     discriminator = nn.Sequential(
         nn.Conv2d(3, 5, 4, stride=4), nn.SiLU(), nn.Conv2d(5, 1, 1)
     ).double()
-    whole = images(2, size=8)
-    patches = whole.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(8, 3, 4, 4)
+    images = random_images(2, size=8)
+    patches = images.unfold(2, 4, 4).unfold(3, 4, 4).permute(0, 2, 3, 1, 4, 5).reshape(8, 3, 4, 4)
 
     torch.testing.assert_close(
-        gradient_penalty(discriminator, whole), gradient_penalty(discriminator, patches), **EXACT
+        gradient_penalty(discriminator, images), gradient_penalty(discriminator, patches), **EXACT
     )
 
 
-@pytest.mark.parametrize("centre", [0.0, 1.0])
-def test_descending_the_penalty_flattens_the_judge_as_finite_differences_say(centre):
-    discriminator, batch = patch_judge(), images()
+@pytest.mark.parametrize("center", [0.0, 1.0])
+def test_gradient_of_the_penalty_matches_finite_differences(center):
+    discriminator, images = build_discriminator(), random_images()
     weight = discriminator[0].weight
-    gradient = gradients(discriminator, gradient_penalty(discriminator, batch, centre))[0]
+    grad = parameter_grads(discriminator, gradient_penalty(discriminator, images, center))[0]
 
     step = 1e-5
     with torch.no_grad():
         weight[2, 1, 0, 3] += step
-        above = gradient_penalty(discriminator, batch, centre)
+        above = gradient_penalty(discriminator, images, center)
         weight[2, 1, 0, 3] -= 2 * step
-        below = gradient_penalty(discriminator, batch, centre)
+        below = gradient_penalty(discriminator, images, center)
 
-    assert gradient[2, 1, 0, 3].item() == pytest.approx(
+    assert grad[2, 1, 0, 3].item() == pytest.approx(
         ((above - below) / (2 * step)).item(), rel=1e-5, abs=1e-9
     )
 
 
-def test_four_micro_batches_are_one_batch_for_the_judge_penalty_included():
-    discriminator, real, fake = patch_judge(), images(8), images(8)
+def test_four_micro_batches_equal_one_batch_with_penalties():
+    discriminator, real, fake = build_discriminator(), random_images(8), random_images(8)
 
     def loss(real: Tensor, fake: Tensor) -> Tensor:
-        told_apart = hinge_discriminator(discriminator(real), discriminator(fake))
         return (
-            told_apart
+            hinge_discriminator(discriminator(real), discriminator(fake))
             + gradient_penalty(discriminator, real)
-            + 10 * gradient_penalty(discriminator, fake, centre=1.0)
+            + 10 * gradient_penalty(discriminator, fake, center=1.0)
         )
 
-    whole = gradients(discriminator, loss(real, fake))
+    expected = parameter_grads(discriminator, loss(real, fake))
     micros = [loss(real[i : i + 2], fake[i : i + 2]) for i in range(0, 8, 2)]
 
-    for accumulated, at_once in zip(gradients(discriminator, torch.stack(micros).mean()), whole):
-        torch.testing.assert_close(accumulated, at_once, **EXACT)
+    for grad, whole in zip(parameter_grads(discriminator, torch.stack(micros).mean()), expected):
+        torch.testing.assert_close(grad, whole, **EXACT)
 
 
-def test_the_penalty_under_autocast_is_the_float32_penalty():
-    discriminator, batch = patch_judge().float(), images(2).float()
-    plain = gradients(discriminator, gradient_penalty(discriminator, batch))
+def test_penalty_under_autocast_equals_the_float32_penalty():
+    discriminator, images = build_discriminator().float(), random_images(2).float()
+    expected = parameter_grads(discriminator, gradient_penalty(discriminator, images))
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert discriminator(batch).dtype == torch.bfloat16
-        penalty = gradient_penalty(discriminator, batch)
+        assert discriminator(images).dtype == torch.bfloat16
+        penalty = gradient_penalty(discriminator, images)
 
     assert penalty.dtype == torch.float32
-    for under_autocast, expected in zip(gradients(discriminator, penalty), plain):
-        assert torch.equal(under_autocast, expected)
+    for grad, exact in zip(parameter_grads(discriminator, penalty), expected):
+        assert torch.equal(grad, exact)
 
 
-def test_the_penalty_has_a_value_in_validation_and_nothing_to_descend():
-    discriminator, batch = patch_judge(), images()
+def test_penalty_in_validation_has_its_value_and_no_graph():
+    discriminator, images = build_discriminator(), random_images()
 
     with torch.no_grad():
-        penalty = gradient_penalty(discriminator, batch)
+        penalty = gradient_penalty(discriminator, images)
 
     assert not penalty.requires_grad
-    torch.testing.assert_close(penalty, gradient_penalty(discriminator, batch).detach(), **EXACT)
+    torch.testing.assert_close(penalty, gradient_penalty(discriminator, images).detach(), **EXACT)
 
 
-def test_the_penalty_leaves_the_images_as_they_were():
-    network, discriminator = nn.Conv2d(3, 3, 1).double(), patch_judge()
-    output = network(images())
+def test_penalty_has_no_gradient_to_the_images():
+    network, discriminator = nn.Conv2d(3, 3, 1).double(), build_discriminator()
+    output = network(random_images())
 
     gradient_penalty(discriminator, output).backward()
 
@@ -190,11 +190,11 @@ def test_the_penalty_leaves_the_images_as_they_were():
     )
 
 
-def test_a_judge_that_ignores_its_image_gives_finite_gradients():
-    discriminator = patch_judge()
+def test_constant_discriminators_have_finite_gradients():
+    discriminator = build_discriminator()
     nn.init.zeros_(discriminator[2].weight)
 
-    penalty = gradient_penalty(discriminator, images(), centre=1.0)
+    penalty = gradient_penalty(discriminator, random_images(), center=1.0)
     discriminator.zero_grad()
     penalty.backward()
 
@@ -206,130 +206,158 @@ def test_a_judge_that_ignores_its_image_gives_finite_gradients():
     )
 
 
-def test_a_judge_with_one_logit_an_image_needs_no_second_dimension():
+def test_discriminator_may_return_one_logit_per_image():
     weight = torch.randn(3 * 8 * 8, dtype=torch.float64)
 
-    penalty = gradient_penalty(lambda batch: batch.flatten(1) @ weight, images())
+    penalty = gradient_penalty(lambda images: images.flatten(1) @ weight, random_images())
 
     torch.testing.assert_close(penalty, weight.square().sum(), **EXACT)
 
 
-# ------------------------------------------------------------------------------------------------------------- balance
+# ---- feature matching
 
 
-class Counted(torch.autograd.Function):
-    """The identity, which counts how often somebody goes backward through it."""
+def test_features_are_compared_relative_to_those_of_the_real_example():
+    real = [torch.full((2, 3, 4), 2.0), torch.full((2, 1, 5, 2), -10.0)]
+    fake = [real[0] + 1, real[1] - 1]
+    torch.testing.assert_close(
+        feature_matching_B(real, fake), torch.full((2,), (1 / 2 + 1 / 10) / 2)
+    )
+    assert torch.equal(feature_matching_B(real, real), torch.zeros(2))
+
+
+def test_only_fake_features_have_gradients_and_zero_features_are_finite():
+    real, fake = torch.zeros(2, 3, 4, requires_grad=True), torch.randn(2, 3, 4, requires_grad=True)
+    feature_matching_B([real], [fake]).sum().backward()
+    assert real.grad is None and fake.grad.isfinite().all() and fake.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("real", "fake"),
+    [([], []), ([torch.zeros(1, 2)], []), ([torch.zeros(1, 2)], [torch.zeros(1, 3)])],
+)
+def test_features_of_different_shapes_are_errors(real, fake):
+    with pytest.raises(ValueError, match="one discriminator"):
+        feature_matching_B(real, fake)
+
+
+# ---- adaptive weight
+
+
+class CountBackward(torch.autograd.Function):
+    """The identity, with a callback in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, count: Callable[[], None]) -> Tensor:
-        ctx.count = count
+    def forward(ctx: Any, tensor: Tensor, callback: Callable[[], None]) -> Tensor:
+        ctx.callback = callback
         return tensor.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.count()
-        return gradient, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        ctx.callback()
+        return grad, None
 
 
-class Scene:
-    """A network with a last layer, a judge, an eye, and the three terms that VQGAN has."""
+class Problem:
+    """A network, a discriminator and a perceptual network, with the three terms of VQGAN."""
 
     def __init__(self) -> None:
         self.network = nn.Sequential(
             nn.Conv2d(3, 8, 3, padding=1), nn.SiLU(), nn.Conv2d(8, 3, 3, padding=1)
         ).double()
-        self.discriminator = patch_judge().requires_grad_(False)
-        self.eye = nn.Sequential(nn.Conv2d(3, 5, 3, 2), nn.SiLU()).double().requires_grad_(False)
-        self.images = images()
-        self.passes = {"judge": 0, "eye": 0}
+        self.discriminator = build_discriminator().requires_grad_(False)
+        self.perceptual = nn.Sequential(nn.Conv2d(3, 5, 3, 2), nn.SiLU()).double()
+        self.perceptual.requires_grad_(False)
+        self.images = random_images()
+        self.backward_passes = {"discriminator": 0, "perceptual": 0}
 
     @property
     def last_weight(self) -> Tensor:
         return self.network[-1].weight
 
-    def count(self, name: str) -> Callable[[], None]:
-        def counted() -> None:
-            self.passes[name] += 1
+    def counter(self, name: str) -> Callable[[], None]:
+        def count() -> None:
+            self.backward_passes[name] += 1
 
-        return counted
+        return count
 
-    def evaluate(self) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    def forward(self) -> tuple[Tensor, dict[str, Tensor], Tensor]:
         output = self.network(self.images)
-        seen = self.eye(Counted.apply(output, self.count("eye")))
+        features = self.perceptual(CountBackward.apply(output, self.counter("perceptual")))
+        logits = self.discriminator(CountBackward.apply(output, self.counter("discriminator")))
         reconstruction = {
             "pixels": (output - self.images).abs().mean(),
-            "perceptual": 0.7 * (seen - self.eye(self.images)).square().mean(),
+            "perceptual": 0.7 * (features - self.perceptual(self.images)).square().mean(),
         }
-        return (
-            output,
-            reconstruction,
-            hinge_generator(self.discriminator(Counted.apply(output, self.count("judge")))),
-        )
+        return output, reconstruction, hinge_generator(logits)
 
-    def weight(self) -> Tensor:
-        """Eq. 7, by two passes through everything."""
-        _, reconstruction, adversarial = self.evaluate()
-        [pull] = torch.autograd.grad(
+    def expected_weight(self) -> Tensor:
+        """Compute eq. 7 with two full backward passes."""
+        _, reconstruction, adversarial = self.forward()
+        [reconstruction_grad] = torch.autograd.grad(
             sum(reconstruction.values()), self.last_weight, retain_graph=True
         )
-        [push] = torch.autograd.grad(adversarial, self.last_weight)
-        return pull.norm() / (push.norm() + 1e-6)
+        [adversarial_grad] = torch.autograd.grad(adversarial, self.last_weight)
+        return reconstruction_grad.norm() / (adversarial_grad.norm() + 1e-6)
 
 
-def test_balancing_gives_the_gradients_of_the_formula_with_two_backward_passes():
-    scene = Scene()
-    weight = scene.weight()
-    _, reconstruction, adversarial = scene.evaluate()
-    expected = gradients(scene.network, (sum(reconstruction.values()) + weight * adversarial) / 4)
-
-    output, reconstruction, adversarial = scene.evaluate()
-    balanced = balanced_adversarial(
-        reconstruction, adversarial, output, scene.last_weight, adaptive_max=1e4
+def test_balancing_equals_the_formula_with_two_backward_passes():
+    problem = Problem()
+    weight = problem.expected_weight()
+    _, reconstruction, adversarial = problem.forward()
+    expected = parameter_grads(
+        problem.network, (sum(reconstruction.values()) + weight * adversarial) / 4
     )
-    found = gradients(
-        scene.network, (sum(balanced.reconstruction.values()) + balanced.adversarial) / 4
+
+    output, reconstruction, adversarial = problem.forward()
+    balanced = balance_adversarial(
+        reconstruction, adversarial, output, problem.last_weight, adaptive_max=1e4
+    )
+    grads = parameter_grads(
+        problem.network, (sum(balanced.reconstruction.values()) + balanced.adversarial) / 4
     )
 
     torch.testing.assert_close(balanced.weight, weight, **EXACT)
-    for ours, naive in zip(found, expected):
-        torch.testing.assert_close(ours, naive, **EXACT)
-        assert naive.abs().max() > 1e-4
+    for grad, expected_grad in zip(grads, expected):
+        torch.testing.assert_close(grad, expected_grad, **EXACT)
+        assert expected_grad.abs().max() > 1e-4
 
 
-def test_each_balanced_term_has_its_own_value_and_its_own_gradient():
-    scene = Scene()
-    for name in ("pixels", "perceptual"):
-        _, reconstruction, _ = scene.evaluate()
-        expected = gradients(scene.network, reconstruction[name])
+@pytest.mark.parametrize("name", ["pixels", "perceptual"])
+def test_each_balanced_term_keeps_its_value_and_its_gradient(name):
+    problem = Problem()
+    _, reconstruction, _ = problem.forward()
+    expected = parameter_grads(problem.network, reconstruction[name])
 
-        output, reconstruction, adversarial = scene.evaluate()
-        balanced = balanced_adversarial(reconstruction, adversarial, output, scene.last_weight)
+    output, reconstruction, adversarial = problem.forward()
+    balanced = balance_adversarial(reconstruction, adversarial, output, problem.last_weight)
 
-        assert list(balanced.reconstruction) == ["pixels", "perceptual"]
-        assert balanced.reconstruction[name].item() == reconstruction[name].item()
-        assert balanced.adversarial.item() == pytest.approx(
-            balanced.weight.item() * adversarial.item(), rel=1e-12
-        )
-        for ours, naive in zip(gradients(scene.network, balanced.reconstruction[name]), expected):
-            torch.testing.assert_close(ours, naive, **EXACT)
-
-
-def test_nobody_goes_backward_through_judge_or_eye_twice():
-    scene = Scene()
-    output, reconstruction, adversarial = scene.evaluate()
-
-    balanced = balanced_adversarial(reconstruction, adversarial, output, scene.last_weight)
-    gradients(scene.network, sum(balanced.reconstruction.values()) + balanced.adversarial)
-
-    assert scene.passes == {"judge": 1, "eye": 1}
+    assert list(balanced.reconstruction) == ["pixels", "perceptual"]
+    assert balanced.reconstruction[name].item() == reconstruction[name].item()
+    assert balanced.adversarial.item() == pytest.approx(
+        balanced.weight.item() * adversarial.item(), rel=1e-12
+    )
+    grads = parameter_grads(problem.network, balanced.reconstruction[name])
+    for grad, expected_grad in zip(grads, expected):
+        torch.testing.assert_close(grad, expected_grad, **EXACT)
 
 
-def test_the_weight_stops_at_the_ceiling_and_is_not_descended():
-    scene = Scene()
-    output, reconstruction, adversarial = scene.evaluate()
+def test_discriminator_and_perceptual_network_are_backpropagated_once():
+    problem = Problem()
+    output, reconstruction, adversarial = problem.forward()
 
-    balanced = balanced_adversarial(
-        reconstruction, 1e-9 * adversarial, output, scene.last_weight, adaptive_max=50.0
+    balanced = balance_adversarial(reconstruction, adversarial, output, problem.last_weight)
+    parameter_grads(problem.network, sum(balanced.reconstruction.values()) + balanced.adversarial)
+
+    assert problem.backward_passes == {"discriminator": 1, "perceptual": 1}
+
+
+def test_weight_is_limited_and_detached():
+    problem = Problem()
+    output, reconstruction, adversarial = problem.forward()
+
+    balanced = balance_adversarial(
+        reconstruction, 1e-9 * adversarial, output, problem.last_weight, adaptive_max=50.0
     )
 
     assert balanced.weight.item() == 50.0
@@ -337,25 +365,26 @@ def test_the_weight_stops_at_the_ceiling_and_is_not_descended():
     assert balanced.adversarial.item() == pytest.approx(50e-9 * adversarial.item())
 
 
-def test_a_judge_without_opinion_pulls_at_nothing():
-    scene = Scene()
-    nn.init.zeros_(scene.discriminator[2].weight)
-    output, reconstruction, adversarial = scene.evaluate()
+def test_constant_discriminators_give_a_finite_weight_and_no_gradient():
+    problem = Problem()
+    nn.init.zeros_(problem.discriminator[2].weight)
+    output, reconstruction, adversarial = problem.forward()
 
-    balanced = balanced_adversarial(reconstruction, adversarial, output, scene.last_weight)
+    balanced = balance_adversarial(reconstruction, adversarial, output, problem.last_weight)
 
     assert balanced.weight.isfinite()
-    assert all((gradient == 0).all() for gradient in gradients(scene.network, balanced.adversarial))
+    grads = parameter_grads(problem.network, balanced.adversarial)
+    assert all((grad == 0).all() for grad in grads)
 
 
-def test_terms_that_share_a_part_of_their_way_can_be_balanced():
-    scene = Scene()
-    output = scene.network(scene.images)
-    seen = scene.eye(output)
-    terms = {"mean": seen.mean().square(), "spread": seen.square().mean()}
+def test_terms_that_share_a_part_of_the_graph_can_be_balanced():
+    problem = Problem()
+    output = problem.network(problem.images)
+    features = problem.perceptual(output)
+    terms = {"mean": features.mean().square(), "spread": features.square().mean()}
 
-    balanced = balanced_adversarial(
-        terms, hinge_generator(scene.discriminator(output)), output, scene.last_weight
+    balanced = balance_adversarial(
+        terms, hinge_generator(problem.discriminator(output)), output, problem.last_weight
     )
 
     assert {name: term.item() for name, term in balanced.reconstruction.items()} == {
@@ -363,24 +392,24 @@ def test_terms_that_share_a_part_of_their_way_can_be_balanced():
     }
 
 
-def test_balancing_in_validation_is_refused_with_what_to_do_instead():
-    scene = Scene()
+def test_balancing_without_gradients_is_an_error():
+    problem = Problem()
     with torch.no_grad():
-        output, reconstruction, adversarial = scene.evaluate()
-        with pytest.raises(ValueError, match="In validation, report the terms as they are"):
-            balanced_adversarial(reconstruction, adversarial, output, scene.last_weight)
+        output, reconstruction, adversarial = problem.forward()
+        with pytest.raises(ValueError, match="In validation, report the terms without balancing"):
+            balance_adversarial(reconstruction, adversarial, output, problem.last_weight)
 
 
-@pytest.mark.parametrize("stray", ["constant", "elsewhere"])
-def test_a_term_that_does_not_hang_on_the_output_is_refused_by_name(stray):
-    scene = Scene()
-    output, reconstruction, adversarial = scene.evaluate()
+@pytest.mark.parametrize("name", ["constant", "elsewhere"])
+def test_terms_independent_of_the_output_are_errors(name):
+    problem = Problem()
+    output, reconstruction, adversarial = problem.forward()
     terms = {
         "constant": torch.tensor(1.0, dtype=torch.float64),
-        "elsewhere": scene.network[0].weight.square().mean(),
+        "elsewhere": problem.network[0].weight.square().mean(),
     }
 
-    with pytest.raises(ValueError, match=f"{stray} does not depend on the output"):
-        balanced_adversarial(
-            {**reconstruction, stray: terms[stray]}, adversarial, output, scene.last_weight
+    with pytest.raises(ValueError, match=f"{name} does not depend on the output"):
+        balance_adversarial(
+            {**reconstruction, name: terms[name]}, adversarial, output, problem.last_weight
         )

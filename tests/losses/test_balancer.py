@@ -1,4 +1,4 @@
-"""Networks here are small and in float64, so that what is equal on paper is equal to ten digits."""
+"""Tests of the loss balancer on a small network in float64."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.losses.balancer import balanced
+from tessera.losses.balancer import balance_gradients
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 
 
-class Scene:
-    """A network whose output (B, 4) is compared in three ways, and something that hangs on the
-    network alone."""
+class Problem:
+    """A network whose output (B, 4) has three loss terms."""
 
     def __init__(self, examples: int = 4) -> None:
         torch.manual_seed(0)
@@ -25,21 +24,21 @@ class Scene:
 
     def terms(self, output: Tensor, targets: Tensor, scale: float = 1.0) -> dict[str, Tensor]:
         return {
-            "near": (output - targets).abs().mean(),
-            "square": scale * (output - targets).square().mean(),
-            "loud": (output.exp() - targets.exp()).square().mean(),
+            "absolute": (output - targets).abs().mean(),
+            "squared": scale * (output - targets).square().mean(),
+            "exponential": (output.exp() - targets.exp()).square().mean(),
         }
 
-    def gradients(self, loss: Tensor) -> list[Tensor]:
+    def parameter_grads(self, loss: Tensor) -> list[Tensor]:
         self.network.zero_grad()
         loss.backward()
         return [parameter.grad.clone() for parameter in self.network.parameters()]
 
 
-WEIGHTS = {"near": 1.0, "square": 2.0, "loud": 5.0}
+WEIGHTS = {"absolute": 1.0, "squared": 2.0, "exponential": 5.0}
 
 
-def pulls(terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
+def output_grads(terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
     return {
         name: torch.autograd.grad(term, output, retain_graph=True)[0]
         for name, term in terms.items()
@@ -47,137 +46,138 @@ def pulls(terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e3, 1e-3])
-def test_every_term_has_its_share_of_every_example_and_its_own_direction(scale: float):
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    terms = scene.terms(output, scene.targets, scale)
-    before, after = pulls(terms, output), pulls(balanced(terms, WEIGHTS, output), output)
-    common_B = sum(WEIGHTS[name] * before[name].norm(dim=1) for name in terms)
+def test_gradients_have_their_share_per_example_and_their_direction(scale: float):
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    terms = problem.terms(output, problem.targets, scale)
+    before = output_grads(terms, output)
+    after = output_grads(balance_gradients(terms, WEIGHTS, output), output)
+    total_B = sum(WEIGHTS[name] * before[name].norm(dim=1) for name in terms)
     for name in terms:
-        torch.testing.assert_close(after[name].norm(dim=1), WEIGHTS[name] / 8 * common_B, **EXACT)
+        torch.testing.assert_close(after[name].norm(dim=1), WEIGHTS[name] / 8 * total_B, **EXACT)
         direction = nn.functional.cosine_similarity(after[name], before[name])
         torch.testing.assert_close(direction, torch.ones_like(direction), **EXACT)
 
 
-def test_terms_that_pull_equally_hard_are_left_as_their_weights_say():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    term = (output - scene.targets).square().mean()
-    told = balanced({"one": term, "other": term.clone()}, {"one": 1.0, "other": 3.0}, output)
+def test_terms_with_equal_gradients_are_only_weighted():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    term = (output - problem.targets).square().mean()
+    weights = {"one": 1.0, "other": 3.0}
+    balanced = balance_gradients({"one": term, "other": term.clone()}, weights, output)
     plain = torch.autograd.grad(term, output, retain_graph=True)[0]
-    for name, weight in (("one", 1.0), ("other", 3.0)):
+    for name, weight in weights.items():
         torch.testing.assert_close(
-            torch.autograd.grad(told[name], output, retain_graph=True)[0], weight * plain, **EXACT
+            torch.autograd.grad(balanced[name], output, retain_graph=True)[0],
+            weight * plain,
+            **EXACT,
         )
 
 
-def test_the_network_gets_the_balanced_gradients_and_the_values_are_told_as_they_are():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    terms = scene.terms(output, scene.targets)
-    told = balanced(terms, WEIGHTS, output)
-    assert {name: term.item() for name, term in told.items()} == {
+def test_network_gets_balanced_gradients_and_values_are_unchanged():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    terms = problem.terms(output, problem.targets)
+    balanced = balance_gradients(terms, WEIGHTS, output)
+    assert {name: term.item() for name, term in balanced.items()} == {
         name: term.item() for name, term in terms.items()
     }
-    at_output = sum(pulls(told, output).values())
+    at_output = sum(output_grads(balanced, output).values())
     expected = torch.autograd.grad(
-        output, list(scene.network.parameters()), at_output, retain_graph=True
+        output, list(problem.network.parameters()), at_output, retain_graph=True
     )
-    for ours, theirs in zip(scene.gradients(sum(told.values())), expected):
-        torch.testing.assert_close(ours, theirs, **EXACT)
-        assert ours.abs().max() > 1e-4
+    for grad, expected_grad in zip(problem.parameter_grads(sum(balanced.values())), expected):
+        torch.testing.assert_close(grad, expected_grad, **EXACT)
+        assert grad.abs().max() > 1e-4
 
 
-def test_four_micro_batches_are_one_batch():
-    scene = Scene(examples=8)
+def test_four_micro_batches_equal_one_batch():
+    problem = Problem(examples=8)
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
-        output = scene.network(inputs)
-        return sum(balanced(scene.terms(output, targets), WEIGHTS, output).values())
+        output = problem.network(inputs)
+        return sum(balance_gradients(problem.terms(output, targets), WEIGHTS, output).values())
 
-    whole = scene.gradients(loss(scene.inputs, scene.targets))
-    micros = [loss(*part) for part in zip(scene.inputs.chunk(4), scene.targets.chunk(4))]
-    for accumulated, at_once in zip(scene.gradients(torch.stack(micros).mean()), whole):
-        torch.testing.assert_close(accumulated, at_once, **EXACT)
-
-
-def test_a_term_that_does_not_touch_the_output_passes_as_it_came():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    aside = {"commitment": scene.network[0].weight.square().mean(), "constant": torch.tensor(2.0)}
-    told = balanced(scene.terms(output, scene.targets) | aside, WEIGHTS, output)
-    assert list(told) == ["near", "square", "loud", "commitment", "constant"]
-    assert all(told[name] is aside[name] for name in aside)
+    expected = problem.parameter_grads(loss(problem.inputs, problem.targets))
+    micros = [loss(*part) for part in zip(problem.inputs.chunk(4), problem.targets.chunk(4))]
+    for grad, whole in zip(problem.parameter_grads(torch.stack(micros).mean()), expected):
+        torch.testing.assert_close(grad, whole, **EXACT)
 
 
-def test_a_gradient_of_zero_stays_zero_and_the_others_stay_finite():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    terms = scene.terms(output, scene.targets) | {
-        "satisfied": (output - output.detach()).square().mean()
+def test_terms_independent_of_the_output_are_returned_unchanged():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    other = {"commitment": problem.network[0].weight.square().mean(), "constant": torch.tensor(2.0)}
+    balanced = balance_gradients(problem.terms(output, problem.targets) | other, WEIGHTS, output)
+    assert list(balanced) == ["absolute", "squared", "exponential", "commitment", "constant"]
+    assert all(balanced[name] is other[name] for name in other)
+
+
+def test_zero_gradients_stay_zero_and_others_finite():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    terms = problem.terms(output, problem.targets) | {
+        "zero": (output - output.detach()).square().mean()
     }
-    after = pulls(balanced(terms, WEIGHTS | {"satisfied": 4.0}, output), output)
-    assert not after["satisfied"].any()
+    after = output_grads(balance_gradients(terms, WEIGHTS | {"zero": 4.0}, output), output)
+    assert not after["zero"].any()
     assert all(
-        pull.isfinite().all() and (name == "satisfied" or pull.any())
-        for name, pull in after.items()
+        grad.isfinite().all() and (name == "zero" or grad.any()) for name, grad in after.items()
     )
 
 
-def test_examples_that_are_rebuilt_exactly_are_left_in_peace():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    targets = torch.cat([output[:1].detach(), scene.targets[1:]])
+def test_perfect_reconstructions_keep_zero_gradients():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    targets = torch.cat([output[:1].detach(), problem.targets[1:]])
     terms = {
-        "square": (output - targets).square().mean(),
-        "loud": (output.exp() - targets.exp()).square().mean(),
+        "squared": (output - targets).square().mean(),
+        "exponential": (output.exp() - targets.exp()).square().mean(),
     }
-    after = pulls(balanced(terms, WEIGHTS, output), output)
+    after = output_grads(balance_gradients(terms, WEIGHTS, output), output)
     assert all(
-        not pull[0].any() and pull[1:].any() and pull.isfinite().all() for pull in after.values()
+        not grad[0].any() and grad[1:].any() and grad.isfinite().all() for grad in after.values()
     )
 
 
-@pytest.mark.parametrize("faint", [1e-20, 1e-30])
-def test_what_is_almost_nothing_is_not_made_vast(faint: float):
+@pytest.mark.parametrize("tiny", [1e-20, 1e-30])
+def test_tiny_gradients_are_scaled_by_at_most_the_maximum(tiny: float):
     output = torch.randn(2, 4, requires_grad=True)
-    terms = {"faint": (faint * output).sum(), "square": output.square().mean()}
-    after = pulls(
-        balanced(terms, {"faint": 1.0, "square": 1.0}, output, adaptive_max=100.0), output
-    )
-    assert after["faint"].abs().max() <= 101 * faint
+    terms = {"tiny": (tiny * output).sum(), "squared": output.square().mean()}
+    weights = {"tiny": 1.0, "squared": 1.0}
+    after = output_grads(balance_gradients(terms, weights, output, adaptive_max=100.0), output)
+    assert after["tiny"].abs().max() <= 101 * tiny
 
 
-def test_a_gradient_that_is_not_finite_shows():
+def test_nan_gradients_make_all_terms_nan():
+    """The guard of the engine then skips the step."""
     output = torch.randn(2, 4, requires_grad=True)
-    terms = {"ill": (output * float("nan")).sum(), "square": output.square().mean()}
-    after = pulls(balanced(terms, {"ill": 1.0, "square": 1.0}, output), output)
-    assert all(pull.isnan().all() for pull in after.values()), (
-        "the engine's guard sees it in every term"
-    )
+    terms = {"nan": (output * float("nan")).sum(), "squared": output.square().mean()}
+    after = output_grads(balance_gradients(terms, {"nan": 1.0, "squared": 1.0}, output), output)
+    assert all(grad.isnan().all() for grad in after.values())
 
 
-def test_a_weight_of_zero_silences_and_absent_terms_count_for_nothing():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    terms = {
-        name: term for name, term in scene.terms(output, scene.targets).items() if name != "loud"
-    }
-    before = pulls(terms, output)
-    after = pulls(balanced(terms, WEIGHTS | {"near": 0.0}, output), output)
-    assert not after["near"].any()
-    torch.testing.assert_close(after["square"], 2 * before["square"], **EXACT)
+def test_weight_of_zero_removes_a_term_and_absent_terms_are_ignored():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    terms = problem.terms(output, problem.targets)
+    del terms["exponential"]
+    before = output_grads(terms, output)
+    after = output_grads(balance_gradients(terms, WEIGHTS | {"absolute": 0.0}, output), output)
+    assert not after["absolute"].any()
+    torch.testing.assert_close(after["squared"], 2 * before["squared"], **EXACT)
 
 
-def test_what_cannot_be_balanced_is_refused_with_what_to_do():
-    scene = Scene()
-    output = scene.network(scene.inputs)
-    with pytest.raises(ValueError, match="'loud'.*None.*near, square, loud"):
-        balanced(scene.terms(output, scene.targets), {"near": 1.0, "square": 1.0}, output)
-    with pytest.raises(ValueError, match="'near'.*-1"):
-        balanced(scene.terms(output, scene.targets), WEIGHTS | {"near": -1.0}, output)
+def test_invalid_weights_and_missing_gradients_are_errors():
+    problem = Problem()
+    output = problem.network(problem.inputs)
+    terms = problem.terms(output, problem.targets)
+    with pytest.raises(ValueError, match="'exponential'.*None.*absolute, squared, exponential"):
+        balance_gradients(terms, {"absolute": 1.0, "squared": 1.0}, output)
+    with pytest.raises(ValueError, match="'absolute'.*-1"):
+        balance_gradients(terms, WEIGHTS | {"absolute": -1.0}, output)
     with (
         torch.no_grad(),
-        pytest.raises(ValueError, match="In validation, report the terms as they are"),
+        pytest.raises(ValueError, match="In validation, report the terms without balancing"),
     ):
-        balanced(scene.terms(output, scene.targets), WEIGHTS, output)
+        balance_gradients(terms, WEIGHTS, output)

@@ -1,3 +1,5 @@
+"""Tests of the pixel losses."""
+
 from __future__ import annotations
 
 import pytest
@@ -6,7 +8,7 @@ import torch
 from tessera.losses.pixels import l1, l2
 
 
-def test_the_pixel_losses_are_means_of_the_difference_and_of_its_square():
+def test_losses_are_mean_absolute_and_mean_squared_error():
     a = torch.tensor([[[[0.0, 1.0]]]])
     b = torch.tensor([[[[0.5, -1.0]]]])
 
@@ -15,7 +17,7 @@ def test_the_pixel_losses_are_means_of_the_difference_and_of_its_square():
 
 
 @pytest.mark.parametrize("loss", [l1, l2])
-def test_the_mean_over_micro_batches_is_the_loss_of_the_batch(loss):
+def test_mean_over_micro_batches_is_the_loss_of_the_batch(loss):
     a, b = torch.rand(2, 8, 3, 5, 7, dtype=torch.float64)
 
     micro = torch.stack([loss(a[i : i + 2], b[i : i + 2]) for i in range(0, 8, 2)]).mean()
@@ -24,7 +26,7 @@ def test_the_mean_over_micro_batches_is_the_loss_of_the_batch(loss):
 
 
 @pytest.mark.parametrize("loss", [l1, l2])
-def test_images_in_half_precision_are_compared_in_float32_and_double_stays_double(loss):
+def test_half_precision_is_computed_in_float32_and_float64_stays_float64(loss):
     a, b = torch.rand(2, 4, 3, 16, 16).bfloat16()
 
     assert loss(a, b).dtype == torch.float32
@@ -33,6 +35,6 @@ def test_images_in_half_precision_are_compared_in_float32_and_double_stays_doubl
 
 
 @pytest.mark.parametrize("loss", [l1, l2])
-def test_images_that_would_be_broadcast_are_refused(loss):
+def test_shapes_that_would_be_broadcast_are_errors(loss):
     with pytest.raises(ValueError, match=r"\(2, 3, 4, 4\) and \(1, 3, 4, 4\)"):
         loss(torch.zeros(2, 3, 4, 4), torch.zeros(1, 3, 4, 4))

@@ -1,5 +1,5 @@
-"""The alphabet against a slow one that recounts everything after each pair; any text comes back,
-whoever carries the table."""
+"""BPE against a reference that recounts all pairs after each merge; round trips of any text; and
+merges that are loaded, copied or swapped like any other buffer."""
 
 from __future__ import annotations
 
@@ -15,254 +15,270 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
-from tessera.engine.checkpoint import restore_network
+from tessera.engine.checkpoint import load_strictly
 from tessera.engine.ema import EMA, EMAConfig
 from tessera.nn import bpe as module
-from tessera.nn.bpe import BEGIN, BPE, FIRST_BYTE, FIRST_PAIR, PADDING, words_of
+from tessera.nn.bpe import BOS_ID, BPE, FIRST_BYTE_ID, FIRST_MERGE_ID, PAD_ID, split_words
 
 CAPTIONS = [
-    "a red circle", "a blue circle", "two red squares", "a small red circle above a blue square",
-    "Three green triangles", "a circle, a square; and nothing else!",
-]  # fmt: skip
+    "a red circle",
+    "a blue circle",
+    "two red squares",
+    "a small red circle above a blue square",
+    "Three green triangles",
+    "a circle, a square; and nothing else!",
+]
 
 
-def learnt(texts=CAPTIONS, tokens=300, **how) -> BPE:
-    bpe = BPE(tokens, **how)
-    bpe.learn(texts)
+OTHER_TEXTS = ["squares and triangles and squares and triangles"]
+
+
+def trained_bpe(texts=CAPTIONS, vocab_size=300, **options) -> BPE:
+    bpe = BPE(vocab_size, **options)
+    bpe.train_from_iterator(texts)
     return bpe
 
 
-def pairs_of(bpe: BPE) -> list[list[int]]:
+def merges_of(bpe: BPE) -> list[list[int]]:
     return [pair for pair in bpe.merges.tolist() if pair != [-1, -1]]
 
 
-# ------------------------------------------------------------------------------------------------------ the slow one
+# ---- reference implementation
 
 
-def replaced(tokens: list[int], pair: tuple[int, int], token: int) -> list[int]:
-    for place in range(len(tokens) - 1):
-        if (tokens[place], tokens[place + 1]) == pair:
-            return tokens[:place] + [token] + replaced(tokens[place + 2 :], pair, token)
+def merge_pair(tokens: list[int], pair: tuple[int, int], token: int) -> list[int]:
+    for index in range(len(tokens) - 1):
+        if (tokens[index], tokens[index + 1]) == pair:
+            return tokens[:index] + [token] + merge_pair(tokens[index + 2 :], pair, token)
     return tokens
 
 
-def slowly_learnt(texts: list[str], most: int) -> list[tuple[int, int]]:
+def reference_merges(texts: list[str], max_merges: int) -> list[tuple[int, int]]:
     words = [
-        [FIRST_BYTE + byte for byte in word.encode()] for text in texts for word in words_of(text)
+        [FIRST_BYTE_ID + byte for byte in word.encode()]
+        for text in texts
+        for word in split_words(text)
     ]
     pairs: list[tuple[int, int]] = []
-    while len(pairs) < most:
+    while len(pairs) < max_merges:
         counts = Counter(pair for word in words for pair in pairwise(word))
-        often = [
+        frequent = [
             pair for pair, count in counts.items() if count == max(counts.values()) and count > 1
         ]
-        if not often:
+        if not frequent:
             break
-        pairs.append(min(often))
-        words = [replaced(word, pairs[-1], FIRST_PAIR + len(pairs) - 1) for word in words]
+        pairs.append(min(frequent))
+        words = [merge_pair(word, pairs[-1], FIRST_MERGE_ID + len(pairs) - 1) for word in words]
     return pairs
 
 
-def slowly_encoded(text: str, pairs: list[tuple[int, int]]) -> list[int]:
-    tokens = [BEGIN]
-    for word in words_of(text):
-        spelt = [FIRST_BYTE + byte for byte in word.encode()]
-        for number, pair in enumerate(pairs):
-            spelt = replaced(spelt, pair, FIRST_PAIR + number)
-        tokens += spelt
+def reference_encode(text: str, pairs: list[tuple[int, int]]) -> list[int]:
+    tokens = [BOS_ID]
+    for word in split_words(text):
+        word_tokens = [FIRST_BYTE_ID + byte for byte in word.encode()]
+        for index, pair in enumerate(pairs):
+            word_tokens = merge_pair(word_tokens, pair, FIRST_MERGE_ID + index)
+        tokens += word_tokens
     return tokens
 
 
-few_letters = st.text("ab é,", max_size=12).map(lambda text: " ".join(text.split()))
+short_texts = st.text("ab é,", max_size=12).map(lambda text: " ".join(text.split()))
 
 
-@given(texts=st.lists(few_letters, max_size=12), unseen=few_letters, most=st.integers(0, 12))
-def test_pairs_and_symbols_are_those_of_an_alphabet_that_recounts_everything(texts, unseen, most):
-    bpe = learnt(texts, FIRST_PAIR + most)
-    pairs = slowly_learnt(texts, most)
-    assert pairs_of(bpe) == [list(pair) for pair in pairs]
-    assert bpe.encode(unseen) == slowly_encoded(unseen, pairs)
+@given(texts=st.lists(short_texts, max_size=12), unseen=short_texts, max_merges=st.integers(0, 12))
+def test_merges_and_tokens_equal_the_reference(texts, unseen, max_merges):
+    bpe = trained_bpe(texts, FIRST_MERGE_ID + max_merges)
+    pairs = reference_merges(texts, max_merges)
+    assert merges_of(bpe) == [list(pair) for pair in pairs]
+    assert bpe.encode(unseen) == reference_encode(unseen, pairs)
 
 
-# ------------------------------------------------------------------------------------------------------------- texts
+# ---- texts
 
 
 @given(text=st.text(), casefold=st.booleans())
-@example(text="caf\udce9 \ud800", casefold=True)  # halves of characters, which `text` does not draw
-def test_any_text_comes_back_in_the_form_in_which_it_is_read(text, casefold):
-    bpe = learnt(casefold=casefold)
-    read = bpe.form(text)
+@example(text="caf\udce9 \ud800", casefold=True)  # lone surrogates, which `st.text` does not draw
+def test_decoding_an_encoded_text_gives_the_normalized_text(text, casefold):
+    bpe = trained_bpe(casefold=casefold)
+    normalized = bpe.normalize(text)
     tokens = bpe.encode(text)
-    assert bpe.decode(tokens) == read
-    assert bpe.form(read) == read and bpe.encode(read) == tokens
-    assert tokens[0] == BEGIN and all(FIRST_BYTE <= token < bpe.size for token in tokens[1:])
+    assert bpe.decode(tokens) == normalized
+    assert bpe.normalize(normalized) == normalized and bpe.encode(normalized) == tokens
+    assert tokens[0] == BOS_ID and all(
+        FIRST_BYTE_ID <= token < bpe.vocab_size for token in tokens[1:]
+    )
 
 
-def test_text_in_other_words_characters_and_scripts_is_spelt_without_an_unknown():
-    bpe = learnt()
+def test_no_word_character_or_script_is_unknown():
+    bpe = trained_bpe()
     for text in ("zebra", "ein süßes kätzchen", "一只红色的猫", "🚲 und 🐈‍⬛", "naïve_co-op (3%)"):
-        assert bpe.decode(bpe.encode(text)) == bpe.form(text)
+        assert bpe.decode(bpe.encode(text)) == bpe.normalize(text)
 
 
-def test_a_text_of_nothing_is_the_symbol_that_begins_it():
-    assert BPE().encode("") == learnt().encode("  \n") == [BEGIN]
-    assert learnt().decode([BEGIN]) == learnt().decode([]) == ""
+def test_an_empty_text_is_one_token():
+    assert BPE().encode("") == trained_bpe().encode("  \n") == [BOS_ID]
+    assert trained_bpe().decode([BOS_ID]) == trained_bpe().decode([]) == ""
 
 
-def test_padding_and_the_beginning_spell_nothing():
-    bpe = learnt()
-    assert bpe.decode([*bpe.encode("a circle"), PADDING, PADDING]) == "a circle"
+def test_padding_and_bos_decode_to_nothing():
+    bpe = trained_bpe()
+    assert bpe.decode([*bpe.encode("a circle"), PAD_ID, PAD_ID]) == "a circle"
 
 
-def test_texts_that_look_alike_are_read_alike():
-    bpe = learnt()
-    composed, apart = (unicodedata.normalize(form, "a Café") for form in ("NFC", "NFD"))
-    assert composed != apart and bpe.encode(composed) == bpe.encode(apart)
+def test_equivalent_texts_have_the_same_tokens():
+    bpe = trained_bpe()
+    composed, decomposed = (unicodedata.normalize(form, "a Café") for form in ("NFC", "NFD"))
+    assert composed != decomposed and bpe.encode(composed) == bpe.encode(decomposed)
     assert bpe.encode("A  RED\tcircle ") == bpe.encode("a red circle")
 
 
-def test_case_counts_where_it_is_told_to():
+def test_case_matters_only_without_casefold():
     assert (
-        learnt(casefold=True).form("STRASSE") == learnt(casefold=True).form("Straße") == "strasse"
+        trained_bpe(casefold=True).normalize("STRASSE")
+        == trained_bpe(casefold=True).normalize("Straße")
+        == "strasse"
     )
-    bpe = learnt(casefold=False)
+    bpe = trained_bpe(casefold=False)
     assert bpe.encode("A red circle") != bpe.encode("a red circle")
     assert bpe.decode(bpe.encode("A red Circle")) == "A red Circle"
 
 
-def test_a_word_is_the_same_symbols_wherever_it_stands():
-    bpe = learnt()
+def test_a_word_has_the_same_tokens_at_any_position():
+    bpe = trained_bpe()
     circle = bpe.encode("circle")[1:]
     assert bpe.encode("a circle")[-len(circle) :] == circle
-    assert len(circle) == 1, "a word that was met often enough is one symbol"
+    assert len(circle) == 1, "a frequent word is one token"
 
 
-def test_pairs_stay_inside_words():
-    bpe = learnt(["red, red, red, red, (red)"], 600)
-    spelt = [bpe.decode([token]) for token in range(FIRST_PAIR, FIRST_PAIR + len(pairs_of(bpe)))]
-    assert "red" in spelt and not any(sign in piece for piece in spelt for sign in ",()")
+def test_merges_do_not_cross_words():
+    bpe = trained_bpe(["red, red, red, red, (red)"], 600)
+    pieces = [
+        bpe.decode([token]) for token in range(FIRST_MERGE_ID, FIRST_MERGE_ID + len(merges_of(bpe)))
+    ]
+    assert "red" in pieces and not any(sign in piece for piece in pieces for sign in ",()")
 
 
-def test_half_a_character_is_shown_as_such():
+def test_a_truncated_character_is_decoded_as_a_replacement_character():
     bpe = BPE()
     assert bpe.decode(bpe.encode("aé")[:-1]) == "a\ufffd"
 
 
-@pytest.mark.parametrize("symbol", [-1, 299, 10_000])
-def test_a_symbol_that_was_never_learnt_is_named(token):
-    with pytest.raises(ValueError, match=f"The symbol {token} .* learnt those from 0 to 298 only"):
-        learnt(CAPTIONS * 2, 299).decode([BEGIN, token])
+@pytest.mark.parametrize("token", [-1, 299, 10_000])
+def test_decoding_an_unknown_token_raises_an_error(token):
+    with pytest.raises(ValueError, match=f"Token {token} .* has tokens from 0 to 298"):
+        trained_bpe(CAPTIONS * 2, 299).decode([BOS_ID, token])
 
 
-# ---------------------------------------------------------------------------------------------------------- learning
+# ---- training
 
 
-def test_the_order_of_the_texts_changes_nothing():
+def test_merges_do_not_depend_on_the_order_of_texts():
     shuffled = CAPTIONS * 3
     random.shuffle(shuffled)
-    assert torch.equal(learnt(shuffled).merges, learnt(CAPTIONS * 3).merges)
+    assert torch.equal(trained_bpe(shuffled).merges, trained_bpe(CAPTIONS * 3).merges)
 
 
-def test_what_was_learnt_before_is_forgotten():
-    bpe = learnt(["something else entirely, entirely else something"])
-    bpe.learn(CAPTIONS)
-    assert torch.equal(bpe.merges, learnt().merges)
-    bpe.learn([])
+def test_training_again_replaces_all_merges():
+    bpe = trained_bpe(["something else entirely, entirely else something"])
+    bpe.train_from_iterator(CAPTIONS)
+    assert torch.equal(bpe.merges, trained_bpe().merges)
+    bpe.train_from_iterator([])
     assert (bpe.merges == -1).all()
 
 
-def test_the_table_has_its_size_before_anything_is_learnt():
+def test_an_untrained_bpe_has_full_size_and_encodes_bytes():
     bpe = BPE(400)
     assert (
-        bpe.size == 400 and bpe.merges.shape == (400 - FIRST_PAIR, 2) and (bpe.merges == -1).all()
+        bpe.vocab_size == 400
+        and bpe.merges.shape == (400 - FIRST_MERGE_ID, 2)
+        and (bpe.merges == -1).all()
     )
-    assert bpe.encode("ab") == [BEGIN, *(FIRST_BYTE + byte for byte in b" ab")]
+    assert bpe.encode("ab") == [BOS_ID, *(FIRST_BYTE_ID + byte for byte in b" ab")]
 
 
-def test_texts_get_shorter_by_what_was_learnt():
-    plain, taught = BPE(), learnt(CAPTIONS, 512)
+def test_training_halves_the_length_of_encoded_texts():
+    untrained, trained = BPE(), trained_bpe(CAPTIONS, 512)
     assert (
-        sum(len(taught.encode(text)) for text in CAPTIONS)
-        < sum(len(plain.encode(text)) for text in CAPTIONS) / 2
+        sum(len(trained.encode(text)) for text in CAPTIONS)
+        < sum(len(untrained.encode(text)) for text in CAPTIONS) / 2
     )
 
 
-def test_an_alphabet_without_room_for_the_bytes_is_refused():
-    assert BPE(FIRST_PAIR).encode("a") == [BEGIN, 2 + 32, 2 + 97]
-    with pytest.raises(ValueError, match="257 symbols .* 258"):
+def test_a_vocabulary_without_room_for_the_bytes_raises_an_error():
+    assert BPE(FIRST_MERGE_ID).encode("a") == [BOS_ID, 2 + 32, 2 + 97]
+    with pytest.raises(ValueError, match="vocab_size is 257.* 258"):
         BPE(257)
 
 
-# ----------------------------------------------------------------------------------------------- a tensor like others
+# ---- merges as a buffer
 
 
-def asked_and_answered(bpe: BPE) -> dict[str, list[int]]:
+def encode_captions(bpe: BPE) -> dict[str, list[int]]:
     return {text: bpe.encode(text) for text in CAPTIONS}
 
 
-def loaded(bpe: BPE, state: dict[str, torch.Tensor]) -> None:
+def load_state_dict(bpe: BPE, state: dict[str, torch.Tensor]) -> None:
     bpe.load_state_dict(state)
 
 
-def restored(bpe: BPE, state: dict[str, torch.Tensor]) -> None:
-    restore_network(bpe, state, "model")
+def load_checkpoint(bpe: BPE, state: dict[str, torch.Tensor]) -> None:
+    load_strictly(bpe, state, "model")
 
 
-@pytest.mark.parametrize("way", [loaded, restored])
-def test_a_table_that_comes_from_a_checkpoint_counts_at_once(way):
-    """Whatever was remembered of the old one is not asked again."""
-    other = learnt(["squares and triangles and squares and triangles"])
-    assert asked_and_answered(other) != asked_and_answered(learnt())
-    way(other, learnt().state_dict())
-    assert asked_and_answered(other) == asked_and_answered(learnt())
+@pytest.mark.parametrize("load", [load_state_dict, load_checkpoint])
+def test_loaded_merges_invalidate_the_cache(load):
+    other = trained_bpe(OTHER_TEXTS)
+    assert encode_captions(other) != encode_captions(trained_bpe())
+    load(other, trained_bpe().state_dict())
+    assert encode_captions(other) == encode_captions(trained_bpe())
 
 
-def test_learning_again_counts_at_once():
-    bpe = learnt()
-    before = asked_and_answered(bpe)
-    bpe.learn(["squares and triangles and squares and triangles"])
-    assert asked_and_answered(bpe) != before
+def test_training_again_invalidates_the_cache():
+    bpe = trained_bpe()
+    before = encode_captions(bpe)
+    bpe.train_from_iterator(OTHER_TEXTS)
+    assert encode_captions(bpe) != before
 
 
-def test_the_average_has_its_table_and_gives_the_live_one_back():
-    bpe = learnt()
-    average = EMA(EMAConfig(), nn.ModuleList([bpe, nn.Linear(1, 1)]))
-    averaged = asked_and_answered(bpe)
-    bpe.learn(["squares and triangles and squares and triangles"])
-    live = asked_and_answered(bpe)
-    with average.applied():
-        assert asked_and_answered(bpe) == averaged != live
-    assert asked_and_answered(bpe) == live
-    average.update(1)
-    with average.applied():
-        assert asked_and_answered(bpe) == live
+def test_the_ema_swaps_its_merges_in_and_out():
+    bpe = trained_bpe()
+    ema = EMA(EMAConfig(), nn.ModuleList([bpe, nn.Linear(1, 1)]))
+    with_ema = encode_captions(bpe)
+    bpe.train_from_iterator(OTHER_TEXTS)
+    raw = encode_captions(bpe)
+    with ema.applied():
+        assert encode_captions(bpe) == with_ema != raw
+    assert encode_captions(bpe) == raw
+    ema.update(1)
+    with ema.applied():
+        assert encode_captions(bpe) == raw
 
 
-def test_a_copy_learns_by_itself():
-    bpe = learnt()
-    answers = asked_and_answered(bpe)
-    twin = copy.deepcopy(bpe)
-    twin.learn(["squares and triangles and squares and triangles"])
-    assert asked_and_answered(bpe) == answers != asked_and_answered(twin)
+def test_training_a_copy_does_not_change_the_original():
+    bpe = trained_bpe()
+    before = encode_captions(bpe)
+    other = copy.deepcopy(bpe)
+    other.train_from_iterator(OTHER_TEXTS)
+    assert encode_captions(bpe) == before != encode_captions(other)
 
 
-def test_whoever_changes_an_answer_changes_no_later_one():
-    bpe = learnt()
+def test_changing_a_result_does_not_change_the_cache():
+    bpe = trained_bpe()
     bpe.encode("a red circle").append(7)
-    assert bpe.encode("a red circle") == learnt().encode("a red circle")
+    assert bpe.encode("a red circle") == trained_bpe().encode("a red circle")
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "REMEMBERED", 4)
-    bpe = learnt()
-    answers = [bpe.encode(text) for text in CAPTIONS * 2]
-    assert answers == [learnt().encode(text) for text in CAPTIONS * 2]
-    assert len(bpe.spelling().texts) <= 4 and len(bpe.spelling().words) <= 4
+def test_the_size_of_the_cache_is_bounded(monkeypatch):
+    monkeypatch.setattr(module, "CACHE_SIZE", 4)
+    bpe = trained_bpe()
+    encoded = [bpe.encode(text) for text in CAPTIONS * 2]
+    assert encoded == [trained_bpe().encode(text) for text in CAPTIONS * 2]
+    assert len(bpe.merge_table().texts) <= 4 and len(bpe.merge_table().words) <= 4
 
 
 @pytest.mark.parametrize("row", [[1, 5], [5, 259], [-1, -1]])
-def test_a_table_that_no_alphabet_learnt_is_refused(row):
-    bpe = learnt()
+def test_invalid_merges_raise_an_error(row):
+    bpe = trained_bpe()
     bpe.merges[1] = torch.tensor(row)
     with pytest.raises(ValueError, match=f"Row 1 .* joins {row[0]} and {row[1]}"):
         bpe.encode("a")

@@ -1,8 +1,7 @@
-"""The masked transformer: it sees what it is shown and no more, and every slot, text and smaller
-picture has its say.
+"""Tests of the masked transformer: its inputs, its heads, its conditions and its critics.
 
-Networks start with residual parts of nothing; here they are given something to say, in double
-precision, so that what is equal in exact arithmetic is equal to many digits.
+Zero-initialized layers get random weights, and the networks are in double precision, so that what
+is equal in exact arithmetic is equal to many digits.
 """
 
 from __future__ import annotations
@@ -22,267 +21,267 @@ from tessera.nn.masked_transformer import (
     TokenConditioner,
     TokenSpec,
     TokenTransformer,
-    apart,
-    by_matrix,
+    dispatch_by_index,
+    matmul_by,
 )
 from tessera.nn.token_layout import Layout
-from tessera.text.encoder import LearnedTextConfig
-from tests.networks import awake, rows_through
+from tessera.text.learned import LearnedTextConfig
+from tests.networks import randomize_zero_weights, record_row_counts
 
 VOCABULARY = 13
-TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, tokens=300, max_len=16)
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=16)
 TEXTS = ["a red circle", "two blue squares", "x"]
 FEATURES = torch.randn(VOCABULARY, 5, generator=torch.Generator().manual_seed(1))
 
 
-def model(
+def build(
     patch: int = 1,
-    smaller: TokenSpec | None = None,
-    known: Tensor | None = FEATURES,
-    **choices: object,
+    cond_tokens: TokenSpec | None = None,
+    features: Tensor | None = FEATURES,
+    **options: object,
 ) -> MaskedTransformer:
-    config = MaskedTransformerConfig(
-        **{"width": 24, "depth": 2, "heads": 2, "text": TEXT, **choices}
-    )
-    return (
-        awake(config.build(TokenSpec(VOCABULARY, Layout((4, 4), patch=patch), known), smaller))
-        .double()
-        .eval()
-    )
+    config = MaskedTransformerConfig(**{"dim": 24, "depth": 2, "heads": 2, "text": TEXT, **options})
+    tokens = TokenSpec(VOCABULARY, Layout((4, 4), patch=patch), features)
+    return randomize_zero_weights(config.build(tokens, cond_tokens)).double().eval()
 
 
-def token_batch(
-    network: TokenTransformer, batch: int = 3, share: float = 0.5
+def make_tokens(
+    network: TokenTransformer, batch: int = 3, ratio: float = 0.5
 ) -> tuple[Tensor, Tensor]:
-    """Symbols with some hidden, and which."""
+    """Return random tokens of which some are masked, and which."""
     layout = network.tokens.layout
-    tokens = torch.randint(network.tokens.vocab_size, (batch, layout.count, layout.slots))
-    hidden = torch.rand(tokens.shape) < share
-    return tokens.masked_fill(hidden, network.hidden), hidden
+    shape = (batch, layout.num_positions, layout.tokens_per_position)
+    tokens = torch.randint(network.tokens.vocab_size, shape)
+    masked = torch.rand(tokens.shape) < ratio
+    return tokens.masked_fill(masked, network.mask_token_id), masked
 
 
-def told(
+def make_condition(
     network: TokenTransformer,
     texts: list[str] = TEXTS,
     dropped: bool = False,
-    smaller: Tensor | None = None,
+    cond_codes: Tensor | None = None,
 ) -> Condition:
-    return network.condition(texts, [dropped] * len(texts), smaller)
+    return network.condition(texts, [dropped] * len(texts), cond_codes)
 
 
-# ------------------------------------------------------------------------------------------------------------- symbols
+# ---- tokens and logits
 
 
 @pytest.mark.parametrize("patch", [1, 2])
-def test_logits_where_they_are_asked_for_are_the_rows_of_the_full_table(patch):
-    network = model(patch)
-    shown, asked = token_batch(network)
-    states = network.states(shown, told(network))
-    to_fp32 = network.logits(states, torch.ones_like(asked)).view(*asked.shape, VOCABULARY)
-    assert torch.allclose(network.logits(states, asked), to_fp32[asked])
-    assert network.logits(states, torch.zeros_like(asked)).shape == (0, VOCABULARY)
+def test_logits_of_selected_tokens_are_rows_of_the_full_logits(patch):
+    network = build(patch)
+    tokens, masked = make_tokens(network)
+    states = network.states(tokens, make_condition(network))
+    full = network.logits(states, torch.ones_like(masked)).view(*masked.shape, VOCABULARY)
+    assert torch.allclose(network.logits(states, masked), full[masked])
+    assert network.logits(states, torch.zeros_like(masked)).shape == (0, VOCABULARY)
 
 
-BODIES = {"transformer": None, "conformer": ConformerConfig(kernel=3)}
+BACKBONES = {"transformer": None, "conformer": ConformerConfig(kernel=3)}
 
 
-@pytest.mark.parametrize("body", BODIES)
+@pytest.mark.parametrize("backbone", BACKBONES)
 @pytest.mark.parametrize("patch", [1, 2])
-def test_a_guess_is_the_logits_of_all_states_by_a_shorter_way(patch, body):
-    network = model(patch, conformer=BODIES[body])
-    shown, asked = token_batch(network)
-    asked[1] = False  # of one example nothing is asked
+def test_logits_at_equals_logits_of_all_states_with_less_computation(patch, backbone):
+    network = build(patch, conformer=BACKBONES[backbone])
+    tokens, masked = make_tokens(network)
+    masked[1] = False  # an example without tokens to predict
     condition = network.condition(TEXTS, [False, True, False])
-    to_fp32 = network.logits(network.states(shown, condition), asked)
-    assert torch.allclose(network.logits_at(shown, asked, condition), to_fp32)
-    thinking = rows_through(network.transformer.blocks[-1].feed)
-    network.logits_at(shown, asked, condition)
-    assert thinking == [int(asked.any(2).sum())], (
-        "only the places of which something is asked think to the end"
-    )
+    expected = network.logits(network.states(tokens, condition), masked)
+    assert torch.allclose(network.logits_at(tokens, masked, condition), expected)
+    rows = record_row_counts(network.transformer.blocks[-1].feed_forward)
+    network.logits_at(tokens, masked, condition)
+    assert rows == [int(masked.any(2).sum())], "only positions with a token to predict"
 
 
-@pytest.mark.parametrize("body", BODIES)
-def test_from_round_to_round_only_places_whose_symbols_changed_are_begun_anew(body):
-    network, last = model(patch=2, conformer=BODIES[body]), FirstLayerCache()
-    condition, (shown, asked) = told(network), token_batch(network)
-    asking = rows_through(network.transformer.blocks[0].attention.to_query_key_value)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_cache_recomputes_only_positions_whose_tokens_changed(backbone):
+    network, cache = build(patch=2, conformer=BACKBONES[backbone]), FirstLayerCache()
+    condition, (tokens, masked) = make_condition(network), make_tokens(network)
+    rows = record_row_counts(network.transformer.blocks[0].attention.to_qkv)
     changes = [[], [(0, 1)], [(0, 1), (2, 0), (2, 3)], [(e, p) for e in range(3) for p in range(4)]]
     for changed in changes:
-        shown = shown.clone()
-        for example, place in changed:
-            shown[example, place, 1] = (shown[example, place, 1] + 1) % VOCABULARY
-        made = network.logits_at(shown, asked, condition, last=last)
-        assert torch.allclose(made, network.logits_at(shown, asked, condition))
-    assert asking[::2] == [12, 4, 4, 12], (
-        "all at first; then the changed ones, at least the four that a steady product needs"
+        tokens = tokens.clone()
+        for example, position in changed:
+            tokens[example, position, 1] = (tokens[example, position, 1] + 1) % VOCABULARY
+        cached = network.logits_at(tokens, masked, condition, cache=cache)
+        assert torch.allclose(cached, network.logits_at(tokens, masked, condition))
+    assert rows[::2] == [12, 4, 4, 12], (
+        "all at first, then the changed ones, padded to four for batch invariance"
     )
 
 
-def test_slots_are_what_a_slow_loop_makes_of_them():
-    network = model(patch=2)
-    shown, asked = token_batch(network)
-    states = network.states(shown, told(network))
+def test_logits_of_patches_match_a_loop_over_tokens():
+    network = build(patch=2)
+    tokens, masked = make_tokens(network)
+    states = network.states(tokens, make_condition(network))
     rows = []
-    for example, place, slot in asked.nonzero().tolist():
-        rows.append(network.heads[0]((states[example, place] @ network.to_cells[slot])[None])[0])
-    assert torch.allclose(network.logits(states, asked), torch.stack(rows))
+    for example, position, slot in masked.nonzero().tolist():
+        rows.append(network.heads[0]((states[example, position] @ network.to_cells[slot])[None])[0])
+    assert torch.allclose(network.logits(states, masked), torch.stack(rows))
 
 
-def test_the_head_judges_a_symbol_by_its_own_row_and_by_its_features():
-    head, rows = model().heads[0], torch.randn(6, 24, dtype=torch.float64)
-    slow = [
-        head.own.weight @ row + FEATURES.double() @ (head.to_features.weight @ row) for row in rows
+def test_head_adds_logits_of_rows_and_of_features():
+    head, states = build().heads[0], torch.randn(6, 24, dtype=torch.float64)
+    expected = [
+        head.to_logits.weight @ state + FEATURES.double() @ (head.to_features.weight @ state)
+        for state in states
     ]
-    assert torch.allclose(head(rows), torch.stack(slow))
+    assert torch.allclose(head(states), torch.stack(expected))
 
 
-@pytest.mark.parametrize("known", [None, FEATURES], ids=["names", "features"])
-def test_each_slot_reads_its_symbols_from_tables_of_its_own(known):
-    network = model(patch=2, known=known)
-    shown, _ = token_batch(network)
+@pytest.mark.parametrize("features", [None, FEATURES], ids=["without features", "with features"])
+def test_each_slot_has_its_own_embedding_tables(features):
+    network = build(patch=2, features=features)
+    tokens, _ = make_tokens(network)
     table = network.embedding.table.weight.view(4, VOCABULARY + 1, 24)
-    slow = sum(table[slot][shown[..., slot]] for slot in range(4))
-    if known is not None:
-        described = torch.cat(
-            [known, torch.zeros(1, 5)]
-        ).double()  # a hidden symbol has no features
+    expected = sum(table[slot][tokens[..., slot]] for slot in range(4))
+    if features is not None:
+        padded = torch.cat([features, torch.zeros(1, 5)]).double()  # zeros for the mask token
         matrices = network.embedding.from_features.weight.view(24, 4, 5)
-        slow = slow + sum(described[shown[..., slot]] @ matrices[:, slot].T for slot in range(4))
-    assert torch.allclose(network.embedding(shown), slow)
-    assert not torch.allclose(network.embedding(shown.flip(-1)), slow)
+        expected = expected + sum(
+            padded[tokens[..., slot]] @ matrices[:, slot].T for slot in range(4)
+        )
+    assert torch.allclose(network.embedding(tokens), expected)
+    assert not torch.allclose(network.embedding(tokens.flip(-1)), expected)
 
 
-def test_rows_by_slot_keep_their_order_also_where_a_slot_has_none():
-    rows, matrices, slots = (
+def test_dispatch_by_index_keeps_the_order_of_rows():
+    """Also where a function gets no rows."""
+    rows, matrices, index = (
         torch.randn(7, 5),
         torch.randn(4, 5, 5),
         torch.tensor([3, 0, 3, 0, 1, 1, 3]),
     )
-    through = [by_matrix(matrix) for matrix in matrices]
+    functions = [matmul_by(matrix) for matrix in matrices]
     assert torch.allclose(
-        apart(rows, slots, through), torch.stack([r @ matrices[s] for r, s in zip(rows, slots)])
+        dispatch_by_index(rows, index, functions),
+        torch.stack([row @ matrices[i] for row, i in zip(rows, index)]),
     )
 
 
 @pytest.mark.parametrize("patch", [1, 2])
-def test_every_shown_symbol_is_seen_by_every_asked_one(patch):
-    network = model(patch, text=None)
-    shown, asked = token_batch(network, batch=1)
-    before = network.logits(network.states(shown, told(network, [""])), asked)
-    for place, slot in (~asked[0]).nonzero().tolist():
-        other = shown.clone()
-        other[0, place, slot] = (other[0, place, slot] + 1) % VOCABULARY
-        after = network.logits(network.states(other, told(network, [""])), asked)
+def test_every_visible_token_affects_every_prediction(patch):
+    network = build(patch, text=None)
+    tokens, masked = make_tokens(network, batch=1)
+    before = network.logits(network.states(tokens, make_condition(network, [""])), masked)
+    for position, slot in (~masked[0]).nonzero().tolist():
+        other = tokens.clone()
+        other[0, position, slot] = (other[0, position, slot] + 1) % VOCABULARY
+        after = network.logits(network.states(other, make_condition(network, [""])), masked)
         assert ((after - before).abs().amax(1) > 0).all()
 
 
-def test_where_symbols_lie_matters():
-    network = model(text=None)
-    shown, asked = token_batch(network, batch=1)
-    order = torch.randperm(16)
-    before = network.logits(network.states(shown, told(network, [""])), torch.ones_like(asked))
-    after = network.logits(
-        network.states(shown[:, order], told(network, [""])), torch.ones_like(asked)
-    )
+def test_positions_of_tokens_matter():
+    network = build(text=None)
+    tokens, masked = make_tokens(network, batch=1)
+    order, every = torch.randperm(16), torch.ones_like(masked)
+    before = network.logits(network.states(tokens, make_condition(network, [""])), every)
+    after = network.logits(network.states(tokens[:, order], make_condition(network, [""])), every)
     assert not torch.allclose(after, before[order])
 
 
-def test_a_picture_is_guessed_the_same_whoever_its_neighbours_are():
-    network = model(patch=2)
-    shown, asked = token_batch(network)
-    together = network.states(shown, told(network))
+def test_states_do_not_depend_on_the_batch():
+    network = build(patch=2)
+    tokens, _ = make_tokens(network)
+    together = network.states(tokens, make_condition(network))
     for i, text in enumerate(TEXTS):
         assert torch.allclose(
-            network.states(shown[i : i + 1], told(network, [text]))[0], together[i]
+            network.states(tokens[i : i + 1], make_condition(network, [text]))[0], together[i]
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- text
+# ---- text
 
 
-def test_a_text_matters():
-    network = model()
-    shown, _ = token_batch(network)
+def test_text_matters():
+    network = build()
+    tokens, _ = make_tokens(network)
     assert not torch.allclose(
-        network.states(shown, told(network)), network.states(shown, told(network, TEXTS[::-1]))
+        network.states(tokens, make_condition(network)),
+        network.states(tokens, make_condition(network, TEXTS[::-1])),
     )
 
 
-def test_a_longer_text_beside_it_changes_nothing_about_a_short_one():
-    network = model()
-    shown, _ = token_batch(network, batch=1)
-    short = network.states(shown, told(network, ["x"]))
-    beside = network.states(
-        shown.expand(2, -1, -1), told(network, ["x", "a text that is longer by far"])
+def test_longer_texts_in_the_batch_change_nothing():
+    network = build()
+    tokens, _ = make_tokens(network, batch=1)
+    short = network.states(tokens, make_condition(network, ["x"]))
+    both = network.states(
+        tokens.expand(2, -1, -1), make_condition(network, ["x", "a text that is longer by far"])
     )
-    assert torch.allclose(beside[0], short[0])
+    assert torch.allclose(both[0], short[0])
 
 
-def test_dropped_texts_are_all_alike():
-    network = model()
-    shown, _ = token_batch(network, batch=1)
+def test_dropped_texts_are_all_equal():
+    network = build()
+    tokens, _ = make_tokens(network, batch=1)
     one, other = (
-        network.states(shown, told(network, [text], dropped=True)) for text in ("a red circle", "x")
+        network.states(tokens, make_condition(network, [text], dropped=True))
+        for text in ("a red circle", "x")
     )
     assert torch.allclose(one, other)
-    assert not torch.allclose(one, network.states(shown, told(network, ["x"])))
+    assert not torch.allclose(one, network.states(tokens, make_condition(network, ["x"])))
 
 
-def test_a_dropped_text_of_the_same_length_is_the_same_to_the_bit():
-    network = model()
-    shown, _ = token_batch(network, batch=1)
+def test_dropped_texts_of_one_length_are_bitwise_equal():
+    network = build()
+    tokens, _ = make_tokens(network, batch=1)
     one, other = (
-        network.states(shown, told(network, [text], dropped=True)) for text in ("qqqq", "zzzz")
+        network.states(tokens, make_condition(network, [text], dropped=True))
+        for text in ("qqqq", "zzzz")
     )
     assert torch.equal(one, other)
 
 
-def test_an_empty_text_is_no_text():
-    """A network whose captions all say something meets them, or nothing: so an empty prompt must be
-    that nothing."""
-    network = model()
-    shown, _ = token_batch(network, batch=1)
-    empty, nothing = (
-        network.states(shown, told(network, [""])),
-        network.states(shown, told(network, ["x"], dropped=True)),
+def test_empty_text_equals_a_dropped_text():
+    """A network trained with captions or none has no other meaning for an empty prompt."""
+    network = build()
+    tokens, _ = make_tokens(network, batch=1)
+    empty, dropped = (
+        network.states(tokens, make_condition(network, [""])),
+        network.states(tokens, make_condition(network, ["x"], dropped=True)),
     )
-    assert torch.allclose(empty, nothing)
+    assert torch.allclose(empty, dropped)
 
 
-def test_a_dropped_text_learns_nothing():
-    network = model()
-    network.states(token_batch(network)[0], told(network, dropped=True)).square().sum().backward()
-    grads = [p.grad for p in network.text.parameters()]
+def test_dropped_texts_give_the_text_encoder_no_gradient():
+    network = build()
+    states = network.states(make_tokens(network)[0], make_condition(network, dropped=True))
+    states.square().sum().backward()
+    grads = [parameter.grad for parameter in network.text.parameters()]
     assert all(grad is None or (grad == 0).all() for grad in grads)
 
 
-def test_a_condition_made_once_serves_every_round():
-    network = model()
-    condition = told(network)
+def test_condition_can_be_reused_in_every_step():
+    network = build()
+    condition = make_condition(network)
     for _ in range(3):
-        shown, _ = token_batch(network)
-        assert torch.equal(network.states(shown, condition), network.states(shown, told(network)))
+        tokens, _ = make_tokens(network)
+        assert torch.equal(
+            network.states(tokens, condition), network.states(tokens, make_condition(network))
+        )
 
 
-# --------------------------------------------------------------------------------------------- its states of the round before
+# ---- self-conditioning
 
 
-def test_states_of_the_round_before_matter_only_if_it_remembers():
-    for remembers in (True, False):
-        network = model(self_condition=remembers)
-        shown, _ = token_batch(network)
-        condition = told(network)
-        first = network.states(shown, condition)
-        assert torch.equal(network.states(shown, condition, torch.zeros_like(first)), first)
-        assert torch.equal(network.states(shown, condition, first), first) == (not remembers)
+@pytest.mark.parametrize("self_condition", [True, False])
+def test_previous_states_matter_only_with_self_conditioning(self_condition):
+    network = build(self_condition=self_condition)
+    tokens, _ = make_tokens(network)
+    condition = make_condition(network)
+    first = network.states(tokens, condition)
+    assert torch.equal(network.states(tokens, condition, torch.zeros_like(first)), first)
+    assert torch.equal(network.states(tokens, condition, first), first) == (not self_condition)
 
 
-# ---------------------------------------------------------------------------------------------------- a smaller picture
+# ---- conditions on a grid
 
 
 @pytest.mark.parametrize(
-    ("grid", "patch", "below"),
+    ("grid", "patch", "cond_grid"),
     [
         ((8, 8), 1, (4, 4)),
         ((8, 8), 2, (4, 4)),
@@ -292,221 +291,175 @@ def test_states_of_the_round_before_matter_only_if_it_remembers():
         ((4, 8), 1, (2, 2)),
     ],
 )
-def test_a_smaller_symbol_lies_under_its_own_places(grid, patch, below):
+def test_condition_tokens_are_aligned_with_the_positions_they_cover(grid, patch, cond_grid):
     layout = Layout(grid, patch=patch)
-    smaller = TokenConditioner(
-        TokenSpec(7, Layout(below), torch.randn(7, 3)), TokenSpec(VOCABULARY, layout), 6
+    conditioner = TokenConditioner(
+        TokenSpec(7, Layout(cond_grid), torch.randn(7, 3)), TokenSpec(VOCABULARY, layout), 6
     ).double()
-    codes = torch.randint(7, (2, *below))
-    x = smaller(codes).view(2, *layout.places, 6)
-    for down in range(below[0]):
-        for across in range(below[1]):
+    codes = torch.randint(7, (2, *cond_grid))
+    rows, columns = layout.position_grid
+    x = conditioner(codes).view(2, rows, columns, 6)
+    for y in range(cond_grid[0]):
+        for z in range(cond_grid[1]):
             other = codes.clone()
-            other[:, down, across] = (other[:, down, across] + 1) % 7
-            moved = (smaller(other).view(x.shape) - x).abs().amax(-1) > 0
-            rows = torch.arange(layout.places[0]), torch.tensor(down * layout.places[0] / below[0])
-            columns = (
-                torch.arange(layout.places[1]),
-                torch.tensor(across * layout.places[1] / below[1]),
-            )
-            height, dim = max(1, layout.places[0] // below[0]), max(1, layout.places[1] // below[1])
-            in_rows = (rows[0] >= rows[1].floor()) & (rows[0] < rows[1].floor() + height)
-            in_columns = (columns[0] >= columns[1].floor()) & (
-                columns[0] < columns[1].floor() + dim
-            )
-            assert torch.equal(moved[0], in_rows[:, None] & in_columns)
+            other[:, y, z] = (other[:, y, z] + 1) % 7
+            changed = (conditioner(other).view(x.shape) - x).abs().amax(-1) > 0
+            first_row, first_column = y * rows // cond_grid[0], z * columns // cond_grid[1]
+            height, width = max(1, rows // cond_grid[0]), max(1, columns // cond_grid[1])
+            expected = torch.zeros(rows, columns, dtype=torch.bool)
+            expected[first_row : first_row + height, first_column : first_column + width] = True
+            assert torch.equal(changed[0], expected)
 
 
-def test_the_symbols_of_the_smaller_picture_change_the_guess():
-    network = model(smaller=TokenSpec(7, Layout((2, 2))))
-    shown, asked = token_batch(network)
+def test_condition_tokens_change_all_logits():
+    network = build(cond_tokens=TokenSpec(7, Layout((2, 2))))
+    tokens, masked = make_tokens(network)
     codes = torch.randint(7, (3, 2, 2))
-    one = network.logits(network.states(shown, told(network, smaller=codes)), asked)
-    other = network.logits(network.states(shown, told(network, smaller=(codes + 1) % 7)), asked)
+    one, other = (
+        network.logits(network.states(tokens, make_condition(network, cond_codes=each)), masked)
+        for each in (codes, (codes + 1) % 7)
+    )
     assert ((one - other).abs().amax(1) > 0).all()
 
 
-def test_smaller_pictures_that_do_not_fit_are_refused():
+@pytest.mark.parametrize("cond_grid", [(3, 3), (2, 8)])
+def test_condition_grids_that_do_not_divide_are_errors(cond_grid):
     with pytest.raises(ValueError, match="whole multiple"):
-        TokenConditioner(TokenSpec(7, Layout((3, 3))), TokenSpec(VOCABULARY, Layout((4, 4))), 6)
-    with pytest.raises(ValueError, match="whole multiple"):
-        TokenConditioner(TokenSpec(7, Layout((2, 8))), TokenSpec(VOCABULARY, Layout((4, 4))), 6)
+        TokenConditioner(TokenSpec(7, Layout(cond_grid)), TokenSpec(VOCABULARY, Layout((4, 4))), 6)
 
 
-def test_a_smaller_picture_is_asked_for_and_otherwise_refused():
-    for network, codes in (
-        (model(), torch.zeros(3, 2, 2, dtype=torch.long)),
-        (model(smaller=TokenSpec(7, Layout((2, 2)))), None),
-    ):
-        with pytest.raises(ValueError, match="two kinds of symbols"):
-            told(network, smaller=codes)
+def test_missing_and_unexpected_condition_tokens_are_errors():
+    with pytest.raises(ValueError, match="not conditioned on tokens: leave them out"):
+        make_condition(build(), cond_codes=torch.zeros(3, 2, 2, dtype=torch.long))
+    with pytest.raises(ValueError, match="is conditioned on tokens, but got no `cond_codes`"):
+        make_condition(build(cond_tokens=TokenSpec(7, Layout((2, 2)))))
 
 
-# ------------------------------------------------------------------------------------------------- two streams in time
+# ---- conditions in time
 
 
-def in_time(
-    places: int, place_ms: float, frames: int, frame_ms: float, levels: int = 2
+def build_streams(
+    positions: int, position_ms: float, frames: int, frame_ms: float, num_quantizers: int = 2
 ) -> tuple[TokenSpec, TokenSpec]:
     return (
-        TokenSpec(VOCABULARY, Layout((places,), levels), None, place_ms / 1000),
+        TokenSpec(VOCABULARY, Layout((positions,), num_quantizers), None, position_ms / 1000),
         TokenSpec(7, Layout((frames,)), torch.randn(7, 3), frame_ms / 1000),
     )
 
 
-def heard_at(smaller: TokenConditioner, codes: Tensor, places: int) -> list[list[int]]:
-    """For each coarser symbol, the places that it moves."""
-    x, found = smaller(codes)[:, :places], []
+def affected_positions(
+    conditioner: TokenConditioner, codes: Tensor, positions: int
+) -> list[list[int]]:
+    """Return for each condition token the positions whose embedding it changes."""
+    x, affected = conditioner(codes)[:, :positions], []
     for frame in range(codes.shape[1]):
         other = codes.clone()
         other[:, frame] = (other[:, frame] + 1) % 7
-        found.append(
-            ((smaller(other)[:, :places] - x).abs().amax((0, 2)) > 0).nonzero().flatten().tolist()
-        )
-    return found
+        changed = (conditioner(other)[:, :positions] - x).abs().amax((0, 2)) > 0
+        affected.append(changed.nonzero().flatten().tolist())
+    return affected
 
 
 @pytest.mark.parametrize(
-    ("place_ms", "frame_ms", "expected"),
+    ("frame_ms", "expected"),
     [
-        (20, 20, [[0], [1], [2], [3], [4], [5]]),
-        (20, 40, [[0, 1], [2, 3], [4, 5]]),
-        (
-            20,
-            5,
-            [
-                [],
-                [],
-                [0],
-                [],
-                [],
-                [],
-                [1],
-                [],
-                [],
-                [],
-                [2],
-                [],
-                [],
-                [],
-                [3],
-                [],
-                [],
-                [],
-                [4],
-                [],
-                [],
-                [],
-                [5],
-                [],
-            ],
-        ),
-        (20, 30, [[0], [1, 2], [3], [4, 5]]),
+        (20, [[0], [1], [2], [3], [4], [5]]),
+        (40, [[0, 1], [2, 3], [4, 5]]),
+        (5, [[position] if slot == 2 else [] for position in range(6) for slot in range(4)]),
+        (30, [[0], [1, 2], [3], [4, 5]]),
     ],
-    ids=["the same rate", "half of it", "four times", "three for two"],
+    ids=["equal rates", "half the rate", "four times the rate", "two thirds of the rate"],
 )
-def test_a_place_has_the_symbol_that_sounds_in_the_middle_of_its_time(place_ms, frame_ms, expected):
-    """Where the middle falls between two, the later one."""
-    tokens, below = in_time(6, place_ms, len(expected), frame_ms)
-    smaller = TokenConditioner(below, tokens, 6).double()
-    assert heard_at(smaller, torch.randint(7, (2, len(expected))), 6) == expected
+def test_position_gets_the_condition_token_at_the_middle_of_its_span(frame_ms, expected):
+    """Where the middle falls between two tokens, the later one."""
+    tokens, cond_tokens = build_streams(6, 20, len(expected), frame_ms)
+    conditioner = TokenConditioner(cond_tokens, tokens, 6).double()
+    assert affected_positions(conditioner, torch.randint(7, (2, len(expected))), 6) == expected
 
 
-def test_two_rates_come_together_at_any_length_also_where_the_last_frames_are_not_filled():
-    """Of 130 ms there are 7 places of 20 and 5 frames of 30; of 5 frames that are filled, 8
-    places."""
+def test_streams_of_two_rates_are_aligned_at_any_length():
+    """130 ms are 7 positions of 20 ms and 5 frames of 30 ms; 5 full frames are 8 positions."""
     config = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None, absolute_positions=False)
-    network = awake(config.build(*in_time(7, 20, 5, 30))).double().eval()
-    for places, frames in ((7, 5), (8, 5), (3, 2), (30, 20)):
-        tokens = torch.randint(VOCABULARY, (1, places, 2))
-        said = torch.randint(7, (1, frames))
+    network = randomize_zero_weights(config.build(*build_streams(7, 20, 5, 30))).double().eval()
+    for positions, frames in ((7, 5), (8, 5), (3, 2), (30, 20)):
+        tokens = torch.randint(VOCABULARY, (1, positions, 2))
+        codes = torch.randint(7, (1, frames))
         one, other = (
-            network.states(tokens, network.condition([""], [False], codes))
-            for codes in (said, (said + 1) % 7)
+            network.states(tokens, network.condition([""], [False], each))
+            for each in (codes, (codes + 1) % 7)
         )
-        assert one.shape == (1, places, 24) and ((one - other).abs().amax(-1) > 0).all()
+        assert one.shape == (1, positions, 24) and ((one - other).abs().amax(-1) > 0).all()
 
 
-def test_where_what_is_said_has_ended_it_says_nothing():
-    tokens, below = in_time(6, 20, 4, 30)
-    smaller = TokenConditioner(below, tokens, 6).double()
-    codes = torch.tensor([[1, 2, -1, -1]])
-    x = smaller(codes)
+def test_padding_of_condition_tokens_embeds_to_zero():
+    tokens, cond_tokens = build_streams(6, 20, 4, 30)
+    conditioner = TokenConditioner(cond_tokens, tokens, 6).double()
+    x = conditioner(torch.tensor([[1, 2, -1, -1]]))
     assert not x[:, 3:].any() and x[:, :3].any(-1).all()
-    assert torch.equal(x[:, :3], smaller(torch.tensor([[1, 2, 3, 4]]))[:, :3])
+    assert torch.equal(x[:, :3], conditioner(torch.tensor([[1, 2, 3, 4]]))[:, :3])
 
 
-def test_a_model_that_knows_its_places_is_asked_for_no_others():
-    tokens, _ = in_time(6, 20, 4, 30)
+def test_absolute_positions_fix_the_number_of_positions():
+    tokens, _ = build_streams(6, 20, 4, 30)
     config = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None)
-    network = awake(config.build(tokens)).double().eval()
-    with pytest.raises((ValueError, RuntimeError), match="knows 6 places|must match"):
+    network = randomize_zero_weights(config.build(tokens)).double().eval()
+    with pytest.raises((ValueError, RuntimeError), match="this model has 6|must match"):
         network.states(torch.zeros(1, 7, 2, dtype=torch.long), network.condition([""], [False]))
 
 
-def test_each_level_has_a_head_of_its_own_and_only_the_asked_rows_pass_through_it():
-    tokens, _ = in_time(6, 20, 4, 30, levels=3)
-    network = (
-        awake(
-            MaskedTransformerConfig(
-                dim=24, depth=2, heads=2, text=None, absolute_positions=False
-            ).build(tokens)
-        )
-        .double()
-        .eval()
-    )
+def test_each_quantizer_has_its_own_head_for_its_own_rows():
+    tokens, _ = build_streams(6, 20, 4, 30, num_quantizers=3)
+    config = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None, absolute_positions=False)
+    network = randomize_zero_weights(config.build(tokens)).double().eval()
     assert len(network.heads) == 3
     rows: dict[int, int] = {}
     for level, head in enumerate(network.heads):
         head.register_forward_hook(
-            lambda _, given, __, level=level: rows.update({level: len(given[0])})
+            lambda _, inputs, __, level=level: rows.update({level: len(inputs[0])})
         )
-    asked = torch.zeros(2, 6, 3, dtype=torch.bool)
-    asked[0, 2:, 1], asked[1, 5, 2] = True, True
+    predict = torch.zeros(2, 6, 3, dtype=torch.bool)
+    predict[0, 2:, 1], predict[1, 5, 2] = True, True
     states = torch.randn(2, 6, 24, dtype=torch.float64)
-    logits = network.logits(states, asked)
+    logits = network.logits(states, predict)
     assert rows == {0: 0, 1: 4, 2: 1}
     torch.testing.assert_close(
         logits, torch.cat([network.heads[1](states[0, 2:]), network.heads[2](states[1, 5:])])
     )
 
 
-# -------------------------------------------------------------------------------------------------------------- critics
+# ---- critics
 
 
-def test_a_critic_of_its_own_believes_each_symbol_by_text_and_neighbours():
-    critic = (
-        awake(
-            CriticConfig(dim=16, depth=1, heads=2).build(
-                model(patch=2).config, TokenSpec(VOCABULARY, Layout((4, 4), patch=2))
-            )
-        )
-        .double()
-        .eval()
-    )
-    shown, _ = token_batch(critic, share=0.0)
-    realness_logits = critic.realness_logits(critic.states(shown, told(critic)))
-    assert realness_logits.shape == shown.shape
+def test_critic_depends_on_text_and_on_all_tokens_of_an_example():
+    tokens_spec = TokenSpec(VOCABULARY, Layout((4, 4), patch=2))
+    config = CriticConfig(dim=16, depth=1, heads=2)
+    critic = config.build(build(patch=2).config, tokens_spec)
+    critic = randomize_zero_weights(critic).double().eval()
+    tokens, _ = make_tokens(critic, ratio=0.0)
+    realness = critic.realness_logits(critic.states(tokens, make_condition(critic)))
+    assert realness.shape == tokens.shape
     assert not torch.allclose(
-        critic.realness_logits(critic.states(shown, told(critic, TEXTS[::-1]))), realness_logits
+        critic.realness_logits(critic.states(tokens, make_condition(critic, TEXTS[::-1]))), realness
     )
-    other = shown.clone()
+    other = tokens.clone()
     other[0, 0, 0] = (other[0, 0, 0] + 1) % VOCABULARY
-    moved = (critic.realness_logits(critic.states(other, told(critic))) - realness_logits).abs() > 0
-    assert moved[0].all() and not moved[1:].any()
+    after = critic.realness_logits(critic.states(other, make_condition(critic)))
+    changed = (after - realness).abs() > 0
+    assert changed[0].all() and not changed[1:].any()
 
 
-def test_a_critics_head_reads_the_models_states():
-    network = model(patch=2)
+def test_critic_head_rates_tokens_from_the_states_of_the_generator():
+    network = build(patch=2)
     head = CriticHeadConfig(dim=8).build(network.config, network.tokens).double()
-    shown, _ = token_batch(network, share=0.0)
-    assert head.realness_logits(network.states(shown, told(network))).shape == shown.shape
+    tokens, _ = make_tokens(network, ratio=0.0)
+    states = network.states(tokens, make_condition(network))
+    assert head.realness_logits(states).shape == tokens.shape
 
 
-def test_an_untrained_model_finds_all_symbols_about_as_likely():
+def test_untrained_network_predicts_nearly_uniform_logits():
     network = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None).build(
         TokenSpec(VOCABULARY, Layout((4, 4)))
     )
-    shown, asked = token_batch(network)
-    logits = network.logits(network.states(shown, told(network, [""] * 3)), asked)
+    tokens, masked = make_tokens(network)
+    logits = network.logits(network.states(tokens, make_condition(network, [""] * 3)), masked)
     assert logits.abs().max() < 1 and (logits.std(1) > 0).all()

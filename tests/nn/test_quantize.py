@@ -1,5 +1,5 @@
-"""What all quantizers promise alike, held for each kind, plain and projected, alone and in a
-cascade."""
+"""Guarantees of all quantizers, for each kind: with and without projections, single, residual and
+grouped."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize import (
     FSQConfig,
     GroupedConfig,
+    LevelQuantizerConfig,
     LFQConfig,
     Quantizer,
     QuantizerConfig,
@@ -25,33 +26,32 @@ LFQ = LFQConfig(codebook_size=16, group_bits=3)
 VQ = VQConfig(codebook_size=24, code_dim=4)
 
 
-def in_pairs(quantizer: FSQConfig | LFQConfig | VQConfig) -> GroupedConfig:
-    """Two groups of width 2."""
-    return GroupedConfig(residual=ResidualConfig(quantizer=quantizer, levels=3), groups=2)
+def two_groups(quantizer: LevelQuantizerConfig) -> GroupedConfig:
+    return GroupedConfig(residual=ResidualConfig(quantizer=quantizer, num_quantizers=3), groups=2)
 
 
-NATIVE: dict[str, QuantizerConfig] = {
+CONFIGS: dict[str, QuantizerConfig | GroupedConfig] = {
     "fsq": FSQ,
     "lfq": LFQ,
-    "lfq on the sphere": LFQConfig(codebook_size=16, spherical=True),
+    "spherical lfq": LFQConfig(codebook_size=16, spherical=True),
     "vq": VQ,
-    "vq in the plane": VQConfig(codebook_size=24, code_dim=4, normalised=False),
-    "residual fsq": ResidualConfig(quantizer=FSQ, levels=3),
-    "residual lfq": ResidualConfig(quantizer=LFQ, levels=3),
-    "residual vq": ResidualConfig(quantizer=VQ, levels=3),
-    "grouped residual fsq": in_pairs(FSQConfig(levels=(5, 4))),
-    "grouped residual lfq": in_pairs(LFQConfig(codebook_size=4)),
-    "grouped residual vq": in_pairs(VQConfig(codebook_size=24, code_dim=2)),
+    "unnormalized vq": VQConfig(codebook_size=24, code_dim=4, normalised=False),
+    "residual fsq": ResidualConfig(quantizer=FSQ, num_quantizers=3),
+    "residual lfq": ResidualConfig(quantizer=LFQ, num_quantizers=3),
+    "residual vq": ResidualConfig(quantizer=VQ, num_quantizers=3),
+    "grouped residual fsq": two_groups(FSQConfig(levels=(5, 4))),
+    "grouped residual lfq": two_groups(LFQConfig(codebook_size=4)),
+    "grouped residual vq": two_groups(VQConfig(codebook_size=24, code_dim=2)),
 }
-"""All of width 4."""
+"""Each has a code dimension of 4."""
 
-KINDS = {name: (config, 4) for name, config in NATIVE.items()} | {
-    f"{name}, projected": (config, 6) for name, config in NATIVE.items()
+KINDS = {name: (config, 4) for name, config in CONFIGS.items()} | {
+    f"{name}, projected": (config, 6) for name, config in CONFIGS.items()
 }
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 few_cases = settings(max_examples=6)
-"""Of each property for each kind: together a hundred."""
+"""Examples of each property for each kind, about a hundred in total."""
 
 
 def build(kind: str) -> Quantizer:
@@ -67,7 +67,7 @@ def latents(
     return torch.randn(*shape, quantizer.dim, generator=generator, dtype=torch.float64).to(dtype)
 
 
-def some_mask(*shape: int, seed: int = 0) -> Tensor:
+def random_mask(*shape: int, seed: int = 0) -> Tensor:
     mask = torch.rand(*shape, generator=torch.Generator().manual_seed(seed)) < 0.6
     mask.view(-1)[0], mask.view(-1)[-1] = True, False
     return mask
@@ -90,11 +90,11 @@ def test_decoding_the_codes_gives_the_latent(kind: str, shape: list[int], seed: 
 @every_kind
 @few_cases
 @given(seed=st.integers(0, 2**16), scale=st.sampled_from([0.0, 1e-3, 1.0, 1e3, 1e30]))
-def test_codes_are_whole_numbers_below_the_vocabulary(kind: str, seed: int, scale: float):
+def test_codes_are_integers_below_the_vocabulary_size(kind: str, seed: int, scale: float):
     quantizer = build(kind)
     codes = quantizer(latents(quantizer, 2, 5, seed=seed) * scale).codes
     assert codes.dtype == torch.int64
-    assert codes.shape == ((2, 5, quantizer.levels) if "residual" in kind else (2, 5))
+    assert codes.shape == ((2, 5, quantizer.num_quantizers) if "residual" in kind else (2, 5))
     assert codes.min() >= 0 and codes.max() < quantizer.vocab_size
 
 
@@ -102,19 +102,19 @@ def test_codes_are_whole_numbers_below_the_vocabulary(kind: str, seed: int, scal
 @few_cases
 @given(
     seed=st.integers(0, 2**16),
-    rubbish=st.sampled_from([0.0, -7.0, 1e30, float("inf"), float("nan")]),
+    filler=st.sampled_from([0.0, -7.0, 1e30, float("inf"), float("nan")]),
 )
-def test_whatever_stands_at_masked_places_changes_nothing(kind: str, seed: int, rubbish: float):
+def test_masked_positions_have_no_effect(kind: str, seed: int, filler: float):
     quantizer = build(kind)
-    mask = some_mask(3, 2, 4, seed=seed)
+    mask = random_mask(3, 2, 4, seed=seed)
     latent = latents(quantizer, 3, 2, 4, seed=seed, dtype=torch.float64)
-    alone = quantizer(latent[mask].unsqueeze(0))
-    padded = latent.masked_fill(~mask.unsqueeze(-1), rubbish).requires_grad_()
+    unpadded = quantizer(latent[mask].unsqueeze(0))
+    padded = latent.masked_fill(~mask.unsqueeze(-1), filler).requires_grad_()
     quantized = quantizer(padded, mask)
 
-    assert torch.equal(quantized.codes[mask], alone.codes[0])
-    torch.testing.assert_close(quantized.latent[mask], alone.latent[0], rtol=0, atol=1e-12)
-    torch.testing.assert_close(quantized.penalties, alone.penalties, rtol=1e-12, atol=1e-12)
+    assert torch.equal(quantized.codes[mask], unpadded.codes[0])
+    torch.testing.assert_close(quantized.latent[mask], unpadded.latent[0], rtol=0, atol=1e-12)
+    torch.testing.assert_close(quantized.penalties, unpadded.penalties, rtol=1e-12, atol=1e-12)
     assert not quantized.latent[~mask].any() and not quantized.codes[~mask].any()
 
     (quantized.latent.square().sum() + sum(quantized.penalties.values())).backward()
@@ -124,7 +124,7 @@ def test_whatever_stands_at_masked_places_changes_nothing(kind: str, seed: int, 
 
 
 @every_kind
-def test_a_mask_that_hides_nothing_is_no_mask(kind: str):
+def test_a_mask_of_only_valid_positions_has_no_effect(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 3)
     with_mask, without = quantizer(latent, torch.ones(2, 3, dtype=torch.bool)), quantizer(latent)
@@ -135,7 +135,7 @@ def test_a_mask_that_hides_nothing_is_no_mask(kind: str):
 
 
 @every_kind
-def test_a_batch_of_nothing_but_padding_costs_nothing(kind: str):
+def test_a_batch_of_only_padding_has_zero_loss(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 3).requires_grad_()
     quantized = quantizer(latent, torch.zeros(2, 3, dtype=torch.bool))
@@ -146,36 +146,36 @@ def test_a_batch_of_nothing_but_padding_costs_nothing(kind: str):
     assert not latent.grad.any()
 
 
-@pytest.mark.parametrize("kind", NATIVE)
-def test_gradients_pass_straight_through_to_what_entered(kind: str):
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_gradients_pass_straight_through_to_the_bounded_latent(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 3, dtype=torch.float64)
     direction = torch.randn(2, 3, 4, dtype=torch.float64)
 
-    seen, entered = latent.clone().requires_grad_(), latent.clone().requires_grad_()
-    quantizer(seen).latent.mul(direction).sum().backward()
+    quantized, bounded = latent.clone().requires_grad_(), latent.clone().requires_grad_()
+    quantizer(quantized).latent.mul(direction).sum().backward()
     bounds = {
         "fsq": lambda z: torch.tanh(0.851 * z),
         "sphere": lambda z: z / z.norm(dim=-1, keepdim=True),
         "circles": lambda z: (
             z.unflatten(-1, (2, 2)) / z.unflatten(-1, (2, 2)).norm(dim=-1, keepdim=True)
         ).flatten(-2),
-        "free": lambda z: z,
+        "unbounded": lambda z: z,
     }
     bound = (
         "fsq"
         if "fsq" in kind
         else "sphere"
-        if kind in ("lfq on the sphere", "vq", "residual vq")
-        else "free"
+        if kind in ("spherical lfq", "vq", "residual vq")
+        else "unbounded"
     )
     bound = "circles" if kind == "grouped residual vq" else bound
-    bounds[bound](entered).mul(direction).sum().backward()
-    torch.testing.assert_close(seen.grad, entered.grad, rtol=1e-12, atol=1e-12)
+    bounds[bound](bounded).mul(direction).sum().backward()
+    torch.testing.assert_close(quantized.grad, bounded.grad, rtol=1e-12, atol=1e-12)
 
 
 @every_kind
-def test_autocast_to_bfloat16_chooses_the_same_codes(kind: str):
+def test_autocast_to_bfloat16_gives_the_same_codes(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 30)
     plain = quantizer(latent)
@@ -190,19 +190,19 @@ def test_autocast_to_bfloat16_chooses_the_same_codes(kind: str):
 
 
 @every_kind
-def test_a_half_precision_latent_is_chosen_for_in_float32(kind: str):
+def test_a_half_precision_latent_is_quantized_in_float32(kind: str):
     quantizer = build(kind)
     half = latents(quantizer, 2, 30).bfloat16()
-    quantized, widened = quantizer(half), quantizer(half.float())
-    assert torch.equal(quantized.codes, widened.codes)
+    quantized, expected = quantizer(half), quantizer(half.float())
+    assert torch.equal(quantized.codes, expected.codes)
     assert quantized.latent.dtype == torch.bfloat16 and torch.equal(
-        quantized.latent, widened.latent.bfloat16()
+        quantized.latent, expected.latent.bfloat16()
     )
     assert all(penalty.dtype == torch.float32 for penalty in quantized.penalties.values())
 
 
 @every_kind
-def test_a_model_cast_to_half_still_quantizes(kind: str):
+def test_a_model_cast_to_half_precision_quantizes(kind: str):
     quantizer = build(kind).bfloat16().eval()
     quantized = quantizer(latents(quantizer, 2, 3, dtype=torch.bfloat16))
     decoded = quantizer.decode(quantized.codes)
@@ -223,7 +223,7 @@ def test_float64_stays_float64(kind: str):
 
 @every_kind
 @pytest.mark.parametrize("training", [True, False])
-def test_forward_and_observe_change_nothing_that_is_saved(kind: str, training: bool):
+def test_forward_and_batch_stats_do_not_change_the_state_dict(kind: str, training: bool):
     quantizer = build(kind).train(training)
     before = {name: value.clone() for name, value in quantizer.state_dict().items()}
     quantizer.batch_stats(latents(quantizer, 2, 3))
@@ -235,7 +235,7 @@ def test_forward_and_observe_change_nothing_that_is_saved(kind: str, training: b
 
 
 @every_kind
-def test_a_latent_that_is_not_finite_shows_and_still_has_valid_codes(kind: str):
+def test_a_latent_of_nan_gives_nan_and_valid_codes(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 3)
     latent[1, 2] = float("nan")
@@ -245,7 +245,7 @@ def test_a_latent_that_is_not_finite_shows_and_still_has_valid_codes(kind: str):
 
 
 @every_kind
-def test_projections_exist_only_where_the_width_differs(kind: str):
+def test_projections_exist_only_where_the_dimensions_differ(kind: str):
     quantizer = build(kind)
     linears = [module for module in quantizer.modules() if isinstance(module, nn.Linear)]
     assert len(linears) == (0 if quantizer.dim == quantizer.code_dim else 2)
@@ -253,7 +253,7 @@ def test_projections_exist_only_where_the_width_differs(kind: str):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "projected" in kind])
-def test_every_parameter_learns(kind: str):
+def test_every_parameter_gets_a_gradient(kind: str):
     quantizer = build(kind)
     quantized = quantizer(latents(quantizer, 2, 3))
     (quantized.latent.square().sum() + sum(quantized.penalties.values())).backward()
@@ -269,14 +269,14 @@ def test_every_parameter_learns(kind: str):
         "vq",
         "residual lfq",
         "residual vq",
-        "lfq on the sphere, projected",
+        "spherical lfq, projected",
         "grouped residual lfq, projected",
     ],
 )
-def test_uneven_padding_in_micro_batches_is_one_batch_once_the_whole_is_known(kind: str):
+def test_global_stats_make_unevenly_padded_micro_batches_equal_one_batch(kind: str):
     quantizer = build(kind).double()
     latent = latents(quantizer, 8, 5, dtype=torch.float64)
-    mask = some_mask(8, 5)
+    mask = random_mask(8, 5)
     whole = gradient_of_penalties(quantizer, latent, mask, micro_batches=1)
     quantizer.set_global_stats(
         sum(quantizer.batch_stats(*micro) for micro in zip(latent.chunk(4), mask.chunk(4)))
@@ -285,45 +285,45 @@ def test_uneven_padding_in_micro_batches_is_one_batch_once_the_whole_is_known(ki
     torch.testing.assert_close(parts, whole, rtol=1e-10, atol=1e-12)
 
     quantizer.set_global_stats(None)
-    each_for_itself = gradient_of_penalties(quantizer, latent, mask, micro_batches=4)
-    assert (each_for_itself - whole).abs().max() > 1e-6, "this test would not notice"
+    local = gradient_of_penalties(quantizer, latent, mask, micro_batches=4)
+    assert (local - whole).abs().max() > 1e-6, "the comparison above would prove nothing"
 
 
 def gradient_of_penalties(
     quantizer: Quantizer, latent: Tensor, mask: Tensor, *, micro_batches: int
 ) -> Tensor:
-    """As an engine accumulates: the mean of the micro-batches' losses."""
+    """Accumulate gradients as the engine does, of the mean of the micro-batches' losses."""
     latent = latent.clone().requires_grad_()
     for part, part_mask in zip(latent.chunk(micro_batches), mask.chunk(micro_batches)):
         (sum(quantizer(part, part_mask).penalties.values()) / micro_batches).backward()
     return latent.grad
 
 
-def test_only_entropy_asks_for_the_whole_batch():
-    asks = {name: config.build(4).needs_global_stats for name, config in NATIVE.items()}
-    assert {name for name, whole in asks.items() if whole} == {
+def test_only_an_entropy_penalty_needs_global_stats():
+    needs = {name: config.build(4).needs_global_stats for name, config in CONFIGS.items()}
+    assert {name for name, needed in needs.items() if needed} == {
         "lfq",
-        "lfq on the sphere",
+        "spherical lfq",
         "residual lfq",
         "grouped residual lfq",
     }
     assert not LFQConfig(codebook_size=16, entropy_weight=0.0).build(4).needs_global_stats
 
 
-def test_fsq_has_no_penalty_and_the_others_name_theirs():
+def test_fsq_has_no_penalty_and_the_others_have_named_ones():
     names = {
         name: set(config.build(4)(torch.randn(1, 2, 4)).penalties)
-        for name, config in NATIVE.items()
+        for name, config in CONFIGS.items()
     }
     assert names["fsq"] == names["residual fsq"] == set()
     assert names["lfq"] == names["residual lfq"] == {"entropy", "commitment"}
     assert names["vq"] == names["residual vq"] == {"commitment"}
-    nothing = LFQConfig(codebook_size=16, entropy_weight=0.0, commitment_weight=0.0).build(4)
-    assert nothing(torch.randn(1, 2, 4)).penalties == {}
+    unweighted = LFQConfig(codebook_size=16, entropy_weight=0.0, commitment_weight=0.0).build(4)
+    assert unweighted(torch.randn(1, 2, 4)).penalties == {}
 
 
 @pytest.mark.parametrize(
-    "make, words",
+    "build_config, words",
     [
         (lambda: FSQConfig(levels=(8, 1)), ["(8, 1)", "two or more"]),
         (lambda: FSQConfig(levels=(8, 2.5)), ["(8, 2.5)", "whole number"]),
@@ -335,44 +335,46 @@ def test_fsq_has_no_penalty_and_the_others_name_theirs():
         (lambda: LFQConfig(codebook_size=2**63), [str(2**62)]),
         (lambda: LFQConfig(group_bits=0), ["group_bits"]),
         (lambda: LFQConfig(inverse_temperature=0.0), ["inverse_temperature", "above 0"]),
-        (lambda: VQConfig(codebook_size=1), ["1 symbols", "2 or more"]),
+        (lambda: VQConfig(codebook_size=1), ["codebook_size is 1,", "2 or more"]),
         (lambda: VQConfig(code_dim=1), ["sphere", "2 or more"]),
         (lambda: VQConfig(code_dim=0, normalised=False), ["1 or more"]),
         (lambda: VQConfig(decay=1.0), ["decay", "0.99"]),
-        (lambda: VQConfig(expire_below=1.5), ["revive_below", "0.1"]),
-        (lambda: ResidualConfig(levels=0), ["0 levels", "1 or more"]),
+        (lambda: VQConfig(expire_below=1.5), ["expire_below", "0.1"]),
+        (lambda: ResidualConfig(num_quantizers=0), ["is 0,", "1 or more"]),
         (lambda: ResidualConfig(dropout=1.5), ["probability"]),
         (
-            lambda: ResidualConfig(quantizer=FSQConfig(levels=(8, 5)), levels=9).build(2),
-            ["8 levels or fewer"],
+            lambda: ResidualConfig(quantizer=FSQConfig(levels=(8, 5)), num_quantizers=9).build(2),
+            ["8 quantizers or fewer"],
         ),
         (
-            lambda: ResidualConfig(quantizer=LFQConfig(codebook_size=4), levels=25).build(2),
-            ["24 levels or fewer"],
+            lambda: ResidualConfig(quantizer=LFQConfig(codebook_size=4), num_quantizers=25).build(
+                2
+            ),
+            ["24 quantizers or fewer"],
         ),
     ],
 )
-def test_an_impossible_setting_is_refused_with_a_letter(make, words: list[str]):
-    with pytest.raises(ValueError) as refusal:
-        make()
-    assert all(word in str(refusal.value) for word in words), refusal.value
+def test_an_invalid_setting_raises_an_error(build_config, words: list[str]):
+    with pytest.raises(ValueError) as error:
+        build_config()
+    assert all(word in str(error.value) for word in words), error.value
 
 
 @pytest.mark.parametrize("kind", ["fsq", "residual vq"])
-def test_what_does_not_fit_is_refused_with_a_letter(kind: str):
+def test_wrong_shapes_masks_and_codes_raise_an_error(kind: str):
     quantizer = build(kind)
-    with pytest.raises(ValueError, match=r"\(2, 3, 5\).*width 4.*dim=5"):
+    with pytest.raises(ValueError, match=r"\(2, 3, 5\).*dim=4.*dim=5"):
         quantizer(torch.randn(2, 3, 5))
     with pytest.raises(ValueError, match=r"bool mask of shape \(2, 3\)"):
         quantizer(torch.randn(2, 3, 4), torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"bool mask of shape \(2, 3\)"):
         quantizer(torch.randn(2, 3, 4), torch.ones(2, dtype=torch.bool))
-    for stranger in (-1, quantizer.vocab_size):
-        with pytest.raises(ValueError, match=f"{stranger}.*0 to {quantizer.vocab_size - 1}"):
-            quantizer.decode(torch.full((1, 2, 3), stranger))
+    for code in (-1, quantizer.vocab_size):
+        with pytest.raises(ValueError, match=f"{code}.*0 to {quantizer.vocab_size - 1}"):
+            quantizer.decode(torch.full((1, 2, 3), code))
 
 
-def test_full_precision_switches_autocast_off_and_wide_keeps_float64():
+def test_full_precision_disables_autocast_and_to_fp32_keeps_float64():
     a = torch.randn(3, 3)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert (a @ a).dtype == torch.bfloat16

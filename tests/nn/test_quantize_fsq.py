@@ -1,4 +1,4 @@
-"""FSQ against cells written out one by one, and against vector-quantize-pytorch."""
+"""FSQ against a scalar reference implementation and against vector-quantize-pytorch."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from math import exp, log
 
 import pytest
 import torch
-import vector_quantize_pytorch as oracle
+import vector_quantize_pytorch as reference
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.nn.quantize import FSQConfig
 
-some_levels = st.lists(st.integers(2, 9), min_size=1, max_size=5).map(tuple)
+random_levels = st.lists(st.integers(2, 9), min_size=1, max_size=5).map(tuple)
 
 
-def slow_fsq(z: float, bins: int) -> tuple[int, float]:
-    """The cell of one number and its centre, by walking the edges."""
+def scalar_fsq(z: float, bins: int) -> tuple[int, float]:
+    """Return the cell of one number and its center, by comparing with all edges."""
     bounded = 2 / (1 + math.exp(-1.702 * z)) - 1
     edges = [-1 + 2 * i / bins for i in range(1, bins)]
     cell = sum(bounded >= edge for edge in edges)
@@ -26,8 +26,8 @@ def slow_fsq(z: float, bins: int) -> tuple[int, float]:
 
 
 @settings(max_examples=40)
-@given(levels=some_levels, seed=st.integers(0, 2**16))
-def test_cells_and_codes_are_those_of_the_slow_formula(levels: tuple[int, ...], seed: int):
+@given(levels=random_levels, seed=st.integers(0, 2**16))
+def test_cells_and_codes_equal_the_scalar_reference(levels: tuple[int, ...], seed: int):
     latent = 2 * torch.randn(
         6, len(levels), generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
@@ -35,13 +35,13 @@ def test_cells_and_codes_are_those_of_the_slow_formula(levels: tuple[int, ...], 
     for row, code, value in zip(
         latent.tolist(), quantized.codes.tolist(), quantized.latent.tolist()
     ):
-        cells, centres = zip(*(slow_fsq(z, bins) for z, bins in zip(row, levels)))
+        cells, centers = zip(*(scalar_fsq(z, bins) for z, bins in zip(row, levels)))
         assert code == sum(cell * math.prod(levels[:i]) for i, cell in enumerate(cells))
-        assert value == pytest.approx(centres, abs=1e-15)
+        assert value == pytest.approx(centers, abs=1e-15)
 
 
 @pytest.mark.parametrize("bins", [2, 3, 4, 5, 8, 9, 16])
-def test_a_dimension_takes_exactly_as_many_values_as_it_has_bins(bins: int):
+def test_a_dimension_has_as_many_values_as_bins(bins: int):
     quantizer = FSQConfig(levels=(bins,)).build(1)
     values = quantizer(torch.linspace(-9, 9, 10_001).view(1, -1, 1)).latent.unique()
     assert len(values) == bins
@@ -50,7 +50,7 @@ def test_a_dimension_takes_exactly_as_many_values_as_it_has_bins(bins: int):
 
 
 @pytest.mark.parametrize("levels", [(2, 2, 2), (8, 5, 3), (4, 7)])
-def test_every_code_names_one_point_of_the_grid_and_is_found_again(levels: tuple[int, ...]):
+def test_every_code_is_one_grid_point_and_is_recovered_from_it(levels: tuple[int, ...]):
     quantizer = FSQConfig(levels=levels).build(len(levels)).double()
     codes = torch.arange(quantizer.vocab_size)
     points = quantizer.decode(codes)
@@ -66,20 +66,20 @@ def test_a_saturated_latent_stays_in_the_outermost_cell(scale: float):
 
 
 @pytest.mark.parametrize("levels", [(8, 8, 8), (8, 5, 5, 5), (3, 4, 16)])
-def test_gaussian_latents_use_all_symbols_almost_evenly(levels: tuple[int, ...]):
+def test_gaussian_latents_use_all_codes_almost_evenly(levels: tuple[int, ...]):
     quantizer = FSQConfig(levels=levels).build(len(levels))
     codes = quantizer(torch.randn(1, 200_000, len(levels))).codes
-    share = torch.bincount(codes.flatten(), minlength=quantizer.vocab_size) / codes.numel()
-    entropy = -(share * share.log()).sum() / math.log(quantizer.vocab_size)
-    assert share.min() > 0
+    usage = torch.bincount(codes.flatten(), minlength=quantizer.vocab_size) / codes.numel()
+    entropy = -(usage * usage.log()).sum() / math.log(quantizer.vocab_size)
+    assert usage.min() > 0
     assert entropy > 0.995
 
 
-def test_bins_are_used_more_evenly_than_with_the_papers_bound():
+def test_bin_usage_is_more_even_than_with_the_papers_bound():
     latent = torch.randn(1, 100_000, 1)
     for bins in (3, 4, 5, 8, 16):
         ours = FSQConfig(levels=(bins,)).build(1)(latent).codes
-        papers = oracle.FSQ(levels=[bins])(latent)[1].long()
+        papers = reference.FSQ(levels=[bins])(latent)[1].long()
         rarest = [
             torch.bincount(codes.flatten(), minlength=bins).min() * bins / 100_000
             for codes in (ours, papers)
@@ -88,46 +88,46 @@ def test_bins_are_used_more_evenly_than_with_the_papers_bound():
 
 
 @pytest.mark.parametrize("levels", [(8, 8, 8, 8), (8, 5, 5, 5), (2, 3, 7)])
-def test_codes_equal_those_of_the_oracle_given_the_same_bounded_latent(levels: tuple[int, ...]):
-    """The oracle rounds (n - 1)(x + 1)/2, and we take the floor of n(u + 1)/2: the same cell when x
-    = n u / (n - 1)."""
+def test_codes_equal_the_reference_given_the_same_bounded_latent(levels: tuple[int, ...]):
+    """The reference rounds (n - 1)(x + 1)/2 and FSQ takes the floor of n(u + 1)/2: these are the
+    same cell for x = n u / (n - 1)."""
     latent = torch.randn(2, 500, len(levels))
     quantized = FSQConfig(levels=levels).build(len(levels))(latent)
     bins = torch.tensor(levels)
-    theirs = oracle.FSQ(levels=list(levels), preserve_symmetry=True, bound_hard_clamp=True)
+    theirs = reference.FSQ(levels=list(levels), preserve_symmetry=True, bound_hard_clamp=True)
     values, codes = theirs(torch.tanh(0.851 * latent) * bins / (bins - 1))
     assert torch.equal(quantized.codes, codes.long())
     torch.testing.assert_close(quantized.latent, values * (bins - 1) / bins)
 
 
-def slow_evenness(rows_PW: torch.Tensor, levels: tuple[int, ...]) -> float:
-    """The entropy of the mean soft assignment, symbol by symbol and row by row."""
-    use = {}
-    for token in product(*map(range, levels)):
-        shares = []
+def enumerated_entropy(rows_PW: torch.Tensor, levels: tuple[int, ...]) -> float:
+    """Return the entropy of the mean soft assignment, computed code by code and row by row."""
+    mean_probs = {}
+    for code in product(*map(range, levels)):
+        probs = []
         for row in torch.tanh(0.851 * rows_PW).tolist():
-            share = 1.0
-            for value, cell, bins in zip(row, token, levels, strict=True):
+            prob = 1.0
+            for value, cell, bins in zip(row, code, levels, strict=True):
                 weights = [
                     exp(-4 * ((value * bins + bins - 1) / 2 - other) ** 2) for other in range(bins)
                 ]
-                share *= weights[cell] / sum(weights)
-            shares.append(share)
-        use[token] = sum(shares) / len(shares)
-    return -sum(p * log(p) for p in use.values())
+                prob *= weights[cell] / sum(weights)
+            probs.append(prob)
+        mean_probs[code] = sum(probs) / len(probs)
+    return -sum(p * log(p) for p in mean_probs.values())
 
 
-def test_the_diversity_penalty_is_what_uneven_use_lacks_of_the_most_even() -> None:
+def test_the_diversity_penalty_is_the_gap_to_the_maximum_entropy() -> None:
     levels = (4, 3, 2)
     rows_PW = torch.randn(7, 3, dtype=torch.float64)
     quantized = FSQConfig(levels=levels, diversity=0.3).build(3)(rows_PW)
     assert quantized.penalties["diversity"].item() == pytest.approx(
-        0.3 * (log(24) - slow_evenness(rows_PW, levels)), abs=1e-12
+        0.3 * (log(24) - enumerated_entropy(rows_PW, levels)), abs=1e-12
     )
     assert FSQConfig(levels=levels).build(3)(rows_PW).penalties == {}
 
 
-def test_four_micro_batches_have_the_diversity_of_one_batch() -> None:
+def test_the_diversity_penalty_of_micro_batches_equals_that_of_one_batch() -> None:
     torch.manual_seed(2)
     quantizer = FSQConfig(levels=(5, 4, 3), diversity=1.0).build(3).train()
     batch = torch.randn(8, 6, 3, dtype=torch.float64)
@@ -146,7 +146,7 @@ def test_four_micro_batches_have_the_diversity_of_one_batch() -> None:
     )
 
 
-def test_descending_the_diversity_penalty_fills_the_grid() -> None:
+def test_minimizing_the_diversity_penalty_fills_the_grid() -> None:
     torch.manual_seed(3)
     rows_PW = (0.05 * torch.randn(400, 2)).requires_grad_()
     quantizer = FSQConfig(levels=(4, 4), diversity=1.0).build(2)
@@ -159,6 +159,6 @@ def test_descending_the_diversity_penalty_fills_the_grid() -> None:
     assert len(quantizer(rows_PW).codes.unique()) == 16
 
 
-def test_diversity_over_too_many_symbols_is_refused() -> None:
-    with pytest.raises(ValueError, match="at most 65536 symbols"):
+def test_diversity_over_too_many_codes_raises_an_error() -> None:
+    with pytest.raises(ValueError, match="at most 65536 codes"):
         FSQConfig(levels=(8, 8, 8, 8, 8, 8), diversity=0.1)

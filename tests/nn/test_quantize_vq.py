@@ -1,8 +1,7 @@
-"""VQ: lookups by loops, averages by hand, and a table that moves only when a finite step is
-settled, alike everywhere.
+"""VQ: lookups and averages against reference computations, and a codebook that changes only when a
+finite step is committed, identically on all processes.
 
-Levels of a residual cascade settle as tables of their own, so that side of the residual form is
-told here too.
+Residual levels commit codebooks of their own, so that is tested here too.
 """
 
 from __future__ import annotations
@@ -12,95 +11,100 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import vector_quantize_pytorch as oracle
+import vector_quantize_pytorch as reference
 from torch import Tensor
 
 from tessera.nn.quantize import VQ, Quantizer, ResidualConfig, VQConfig
-from tessera.nn.quantize.vq import SAMPLE_PER_EXAMPLE, marked, nearest_rows, sample_of
+from tessera.nn.quantize.vq import (
+    SAMPLES_PER_EXAMPLE,
+    append_ones,
+    find_nearest,
+    sample_per_example,
+)
 
 SMALL = VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.0)
 
 
-class Alone:
-    """The meeting of one process."""
+class SingleProcess:
+    """The process group of one process."""
 
-    def sum(self, tensor: Tensor) -> Tensor:
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def rows(self, tensor: Tensor) -> Tensor:
+    def all_gather_rows(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
-class Table:
-    """Two processes as two threads: `seat(rank)` is what each takes to its meetings."""
+class TwoProcesses:
+    """Two processes, simulated by two threads; `group(rank)` is the process group of each."""
 
     def __init__(self) -> None:
         self.barrier = threading.Barrier(2, timeout=10)
-        self.brought: list[Tensor] = [torch.empty(0)] * 2
-        self.meetings = [0, 0]
+        self.tensors: list[Tensor] = [torch.empty(0)] * 2
+        self.num_calls = [0, 0]
 
-    def seat(self, rank: int) -> Seat:
-        return Seat(self, rank)
+    def group(self, rank: int) -> ThreadGroup:
+        return ThreadGroup(self, rank)
 
     def exchange(self, rank: int, tensor: Tensor) -> list[Tensor]:
-        self.meetings[rank] += 1
-        self.brought[rank] = tensor
+        self.num_calls[rank] += 1
+        self.tensors[rank] = tensor
         self.barrier.wait()
-        both = list(self.brought)
+        both = list(self.tensors)
         self.barrier.wait()
         return both
 
 
-class Seat:
-    def __init__(self, table: Table, rank: int) -> None:
-        self.table, self.rank = table, rank
+class ThreadGroup:
+    def __init__(self, processes: TwoProcesses, rank: int) -> None:
+        self.processes, self.rank = processes, rank
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        first, second = self.table.exchange(self.rank, tensor)
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        first, second = self.processes.exchange(self.rank, tensor)
         return first + second
 
-    def rows(self, tensor: Tensor) -> Tensor:
-        """Example p of the global batch was dealt to process p % 2."""
-        both = self.table.exchange(self.rank, tensor)
+    def all_gather_rows(self, tensor: Tensor) -> Tensor:
+        """Example p of the global batch belongs to process p % 2."""
+        both = self.processes.exchange(self.rank, tensor)
         assert both[0].shape == both[1].shape, "processes can only exchange tensors of one shape"
         return torch.stack(both, dim=1).flatten(0, 1)
 
 
-def settle_all(quantizer: Quantizer, dist: Alone | Seat, step: int) -> int:
-    """As the engine does: whatever has `commit` is settled."""
-    found = [module for module in quantizer.modules() if hasattr(module, "settle")]
+def commit_all(quantizer: Quantizer, dist: SingleProcess | ThreadGroup, step: int) -> int:
+    """Commit all modules that have a `commit`, as the engine does, and return their number."""
+    found = [module for module in quantizer.modules() if hasattr(module, "commit")]
     for module in found:
         module.commit(dist, step)
     return len(found)
 
 
-def started(config: VQConfig, dim: int | None = None, *, seed: int = 0) -> VQ:
-    """A table that has had its first step."""
+def initialized_vq(config: VQConfig, dim: int | None = None, *, seed: int = 0) -> VQ:
+    """Build a VQ and commit one step."""
     torch.manual_seed(seed)
     quantizer = config.build(dim or config.code_dim)
     quantizer(torch.randn(8, 20, quantizer.dim))
-    quantizer.commit(Alone(), 0)
-    assert quantizer.started
+    quantizer.commit(SingleProcess(), 0)
+    assert quantizer.initialized
     return quantizer
 
 
-def state(quantizer: Quantizer) -> dict[str, Tensor]:
+def copy_state(quantizer: Quantizer) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in quantizer.state_dict().items()}
 
 
-def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+def equal_states(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(
         torch.equal(first[name], second[name]) for name in first
     )
 
 
-# Looking up
+# Lookup
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_a_latent_gets_the_symbol_that_a_loop_finds_nearest(normalised: bool):
+def test_a_latent_gets_the_nearest_code(normalised: bool):
     quantizer = VQConfig(codebook_size=12, code_dim=3, normalised=normalised).build(3)
-    quantizer.table_VW *= 1.0 if normalised else torch.rand(12, 1) + 0.5
+    quantizer.codebook_VW *= 1.0 if normalised else torch.rand(12, 1) + 0.5
     latent = 2 * torch.randn(5, 4, 3)
     quantized = quantizer(latent)
     for row, code, value in zip(
@@ -108,18 +112,18 @@ def test_a_latent_gets_the_symbol_that_a_loop_finds_nearest(normalised: bool):
     ):
         row = row / row.norm() if normalised else row
         distances = [
-            sum((a - b) ** 2 for a, b in zip(row.tolist(), token))
-            for token in quantizer.table_VW.tolist()
+            sum((a - b) ** 2 for a, b in zip(row.tolist(), vector))
+            for vector in quantizer.codebook_VW.tolist()
         ]
         assert code == distances.index(min(distances))
-        assert torch.equal(value, quantizer.table_VW[code])
+        assert torch.equal(value, quantizer.codebook_VW[code])
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_lookups_equal_those_of_the_oracle(normalised: bool):
-    theirs = oracle.VectorQuantize(dim=4, codebook_size=32, use_cosine_sim=normalised).eval()
+def test_lookups_equal_the_reference(normalised: bool):
+    theirs = reference.VectorQuantize(dim=4, codebook_size=32, use_cosine_sim=normalised).eval()
     ours = VQConfig(codebook_size=32, code_dim=4, normalised=normalised).build(4).eval()
-    theirs._codebook.embed.data.copy_(ours.table_VW)
+    theirs._codebook.embed.data.copy_(ours.codebook_VW)
     latent = torch.randn(3, 50, 4)
     values, codes, _ = theirs(latent)
     quantized = ours(latent)
@@ -127,14 +131,14 @@ def test_lookups_equal_those_of_the_oracle(normalised: bool):
     torch.testing.assert_close(quantized.latent, values)
 
 
-def test_a_lookup_in_chunks_is_the_same_lookup(monkeypatch: pytest.MonkeyPatch):
-    rows, table = torch.randn(57, 4), torch.randn(10, 4)
-    whole = nearest_rows(rows, table)
-    monkeypatch.setattr("tessera.nn.quantize.vq.SCORES_AT_ONCE", 50)
-    assert torch.equal(nearest_rows(rows, table), whole)
+def test_a_lookup_in_chunks_gives_the_same_codes(monkeypatch: pytest.MonkeyPatch):
+    rows, codebook = torch.randn(57, 4), torch.randn(10, 4)
+    whole = find_nearest(rows, codebook)
+    monkeypatch.setattr("tessera.nn.quantize.vq.MAX_SCORES", 50)
+    assert torch.equal(find_nearest(rows, codebook), whole)
 
 
-def test_commitment_is_the_weighted_mean_square_to_the_symbol_and_moves_the_latent_alone():
+def test_commitment_is_the_weighted_squared_distance_of_the_latent_to_its_code():
     quantizer = VQConfig(
         codebook_size=6, code_dim=3, normalised=False, commitment_weight=0.7
     ).build(3)
@@ -147,92 +151,95 @@ def test_commitment_is_the_weighted_mean_square_to_the_symbol_and_moves_the_late
     torch.testing.assert_close(gradient, 0.7 * 2 * (latent.detach() - values) / latent.numel())
 
 
-# Settling
+# Commit and rollback
 
 
-def test_the_averages_and_the_table_follow_as_computed_by_hand():
-    quantizer = started(SMALL)
-    before = state(quantizer)
+def test_averages_and_codebook_equal_a_manual_update():
+    quantizer = initialized_vq(SMALL)
+    before = copy_state(quantizer)
     latent = torch.randn(4, 5, 3)
     codes = quantizer(latent).codes.flatten()
-    quantizer.commit(Alone(), 1)
-    for token in range(6):
-        rows = latent.view(-1, 3)[codes == token]
-        count = 0.9 * before["average_count_V"][token] + 0.1 * len(rows)
-        total = 0.9 * before["average_sum_VW"][token] + 0.1 * rows.sum(0)
-        torch.testing.assert_close(quantizer.average_count_V[token], count)
-        torch.testing.assert_close(quantizer.average_sum_VW[token], total)
+    quantizer.commit(SingleProcess(), 1)
+    for code in range(6):
+        rows = latent.view(-1, 3)[codes == code]
+        count = 0.9 * before["ema_count_V"][code] + 0.1 * len(rows)
+        total = 0.9 * before["ema_sum_VW"][code] + 0.1 * rows.sum(0)
+        torch.testing.assert_close(quantizer.ema_count_V[code], count)
+        torch.testing.assert_close(quantizer.ema_sum_VW[code], total)
         if len(rows):
-            torch.testing.assert_close(quantizer.table_VW[token], total / count)
+            torch.testing.assert_close(quantizer.codebook_VW[code], total / count)
         else:
-            assert torch.equal(quantizer.table_VW[token], before["table_VW"][token])
+            assert torch.equal(quantizer.codebook_VW[code], before["codebook_VW"][code])
     assert len(codes.unique()) > 1
 
 
-def test_symbols_on_the_sphere_stay_on_it():
-    quantizer = started(VQConfig(codebook_size=10, code_dim=4, decay=0.5), dim=7)
+def test_codes_stay_on_the_unit_sphere():
+    quantizer = initialized_vq(VQConfig(codebook_size=10, code_dim=4, decay=0.5), dim=7)
     for step in range(1, 5):
         quantizer(torch.randn(3, 9, 7))
-        quantizer.commit(Alone(), step)
-        torch.testing.assert_close(quantizer.table_VW.norm(dim=1), torch.ones(10))
+        quantizer.commit(SingleProcess(), step)
+        torch.testing.assert_close(quantizer.codebook_VW.norm(dim=1), torch.ones(10))
 
 
-def test_a_symbol_that_nobody_chooses_stays_exactly_where_it_is():
-    quantizer = started(SMALL)
-    far = quantizer.table_VW[2].clone()
-    near_others = quantizer.table_VW[[0, 1, 3, 4, 5]].unsqueeze(0)
+def test_a_code_without_hits_does_not_move():
+    quantizer = initialized_vq(SMALL)
+    far = quantizer.codebook_VW[2].clone()
+    near_others = quantizer.codebook_VW[[0, 1, 3, 4, 5]].unsqueeze(0)
     for step in range(1, 400):
         quantizer(near_others)
-        quantizer.commit(Alone(), step)
-    assert torch.equal(quantizer.table_VW[2], far) and quantizer.table_VW.isfinite().all()
+        quantizer.commit(SingleProcess(), step)
+    assert torch.equal(quantizer.codebook_VW[2], far) and quantizer.codebook_VW.isfinite().all()
 
 
-def test_nothing_moves_before_settle_and_eval_takes_no_notes():
-    quantizer = started(SMALL)
-    before = state(quantizer)
+def test_forward_changes_no_state_and_eval_mode_accumulates_nothing():
+    quantizer = initialized_vq(SMALL)
+    before = copy_state(quantizer)
     quantizer(torch.randn(4, 5, 3))
-    assert same(state(quantizer), before) and quantizer.notes is not None
+    assert equal_states(copy_state(quantizer), before) and quantizer.stats is not None
     quantizer.rollback()
     quantizer.eval()(torch.randn(4, 5, 3))
-    assert quantizer.notes is None
-    quantizer.commit(Alone(), 1)
-    assert same(state(quantizer), before)
+    assert quantizer.stats is None
+    quantizer.commit(SingleProcess(), 1)
+    assert equal_states(copy_state(quantizer), before)
 
 
-def test_a_batch_that_is_not_finite_never_reaches_the_table():
-    poisoned, spared = started(SMALL), started(SMALL)
+def test_rollback_keeps_a_batch_of_nan_out_of_the_codebook():
+    poisoned, clean = initialized_vq(SMALL), initialized_vq(SMALL)
     poisoned(torch.full((4, 5, 3), float("nan")))
     poisoned.rollback()
     latent = torch.randn(4, 5, 3)
-    for quantizer in (poisoned, spared):
+    for quantizer in (poisoned, clean):
         quantizer(latent)
-        quantizer.commit(Alone(), 1)
-    assert same(state(poisoned), state(spared)) and poisoned.table_VW.isfinite().all()
+        quantizer.commit(SingleProcess(), 1)
+    assert (
+        equal_states(copy_state(poisoned), copy_state(clean))
+        and poisoned.codebook_VW.isfinite().all()
+    )
 
 
-def test_notes_are_dropped_once_settled():
-    quantizer = started(SMALL)
+def test_statistics_are_cleared_after_a_commit():
+    quantizer = initialized_vq(SMALL)
     quantizer(torch.randn(4, 5, 3))
-    quantizer.commit(Alone(), 1)
-    once = state(quantizer)
-    quantizer.commit(Alone(), 2)
-    assert same(state(quantizer), once)
+    quantizer.commit(SingleProcess(), 1)
+    once = copy_state(quantizer)
+    quantizer.commit(SingleProcess(), 2)
+    assert equal_states(copy_state(quantizer), once)
 
 
-def test_notes_are_neither_buffers_nor_saved():
-    quantizer = started(SMALL)
+def test_statistics_are_neither_buffers_nor_in_the_state_dict():
+    quantizer = initialized_vq(SMALL)
     quantizer(torch.randn(4, 5, 3))
-    saved = {"table_VW", "average_count_V", "average_sum_VW", "started"}
+    saved = {"codebook_VW", "ema_count_V", "ema_sum_VW", "initialized"}
     assert set(quantizer.state_dict()) == saved
-    assert {name for name, _ in quantizer.named_buffers()} == saved | {"like"}
+    assert {name for name, _ in quantizer.named_buffers()} == saved | {"dummy"}
 
 
-REVIVING = VQConfig(codebook_size=40, code_dim=3, decay=0.6, expire_below=0.4)
-CASCADE = ResidualConfig(quantizer=REVIVING, levels=3, dropout=0.5)
+EXPIRING = VQConfig(codebook_size=40, code_dim=3, decay=0.6, expire_below=0.4)
+RESIDUAL = ResidualConfig(quantizer=EXPIRING, num_quantizers=3, dropout=0.5)
 
 
 def masked_steps(steps: int) -> list[tuple[Tensor, Tensor]]:
-    """Eight examples of 30 places, real ones uneven in number."""
+    """Return batches of eight examples of 30 positions, with masks of different counts."""
     generator = torch.Generator().manual_seed(5)
     return [
         (torch.randn(8, 30, 3, generator=generator), torch.rand(8, 30, generator=generator) < 0.7)
@@ -240,8 +247,8 @@ def masked_steps(steps: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-@pytest.mark.parametrize("config", [REVIVING, CASCADE], ids=["alone", "cascade"])
-def test_four_micro_batches_are_one_batch(config: VQConfig | ResidualConfig):
+@pytest.mark.parametrize("config", [EXPIRING, RESIDUAL], ids=["single", "residual"])
+def test_four_micro_batches_equal_one_batch(config: VQConfig | ResidualConfig):
     torch.manual_seed(1)
     whole = config.build(3)
     torch.manual_seed(1)
@@ -250,262 +257,267 @@ def test_four_micro_batches_are_one_batch(config: VQConfig | ResidualConfig):
         whole(latent, mask)
         for part in zip(latent.chunk(4), mask.chunk(4)):
             parts(*part)
-        settle_all(whole, Alone(), step)
-        settle_all(parts, Alone(), step)
-    torch.testing.assert_close(state(parts), state(whole), rtol=1e-4, atol=1e-5)
+        commit_all(whole, SingleProcess(), step)
+        commit_all(parts, SingleProcess(), step)
+    torch.testing.assert_close(copy_state(parts), copy_state(whole), rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_sampled_does_not_depend_on_how_examples_are_dealt():
-    rows = marked(torch.randn(1000, 2))
+def test_the_sample_of_an_example_does_not_depend_on_the_batch():
+    rows = append_ones(torch.randn(1000, 2))
     per_example = torch.tensor([0, 300, 256, 7, 437])
-    together = sample_of(rows, per_example)
-    apart = [
-        sample_of(part, size[None])
+    batch = sample_per_example(rows, per_example)
+    single = [
+        sample_per_example(part, size[None])
         for part, size in zip(rows.split(per_example.tolist()), per_example)
     ]
-    assert together.shape == (5, SAMPLE_PER_EXAMPLE, 3) and torch.equal(together, torch.cat(apart))
-    assert together[..., -1].sum(1).tolist() == [0, 256, 256, 7, 256]
-    assert torch.equal(together[2], rows[300:556]) and torch.equal(together[3, :7], rows[556:563])
-    assert torch.equal(together[4, -1], rows[563 + 255 * 437 // 256]), (
-        "spread to the end of the example"
+    assert batch.shape == (5, SAMPLES_PER_EXAMPLE, 3) and torch.equal(batch, torch.cat(single))
+    assert batch[..., -1].sum(1).tolist() == [0, 256, 256, 7, 256]
+    assert torch.equal(batch[2], rows[300:556]) and torch.equal(batch[3, :7], rows[556:563])
+    assert torch.equal(batch[4, -1], rows[563 + 255 * 437 // 256]), (
+        "the sample reaches the end of the example"
     )
 
 
-def on_two_processes(work: Callable[[int, Seat], None]) -> Table:
-    table, failures = Table(), []
+def run_on_two_processes(work: Callable[[int, ThreadGroup], None]) -> TwoProcesses:
+    processes, errors = TwoProcesses(), []
 
     def process(rank: int) -> None:
         try:
-            work(rank, table.seat(rank))
-        except BaseException as failure:
-            failures.append(failure)
-            table.barrier.abort()
+            work(rank, processes.group(rank))
+        except BaseException as error:
+            errors.append(error)
+            processes.barrier.abort()
 
     threads = [threading.Thread(target=process, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failures:
-        raise failures[0]
-    return table
+    if errors:
+        raise errors[0]
+    return processes
 
 
-@pytest.mark.parametrize("config", [REVIVING, CASCADE], ids=["alone", "cascade"])
-def test_two_processes_stay_equal_to_the_bit_and_equal_one(config: VQConfig | ResidualConfig):
+@pytest.mark.parametrize("config", [EXPIRING, RESIDUAL], ids=["single", "residual"])
+def test_two_processes_stay_bitwise_equal_and_match_one(config: VQConfig | ResidualConfig):
     replicas = []
     for _ in range(3):
         torch.manual_seed(1)
         replicas.append(config.build(3))
     steps = masked_steps(8)
 
-    def work(rank: int, seat: Seat) -> None:
+    def work(rank: int, group: ThreadGroup) -> None:
         for step, (latent, mask) in enumerate(steps):
             replicas[rank](latent[rank::2], mask[rank::2])
-            settle_all(replicas[rank], seat, step)
+            commit_all(replicas[rank], group, step)
 
-    table = on_two_processes(work)
-    assert table.meetings[0] == table.meetings[1] > 8
+    processes = run_on_two_processes(work)
+    assert processes.num_calls[0] == processes.num_calls[1] > 8
     for step, (latent, mask) in enumerate(steps):
         replicas[2](latent, mask)
-        settle_all(replicas[2], Alone(), step)
-    assert same(state(replicas[0]), state(replicas[1]))
-    torch.testing.assert_close(state(replicas[0]), state(replicas[2]), rtol=1e-4, atol=1e-5)
+        commit_all(replicas[2], SingleProcess(), step)
+    assert equal_states(copy_state(replicas[0]), copy_state(replicas[1]))
+    torch.testing.assert_close(
+        copy_state(replicas[0]), copy_state(replicas[2]), rtol=1e-4, atol=1e-5
+    )
 
 
-# Starting
+# Initialization
 
 
 @pytest.mark.parametrize("normalised", [True, False])
-def test_the_first_settle_finds_the_clusters(normalised: bool):
-    """Symbols become the means of what is near them: closer to it than the rows that k-means began
-    with."""
+def test_the_first_commit_finds_the_clusters(normalised: bool):
+    """Codes become the means of the rows that are near them."""
     corners = torch.eye(4) * (1.0 if normalised else 3.0)
     latent = corners.repeat(10, 5, 1) + 0.1 * torch.randn(10, 20, 4)
     quantizer = VQConfig(codebook_size=12, code_dim=4, normalised=normalised).build(4)
     quantizer(latent)
-    assert not quantizer.started
-    quantizer.commit(Alone(), 0)
-    assert quantizer.started
-    assert torch.cdist(quantizer.table_VW, corners).min(1).values.max() < 0.3, (
-        "every symbol is in a cluster"
+    assert not quantizer.initialized
+    quantizer.commit(SingleProcess(), 0)
+    assert quantizer.initialized
+    assert torch.cdist(quantizer.codebook_VW, corners).min(1).values.max() < 0.3, (
+        "every code is in a cluster"
     )
-    assert torch.cdist(corners, quantizer.table_VW).min(1).values.max() < 0.15, (
-        "every cluster has a symbol"
+    assert torch.cdist(corners, quantizer.codebook_VW).min(1).values.max() < 0.15, (
+        "every cluster has a code"
     )
     rows = quantizer.bound(latent.view(-1, 4))
     codes = quantizer(latent).codes.flatten()
-    for token in range(12):
-        mean = rows[codes == token].mean(0)
+    for code in range(12):
+        mean = rows[codes == code].mean(0)
         expected = mean / mean.norm() if normalised else mean
-        torch.testing.assert_close(quantizer.table_VW[token], expected, rtol=0, atol=0.03)
-        assert quantizer.average_count_V[token] == pytest.approx((codes == token).sum(), abs=4)
+        torch.testing.assert_close(quantizer.codebook_VW[code], expected, rtol=0, atol=0.03)
+        assert quantizer.ema_count_V[code] == pytest.approx((codes == code).sum(), abs=4)
 
 
-def test_a_restored_table_does_not_start_again():
-    trained = started(SMALL)
+def test_a_restored_codebook_is_not_initialized_again():
+    trained = initialized_vq(SMALL)
     restored = SMALL.build(3)
     restored.load_state_dict(trained.state_dict())
     latent = torch.randn(4, 5, 3)
     for quantizer in (trained, restored):
         quantizer(latent)
-        quantizer.commit(Alone(), 1)
-    assert same(state(restored), state(trained))
+        quantizer.commit(SingleProcess(), 1)
+    assert equal_states(copy_state(restored), copy_state(trained))
 
 
-def test_with_fewer_rows_than_symbols_every_row_becomes_one_and_the_rest_follow():
+def test_with_few_rows_each_becomes_a_code_and_other_codes_expire():
     quantizer = VQConfig(codebook_size=50, code_dim=3, normalised=False, expire_below=0.1).build(3)
     first = torch.randn(1, 20, 3)
     quantizer(first)
-    quantizer.commit(Alone(), 0)
+    quantizer.commit(SingleProcess(), 0)
     torch.testing.assert_close(quantizer.eval()(first).latent, first)
     used = []
     for step in range(1, 4):
         quantizer.train()(torch.randn(1, 20, 3))
-        quantizer.commit(Alone(), step)
-        used.append(int((quantizer.average_count_V > 0).sum()))
+        quantizer.commit(SingleProcess(), step)
+        used.append(int((quantizer.ema_count_V > 0).sum()))
     assert used[0] >= 40 and used[1:] == [50, 50]
 
 
-def test_a_first_step_of_nothing_but_padding_does_not_start_the_table():
+def test_a_first_step_of_only_padding_does_not_initialize_the_codebook():
     quantizer = SMALL.build(3)
-    before = state(quantizer)
+    before = copy_state(quantizer)
     quantizer(torch.randn(2, 3, 3), torch.zeros(2, 3, dtype=torch.bool))
-    quantizer.commit(Alone(), 0)
-    assert same(state(quantizer), before)
+    quantizer.commit(SingleProcess(), 0)
+    assert equal_states(copy_state(quantizer), before)
 
 
-def test_a_started_table_beats_the_random_one():
+def test_k_means_lowers_the_commitment_loss_of_a_random_codebook():
     quantizer = VQConfig(codebook_size=64).build(8)
     latent = torch.randn(16, 64, 8)
     random = quantizer(latent).penalties["commitment"]
-    quantizer.commit(Alone(), 0)
+    quantizer.commit(SingleProcess(), 0)
     assert quantizer(latent).penalties["commitment"] < 0.8 * random
 
 
-# Reviving
+# Expired codes
 
 
-def lonely(config: VQConfig) -> tuple[VQ, Tensor]:
-    """A table of which symbol 3 sits where no latent ever comes, and a batch."""
-    quantizer = started(config)
-    quantizer.table_VW[3] = 100.0
-    quantizer.average_sum_VW[3] = 100.0 * quantizer.average_count_V[3]
+def vq_with_unused_code(config: VQConfig) -> tuple[VQ, Tensor]:
+    """Return a VQ whose code 3 is far from all latents, and a batch."""
+    quantizer = initialized_vq(config)
+    quantizer.codebook_VW[3] = 100.0
+    quantizer.ema_sum_VW[3] = 100.0 * quantizer.ema_count_V[3]
     return quantizer, torch.randn(4, 50, 3)
 
 
-def settled_until_dead(quantizer: VQ, latent: Tensor) -> int:
+def commit_until_expired(quantizer: VQ, latent: Tensor) -> int:
+    """Repeat a batch until code 3 is replaced, and return the step."""
     for step in range(1, 100):
         quantizer(latent)
-        quantizer.commit(Alone(), step)
-        if quantizer.table_VW[3].max() < 99:
+        quantizer.commit(SingleProcess(), step)
+        if quantizer.codebook_VW[3].max() < 99:
             return step
-    raise AssertionError("symbol 3 was never revived")
+    raise AssertionError("code 3 never expired")
 
 
-def test_a_dead_code_is_revived_from_the_batch():
-    quantizer, latent = lonely(
+def test_an_expired_code_is_replaced_by_a_row_of_the_batch():
+    quantizer, latent = vq_with_unused_code(
         VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.2)
     )
-    settled_until_dead(quantizer, latent)
-    assert (latent.view(-1, 3) == quantizer.table_VW[3]).all(1).any()
+    commit_until_expired(quantizer, latent)
+    assert (latent.view(-1, 3) == quantizer.codebook_VW[3]).all(1).any()
 
 
-def test_a_revived_code_is_not_pulled_back_by_the_averages_of_its_former_life():
-    quantizer, latent = lonely(
+def test_the_averages_of_a_replaced_code_are_reset():
+    quantizer, latent = vq_with_unused_code(
         VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.2)
     )
-    step = settled_until_dead(quantizer, latent)
-    born = quantizer.table_VW[3].clone()
-    torch.testing.assert_close(quantizer.average_sum_VW[3] / quantizer.average_count_V[3], born)
+    step = commit_until_expired(quantizer, latent)
+    replaced = quantizer.codebook_VW[3].clone()
+    torch.testing.assert_close(quantizer.ema_sum_VW[3] / quantizer.ema_count_V[3], replaced)
     for later in range(step + 1, step + 20):
         assert (quantizer(latent).codes == 3).any()
-        quantizer.commit(Alone(), later)
-        assert quantizer.table_VW[3].abs().max() < latent.abs().max()
+        quantizer.commit(SingleProcess(), later)
+        assert quantizer.codebook_VW[3].abs().max() < latent.abs().max()
 
 
-def test_without_revival_a_dead_code_stays_dead():
-    quantizer, latent = lonely(SMALL)
-    with pytest.raises(AssertionError, match="never revived"):
-        settled_until_dead(quantizer, latent)
+def test_codes_never_expire_with_a_threshold_of_zero():
+    quantizer, latent = vq_with_unused_code(SMALL)
+    with pytest.raises(AssertionError, match="never expired"):
+        commit_until_expired(quantizer, latent)
 
 
-def test_who_is_revived_as_what_depends_on_the_step_alone():
-    def revived_at(step: int, noise: int) -> Tensor:
-        quantizer, latent = lonely(
+def test_replacements_depend_only_on_the_step():
+    def replaced_at(step: int, global_seed: int) -> Tensor:
+        quantizer, latent = vq_with_unused_code(
             VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.0, expire_below=0.2)
         )
-        torch.manual_seed(noise)
+        torch.manual_seed(global_seed)
         quantizer(latent)
-        quantizer.commit(Alone(), step)
-        return quantizer.table_VW[3].clone()
+        quantizer.commit(SingleProcess(), step)
+        return quantizer.codebook_VW[3].clone()
 
-    assert torch.equal(revived_at(7, noise=0), revived_at(7, noise=1))
-    assert not torch.equal(revived_at(7, noise=0), revived_at(8, noise=0))
+    assert torch.equal(replaced_at(7, global_seed=0), replaced_at(7, global_seed=1))
+    assert not torch.equal(replaced_at(7, global_seed=0), replaced_at(8, global_seed=0))
 
 
-def test_revival_puts_the_whole_table_to_use():
-    """Latents that fill a corner only: without revival most of a large table would never be
-    chosen."""
-    shares = {}
+def test_expiring_codes_brings_the_whole_codebook_into_use():
+    """The latents fill only a corner of the space, where few codes of a large codebook are."""
+    usage = {}
     for expire_below in (0.0, 0.1):
         torch.manual_seed(0)
         quantizer = VQConfig(
             codebook_size=128, code_dim=4, decay=0.8, expire_below=expire_below
         ).build(4)
         quantizer(torch.randn(1, 16, 4))
-        quantizer.commit(Alone(), 0)
+        quantizer.commit(SingleProcess(), 0)
         for step in range(1, 40):
             quantizer(0.5 * torch.randn(8, 64, 4) + 2)
-            quantizer.commit(Alone(), step)
+            quantizer.commit(SingleProcess(), step)
         codes = quantizer.eval()(0.5 * torch.randn(8, 512, 4) + 2).codes
-        shares[expire_below] = len(codes.unique()) / 128
-    assert shares[0.1] > 0.95 > 0.5 > shares[0.0]
+        usage[expire_below] = len(codes.unique()) / 128
+    assert usage[0.1] > 0.95 > 0.5 > usage[0.0]
 
 
-# Levels of a cascade
+# Residual levels
 
 
-def test_only_the_levels_of_a_cascade_settle_and_each_once():
-    cascade = CASCADE.build(5)
-    assert not hasattr(cascade, "settle")
-    assert settle_all(cascade, Alone(), 0) == 3
-    assert settle_all(REVIVING.build(5), Alone(), 0) == 1
+def test_each_residual_level_commits_once():
+    residual = RESIDUAL.build(5)
+    assert not hasattr(residual, "commit")
+    assert commit_all(residual, SingleProcess(), 0) == 3
+    assert commit_all(EXPIRING.build(5), SingleProcess(), 0) == 1
 
 
-def test_a_level_starts_only_after_the_level_above():
-    cascade = ResidualConfig(quantizer=VQConfig(codebook_size=16, code_dim=4), levels=3).build(4)
+def test_a_level_is_initialized_after_the_level_above():
+    residual = ResidualConfig(
+        quantizer=VQConfig(codebook_size=16, code_dim=4), num_quantizers=3
+    ).build(4)
     latent = torch.randn(8, 32, 4)
     for step in range(3):
-        cascade(latent)
-        settle_all(cascade, Alone(), step)
-        assert [bool(level.started) for level in cascade.cascade] == [
-            number <= step for number in range(3)
+        residual(latent)
+        commit_all(residual, SingleProcess(), step)
+        assert [bool(quantizer.initialized) for quantizer in residual.quantizers] == [
+            level <= step for level in range(3)
         ]
 
 
-def test_a_level_learns_only_from_the_examples_that_reach_it():
-    cascade = ResidualConfig(quantizer=SMALL, levels=2).build(3)
+def test_a_level_is_updated_only_by_the_examples_that_use_it():
+    residual = ResidualConfig(quantizer=SMALL, num_quantizers=2).build(3)
     latent = torch.randn(6, 10, 3)
     for step in range(2):
-        cascade(latent)
-        settle_all(cascade, Alone(), step)
-    cascade(latent, num_quantizers_B=torch.tensor([1, 2, 2, 1, 1, 2]))
-    first, second = (level.notes.total_VC[:, -1].sum() for level in cascade.cascade)
+        residual(latent)
+        commit_all(residual, SingleProcess(), step)
+    residual(latent, num_quantizers_B=torch.tensor([1, 2, 2, 1, 1, 2]))
+    first, second = (quantizer.stats.total_VC[:, -1].sum() for quantizer in residual.quantizers)
     assert (first, second) == (60, 30)
-    sampled = torch.cat(cascade.cascade[1].notes.samples)[..., -1].sum(1)
+    sampled = torch.cat(residual.quantizers[1].stats.samples)[..., -1].sum(1)
     assert sampled.tolist() == [0, 10, 10, 0, 0, 10]
 
 
-def test_a_cascade_equals_the_oracle():
-    theirs = oracle.ResidualVQ(dim=4, num_quantizers=3, codebook_size=16).eval()
+def test_residual_vq_equals_the_reference():
+    theirs = reference.ResidualVQ(dim=4, num_quantizers=3, codebook_size=16).eval()
     ours = (
-        ResidualConfig(quantizer=VQConfig(codebook_size=16, code_dim=4, normalised=False), levels=3)
+        ResidualConfig(
+            quantizer=VQConfig(codebook_size=16, code_dim=4, normalised=False), num_quantizers=3
+        )
         .build(4)
         .eval()
     )
-    for level, layer in zip(ours.cascade, theirs.layers):
-        layer._codebook.embed.data.copy_(level.table_VW)
+    for quantizer, layer in zip(ours.quantizers, theirs.layers):
+        layer._codebook.embed.data.copy_(quantizer.codebook_VW)
     latent = torch.randn(2, 30, 4)
     values, codes, _ = theirs(latent)
     quantized = ours(latent)

@@ -1,4 +1,4 @@
-"""Layouts: every symbol has one slot of one place, and finds its way back."""
+"""Layouts: each code has one token of one position, and `unpatchify` restores the grid."""
 
 from __future__ import annotations
 
@@ -8,27 +8,32 @@ import torch
 from tessera.nn.token_layout import Layout
 
 LAYOUTS = [
-    Layout((4, 4)), Layout((4, 6), patch=2), Layout((6, 3), patch=3), Layout((5,), levels=3), Layout((4, 4), levels=2, patch=2),
-    Layout((2, 4, 6), patch=2), Layout((2, 4, 6), levels=2),
-]  # fmt: skip
+    Layout((4, 4)),
+    Layout((4, 6), patch=2),
+    Layout((6, 3), patch=3),
+    Layout((5,), num_quantizers=3),
+    Layout((4, 4), num_quantizers=2, patch=2),
+    Layout((2, 4, 6), patch=2),
+    Layout((2, 4, 6), num_quantizers=2),
+]
 
 
-def numbered(layout: Layout, batch: int = 2) -> torch.Tensor:
-    """Codes of which each is another."""
-    shape = (batch, *layout.grid) if layout.levels == 1 else (batch, *layout.grid, layout.levels)
+def distinct_codes(layout: Layout, batch: int = 2) -> torch.Tensor:
+    levels = () if layout.num_quantizers == 1 else (layout.num_quantizers,)
+    shape = (batch, *layout.grid, *levels)
     return torch.arange(torch.Size(shape).numel()).view(shape)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_what_is_folded_comes_back(layout):
-    codes = numbered(layout)
-    patchify = layout.patchify(codes)
-    assert patchify.shape == (2, layout.count, layout.slots)
-    assert torch.equal(layout.unpatchify(patchify), codes)
-    assert patchify.unique().numel() == codes.numel()
+def test_unpatchify_inverts_patchify(layout):
+    codes = distinct_codes(layout)
+    tokens = layout.patchify(codes)
+    assert tokens.shape == (2, layout.num_positions, layout.tokens_per_position)
+    assert torch.equal(layout.unpatchify(tokens), codes)
+    assert tokens.unique().numel() == codes.numel()
 
 
-def test_a_patch_holds_neighbours_row_by_row():
+def test_a_patch_holds_neighboring_tokens_row_by_row():
     codes = torch.arange(16).view(1, 4, 4)
     assert Layout((4, 4), patch=2).patchify(codes)[0].tolist() == [
         [0, 1, 4, 5],
@@ -38,52 +43,53 @@ def test_a_patch_holds_neighbours_row_by_row():
     ]
 
 
-def test_the_levels_of_a_cell_stay_together():
+def test_the_codes_of_a_cell_stay_together():
     codes = torch.arange(6).view(1, 3, 2)
-    assert Layout((3,), levels=2).patchify(codes)[0].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert Layout((3,), num_quantizers=2).patchify(codes)[0].tolist() == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_a_level_axis_of_one_may_be_there_or_not():
+def test_a_last_axis_of_one_code_is_optional():
     layout, codes = Layout((4, 4), patch=2), torch.arange(16).view(1, 4, 4)
     assert torch.equal(layout.patchify(codes[..., None]), layout.patchify(codes))
     assert layout.unpatchify(layout.patchify(codes)).shape == (1, 4, 4)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_cells_say_where_a_symbol_came_from(layout):
-    cells = layout.cells()
-    assert cells.shape == (layout.count, layout.slots, len(layout.grid))
-    codes = numbered(layout, 1)
-    patchify = layout.patchify(codes)[0]
-    for place, slot in [
+def test_cell_coordinates_locate_each_token(layout):
+    cells = layout.cell_coordinates()
+    assert cells.shape == (layout.num_positions, layout.tokens_per_position, len(layout.grid))
+    codes = distinct_codes(layout, 1)
+    tokens = layout.patchify(codes)[0]
+    for position, index in [
         (0, 0),
-        (layout.count - 1, layout.slots - 1),
-        (layout.count // 2, layout.slots // 2),
+        (layout.num_positions - 1, layout.tokens_per_position - 1),
+        (layout.num_positions // 2, layout.tokens_per_position // 2),
     ]:
-        assert patchify[place, slot] in codes[0][tuple(cells[place, slot].tolist())].flatten()
+        coordinates = tuple(cells[position, index].tolist())
+        assert tokens[position, index] in codes[0][coordinates].flatten()
 
 
-def test_truth_values_fold_like_codes():
+def test_masks_are_patchified_like_codes():
     layout = Layout((4, 4), patch=2)
-    hidden = torch.zeros(1, 4, 4, dtype=torch.bool)
-    hidden[0, 1, 2] = True
-    patchify = layout.patchify(hidden)
-    assert patchify.dtype == torch.bool and patchify.nonzero().tolist() == [[0, 1, 2]]
+    mask = torch.zeros(1, 4, 4, dtype=torch.bool)
+    mask[0, 1, 2] = True
+    tokens = layout.patchify(mask)
+    assert tokens.dtype == torch.bool and tokens.nonzero().tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(("grid", "patch"), [((4, 5), 2), ((16, 16), 3), ((7,), 2)])
-def test_a_patch_that_does_not_divide_the_grid_is_refused(grid, patch):
-    with pytest.raises(ValueError, match="cannot be cut into patches"):
+def test_a_patch_must_divide_the_grid(grid, patch):
+    with pytest.raises(ValueError, match="cannot be divided into patches"):
         Layout(grid, patch=patch)
 
 
 @pytest.mark.parametrize("shape", [(1, 4, 5), (1, 5, 4), (1, 16), (1, 4, 4, 2)])
-def test_codes_of_another_grid_are_refused(shape):
-    with pytest.raises(ValueError, match="do not lie on a grid"):
+def test_codes_of_another_grid_raise_an_error(shape):
+    with pytest.raises(ValueError, match="do not match a grid"):
         Layout((4, 4)).patchify(torch.zeros(shape, dtype=torch.long))
 
 
 @pytest.mark.parametrize("patch", [0, -1])
-def test_a_patch_of_nothing_is_refused(patch):
+def test_a_patch_must_be_positive(patch):
     with pytest.raises(ValueError, match="patch"):
         Layout((4, 4), patch=patch)

@@ -10,20 +10,20 @@ from typing import Any
 import pytest
 import torch
 
-from tessera.engine.guards import Health
+from tessera.engine.guards import AlarmMonitor
 from tessera.engine.modes import only
 from tessera.engine.task import Batch, Rows
 from tessera.modalities.music.contrastive import MusicContrastiveConfig
 from tessera.modalities.music.mulan import MuLaNConfig
 from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
 from tessera.objectives.contrastive import NOTHING_TOLD_APART, ContrastiveTask, number_of
-from tessera.text.encoder import LearnedTextConfig
+from tessera.text.learned import LearnedTextConfig
 
 MODEL = MuLaNConfig(
     audio=SpectrogramTransformerConfig(
         rate_hz=8000, window=256, hop=128, bands=16, patch=(8, 4), dim=16, depth=2, heads=2
     ),
-    text=LearnedTextConfig(dim=16, depth=2, heads=2, tokens=300),
+    text=LearnedTextConfig(dim=16, depth=2, heads=2, vocab_size=300),
     latent=8,
 )
 CAPTIONS = [
@@ -64,9 +64,11 @@ def batch_of(first: int, step: int = 1, count: int = 8) -> Batch:
 
 def part(batch: Batch, rows: list[int]) -> Batch:
     examples = SimpleNamespace(
-        samples=batch.examples.samples[rows], lengths=batch.examples.lengths[rows],
-        captions=[batch.examples.captions[row] for row in rows], rate_hz=8000,
-    )  # fmt: skip
+        samples=batch.examples.samples[rows],
+        lengths=batch.examples.lengths[rows],
+        captions=[batch.examples.captions[row] for row in rows],
+        rate_hz=8000,
+    )
     return Batch(examples, [batch.names[row] for row in rows], [batch.seeds[row] for row in rows])
 
 
@@ -208,7 +210,7 @@ def test_the_alarm_is_raised_by_a_model_that_tells_nothing_apart_and_by_no_other
         for towers in (("audio", "text"), ("audio",))
     )
     assert float(both.detach()) == pytest.approx(1, abs=1e-9) and float(one.detach()) > 0.995
-    ill, well = Health((NOTHING_TOLD_APART,)), Health((NOTHING_TOLD_APART,))
+    ill, well = AlarmMonitor((NOTHING_TOLD_APART,)), AlarmMonitor((NOTHING_TOLD_APART,))
     heard = [ill.listen(200 + 10 * n, {"model/of_chance": float(both.detach())}) for n in range(12)]
     assert [bool(one) for one in heard] == [False] * 9 + [True] + [False] * 2
     assert "ln(candidates)" in heard[9][0]
@@ -250,9 +252,9 @@ def test_numbers_are_those_of_the_whole_set_however_it_is_cut() -> None:
 
 def test_points_that_lie_together_are_found() -> None:
     task = build_task()
-    points = torch.nn.functional.normalize(torch.randn(40, 8), dim=-1)
+    embeddings = torch.nn.functional.normalize(torch.randn(40, 8), dim=-1)
     numbers = task.compute_metrics(
-        {"first": points, "second": points, "said": torch.arange(40), "example": torch.arange(40)}
+        {"media": embeddings, "text": embeddings, "said": torch.arange(40), "example": torch.arange(40)}
     )
     assert (
         numbers["by_text_r1"] == numbers["by_media_r1"] == numbers["by_text_r10"] == 1
@@ -260,8 +262,8 @@ def test_points_that_lie_together_are_found() -> None:
     )
     turned = task.compute_metrics(
         {
-            "first": points,
-            "second": points.roll(1, 0),
+            "media": embeddings,
+            "text": embeddings.roll(1, 0),
             "said": torch.arange(40),
             "example": torch.arange(40),
         }
@@ -274,9 +276,9 @@ def test_in_validation_nothing_is_left_out_of_a_clip() -> None:
     other = dataclasses.replace(batch, seeds=[seed + 1 for seed in batch.seeds])
     with torch.no_grad():
         assert torch.equal(
-            task.eval_step(batch)["first"].values, task.eval_step(other)["first"].values
+            task.eval_step(batch)["media"].values, task.eval_step(other)["media"].values
         )
-        assert not torch.equal(task.train().first(batch), task.first(other))
+        assert not torch.equal(task.train().embed_media(batch), task.embed_media(other))
 
 
 def test_tags_are_told_by_nearness_alone() -> None:
@@ -298,7 +300,7 @@ def test_tags_are_told_by_nearness_alone() -> None:
             task, part_with_tags(batch, [0, 1, 2, 3]), part_with_tags(batch, [4, 5, 6, 7])
         )
         found = task.compute_metrics(totals)["tag_auc"]
-        slow = totals["first"] @ task.model.get_text_latents(["slow"])[0]
+        slow = totals["media"] @ task.model.get_text_latents(["slow"])[0]
     assert 0 <= found <= 1
     alone = {**totals, "tagged": totals["tagged"][totals["tagged"][:, 1] == number_of("slow")]}
     having, others = slow[[0, 2, 7]], slow[[1, 3, 4, 5, 6]]
@@ -317,7 +319,7 @@ def test_examples_without_a_caption_are_not_measured() -> None:
     task, batch = build_task().eval(), batch_of(0)
     batch.examples.captions[3] = ""
     with torch.no_grad():
-        assert len(totals_of(task, batch)["first"]) == 7
+        assert len(totals_of(task, batch)["media"]) == 7
         batch.examples.captions = [""] * 8
         assert task.eval_step(batch) == {}
 

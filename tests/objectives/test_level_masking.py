@@ -26,7 +26,7 @@ from tessera.objectives.generation import GenerationRequest
 from tessera.objectives.masked import NEVER, MaskedConfig, MaskedTask
 from tessera.objectives.masking import ExampleRandomness, LevelMaskingConfig, Masked, TokenBatch
 from tessera.sampling.maskgit import MaskedSampling
-from tessera.sampling.schedules import hidden_after
+from tessera.sampling.schedules import num_masked_after
 
 VOCABULARY, SAID, LEVELS, PLACES = 10, 7, 3, 12
 FRAMES = 8
@@ -40,12 +40,12 @@ CRITICS = {
 
 
 class NoTokenizer:
-    def __init__(self, frames: int, vocab_size: int, levels: int, seconds: float):
+    def __init__(self, frames: int, vocab_size: int, num_quantizers: int, seconds: float):
         self.network = nn.Identity()
-        self.vocab_size, self.grid, self.levels, self.features, self.seconds = (
+        self.vocab_size, self.grid, self.num_quantizers, self.features, self.seconds = (
             vocab_size,
             (frames,),
-            levels,
+            num_quantizers,
             None,
             seconds,
         )
@@ -60,9 +60,14 @@ class NoTokenizer:
 def build_task(**choices: Any) -> MaskedTask:
     """With something to say at every place that starts as nothing."""
     model = MaskedTransformerConfig(
-        dim=24, depth=2, heads=2, text=None, conformer=ConformerConfig(kernel=3), absolute_positions=False,
+        dim=24,
+        depth=2,
+        heads=2,
+        text=None,
+        conformer=ConformerConfig(kernel=3),
+        absolute_positions=False,
         self_condition=choices.pop("self_condition", False),
-    )  # fmt: skip
+    )
     usual = {
         "masking": LevelMaskingConfig(),
         "sampling": MaskedSampling(decoding_steps_per_level=(4, 1), noise=1.0),
@@ -255,7 +260,7 @@ def test_the_loss_is_the_cross_entropy_of_what_is_asked_and_each_level_has_a_hea
     masked, token_batch = masked_of(task, batch), task.token_batch(batch.examples)
     network = task.model.network
     condition = network.condition([""] * 4, [False] * 4, batch.examples.codes["semantic"])
-    states = network.states(masked.shown, condition, real_BN=masked.real_BN)
+    states = network.states(masked.shown, condition, valid_BN=masked.valid_BN)
     summed = torch.zeros(())
     for example, place, level in masked.asked.nonzero().tolist():
         logits_V = network.heads[level](states[example, place][None])[0]
@@ -311,7 +316,7 @@ def test_the_critic_is_asked_about_nothing_that_is_hidden_or_beyond_the_end(crit
     check_ownership(task)
     task.masked_token_loss(batch, 0)
     filled, drawn = batch.scratch["filled"], batch.scratch["drawn"]
-    real = task.token_batch(batch.examples).real_BN1.expand_as(drawn)
+    real = task.token_batch(batch.examples).valid_BN1.expand_as(drawn)
     question = (filled != MASK) & real
     assert drawn[question].any() and not question.all() and not drawn[~question].any()
     realness_logits = task.realness_logits(filled, batch.examples, task.token_batch(batch.examples))
@@ -350,13 +355,13 @@ def test_to_learn_a_critic_that_is_not_there_is_refused():
 def noted(task: MaskedTask) -> list[tuple[Tensor, Tensor]]:
     """What the network is shown and asked in each pass."""
     passes: list[tuple[Tensor, Tensor]] = []
-    masked_token_loss = task.model.network.masked_token_loss
+    masked_token_loss = task.model.network.logits_at
 
     def noting(tokens: Tensor, asked: Tensor, *more: Any) -> Tensor:
         passes.append((tokens.clone(), asked.clone()))
         return masked_token_loss(tokens, asked, *more)
 
-    task.model.network.masked_token_loss = noting
+    task.model.network.logits_at = noting
     return passes
 
 
@@ -383,7 +388,7 @@ def test_each_round_sees_no_finer_level_and_hides_as_many_as_the_schedule_says(d
         (
             level,
             [
-                length if number == 0 else hidden_after("cosine", number - 1, count, length)
+                length if number == 0 else num_masked_after("cosine", number - 1, count, length)
                 for length in (12, 5)
             ],
         )
@@ -455,7 +460,7 @@ def test_a_prompt_stays_as_it_is_and_is_seen_in_all_levels_in_every_round():
     )
     assert [asked.sum().item() for _, asked in passes][:2] == [
         2 * 7,
-        2 * hidden_after("cosine", 0, 4, 7),
+        2 * num_masked_after("cosine", 0, 4, 7),
     ]
 
 

@@ -26,12 +26,12 @@ from tessera.objectives.masked import Guide, MaskedConfig, MaskedTask
 from tessera.objectives.masking import ExampleRandomness, MaskingConfig, TokenBatch
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
-from tessera.sampling.schedules import Schedule, mean_share
-from tessera.text.encoder import LearnedTextConfig
-from tests.networks import awake
+from tessera.sampling.schedules import Schedule, mean_mask_ratio
+from tessera.text.learned import LearnedTextConfig
+from tests.networks import randomize_zero_weights
 
 VOCABULARY = 10
-TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, tokens=300, max_len=16)
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=16)
 TEXTS = ["a red circle", "two blue squares", "x", "a green ring"]
 
 
@@ -40,7 +40,7 @@ class NoTokenizer:
 
     def __init__(self, side: int = 4, vocab_size: int = VOCABULARY):
         self.network = nn.Identity()
-        self.vocab_size, self.grid, self.levels = vocab_size, (side, side), 1
+        self.vocab_size, self.grid, self.num_quantizers = vocab_size, (side, side), 1
         self.features = torch.randn(
             vocab_size, 3, generator=torch.Generator().manual_seed(vocab_size)
         )
@@ -57,22 +57,22 @@ def ready(task: MaskedTask) -> MaskedTask:
     """It has something to say everywhere, and has met the texts."""
     for reader in task.readers():
         reader.text.prepare_text(TEXTS)
-    return awake(task)
+    return randomize_zero_weights(task)
 
 
-def build_task(smaller: bool = False, **choices: Any) -> MaskedTask:
+def build_task(low_res_tokenizer: bool = False, **choices: Any) -> MaskedTask:
     model = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT)
     config = MaskedConfig(**{"model": model, "places": 4, **choices})
-    return ready(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if smaller else {})))
+    return ready(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if low_res_tokenizer else {})))
 
 
 def remembering() -> MaskedTransformerConfig:
     return MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT, self_condition=True)
 
 
-def batch_of(count: int = 4, smaller: bool = False, first: int = 0) -> Batch:
+def batch_of(count: int = 4, low_res_tokenizer: bool = False, first: int = 0) -> Batch:
     codes = {"tokenizer": torch.randint(VOCABULARY, (count, 4, 4))}
-    if smaller:
+    if low_res_tokenizer:
         codes["smaller"] = torch.randint(7, (count, 2, 2))
     texts = [TEXTS[(first + i) % len(TEXTS)] for i in range(count)]
     names = [str(first + i) for i in range(count)]
@@ -146,7 +146,7 @@ def test_as_many_are_hidden_on_average_as_the_schedule_says_and_at_least_one(sch
         int(masking.draw(tokens, VOCABULARY, generator(seed)).asked.sum()) for seed in range(1500)
     ]
     assert min(counts) >= 1 and max(counts) <= 64
-    assert sum(counts) / len(counts) / 64 == pytest.approx(mean_share(schedule), abs=0.03)
+    assert sum(counts) / len(counts) / 64 == pytest.approx(mean_mask_ratio(schedule), abs=0.03)
 
 
 def test_of_a_mosaic_of_one_symbol_that_one_is_hidden():
@@ -204,7 +204,7 @@ def test_the_loss_is_the_cross_entropy_of_the_hidden_symbols():
     masked = task.masked(TokenBatch.of(tokens), ExampleRandomness.of(batch))
     logits = task.logits_of(masked, batch, batch.examples.captions)
     expected = F.cross_entropy(logits, tokens[masked.asked], reduction="sum") / (
-        4 * 16 * mean_share("cosine")
+        4 * 16 * mean_mask_ratio("cosine")
     )
     loss = task.masked_token_loss(batch, 0)
     assert torch.allclose(loss.terms["cross_entropy"], expected) and loss.terms.keys() == {
@@ -260,9 +260,9 @@ def test_captions_are_dropped_as_often_as_asked():
     dropped: list[bool] = []
     condition = task.model.network.condition
 
-    def noted(texts: Any, which: Any, smaller: Any = None) -> Any:
+    def noted(texts: Any, which: Any, low_res_tokenizer: Any = None) -> Any:
         dropped.extend(which)
-        return condition(texts, which, smaller)
+        return condition(texts, which, low_res_tokenizer)
 
     task.model.network.condition = noted
     for first in range(0, 800, 100):
@@ -631,14 +631,14 @@ def test_what_is_not_to_be_drawn_anew_stays_as_it_was(order):
 
 
 def test_the_smaller_picture_has_its_say_in_loss_and_samples():
-    task, batch = build_task(smaller=True).double(), batch_of(smaller=True)
+    task, batch = build_task(low_res_tokenizer=True).double(), batch_of(low_res_tokenizer=True)
     loss = task.masked_token_loss(batch, 0).total()
-    smaller = batch.examples.codes["smaller"]
-    batch.examples.codes["smaller"] = (smaller + 1) % 7
+    low_res_tokenizer = batch.examples.codes["smaller"]
+    batch.examples.codes["smaller"] = (low_res_tokenizer + 1) % 7
     assert not torch.allclose(task.masked_token_loss(batch, 0).total(), loss)
     one, other = (
         task.generate(GenerationRequest(TEXTS, [1, 2, 3, 4], coarser=codes))
-        for codes in (smaller, (smaller + 1) % 7)
+        for codes in (low_res_tokenizer, (low_res_tokenizer + 1) % 7)
     )
     assert not torch.equal(one, other)
 
@@ -660,10 +660,10 @@ def seen_after(task: MaskedTask, batch: Batch) -> float:
 
 
 def test_super_resolution_learns_from_the_smaller_picture():
-    batch = batch_of(8, smaller=True)
+    batch = batch_of(8, low_res_tokenizer=True)
     batch.examples.captions = ["x"] * 8
     task = overfitted(
-        build_task(smaller=True, masking=MaskingConfig(schedule="cosine")), batch, 150
+        build_task(low_res_tokenizer=True, masking=MaskingConfig(schedule="cosine")), batch, 150
     )
     right = seen_after(task, batch)
     batch.examples.codes["smaller"] = batch.examples.codes["smaller"].roll(1, 0)
@@ -699,12 +699,12 @@ def test_a_critic_of_its_own_hears_the_captions_too(tmp_path):
         critic=CriticConfig(dim=16, depth=1, heads=2),
     ).build(NoTokenizer())
     before = [
-        reader.text.tokens(["a green ring"]).shape[1]
+        reader.text.tokenize(["a green ring"]).shape[1]
         for reader in (task.model.network, task.model.critic)
     ]
     task.prepare_text(TEXTS * 3, tmp_path)
     after = [
-        reader.text.tokens(["a green ring"]).shape[1]
+        reader.text.tokenize(["a green ring"]).shape[1]
         for reader in (task.model.network, task.model.critic)
     ]
     assert after[0] == after[1] < before[0] == before[1]

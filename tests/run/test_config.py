@@ -18,11 +18,11 @@ from tessera.run.config import (
     decode,
     decode_run,
     did_you_mean,
-    differences,
+    list_differences,
     encode,
-    flat,
+    flatten,
 )
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 PRESETS = typing.get_args(Preset)
 
@@ -44,14 +44,14 @@ def test_every_preset_comes_back_from_its_config_json(preset, quantizer):
         )
         back = through_json(run)
         assert back == run
-        assert differences(encode(run), encode(back)) == []
+        assert list_differences(encode(run), encode(back)) == []
 
 
 def test_parts_within_parts_and_none_come_back():
     """A union inside a union, tuples, None where a part is left out, and a part where None is the
     default."""
     run = images_vqgan(preset="tiny", perceptual="somewhere/vgg16.pth", adversary="on")
-    deep = ResidualConfig(quantizer=LFQConfig(codebook_size=64, spherical=True), levels=3)
+    deep = ResidualConfig(quantizer=LFQConfig(codebook_size=64, spherical=True), num_quantizers=3)
     model = replace(run.task.model, quantizer=deep, blocks=(2, 3))
     optimizer = replace(run.task.optimizer, max_grad_norm=None, betas=(0.5, 0.75))
     run = replace(run, task=replace(run.task, model=model, optimizer=optimizer))
@@ -175,7 +175,7 @@ def test_differing_settings_are_named_with_both_values():
     other = replace(
         run, engine=replace(run.engine, seed=7, batch_size=16), data=replace(run.data, flip=True)
     )
-    assert differences(encode(run), encode(other)) == [
+    assert list_differences(encode(run), encode(other)) == [
         "data.flip: False in the folder, True asked for",
         "engine.batch_size: 8 in the folder, 16 asked for",
         "engine.seed: 0 in the folder, 7 asked for",
@@ -185,7 +185,7 @@ def test_differing_settings_are_named_with_both_values():
 def test_another_kind_of_part_is_a_difference_and_so_is_one_that_is_gone():
     run = images_vqgan(preset="tiny", adversary="on")
     other = images_vqgan(preset="tiny", quantizer="vq", adversary="off")
-    named = [line.split(":")[0] for line in differences(encode(run), encode(other))]
+    named = [line.split(":")[0] for line in list_differences(encode(run), encode(other))]
     assert "task.model.quantizer.kind" in named and "task.model.quantizer.codebook_size" in named
     assert any(name.startswith("task.adversary") for name in named)
 
@@ -203,7 +203,7 @@ def test_how_long_how_often_and_on_what_may_differ(name):
         else before + 1
     )
     other = replace(run, **{group: replace(getattr(run, group), **{field_name: value})})
-    assert other != run and differences(encode(run), encode(other)) == []
+    assert other != run and list_differences(encode(run), encode(other)) == []
 
 
 def test_what_may_differ_is_what_was_promised():
@@ -213,7 +213,7 @@ def test_what_may_differ_is_what_was_promised():
     assert {f"engine.{name}" for name in promised} <= MAY_DIFFER
     never = "seed batch_size accumulate precision average.decay".split()
     assert not {f"engine.{name}" for name in never} & MAY_DIFFER
-    assert flat(encode(images_maskgit_superres("tiny"))).keys() >= MAY_DIFFER, (
+    assert flatten(encode(images_maskgit_superres("tiny"))).keys() >= MAY_DIFFER, (
         "and each of them exists"
     )
 
@@ -225,7 +225,7 @@ def test_a_field_that_is_called_kind_comes_back_too():
 
 
 def test_settings_are_flattened_by_place():
-    assert flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
+    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
 
 
 def test_encoding_reaches_dataclasses_in_tuples():

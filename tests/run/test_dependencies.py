@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from tessera.api.generator import Generator
-from tessera.engine.checkpoint import steps_in
+from tessera.engine.checkpoint import list_steps
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.run.config import Run
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.load import Tokenizer, load_run
 from tests.command import files, refused, tessera
 from tests.runs import engine_in, on_tiny_parts, records_of, tokenizer, train
@@ -79,7 +80,7 @@ def test_the_copy_is_the_tokenizer_without_what_only_its_training_needs(tmp_path
     assert json.loads((judged / "config.json").read_text())["task"]["adversary"] is not None
     assert json.loads((copy / "config.json").read_text())["task"]["adversary"] is None
     (weights,) = copy.rglob("*.safetensors")
-    assert weights.name == "ema.safetensors" and steps_in(copy / "checkpoints") == [2]
+    assert weights.name == "ema.safetensors" and list_steps(copy / "checkpoints") == [2]
 
 
 def test_networks_that_only_measure_are_not_needed_by_the_copy(tmp_path):
@@ -221,7 +222,7 @@ def test_a_smaller_tokenizer_of_larger_pictures_is_refused(tmp_path):
         tokenizer(16),
         "--data.size",
         "16",
-        "--smaller",
+        "--low-res-tokenizer",
         tokenizer(32),
         "--out",
         tmp_path / "run",
@@ -232,7 +233,7 @@ def test_a_smaller_tokenizer_of_larger_pictures_is_refused(tmp_path):
 def test_smaller_pictures_that_do_not_divide_the_larger_ones_are_refused(tmp_path):
     odd = another_tokenizer(tmp_path / "odd", size=24)
     letter = refused(
-        *SUPERRES, "--tokenizer", tokenizer(32), "--smaller", odd, "--out", tmp_path / "run"
+        *SUPERRES, "--tokenizer", tokenizer(32), "--low-res-tokenizer", odd, "--out", tmp_path / "run"
     )
     assert "(6, 6) symbols" in letter and "(8, 8) places" in letter
 
@@ -242,12 +243,12 @@ def test_the_letter_about_a_missing_smaller_tokenizer_names_its_flag(tmp_path):
         *SUPERRES,
         "--tokenizer",
         tokenizer(32),
-        "--smaller",
+        "--low-res-tokenizer",
         tmp_path / "nowhere",
         "--out",
         tmp_path / "run",
     )
-    assert str(tmp_path / "nowhere") in letter and "--smaller RUN" in letter
+    assert str(tmp_path / "nowhere") in letter and "--low-res-tokenizer RUN" in letter
 
 
 def test_both_tokenizers_are_copied(tmp_path):

@@ -19,7 +19,7 @@ from tessera.engine.distributed import Distributed
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.run.config import Run
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tessera.run.load import Tokenizer, load_run
 from tessera.run.token_cache import Coder, coded
 from tests.command import refused, tessera
@@ -250,9 +250,21 @@ def test_a_run_tells_what_it_leaves_out(tmp_path):
     folder = paint(tmp_path / "pictures")
     spoil(folder, 5)
     said = tessera(
-        "train", "images-maskgit", "--preset", "tiny", "--tokenizer", tokenizer(), "--data", folder, "--steps", "1",
-        "--sample-count", "1", "--out", tmp_path / "run",
-    )  # fmt: skip
+        "train",
+        "images-maskgit",
+        "--preset",
+        "tiny",
+        "--tokenizer",
+        tokenizer(),
+        "--data",
+        folder,
+        "--steps",
+        "1",
+        "--sample-count",
+        "1",
+        "--out",
+        tmp_path / "run",
+    )
     assert said.code == 0 and "Left out 005.png" in said.out
 
 
@@ -286,9 +298,20 @@ def test_one_caption_that_cannot_be_read_stops_no_run(codes, tmp_path):
     recipe = "images-vqgan" if codes is None else "images-maskgit"
     tokenized = () if codes is None else ("--tokenizer", tokenizer(), "--task.tokens", codes)
     said = tessera(
-        "train", recipe, "--preset", "tiny", *tokenized, "--data", folder, "--steps", "1", "--sample-count", "1",
-        "--out", tmp_path / "run",
-    )  # fmt: skip
+        "train",
+        recipe,
+        "--preset",
+        "tiny",
+        *tokenized,
+        "--data",
+        folder,
+        "--steps",
+        "1",
+        "--sample-count",
+        "1",
+        "--out",
+        tmp_path / "run",
+    )
     assert said.code == 0, said
 
 
@@ -320,9 +343,23 @@ def learning_from(
     codes: Path, folder: Path, out: Path, tokens: str | Path
 ) -> tuple[str | Path, ...]:
     return (
-        "train", "images-maskgit", "--preset", "tiny", "--tokenizer", tokens, "--data", folder, "--task.tokens", codes,
-        "--steps", "2", "--sample-count", "1", "--out", out,
-    )  # fmt: skip
+        "train",
+        "images-maskgit",
+        "--preset",
+        "tiny",
+        "--tokenizer",
+        tokens,
+        "--data",
+        folder,
+        "--task.tokens",
+        codes,
+        "--steps",
+        "2",
+        "--sample-count",
+        "1",
+        "--out",
+        out,
+    )
 
 
 def test_a_run_learns_from_codes_of_the_verb(codes, folder, tmp_path):
@@ -400,9 +437,12 @@ def test_super_resolution_takes_given_codes_for_the_larger_pictures_only(tmp_pat
     }
     coding = Coding(tmp_path, given=tmp_path / "codes", **parts)
     made = coding(ImageDataConfig(path=str(folder), size=32).full())
-    assert coding.tokenized == 1 and {name: tuple(one.shape) for name, one in made.codes.items()} == {
-        "tokenizer": (12, 8, 8), "smaller": (12, 4, 4),
-    }  # fmt: skip
+    assert coding.tokenized == 1 and {
+        name: tuple(one.shape) for name, one in made.codes.items()
+    } == {
+        "tokenizer": (12, 8, 8),
+        "smaller": (12, 4, 4),
+    }
 
 
 def test_the_verb_marks_what_it_tokenized(codes, folder):
@@ -416,7 +456,7 @@ def test_the_verb_marks_what_it_tokenized(codes, folder):
 
 def test_toys_know_all_that_they_depend_on():
     made = [
-        ImageDataConfig(size=16, toys=6, **choice).full()
+        ImageDataConfig(size=16, num_synthetic=6, **choice).full()
         for choice in ({}, {"toy_seed": 1}, {"toy_shapes": 1})
     ]
     assert len({source.signature(0) for source in made}) == 3

@@ -1,8 +1,4 @@
-"""Laying a mosaic: as many hidden as the schedule says, nothing given is touched, and every draw is
-the example's own.
-
-The model here is a table: what it guesses is known, and who asked for what is written down.
-"""
+"""Tests of MaskGIT decoding with a table of logits in place of a network."""
 
 from __future__ import annotations
 
@@ -19,457 +15,468 @@ from torch import Tensor
 from tessera.nn.token_layout import Layout
 from tessera.sampling.logits import filter_top_k_p
 from tessera.sampling.maskgit import (
+    DecodingStage,
     MaskedSampling,
-    Stage,
     gumbel,
     halton_order,
     lowest_k,
     maskgit_decode,
 )
-from tessera.sampling.schedules import Schedule, hidden_after
+from tessera.sampling.schedules import Schedule, num_masked_after
 
 SCHEDULES = typing.get_args(Schedule)
 VOCABULARY = 11
 MASK = VOCABULARY
+CPU = torch.device("cpu")
 
 
 @dataclass
 class Table:
-    """A guess for each symbol that depends on nothing, and a record of all that was asked."""
+    """Logits for each token that depend on nothing. Records the arguments of each call."""
 
     logits_NSV: Tensor
-    asked: list[Tensor] = field(default_factory=list)
-    seen: list[Tensor] = field(default_factory=list)
+    masked: list[Tensor] = field(default_factory=list)
+    tokens: list[Tensor] = field(default_factory=list)
     progress: list[float] = field(default_factory=list)
 
-    def __call__(self, tokens_BNS: Tensor, asked_BNS: Tensor, progress: float) -> Tensor:
-        assert (tokens_BNS[asked_BNS] == MASK).all(), "what is asked for is hidden"
-        self.asked.append(asked_BNS.clone())
-        self.seen.append(tokens_BNS.clone())
+    def __call__(self, tokens_BNS: Tensor, masked_BNS: Tensor, progress: float) -> Tensor:
+        assert (tokens_BNS[masked_BNS] == MASK).all()
+        self.masked.append(masked_BNS.clone())
+        self.tokens.append(tokens_BNS.clone())
         self.progress.append(progress)
-        return self.logits_NSV.expand(len(asked_BNS), *self.logits_NSV.shape)[asked_BNS]
+        return self.logits_NSV.expand(len(masked_BNS), *self.logits_NSV.shape)[masked_BNS]
 
     @property
     def counts(self) -> list[list[int]]:
-        """How many were asked for in each round, of each example."""
-        return [asked.flatten(1).sum(1).tolist() for asked in self.asked]
+        """The number of masked tokens in each step, by example."""
+        return [masked.flatten(1).sum(1).tolist() for masked in self.masked]
 
 
-def table(places: int = 8, slots: int = 2) -> Table:
-    return Table(torch.randn(places, slots, VOCABULARY))
+def random_table(positions: int = 8, slots: int = 2) -> Table:
+    return Table(torch.randn(positions, slots, VOCABULARY))
 
 
-def generators(*seeds: int) -> list[torch.Generator]:
+def make_generators(*seeds: int) -> list[torch.Generator]:
     return [torch.Generator().manual_seed(seed) for seed in seeds]
 
 
-def full(batch: int = 1, places: int = 8, slots: int = 2) -> tuple[Tensor, Tensor]:
-    shape = (batch, places, slots)
+def all_masked(batch: int = 1, positions: int = 8, slots: int = 2) -> tuple[Tensor, Tensor]:
+    shape = (batch, positions, slots)
     return torch.zeros(shape, dtype=torch.long), torch.ones(shape, dtype=torch.bool)
 
 
-def filled(
-    guess: Table, config: MaskedSampling, seeds: tuple[int, ...] = (0,), **more: typing.Any
+def decode_all(
+    table: Table, config: MaskedSampling, seeds: tuple[int, ...] = (0,), **options: typing.Any
 ) -> Tensor:
     return maskgit_decode(
-        *full(len(seeds), *guess.logits_NSV.shape[:2]),
-        guess,
+        *all_masked(len(seeds), *table.logits_NSV.shape[:2]),
+        table,
         config,
-        generators(*seeds),
-        mask=MASK,
-        **more,
+        make_generators(*seeds),
+        mask_token_id=MASK,
+        **options,
     )
 
 
-def doubt(tokens: Tensor, progress: float) -> Tensor:
-    """A critic that believes even symbols."""
+def parity_critic(tokens: Tensor, progress: float) -> Tensor:
+    """Score even tokens higher than odd ones."""
     return -(tokens % 2).float()
 
 
 ORDERS: dict[str, dict[str, typing.Any]] = {
-    "confidence": {}, "halton": {"first_NS": torch.arange(16).view(8, 2)}, "critic": {"score": doubt},
-}  # fmt: skip
+    "confidence": {},
+    "halton": {"rank_NS": torch.arange(16).view(8, 2)},
+    "critic": {"critic": parity_critic},
+}
 
 
-# ------------------------------------------------------------------------------------------------ how many, and when
+# ---- the number of masked tokens
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("rounds", [1, 3, 8, 12])
-def test_as_many_are_hidden_as_the_schedule_says_and_none_at_the_end(
-    schedule, order, decoding_steps
-):
-    guess = table()
-    codes = filled(
-        guess,
+@pytest.mark.parametrize("decoding_steps", [1, 3, 8, 12])
+def test_number_of_masked_tokens_follows_the_schedule(schedule, order, decoding_steps):
+    table = random_table()
+    codes = decode_all(
+        table,
         MaskedSampling(decoding_steps=decoding_steps, schedule=schedule, order=order),
         (1, 2),
         **ORDERS[order],
     )
     expected = [16]
-    for number in range(decoding_steps - 1):
-        expected.append(min(hidden_after(schedule, number, decoding_steps, 16), expected[-1] - 1))
-    expected = [one for one in expected if one > 0]
-    assert guess.counts == [[one, one] for one in expected]
-    assert guess.progress == [number / decoding_steps for number in range(len(expected))]
+    for step in range(decoding_steps - 1):
+        expected.append(min(num_masked_after(schedule, step, decoding_steps, 16), expected[-1] - 1))
+    expected = [count for count in expected if count > 0]
+    assert table.counts == [[count, count] for count in expected]
+    assert table.progress == [step / decoding_steps for step in range(len(expected))]
     assert (codes < VOCABULARY).all()
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_more_rounds_than_symbols_reveal_one_at_a_time(schedule, order):
-    guess = table()
-    codes = filled(
-        guess, MaskedSampling(decoding_steps=100, schedule=schedule, order=order), **ORDERS[order]
-    )
-    counts = [one for (one,) in guess.counts]
-    assert (
-        all(after < before for before, after in zip(counts, counts[1:]))
-        and counts[0] == 16
-        and counts[-1] >= 1
-    )
+def test_every_step_keeps_at_least_one_token(schedule, order):
+    table = random_table()
+    config = MaskedSampling(decoding_steps=100, schedule=schedule, order=order)
+    codes = decode_all(table, config, **ORDERS[order])
+    counts = [count for (count,) in table.counts]
+    assert all(after < before for before, after in zip(counts, counts[1:]))
+    assert counts[0] == 16 and counts[-1] >= 1
     assert len(counts) <= 16 and (codes < VOCABULARY).all()
 
 
 @pytest.mark.parametrize("order", ["confidence", "halton"])
-def test_what_was_kept_stays(order):
-    guess = table()
-    codes = filled(guess, MaskedSampling(decoding_steps=6, order=order), (3,), **ORDERS[order])
-    for seen, before, after in zip(guess.seen[1:], guess.asked, guess.asked[1:]):
-        assert not (after & ~before).any(), "only hidden symbols stay hidden"
-        assert torch.equal(seen[~after], codes[~after])
+def test_kept_tokens_are_never_masked_again_without_a_critic(order):
+    table = random_table()
+    config = MaskedSampling(decoding_steps=6, order=order)
+    codes = decode_all(table, config, (3,), **ORDERS[order])
+    for tokens, before, after in zip(table.tokens[1:], table.masked, table.masked[1:]):
+        assert not (after & ~before).any()
+        assert torch.equal(tokens[~after], codes[~after])
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_given_symbols_are_never_touched_nor_asked_for(order):
-    guess, (tokens, hidden) = table(), full(3)
+def test_given_tokens_are_never_changed_or_predicted(order):
+    table, (tokens, masked) = random_table(), all_masked(3)
     tokens = torch.randint(VOCABULARY, tokens.shape)
-    hidden = torch.rand(hidden.shape) < torch.tensor([0.2, 0.5, 0.9])[:, None, None]
-    totals = hidden.flatten(1).sum(1).tolist()
+    masked = torch.rand(masked.shape) < torch.tensor([0.2, 0.5, 0.9])[:, None, None]
+    totals = masked.flatten(1).sum(1).tolist()
     assert len(set(totals)) == 3
-    config = MaskedSampling(decoding_steps=5, order=order)
     codes = maskgit_decode(
-        tokens, hidden, guess, config, generators(1, 2, 3), mask=MASK, **ORDERS[order]
+        tokens,
+        masked,
+        table,
+        MaskedSampling(decoding_steps=5, order=order),
+        make_generators(1, 2, 3),
+        mask_token_id=MASK,
+        **ORDERS[order],
     )
-    assert torch.equal(codes[~hidden], tokens[~hidden]) and (codes < VOCABULARY).all()
-    for asked, seen in zip(guess.asked, guess.seen):
-        assert not (asked & ~hidden).any() and torch.equal(seen[~hidden], tokens[~hidden])
-    left = totals
-    for number, counts in enumerate(guess.counts):
-        assert counts == left
-        left = [
-            min(hidden_after("cosine", number, 5, total), max(0, one - 1))
-            for total, one in zip(totals, left)
+    assert torch.equal(codes[~masked], tokens[~masked]) and (codes < VOCABULARY).all()
+    for step_masked, step_tokens in zip(table.masked, table.tokens):
+        assert not (step_masked & ~masked).any()
+        assert torch.equal(step_tokens[~masked], tokens[~masked])
+    expected = totals
+    for step, counts in enumerate(table.counts):
+        assert counts == expected
+        expected = [
+            min(num_masked_after("cosine", step, 5, total), max(0, before - 1))
+            for total, before in zip(totals, expected)
         ]
-    assert not any(left)
+    assert not any(expected)
 
 
-def test_where_nothing_is_hidden_nobody_is_asked():
-    guess, (tokens, hidden) = table(), full()
-    codes = maskgit_decode(tokens + 4, ~hidden, guess, MaskedSampling(), generators(1), mask=MASK)
-    assert torch.equal(codes, tokens + 4) and guess.asked == []
-
-
-def test_the_symbols_that_came_in_are_left_as_they_were():
-    (tokens, hidden), guess = full(), table()
-    maskgit_decode(
-        tokens, hidden, guess, MaskedSampling(decoding_steps=3), generators(1), mask=MASK
+def test_network_is_not_called_if_nothing_is_masked():
+    table, (tokens, masked) = random_table(), all_masked()
+    codes = maskgit_decode(
+        tokens + 4, ~masked, table, MaskedSampling(), make_generators(1), mask_token_id=MASK
     )
-    assert (tokens == 0).all() and hidden.all()
+    assert torch.equal(codes, tokens + 4) and table.masked == []
 
 
-# -------------------------------------------------------------------------------------------------------- which first
+def test_inputs_are_not_modified():
+    (tokens, masked), config = all_masked(), MaskedSampling(decoding_steps=3)
+    maskgit_decode(tokens, masked, random_table(), config, make_generators(1), mask_token_id=MASK)
+    assert (tokens == 0).all() and masked.all()
 
 
-def test_without_noise_the_surest_are_kept_first():
-    guess = table()
-    codes = filled(guess, MaskedSampling(decoding_steps=4, temperature=0.0, choice_temperature=0.0))
-    sure = guess.logits_NSV.log_softmax(-1).amax(-1).flatten()
-    for asked in guess.asked[1:]:
-        hidden = asked.flatten()
-        assert sure[hidden].max() < sure[~hidden].min()
-    assert torch.equal(codes[0], guess.logits_NSV.argmax(-1))
+# ---- the order in which tokens are kept
 
 
-def test_noise_and_only_noise_lets_the_seed_change_the_order():
-    def kept_first(choice_temperature: float, seed: int) -> Tensor:
-        guess = table()
-        guess.logits_NSV = torch.linspace(0, 3, 16 * VOCABULARY).view(8, 2, VOCABULARY)
-        filled(
-            guess,
-            MaskedSampling(
-                decoding_steps=4, temperature=0.0, choice_temperature=choice_temperature
-            ),
-            (seed,),
+def test_most_confident_tokens_are_kept_first_without_noise():
+    table = random_table()
+    codes = decode_all(
+        table, MaskedSampling(decoding_steps=4, temperature=0.0, choice_temperature=0.0)
+    )
+    confidence = table.logits_NSV.log_softmax(-1).amax(-1).flatten()
+    for step_masked in table.masked[1:]:
+        masked = step_masked.flatten()
+        assert confidence[masked].max() < confidence[~masked].min()
+    assert torch.equal(codes[0], table.logits_NSV.argmax(-1))
+
+
+def test_order_depends_on_the_seed_only_through_the_noise():
+    def masked_after_first_step(choice_temperature: float, seed: int) -> Tensor:
+        table = Table(torch.linspace(0, 3, 16 * VOCABULARY).view(8, 2, VOCABULARY))
+        config = MaskedSampling(
+            decoding_steps=4, temperature=0.0, choice_temperature=choice_temperature
         )
-        return guess.asked[1]
+        decode_all(table, config, (seed,))
+        return table.masked[1]
 
-    assert torch.equal(kept_first(0.0, 1), kept_first(0.0, 2))
-    assert not torch.equal(kept_first(100.0, 1), kept_first(100.0, 2))
+    assert torch.equal(masked_after_first_step(0.0, 1), masked_after_first_step(0.0, 2))
+    assert not torch.equal(masked_after_first_step(100.0, 1), masked_after_first_step(100.0, 2))
 
 
-def test_halton_reveals_in_its_order():
+def test_halton_keeps_tokens_in_the_order_of_their_ranks():
     ranks = torch.randperm(16).view(8, 2)
-    guess = table()
-    filled(guess, MaskedSampling(decoding_steps=5, order="halton"), (1, 2), first_NS=ranks)
-    for asked in guess.asked:
-        revealed = 16 - int(asked[0].sum())
-        assert torch.equal(asked, (ranks >= revealed).expand(2, 8, 2))
+    table = random_table()
+    decode_all(table, MaskedSampling(decoding_steps=5, order="halton"), (1, 2), rank_NS=ranks)
+    for masked in table.masked:
+        kept = 16 - int(masked[0].sum())
+        assert torch.equal(masked, (ranks >= kept).expand(2, 8, 2))
 
 
-def test_an_order_that_is_not_given_is_refused():
-    with pytest.raises(ValueError, match="halton"):
-        filled(table(), MaskedSampling(order="halton"))
+def test_missing_ranks_are_an_error():
+    with pytest.raises(ValueError, match="pass `rank_NS`"):
+        decode_all(random_table(), MaskedSampling(order="halton"))
 
 
-def test_what_the_critic_disbelieves_is_taken_up_again_even_if_it_was_kept():
-    """It believes places in turn: whatever was kept in one round is what it doubts in the next."""
-    guess, decoding_steps = table(), 4
-    realness_logits = [torch.arange(16.0).view(8, 2), -torch.arange(16.0).view(8, 2)]
-    asked_for: list[Tensor] = []
+def test_critic_can_mask_kept_tokens_again():
+    """The scores are reversed in every step, so that the tokens kept last have the lowest."""
+    table = random_table()
+    scores = [torch.arange(16.0).view(8, 2), -torch.arange(16.0).view(8, 2)]
+    calls: list[Tensor] = []
 
-    def score(tokens: Tensor, progress: float) -> Tensor:
-        assert (tokens < VOCABULARY).all(), "the critic sees a whole mosaic"
-        asked_for.append(tokens)
-        return realness_logits[(len(asked_for) - 1) % 2].expand(tokens.shape)
+    def critic(tokens: Tensor, progress: float) -> Tensor:
+        assert (tokens < VOCABULARY).all(), "the critic gets no masked tokens"
+        calls.append(tokens)
+        return scores[(len(calls) - 1) % 2].expand(tokens.shape)
 
-    filled(
-        guess,
-        MaskedSampling(
-            decoding_steps=decoding_steps, order="critic", choice_temperature=0.0, schedule="linear"
-        ),
-        score=score,
+    config = MaskedSampling(
+        decoding_steps=4, order="critic", choice_temperature=0.0, schedule="linear"
     )
-    flat = [asked.flatten().nonzero()[:, 0].tolist() for asked in guess.asked]
-    assert flat == [list(range(16)), list(range(12)), list(range(8, 16)), list(range(4))]
+    decode_all(table, config, critic=critic)
+    indices = [masked.flatten().nonzero()[:, 0].tolist() for masked in table.masked]
+    assert indices == [list(range(16)), list(range(12)), list(range(8, 16)), list(range(4))]
 
 
-def test_the_critic_doubts_symbols_and_not_places():
-    guess = Table(torch.zeros(8, 2, VOCABULARY))
-    codes = filled(
-        guess,
-        MaskedSampling(decoding_steps=12, order="critic", choice_temperature=0.0),
-        (1, 2, 3, 4),
-        score=doubt,
-    )
-    by_chance = filled(
+def test_critic_scores_decide_which_tokens_remain():
+    config = MaskedSampling(decoding_steps=12, choice_temperature=0.0)
+    with_critic = decode_all(
         Table(torch.zeros(8, 2, VOCABULARY)),
-        MaskedSampling(decoding_steps=12, choice_temperature=0.0),
+        dataclasses.replace(config, order="critic"),
         (1, 2, 3, 4),
+        critic=parity_critic,
     )
-    assert (codes % 2).float().mean() < 0.15 < 0.35 < (by_chance % 2).float().mean()
+    without = decode_all(Table(torch.zeros(8, 2, VOCABULARY)), config, (1, 2, 3, 4))
+    assert (with_critic % 2).float().mean() < 0.15 < 0.35 < (without % 2).float().mean()
 
 
-def test_a_critic_that_is_not_there_is_missed_with_a_letter():
+def test_missing_critic_is_an_error():
     with pytest.raises(ValueError, match="no critic"):
-        filled(table(), MaskedSampling(order="critic"))
+        decode_all(random_table(), MaskedSampling(order="critic"))
 
 
 @pytest.mark.parametrize(
     "layout",
-    [Layout((8, 8)), Layout((8, 8), patch=2), Layout((16, 12), patch=2), Layout((32,), levels=2)],
+    [
+        Layout((8, 8)),
+        Layout((8, 8), patch=2),
+        Layout((16, 12), patch=2),
+        Layout((32,), num_quantizers=2),
+    ],
 )
-def test_halton_order_is_an_order_that_spreads(layout):
-    order, cells = halton_order(layout.cells()), layout.cells()
-    total = layout.count * layout.slots
+def test_halton_order_spreads_evenly(layout):
+    """The first quarter of the tokens is spread over all quadrants."""
+    cells = layout.cell_coordinates()
+    order, total = halton_order(cells), layout.num_positions * layout.tokens_per_position
     assert sorted(order.flatten().tolist()) == list(range(total))
     early = cells[order < total // 4]
     halves = (early >= torch.tensor(layout.grid) / 2).long()
     quadrants = halves @ (2 ** torch.arange(len(layout.grid)))
     counts = torch.bincount(quadrants, minlength=2 ** len(layout.grid))
-    assert (counts > 0).all() and counts.max() <= 2 * counts.min(), (
-        "a quarter of the symbols touches all quadrants alike"
-    )
+    assert (counts > 0).all() and counts.max() <= 2 * counts.min()
 
 
-def test_the_levels_of_a_cell_follow_each_other_in_halton_order():
-    order = halton_order(Layout((8,), levels=3).cells())
+def test_tokens_of_a_cell_are_consecutive_in_halton_order():
+    order = halton_order(Layout((8,), num_quantizers=3).cell_coordinates())
     assert (order % 3 == torch.arange(3)).all()
 
 
-# ---------------------------------------------------------------------------------------------------------- the draws
+# ---- sampled tokens
 
 
-def test_temperature_nothing_takes_the_likeliest_whatever_the_seed():
-    guess = table()
-    config = MaskedSampling(decoding_steps=4, temperature=0.0)
-    assert torch.equal(
-        filled(guess, config, (1, 2, 3)), guess.logits_NSV.argmax(-1).expand(3, 8, 2)
-    )
+def test_temperature_zero_takes_the_most_likely_token_for_any_seed():
+    table = random_table()
+    codes = decode_all(table, MaskedSampling(decoding_steps=4, temperature=0.0), (1, 2, 3))
+    assert torch.equal(codes, table.logits_NSV.argmax(-1).expand(3, 8, 2))
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.4), (4, 0.6)])
-def test_the_sampler_never_draws_outside(top_k, top_p):
-    guess = table()
-    choice = filter_top_k_p(guess.logits_NSV.flatten(0, 1), top_k, top_p)
+def test_only_candidates_of_top_k_and_top_p_are_sampled(top_k, top_p):
+    table = random_table()
+    candidates = filter_top_k_p(table.logits_NSV.flatten(0, 1), top_k, top_p)
     allowed = torch.zeros(16, VOCABULARY, dtype=torch.bool).scatter(
-        1, choice.tokens_MK, choice.logits_MK.isfinite()
+        1, candidates.tokens_MK, candidates.logits_MK.isfinite()
     )
-    codes = filled(
-        guess,
-        MaskedSampling(decoding_steps=3, top_k=top_k, top_p=top_p, temperature=5.0),
-        tuple(range(50)),
-    )
+    config = MaskedSampling(decoding_steps=3, top_k=top_k, top_p=top_p, temperature=5.0)
+    codes = decode_all(table, config, tuple(range(50)))
     assert allowed.view(8, 2, VOCABULARY).expand(50, -1, -1, -1).gather(-1, codes[..., None]).all()
 
 
-def test_gumbel_noise_has_its_mean_and_spread_and_is_finite_at_both_ends():
-    choice_temperature = gumbel(torch.rand(100_000, generator=torch.Generator().manual_seed(1)))
-    assert choice_temperature.mean() == pytest.approx(
-        0.5772, abs=0.02
-    ) and choice_temperature.std() == pytest.approx(1.2825, abs=0.02)
+def test_gumbel_noise_has_its_moments_and_is_finite_at_both_ends():
+    noise = gumbel(torch.rand(100_000, generator=torch.Generator().manual_seed(1)))
+    assert noise.mean() == pytest.approx(0.5772, abs=0.02)
+    assert noise.std() == pytest.approx(1.2825, abs=0.02)
     assert gumbel(torch.tensor([0.0, 1 - 2**-24])).isfinite().all()
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=4))
-def test_least_takes_exactly_so_many_also_among_equals(counts):
-    worth = torch.randint(3, (len(counts), 3, 2)).float()
-    taken = lowest_k(worth, counts)
-    assert taken.flatten(1).sum(1).tolist() == counts
-    for one, mine in zip(worth, taken):
-        if mine.any() and not mine.all():
-            assert one[mine].max() <= one[~mine].min()
+def test_lowest_k_marks_exactly_k_tokens_among_ties(counts):
+    scores = torch.randint(3, (len(counts), 3, 2)).float()
+    lowest = lowest_k(scores, counts)
+    assert lowest.flatten(1).sum(1).tolist() == counts
+    for row, marked in zip(scores, lowest):
+        if marked.any() and not marked.all():
+            assert row[marked].max() <= row[~marked].min()
 
 
-# ------------------------------------------------------------------------------------------------------- one's own draws
+# ---- independence of the batch
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_the_same_seed_draws_the_same_whoever_is_drawn_beside_it(order):
+def test_samples_of_a_seed_do_not_depend_on_the_batch(order):
     config = MaskedSampling(decoding_steps=5, order=order)
-    guess, seeds = table(), tuple(range(8))
-    together = filled(guess, config, seeds, **ORDERS[order])
+    table, seeds = random_table(), tuple(range(8))
+    together = decode_all(table, config, seeds, **ORDERS[order])
     for size in (1, 3):
         parts = [
-            filled(guess, config, seeds[i : i + size], **ORDERS[order]) for i in range(0, 8, size)
+            decode_all(table, config, seeds[i : i + size], **ORDERS[order])
+            for i in range(0, 8, size)
         ]
         assert torch.equal(torch.cat(parts), together)
-    assert len({tuple(one.flatten().tolist()) for one in together}) == 8, (
-        "another seed is another mosaic"
+    assert len({tuple(one.flatten().tolist()) for one in together}) == 8, "each seed differs"
+
+
+def test_samples_do_not_depend_on_masks_of_other_examples():
+    table, config = random_table(), MaskedSampling(decoding_steps=6)
+    tokens, masked = all_masked(2)
+    masked[0, 1:] = False
+    together, alone = (
+        maskgit_decode(
+            tokens[:count],
+            masked[:count],
+            table,
+            config,
+            make_generators(1, 2)[:count],
+            mask_token_id=MASK,
+        )
+        for count in (2, 1)
     )
-
-
-def test_an_example_with_little_to_fill_is_drawn_the_same_beside_one_with_much():
-    guess, config = table(), MaskedSampling(decoding_steps=6)
-    tokens, hidden = full(2)
-    hidden[0, 1:] = False
-    together = maskgit_decode(tokens, hidden, guess, config, generators(1, 2), mask=MASK)
-    alone = maskgit_decode(tokens[:1], hidden[:1], guess, config, generators(1), mask=MASK)
     assert torch.equal(together[:1], alone)
 
 
-# ------------------------------------------------------------------------------------------------------------- stages
+# ---- stages
 
 
-def levels(first_rounds: int = 3, second_rounds: int = 2) -> list[Stage]:
-    which = torch.zeros(8, 2, dtype=torch.bool)
-    which[:, 0] = True
-    return [Stage(which, first_rounds, 1.0), Stage(~which, second_rounds, 0.0)]
+def two_stages(first_steps: int = 3, second_steps: int = 2) -> list[DecodingStage]:
+    first = torch.zeros(8, 2, dtype=torch.bool)
+    first[:, 0] = True
+    return [DecodingStage(first, first_steps, 1.0), DecodingStage(~first, second_steps, 0.0)]
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_a_second_stage_begins_when_the_first_is_done(order):
-    guess = table()
+def test_stages_are_decoded_one_after_the_other(order):
+    """Each with its own number of steps and its own temperature."""
+    table = random_table()
     config = MaskedSampling(decoding_steps=99, order=order)
-    codes = filled(guess, config, (1, 2), stages=levels(), **ORDERS[order])
-    for seen, asked in zip(guess.seen[:3], guess.asked[:3]):
-        assert (seen[..., 1] == MASK).all() and not asked[..., 1].any()
-    for seen, asked in zip(guess.seen[3:], guess.asked[3:]):
-        assert torch.equal(seen[..., 0], codes[..., 0]) and not asked[..., 0].any()
+    codes = decode_all(table, config, (1, 2), stages=two_stages(), **ORDERS[order])
+    for tokens, masked in zip(table.tokens[:3], table.masked[:3]):
+        assert (tokens[..., 1] == MASK).all() and not masked[..., 1].any()
+    for tokens, masked in zip(table.tokens[3:], table.masked[3:]):
+        assert torch.equal(tokens[..., 0], codes[..., 0]) and not masked[..., 0].any()
     expected = (
         [8]
-        + [hidden_after("cosine", n, 3, 8) for n in range(2)]
-        + [8, hidden_after("cosine", 0, 2, 8)]
+        + [num_masked_after("cosine", step, 3, 8) for step in range(2)]
+        + [8, num_masked_after("cosine", 0, 2, 8)]
     )
-    assert guess.counts == [[one, one] for one in expected]
-    assert torch.equal(codes[..., 1], guess.logits_NSV[:, 1].argmax(-1).expand(2, 8)), (
-        "each stage has its temperature"
-    )
+    assert table.counts == [[count, count] for count in expected]
+    assert torch.equal(codes[..., 1], table.logits_NSV[:, 1].argmax(-1).expand(2, 8))
 
 
-def test_in_stages_too_a_draw_does_not_depend_on_how_much_others_have_to_fill():
-    guess, config = table(), MaskedSampling(decoding_steps=6)
-    tokens, hidden = full(2)
-    hidden[0, 1:, 0] = (
-        False  # of its first level one symbol only: done after one round, its neighbour after three
-    )
-    stages = [dataclasses.replace(stage, temperature=1.0) for stage in levels()]
-    together = maskgit_decode(
-        tokens, hidden, guess, config, generators(1, 2), mask=MASK, stages=stages
-    )
-    alone = maskgit_decode(
-        tokens[:1], hidden[:1], guess, config, generators(1), mask=MASK, stages=stages
+def test_staged_samples_do_not_depend_on_masks_of_other_examples():
+    table, config = random_table(), MaskedSampling(decoding_steps=6)
+    tokens, masked = all_masked(2)
+    masked[0, 1:, 0] = False  # one token in the first stage: finished after one step, not three
+    stages = [dataclasses.replace(stage, temperature=1.0) for stage in two_stages()]
+    together, alone = (
+        maskgit_decode(
+            tokens[:count],
+            masked[:count],
+            table,
+            config,
+            make_generators(1, 2)[:count],
+            mask_token_id=MASK,
+            stages=stages,
+        )
+        for count in (2, 1)
     )
     assert torch.equal(together[:1], alone)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("rounds", [(4, 1), (5, 3, 2), (1,), (2, 2, 2, 9)], ids=str)
-def test_each_level_is_laid_in_its_rounds_with_as_many_hidden_as_the_schedule_says(
-    decoding_steps, schedule
-):
-    guess, config = (
-        table(slots=3),
-        MaskedSampling(decoding_steps_per_level=decoding_steps, schedule=schedule),
-    )
-    codes = filled(guess, config, (1, 2), stages=config.stages(8, 3, torch.device("cpu")))
+@pytest.mark.parametrize("steps", [(4, 1), (5, 3, 2), (1,), (2, 2, 2, 9)], ids=str)
+def test_each_level_follows_the_schedule_in_its_own_steps(steps, schedule):
+    table = random_table(slots=3)
+    config = MaskedSampling(decoding_steps_per_level=steps, schedule=schedule)
+    codes = decode_all(table, config, (1, 2), stages=config.build_stages(8, 3, CPU))
     expected = []
     for level in range(3):
-        count, left = decoding_steps[min(level, len(decoding_steps) - 1)], 8
-        for number in range(count):
-            if left:
-                expected.append((level, left))
-            left = min(hidden_after(schedule, number, count, 8), max(0, left - 1))
-    assert guess.counts == [[left, left] for _, left in expected]
-    for (level, _), seen, asked in zip(expected, guess.seen, guess.asked, strict=True):
-        assert not asked[..., :level].any() and not asked[..., level + 1 :].any()
-        assert torch.equal(seen[..., :level], codes[..., :level]), "coarser levels are laid"
-        assert (seen[..., level + 1 :] == MASK).all(), "finer ones are hidden until their turn"
+        total, count = steps[min(level, len(steps) - 1)], 8
+        for step in range(total):
+            if count:
+                expected.append((level, count))
+            count = min(num_masked_after(schedule, step, total, 8), max(0, count - 1))
+    assert table.counts == [[count, count] for _, count in expected]
+    for (level, _), tokens, masked in zip(expected, table.tokens, table.masked, strict=True):
+        assert not masked[..., :level].any() and not masked[..., level + 1 :].any()
+        assert torch.equal(tokens[..., :level], codes[..., :level]), "coarser levels are done"
+        assert (tokens[..., level + 1 :] == MASK).all(), "finer levels are masked"
 
 
-def test_a_finer_level_of_one_round_takes_the_likeliest_and_others_are_drawn():
-    cold = [
-        stage.temperature
-        for stage in MaskedSampling(decoding_steps_per_level=(16, 1)).stages(
-            8, 3, torch.device("cpu")
-        )
-    ]
-    assert cold == [1.0, 0.0, 0.0]
-    drawn_too = MaskedSampling(decoding_steps_per_level=(1, 2, 1), temperature=0.7).stages(
-        8, 3, torch.device("cpu")
-    )
-    assert [stage.temperature for stage in drawn_too] == [0.7, 0.7, 0.0]
-    assert MaskedSampling().stages(8, 3, torch.device("cpu")) is None
+def test_finer_levels_of_one_step_take_the_most_likely_tokens():
+    stages = MaskedSampling(decoding_steps_per_level=(16, 1)).build_stages(8, 3, CPU)
+    assert [stage.temperature for stage in stages] == [1.0, 0.0, 0.0]
+    config = MaskedSampling(decoding_steps_per_level=(1, 2, 1), temperature=0.7)
+    stages = config.build_stages(8, 3, CPU)
+    assert [stage.temperature for stage in stages] == [0.7, 0.7, 0.0]
+    assert MaskedSampling().build_stages(8, 3, CPU) is None
 
 
 @pytest.mark.parametrize("order", ORDERS)
-def test_of_a_level_that_is_given_in_part_only_the_rest_is_counted(order):
-    """Of 8 places 3 are given in both levels; what came in is left as it was."""
-    guess, config = table(), MaskedSampling(decoding_steps_per_level=(4, 2), order=order)
-    tokens, hidden = torch.randint(VOCABULARY, (1, 8, 2)), torch.ones(1, 8, 2, dtype=torch.bool)
-    hidden[:, :3] = False
-    before, stages = (tokens.clone(), hidden.clone()), config.stages(8, 2, torch.device("cpu"))
+def test_schedule_of_a_level_counts_only_its_masked_tokens(order):
+    """3 of 8 positions are given in both levels; the inputs are not modified."""
+    table, config = random_table(), MaskedSampling(decoding_steps_per_level=(4, 2), order=order)
+    tokens, masked = torch.randint(VOCABULARY, (1, 8, 2)), torch.ones(1, 8, 2, dtype=torch.bool)
+    masked[:, :3] = False
+    tokens_before, masked_before = tokens.clone(), masked.clone()
     codes = maskgit_decode(
-        tokens, hidden, guess, config, generators(1), mask=MASK, stages=stages, **ORDERS[order]
+        tokens,
+        masked,
+        table,
+        config,
+        make_generators(1),
+        mask_token_id=MASK,
+        stages=config.build_stages(8, 2, CPU),
+        **ORDERS[order],
     )
-    first = [5] + [hidden_after("cosine", number, 4, 5) for number in range(3)]
-    assert [one for (one,) in guess.counts] == first + [5, hidden_after("cosine", 0, 2, 5)]
-    assert all(torch.equal(seen[:, :3], tokens[:, :3]) for seen in guess.seen) and torch.equal(
-        codes[:, :3], tokens[:, :3]
-    )
-    assert torch.equal(tokens, before[0]) and torch.equal(hidden, before[1])
+    first = [5] + [num_masked_after("cosine", step, 4, 5) for step in range(3)]
+    second = [5, num_masked_after("cosine", 0, 2, 5)]
+    assert [count for (count,) in table.counts] == first + second
+    assert all(torch.equal(each[:, :3], tokens[:, :3]) for each in table.tokens)
+    assert torch.equal(codes[:, :3], tokens[:, :3])
+    assert torch.equal(tokens, tokens_before) and torch.equal(masked, masked_before)
 
 
-# --------------------------------------------------------------------------------------------------------- bad settings
+# ---- invalid options
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"rounds": 0}, {"temperature": -1.0}, {"noise": -0.1}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5},
-     {"temperature": float("nan")}, {"noise": float("nan")}, {"top_p": float("nan")}, {"level_rounds": (16, 0)}],
+    "options",
+    [
+        {"decoding_steps": 0},
+        {"temperature": -1.0},
+        {"choice_temperature": -0.1},
+        {"top_k": -1},
+        {"top_p": 0.0},
+        {"top_p": 1.5},
+        {"temperature": float("nan")},
+        {"choice_temperature": float("nan")},
+        {"top_p": float("nan")},
+        {"decoding_steps_per_level": (16, 0)},
+    ],
     ids=str,
-)  # fmt: skip
-def test_settings_that_make_no_sense_are_refused(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        MaskedSampling(**wrong)
+)
+def test_invalid_options_are_errors_that_name_the_option(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        MaskedSampling(**options)

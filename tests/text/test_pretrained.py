@@ -1,8 +1,6 @@
-"""Text encoders of others: their states are their own, what is frozen stays so, and what was
-computed is kept.
+"""Pretrained text encoders: equal to the original models, frozen, and cached on disk.
 
-They are tiny and random here, with tokenizers that know a dozen words, made and saved as anybody
-would.
+The models are tiny and random, with tokenizers of a dozen words, and saved with transformers.
 """
 
 from __future__ import annotations
@@ -24,26 +22,26 @@ from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 
-from tessera.text import encoder as module
-from tessera.text.encoder import PretrainedText, PretrainedTextConfig
-from tests.texts import CAPTIONS, real
+from tessera.text import pretrained as module
+from tessera.text.pretrained import PretrainedTextConfig, PretrainedTextEncoder
+from tests.texts import CAPTIONS, unpadded_states
 
 WORDS = "<pad> </s> <unk> a red blue two three circle square squares small above Red".split()
 
 
-def tokenizer(**how: Any) -> Any:
-    """Whole words; an end is added as T5 does, or a beginning and an end as BERT does."""
-    whole = Tokenizer(
-        WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>")
+def build_tokenizer(lowercase: bool = False, special_tokens: bool = True) -> Any:
+    """Build a tokenizer of whole words that appends an end token, as T5 does."""
+    words = Tokenizer(
+        WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>")
     )
-    whole.pre_tokenizer = Whitespace()
-    whole.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    if how.pop("lowers", False):
-        whole.normalizer = normalizers.Lowercase()
-    if how.pop("adds_nothing", False):
-        whole.post_processor = TemplateProcessing(single="$A", special_tokens=[])
+    words.pre_tokenizer = Whitespace()
+    words.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    if lowercase:
+        words.normalizer = normalizers.Lowercase()
+    if not special_tokens:
+        words.post_processor = TemplateProcessing(single="$A", special_tokens=[])
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=whole, unk_token="<unk>", pad_token="<pad>", eos_token="</s>", **how
+        tokenizer_object=words, unk_token="<unk>", pad_token="<pad>", eos_token="</s>"
     )
 
 
@@ -56,10 +54,9 @@ SMALL = {
 }
 
 
-def t5_settings(**settings: Any) -> Any:
+def t5_config() -> Any:
     return transformers.T5Config(
-        **{"vocab_size": 16, "d_model": 16, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
-        | settings
+        vocab_size=16, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2
     )
 
 
@@ -87,7 +84,7 @@ def bart() -> Any:
 
 
 def clip() -> Any:
-    sight = {
+    vision = {
         "hidden_size": 16,
         "num_hidden_layers": 1,
         "num_attention_heads": 2,
@@ -96,23 +93,23 @@ def clip() -> Any:
     return transformers.CLIPModel(
         transformers.CLIPConfig(
             text_config={**SMALL, "max_position_embeddings": 32, "eos_token_id": 1},
-            vision_config={**sight, "image_size": 8, "patch_size": 4},
+            vision_config={**vision, "image_size": 8, "patch_size": 4},
             projection_dim=16,
         )
     )
 
 
 MODELS = {
-    "t5": lambda: transformers.T5EncoderModel(t5_settings()),
-    "t5 with its decoder": lambda: transformers.T5ForConditionalGeneration(t5_settings()),
+    "t5": lambda: transformers.T5EncoderModel(t5_config()),
+    "t5 with its decoder": lambda: transformers.T5ForConditionalGeneration(t5_config()),
     "bert": bert,
     "bart": bart,
     "clip": clip,
 }
 
 
-def states_by_hand(model: Any, text: str) -> Tensor:
-    ids = torch.tensor([tokenizer()(text)["input_ids"]])
+def reference_states(model: Any, text: str) -> Tensor:
+    ids = torch.tensor([build_tokenizer()(text)["input_ids"]])
     encoder = (
         model.get_encoder()
         if model.config.is_encoder_decoder
@@ -122,113 +119,116 @@ def states_by_hand(model: Any, text: str) -> Tensor:
         return encoder(input_ids=ids).last_hidden_state[0]
 
 
-def saved(folder: Path, model: Any, **how: Any) -> Path:
+def save_model(folder: Path, model: Any, **options: Any) -> Path:
     model.save_pretrained(folder)
-    tokenizer(**how).save_pretrained(folder)
+    build_tokenizer(**options).save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
 def models() -> dict[str, Any]:
-    made = {}
-    for kind, make in MODELS.items():
+    models = {}
+    for kind, build in MODELS.items():
         torch.manual_seed(3)
-        made[kind] = make().eval()
-    return made
+        models[kind] = build().eval()
+    return models
 
 
 @pytest.fixture(scope="module")
 def folders(models: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {
-        kind: saved(tmp_path_factory.mktemp("encoders") / "one", model)
+        kind: save_model(tmp_path_factory.mktemp("encoders") / "one", model)
         for kind, model in models.items()
     }
 
 
 @pytest.fixture
-def t5(folders: dict[str, Path]) -> PretrainedText:
-    return found(folders["t5"])
+def t5(folders: dict[str, Path]) -> PretrainedTextEncoder:
+    return load_encoder(folders["t5"])
 
 
-def found(folder: Path, **settings: Any) -> PretrainedText:
-    return PretrainedTextConfig(name=str(folder), **{"longest": 12} | settings).build()
+def load_encoder(folder: Path, **settings: Any) -> PretrainedTextEncoder:
+    return PretrainedTextConfig(name=str(folder), **{"max_len": 12} | settings).build()
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_states_are_those_of_the_model_itself(kind, folders, models):
-    encoder = found(folders[kind])
+def test_states_equal_those_of_the_original_model(kind, folders, models):
+    encoder = load_encoder(folders[kind])
     for text in CAPTIONS:
-        by_hand = states_by_hand(models[kind], text)
-        assert encoder.dim == by_hand.shape[1] == 16
-        torch.testing.assert_close(real(encoder, [text]), by_hand, rtol=0, atol=1e-6)
+        expected = reference_states(models[kind], text)
+        assert encoder.dim == expected.shape[1] == 16
+        torch.testing.assert_close(unpadded_states(encoder, [text]), expected, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_text_does_not_depend_on_its_neighbours_there_either(kind, folders):
-    encoder = found(folders[kind])
+def test_the_states_of_a_text_do_not_depend_on_the_batch(kind, folders):
+    encoder = load_encoder(folders[kind])
     states = encoder(CAPTIONS)
     assert states.mask.sum(1).tolist() == [4, 4, 4, 8, 1] and not states.values[~states.mask].any()
-    for number, text in enumerate(CAPTIONS):
-        torch.testing.assert_close(
-            real(encoder, CAPTIONS, number), real(encoder, [text]), rtol=0, atol=1e-5
-        )
+    for index, text in enumerate(CAPTIONS):
+        in_batch = unpadded_states(encoder, CAPTIONS, index)
+        alone = unpadded_states(encoder, [text])
+        torch.testing.assert_close(in_batch, alone, rtol=0, atol=1e-5)
 
 
-def test_it_is_frozen_and_in_nobodys_weights(t5):
+def test_the_encoder_is_frozen_and_in_no_state_dict(t5):
     task = nn.Module()
     task.encoder = t5
     task.train()
     assert not list(task.parameters()) and not task.state_dict()
-    assert not any(part.training for part in t5.network.modules())
+    assert not any(module.training for module in t5.network.modules())
     assert not any(parameter.requires_grad for parameter in t5.network.parameters())
     assert not t5(["a red circle"]).values.requires_grad
 
 
-def test_it_follows_its_task_to_another_device(t5):
+def test_moving_the_task_moves_the_encoder(t5):
     task = nn.Module()
     task.encoder = t5
     task.to(torch.device("meta"))
     assert t5.device == torch.device("meta")
 
 
-def test_half_precision_around_it_changes_nothing(t5):
+def test_autocast_does_not_change_the_states(t5):
     plain = t5(CAPTIONS)
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(t5(CAPTIONS).values, plain.values)
     assert plain.values.dtype == torch.float32
 
 
-def test_weights_stored_in_half_precision_compute_in_whole(folders, models, tmp_path):
+def test_half_precision_weights_are_converted_to_float32(folders, models, tmp_path):
     folder = tmp_path / "half"
     shutil.copytree(folders["t5"], folder)
     transformers.T5EncoderModel.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(
         folder
     )
-    encoder = found(folder)
+    encoder = load_encoder(folder)
     assert {tensor.dtype for tensor in encoder.network.state_dict().values()} == {torch.float32}
     assert torch.allclose(
-        real(encoder, ["a red circle"]), states_by_hand(models["t5"], "a red circle"), atol=0.1
+        unpadded_states(encoder, ["a red circle"]),
+        reference_states(models["t5"], "a red circle"),
+        atol=0.1,
     )
 
 
-def test_a_long_text_is_cut_before_the_symbol_that_ends_it(folders, models):
-    encoder = found(folders["t5"], max_len=3)
+def test_truncation_keeps_the_end_token(folders, models):
+    encoder = load_encoder(folders["t5"], max_len=3)
     assert encoder.fits("a red") and not encoder.fits("a red circle")
-    assert encoder.cut(["a red circle", "a", "a red circle"]) == ["a red circle"]
+    assert encoder.find_truncated(["a red circle", "a", "a red circle"]) == ["a red circle"]
     torch.testing.assert_close(
-        real(encoder, ["a red circle"]), states_by_hand(models["t5"], "a red"), rtol=0, atol=1e-6
+        unpadded_states(encoder, ["a red circle"]),
+        reference_states(models["t5"], "a red"),
+        rtol=0,
+        atol=1e-6,
     )
 
 
-def test_a_text_of_nothing_has_something_to_look_at_whatever_the_tokenizer_makes_of_it(
-    models, tmp_path
-):
-    encoder = found(saved(tmp_path, models["t5"], adds_nothing=True))
+def test_an_empty_text_has_one_state_with_any_tokenizer(models, tmp_path):
+    encoder = load_encoder(save_model(tmp_path, models["t5"], special_tokens=False))
     states = encoder(["", "a red circle"])
     assert states.mask.sum(1).tolist() == [1, 3] and states.values.isfinite().all()
 
 
-def test_a_t5_as_it_was_published_with_nothing_but_a_sentencepiece_file_is_read(models, tmp_path):
+def test_a_t5_with_only_a_sentencepiece_file_is_loaded(models, tmp_path):
     models["t5"].save_pretrained(tmp_path)
     tmp_path.joinpath("tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "T5Tokenizer", "extra_ids": 0})
@@ -242,300 +242,309 @@ def test_a_t5_as_it_was_published_with_nothing_but_a_sentencepiece_file_is_read(
             minloglevel=2,
             **special,
         )
-    encoder = found(tmp_path)
-    assert encoder.tokens("") == [1] and encoder.tokens("ab ba")[-1] == 1
+    encoder = load_encoder(tmp_path)
+    assert encoder.tokenize("") == [1] and encoder.tokenize("ab ba")[-1] == 1
     assert encoder(["ab ba", ""]).values.isfinite().all()
 
 
-def test_half_a_character_in_a_prompt_is_read(t5):
+def test_a_lone_surrogate_in_a_prompt_is_replaced(t5):
     assert torch.equal(t5(["caf\udce9 red"]).values, t5(["caf? red"]).values)
 
 
-def test_nothing_is_printed_and_the_library_is_left_as_it_was(folders, capfd):
+def test_loading_prints_nothing_and_restores_the_logging_settings(folders, capfd):
     logging = transformers.utils.logging
     before = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    found(folders["bert"])
+    load_encoder(folders["bert"])
     assert capfd.readouterr() == ("", "")
     assert (logging.get_verbosity(), logging.is_progress_bar_enabled()) == before
 
 
-# ------------------------------------------------------------------------------------------------- what it has computed
+# ---- cache
 
 
-def computed(encoder: PretrainedText) -> list[str]:
-    """From now on, every text that the network is asked for."""
-    texts: list[str] = []
-    compute = encoder.compute
+def record_computed(encoder: PretrainedTextEncoder) -> list[str]:
+    """Return a list to which every text is appended whose states the network computes."""
+    computed: list[str] = []
+    compute_states = encoder.compute_states
 
-    def noted(some: list[str]) -> list[Tensor]:
-        texts.extend(some)
-        return compute(some)
+    def record(texts: list[str]) -> list[Tensor]:
+        computed.extend(texts)
+        return compute_states(texts)
 
-    encoder.compute = noted
-    return texts
+    encoder.compute_states = record
+    return computed
 
 
-def test_captions_are_computed_once_and_come_from_the_disk_afterwards(folders, tmp_path):
-    first = found(folders["t5"])
-    live = first(CAPTIONS)
-    asked = computed(first)
+def test_captions_are_computed_once_and_then_read_from_disk(folders, tmp_path):
+    first = load_encoder(folders["t5"])
+    direct = first(CAPTIONS)
+    computed = record_computed(first)
     first.prepare_text(CAPTIONS * 3, tmp_path)
-    assert sorted(asked) == sorted(CAPTIONS)
+    assert sorted(computed) == sorted(CAPTIONS)
 
-    second = found(folders["t5"])
-    asked = computed(second)
+    second = load_encoder(folders["t5"])
+    computed = record_computed(second)
     second.prepare_text(iter(CAPTIONS), tmp_path)
-    kept = second(CAPTIONS)
-    assert not asked
-    assert torch.equal(kept.mask, live.mask) and torch.equal(kept.values, first(CAPTIONS).values)
-    torch.testing.assert_close(kept.values, live.values, rtol=0, atol=1e-5)
+    cached = second(CAPTIONS)
+    assert not computed
+    assert torch.equal(cached.mask, direct.mask)
+    assert torch.equal(cached.values, first(CAPTIONS).values)
+    torch.testing.assert_close(cached.values, direct.values, rtol=0, atol=1e-5)
 
 
-def test_a_text_that_nobody_met_is_computed_when_it_comes(t5, tmp_path):
-    alone = real(t5, ["three red squares"])
+def test_a_text_outside_the_cache_is_computed_on_demand(t5, tmp_path):
+    alone = unpadded_states(t5, ["three red squares"])
     t5.prepare_text(CAPTIONS, tmp_path)
-    asked = computed(t5)
+    computed = record_computed(t5)
     torch.testing.assert_close(
-        real(t5, ["a red circle", "three red squares"], 1), alone, rtol=0, atol=1e-6
+        unpadded_states(t5, ["a red circle", "three red squares"], 1), alone, rtol=0, atol=1e-6
     )
-    assert asked == ["three red squares"]
+    assert computed == ["three red squares"]
 
 
-def test_new_captions_are_added_to_the_old_ones(folders, tmp_path):
-    found(folders["t5"]).prepare_text(CAPTIONS[:2], tmp_path)
-    again = found(folders["t5"])
-    asked = computed(again)
+def test_new_captions_are_added_to_the_cache(folders, tmp_path):
+    load_encoder(folders["t5"]).prepare_text(CAPTIONS[:2], tmp_path)
+    again = load_encoder(folders["t5"])
+    computed = record_computed(again)
     again.prepare_text(CAPTIONS, tmp_path)
-    assert sorted(asked) == sorted(CAPTIONS[2:])
-    third = found(folders["t5"])
-    asked = computed(third)
+    assert sorted(computed) == sorted(CAPTIONS[2:])
+    third = load_encoder(folders["t5"])
+    computed = record_computed(third)
     third.prepare_text(CAPTIONS, tmp_path)
-    assert not asked
+    assert not computed
 
 
-def test_without_a_place_nothing_is_kept(t5):
+def test_without_a_cache_folder_states_are_computed_on_demand(t5):
     t5.prepare_text(CAPTIONS, None)
-    asked = computed(t5)
+    computed = record_computed(t5)
     t5(CAPTIONS)
-    assert sorted(asked) == sorted(CAPTIONS)
+    assert sorted(computed) == sorted(CAPTIONS)
 
 
-def test_work_that_is_interrupted_goes_on_where_it_stopped(folders, tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "TEXTS_AT_ONCE", 1)
-    monkeypatch.setattr(module, "TEXTS_IN_A_FILE", 2)
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
-    found(folders["t5"]).prepare_text(CAPTIONS, whole)
+def test_interrupted_preparation_resumes_after_the_last_finished_file(
+    folders, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(module, "BATCH_SIZE", 1)
+    monkeypatch.setattr(module, "TEXTS_PER_FILE", 2)
+    complete, interrupted = tmp_path / "complete", tmp_path / "interrupted"
+    load_encoder(folders["t5"]).prepare_text(CAPTIONS, complete)
 
-    encoder, asked = found(folders["t5"]), []
-    compute = encoder.compute
+    encoder, computed = load_encoder(folders["t5"]), []
+    compute_states = encoder.compute_states
 
-    def stops_at_the_fourth(texts: list[str]) -> list[Tensor]:
-        if len(asked) == 3:
+    def interrupt_at_the_fourth(texts: list[str]) -> list[Tensor]:
+        if len(computed) == 3:
             raise KeyboardInterrupt
-        asked.extend(texts)
-        return compute(texts)
+        computed.extend(texts)
+        return compute_states(texts)
 
-    encoder.compute = stops_at_the_fourth
+    encoder.compute_states = interrupt_at_the_fourth
     with pytest.raises(KeyboardInterrupt):
-        encoder.prepare_text(CAPTIONS, torn)
-    again = found(folders["t5"])
-    rest = computed(again)
-    again.prepare_text(CAPTIONS, torn)
-    assert len(rest) == 3 and not set(rest) & set(asked[:2])
-    assert [path.name for path in sorted(torn.iterdir())] == [
-        path.name for path in sorted(whole.iterdir())
+        encoder.prepare_text(CAPTIONS, interrupted)
+    again = load_encoder(folders["t5"])
+    rest = record_computed(again)
+    again.prepare_text(CAPTIONS, interrupted)
+    assert len(rest) == 3 and not set(rest) & set(computed[:2])
+    assert [path.name for path in sorted(interrupted.iterdir())] == [
+        path.name for path in sorted(complete.iterdir())
     ]
 
 
-def emptied(data: bytes) -> bytes:
+def make_empty(data: bytes) -> bytes:
     return b""
 
 
-def cut_short(data: bytes) -> bytes:
+def truncate(data: bytes) -> bytes:
     return data[: len(data) // 2]
 
 
-def flipped(data: bytes) -> bytes:
+def flip_bit(data: bytes) -> bytes:
     return data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
 
 
-def foreign(data: bytes) -> bytes:
-    return b"not a word of ours"
+def overwrite(data: bytes) -> bytes:
+    return b"another format"
 
 
-@pytest.mark.parametrize("harm", [emptied, cut_short, flipped, foreign])
-def test_a_damaged_file_is_made_anew(harm, folders, tmp_path):
-    first = found(folders["t5"])
+@pytest.mark.parametrize("damage", [make_empty, truncate, flip_bit, overwrite])
+def test_a_damaged_file_is_computed_again(damage, folders, tmp_path):
+    first = load_encoder(folders["t5"])
     first.prepare_text(CAPTIONS, tmp_path)
     (file,) = tmp_path.iterdir()
-    whole = file.read_bytes()
-    file.unlink()  # the first one still has it mapped
-    file.write_bytes(harm(whole))
+    content = file.read_bytes()
+    file.unlink()  # the first encoder still has it memory-mapped
+    file.write_bytes(damage(content))
 
-    again = found(folders["t5"])
-    asked = computed(again)
+    again = load_encoder(folders["t5"])
+    computed = record_computed(again)
     again.prepare_text(CAPTIONS, tmp_path)
-    assert sorted(asked) == sorted(CAPTIONS)
+    assert sorted(computed) == sorted(CAPTIONS)
     assert torch.equal(again(CAPTIONS).values, first(CAPTIONS).values)
-    assert [path.read_bytes() for path in tmp_path.iterdir()] == [whole]
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [content]
 
 
-def test_files_of_others_are_left_alone(t5, tmp_path):
-    unmatched = {"texts-0123-4567.safetensors": b"another encoder's", "notes.txt": b"mine"}
-    for name, data in unmatched.items():
+def test_other_files_in_the_cache_folder_are_not_changed(t5, tmp_path):
+    others = {"texts-0123-4567.safetensors": b"another encoder's", "notes.txt": b"mine"}
+    for name, data in others.items():
         tmp_path.joinpath(name).write_bytes(data)
     t5.prepare_text(CAPTIONS, tmp_path)
-    assert {name: tmp_path.joinpath(name).read_bytes() for name in unmatched} == unmatched
+    assert {name: tmp_path.joinpath(name).read_bytes() for name in others} == others
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_place_that_cannot_be_written_is_named(t5, tmp_path):
+def test_an_unwritable_cache_folder_is_named_in_the_error(t5, tmp_path):
     tmp_path.joinpath("file").touch()
-    with pytest.raises(OSError, match="5 captions could not be kept in .*file.* another folder"):
+    with pytest.raises(OSError, match="5 captions could not be written to .*file.* another folder"):
         t5.prepare_text(CAPTIONS, tmp_path / "file" / "texts")
 
 
-def other_settings(folder: Path, **settings: Any) -> None:
+def change_config(folder: Path, **settings: Any) -> None:
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
-def other_weights(folder: Path) -> None:
+def change_weights(folder: Path) -> None:
     torch.manual_seed(4)
     bert().save_pretrained(folder)
 
 
-def other_heads(folder: Path) -> None:
-    other_settings(folder, num_attention_heads=4)
+def change_heads(folder: Path) -> None:
+    change_config(folder, num_attention_heads=4)
 
 
-def other_case(folder: Path) -> None:
-    tokenizer(lowers=True).save_pretrained(folder)
+def change_case(folder: Path) -> None:
+    build_tokenizer(lowercase=True).save_pretrained(folder)
 
 
-@pytest.mark.parametrize("change", [other_weights, other_heads, other_case])
-def test_another_encoder_has_another_fingerprint(change, folders, tmp_path):
+@pytest.mark.parametrize("change", [change_weights, change_heads, change_case])
+def test_a_changed_encoder_has_another_fingerprint(change, folders, tmp_path):
     shutil.copytree(folders["bert"], tmp_path / "copy")
     change(tmp_path / "copy")
-    assert found(tmp_path / "copy").fingerprint != found(folders["bert"]).fingerprint
+    assert load_encoder(tmp_path / "copy").fingerprint != load_encoder(folders["bert"]).fingerprint
 
 
-def test_how_much_is_read_is_part_of_the_fingerprint(folders):
+def test_the_fingerprint_depends_on_max_len(folders):
     assert (
-        found(folders["t5"], max_len=5).fingerprint != found(folders["t5"], max_len=6).fingerprint
+        load_encoder(folders["t5"], max_len=5).fingerprint
+        != load_encoder(folders["t5"], max_len=6).fingerprint
     )
 
 
-def test_the_same_encoder_elsewhere_has_the_same_fingerprint(folders, tmp_path):
+def test_the_fingerprint_does_not_depend_on_the_location(folders, tmp_path):
     shutil.copytree(folders["t5"], tmp_path / "moved")
-    other_settings(tmp_path / "moved", transformers_version="4.0.0", _name_or_path="elsewhere")
-    assert found(tmp_path / "moved").fingerprint == found(folders["t5"]).fingerprint
+    change_config(tmp_path / "moved", transformers_version="4.0.0", _name_or_path="elsewhere")
+    assert load_encoder(tmp_path / "moved").fingerprint == load_encoder(folders["t5"]).fingerprint
 
 
-# ------------------------------------------------------------------------------------------------------------ refusals
+# ---- errors
 
 
 @pytest.mark.parametrize(
-    "name", ["somebody/some-t5", "some-t5", "models/of mine/t5", "./t5", "no such name", "../t5"]
+    "name", ["user/some-t5", "some-t5", "my models/text/t5", "./t5", "no such name", "../t5"]
 )
-def test_what_is_not_on_this_machine_is_named_and_nobody_outside_is_asked(
-    name, tmp_path, monkeypatch
-):
+def test_a_missing_encoder_raises_an_error_without_network_access(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    reached: list[object] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *where, **how: reached.append(where))
-    monkeypatch.setattr(socket.socket, "connect", lambda self, where: reached.append(where))
+    requests: list[object] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: requests.append(address))
+    monkeypatch.setattr(socket.socket, "connect", lambda self, address: requests.append(address))
     with pytest.raises(
         FileNotFoundError,
-        match=f"'{name}' is neither a folder nor .* nothing is downloaded unless asked",
+        match=f"'{name}' is neither a folder nor .* nothing is downloaded by default",
     ):
         PretrainedTextConfig(name=name).build()
-    assert not reached
+    assert not requests
 
 
-def test_what_was_fetched_from_the_hub_before_is_found_by_its_name(folders, tmp_path, monkeypatch):
-    repository = tmp_path / "models--somebody--some-t5"
+def test_an_earlier_download_is_found_by_its_name(folders, tmp_path, monkeypatch):
+    repository = tmp_path / "models--user--some-t5"
     shutil.copytree(folders["t5"], repository / "snapshots" / "0123abc")
     repository.joinpath("refs").mkdir()
     repository.joinpath("refs", "main").write_text("0123abc")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        socket, "getaddrinfo", lambda *where, **how: pytest.fail(f"asked for {where}")
+        socket, "getaddrinfo", lambda *address, **_: pytest.fail(f"requested {address}")
     )
-    encoder = PretrainedTextConfig(name="somebody/some-t5", max_len=12).build()
-    assert encoder.fingerprint == found(folders["t5"]).fingerprint
+    encoder = PretrainedTextConfig(name="user/some-t5", max_len=12).build()
+    assert encoder.fingerprint == load_encoder(folders["t5"]).fingerprint
 
 
-def test_weights_that_may_hold_code_are_not_read(folders, tmp_path):
+def test_weights_that_may_contain_code_are_not_loaded(folders, tmp_path):
     shutil.copytree(folders["t5"], tmp_path / "old")
     tmp_path.joinpath("old", "model.safetensors").unlink()
     torch.save(MODELS["t5"]().state_dict(), tmp_path / "old" / "pytorch_model.bin")
-    with pytest.raises(ValueError, match="cannot be read. .*other weights are not read"):
-        found(tmp_path / "old")
+    with pytest.raises(
+        ValueError, match="could not be loaded. .*may contain code and are not loaded"
+    ):
+        load_encoder(tmp_path / "old")
 
 
-def test_a_model_that_brings_code_is_refused_and_nobody_is_asked(folders, tmp_path):
+def test_a_model_with_its_own_code_is_not_loaded(folders, tmp_path):
     shutil.copytree(folders["t5"], tmp_path / "own")
     tmp_path.joinpath("own", "mine.py").write_text("raise SystemExit('this code ran')")
-    other_settings(
+    change_config(
         tmp_path / "own",
         model_type="mine",
         auto_map={"AutoConfig": "mine.Config", "AutoModel": "mine.Model"},
     )
-    with pytest.raises(ValueError, match="cannot be read. .*nor is a model that brings code"):
-        found(tmp_path / "own")
+    with pytest.raises(
+        ValueError, match="could not be loaded. .*neither are models that require their own"
+    ):
+        load_encoder(tmp_path / "own")
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         (
             {"num_layers": 3},
-            r"not those of its config.json: [1-9]\d* are missing and 0 have another shape .*block\.2",
+            r"do not match its config.json: [1-9]\d* are missing and 0 have .* shape .*block\.2",
         ),
         ({"d_ff": 25}, r"0 are missing and 4 have another shape .*DenseReluDense"),
     ],
 )
-def test_half_a_network_is_refused(settings, says, folders, tmp_path):
+def test_incomplete_weights_raise_an_error(settings, message, folders, tmp_path):
     shutil.copytree(folders["t5"], tmp_path / "half")
-    other_settings(tmp_path / "half", **settings)
-    with pytest.raises(ValueError, match=says):
-        found(tmp_path / "half")
+    change_config(tmp_path / "half", **settings)
+    with pytest.raises(ValueError, match=message):
+        load_encoder(tmp_path / "half")
 
 
-def test_a_pooler_that_nobody_uses_may_be_missing(folders, tmp_path):
+def test_the_unused_pooler_may_be_missing(tmp_path):
     torch.manual_seed(3)
-    headless = transformers.BertModel(
+    model = transformers.BertModel(
         transformers.BertConfig(**SMALL, max_position_embeddings=32), add_pooling_layer=False
     )
-    assert found(saved(tmp_path, headless))(CAPTIONS).values.isfinite().all()
+    assert load_encoder(save_model(tmp_path, model))(CAPTIONS).values.isfinite().all()
 
 
 @pytest.mark.parametrize(
-    ("kind", "longest", "says"),
+    ("kind", "max_len", "limits"),
     [("bert", 33, "from 2 up to 32"), ("t5", 1, "from 2 up to any number of")],
 )
-def test_a_length_that_the_encoder_cannot_read_is_refused(kind, max_len, says, folders):
-    with pytest.raises(ValueError, match=f"`max_len` is {max_len}, .* reads {says} symbols"):
-        found(folders[kind], max_len=max_len)
+def test_a_max_len_outside_the_limits_of_the_encoder_raises_an_error(
+    kind, max_len, limits, folders
+):
+    with pytest.raises(ValueError, match=f"`max_len` is {max_len}, .* takes {limits} tokens"):
+        load_encoder(folders[kind], max_len=max_len)
 
 
-def test_a_missing_library_is_named_with_what_to_install(monkeypatch):
+def test_without_transformers_the_error_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(
         ModuleNotFoundError, match=r'package transformers, .*pip install "tessera\[text\]"'
     ):
-        PretrainedTextConfig(name="somebody/some-t5").build()
+        PretrainedTextConfig(name="user/some-t5").build()
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"), [({"name": " "}, "needs a name"), ({"longest": 0}, "`max_len` is 0")]
+    ("settings", "message"),
+    [({"name": " "}, "name .* is empty"), ({"max_len": 0}, "`max_len` is 0")],
 )
-def test_a_pretrained_encoder_that_cannot_be_is_refused_by_its_configuration(settings, says):
-    with pytest.raises(ValueError, match=says):
-        PretrainedTextConfig(**{"name": "somebody/some-t5"} | settings)
+def test_invalid_settings_raise_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        PretrainedTextConfig(**{"name": "user/some-t5"} | settings)
 
 
-def test_one_text_that_is_no_list_is_refused_there_too(t5):
+def test_a_single_text_raises_an_error(t5):
     with pytest.raises(TypeError, match="put it in a list"):
         t5("a red circle")

@@ -25,12 +25,12 @@ sys.path.insert(
 
 from tessera.cli.launch import _free_port, leave
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.audio.external_tokens import Stream, Streams
+from tessera.modalities.audio.external_tokens import TokenStream, TokenStreams
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_codec, audio_semantic
 from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedModel
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.trainers import SoundStormConfig, SoundStormTrainer
 from tessera.trainers.audio import CONFORMER
@@ -39,8 +39,8 @@ from tests.command import refused
 from tests.runs import assert_same_run, records_of, tokenizer, trained_once
 
 FRAMES, LEVELS, CODES = 20, 3, 16
-HEARD = Stream(vocab_size=CODES, levels=LEVELS, frames=FRAMES, seconds=0.02)
-SAID = Stream(vocab_size=5, frames=FRAMES // 2, seconds=0.04)
+HEARD = TokenStream(vocab_size=CODES, num_quantizers=LEVELS, frames=FRAMES, seconds=0.02)
+SAID = TokenStream(vocab_size=5, frames=FRAMES // 2, seconds=0.04)
 NETWORK = replace(CONFORMER, width=16, depth=1, heads=2)
 
 
@@ -84,11 +84,24 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 def test_its_parameters_and_defaults_are_the_documented_ones() -> None:
     documented = {
-        "dataset": None, "only_train_generator": False, "only_train_critic": False, "lr": 3e-4, "initial_lr": 1e-5,
-        "grad_accum_every": 1, "wd": 0.0, "max_grad_norm": 0.5, "valid_frac": 0.05, "random_split_seed": 42,
-        "save_results_every": 100, "save_model_every": 1000, "results_folder": "./results", "accelerate_kwargs": None,
-        "split_batches": False, "drop_last": False, "force_clear_prev_results": None,
-    }  # fmt: skip
+        "dataset": None,
+        "only_train_generator": False,
+        "only_train_critic": False,
+        "lr": 3e-4,
+        "initial_lr": 1e-5,
+        "grad_accum_every": 1,
+        "wd": 0.0,
+        "max_grad_norm": 0.5,
+        "valid_frac": 0.05,
+        "random_split_seed": 42,
+        "save_results_every": 100,
+        "save_model_every": 1000,
+        "results_folder": "./results",
+        "accelerate_kwargs": None,
+        "split_batches": False,
+        "drop_last": False,
+        "force_clear_prev_results": None,
+    }
     parameters = inspect.signature(SoundStormTrainer).parameters
     assert {name: parameters[name].default for name in documented} == documented
     for required in ("model", "num_train_steps", "num_warmup_steps", "batch_size"):
@@ -140,9 +153,14 @@ def test_on_two_processes_the_rate_is_the_same_and_so_are_the_losses(tmp_path: P
     port, children = _free_port(), []
     for rank in range(2):
         environment = os.environ | {
-            "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "OMP_NUM_THREADS": "1",
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        }  # fmt: skip
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "LOCAL_WORLD_SIZE": "2",
+            "OMP_NUM_THREADS": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+        }
         command = [sys.executable, "-W", "error", __file__, str(tmp_path / "two")]
         children.append(
             subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
@@ -205,7 +223,7 @@ def test_a_caller_s_symbols_and_settings_are_never_changed(tmp_path: Path) -> No
 
 def example(item: Any) -> dict[str, Tensor]:
     return (
-        InMemoryTokenPairs([item], Streams(acoustic=HEARD, semantic=SAID))
+        InMemoryTokenPairs([item], TokenStreams(acoustic=HEARD, semantic=SAID))
         .item(0, np.random.default_rng(0))
         .codes
     )
@@ -233,23 +251,44 @@ SAID_10, HEARD_20 = pairs(1)[0]
 @pytest.mark.parametrize(
     ("item", "says"),
     [
-        ((SAID_10[:7], HEARD_20), r"not of the same time, .* last 0.40 s \(20 frames\) and 0.28 s \(7 frames\): cut both"),
+        (
+            (SAID_10[:7], HEARD_20),
+            r"not of the same time, .* last 0.40 s \(20 frames\) and 0.28 s \(7 frames\): cut both",
+        ),
         ((SAID_10, HEARD_20[:15]), "not of the same time"),
-        ((SAID_10, HEARD_20[:, :2]), r"acoustic symbols are \(20, 2\), but the model was built for \(frames, 3\)$"),
-        ((SAID_10, HEARD_20.T), r"\(3, 20\), but the model was built for \(frames, 3\): turn it over"),
-        ((HEARD_20, SAID_10), r"semantic symbols are \(20, 3\), but the model was built for \(frames,\)"),
+        (
+            (SAID_10, HEARD_20[:, :2]),
+            r"acoustic symbols are \(20, 2\), but the model was built for \(frames, 3\)$",
+        ),
+        (
+            (SAID_10, HEARD_20.T),
+            r"\(3, 20\), but the model was built for \(frames, 3\): turn it over",
+        ),
+        (
+            (HEARD_20, SAID_10),
+            r"semantic symbols are \(20, 3\), but the model was built for \(frames,\)",
+        ),
         ((SAID_10, HEARD_20.float()), "are torch.float32, but symbols are whole numbers"),
-        ((SAID_10, HEARD_20 + 10), "acoustic symbols are numbers from 10 to 22, but there are those from 0 to 15"),
+        (
+            (SAID_10, HEARD_20 + 10),
+            "acoustic symbols are numbers from 10 to 22, but there are those from 0 to 15",
+        ),
         ((SAID_10 - 6, HEARD_20), "semantic symbols are none at all"),
         ((SAID_10, torch.where(HEARD_20 == 3, -1, HEARD_20)), "numbers from -1"),
-        ((SAID_10.repeat(2), HEARD_20.repeat(2, 1)), "it has 40 frames, but the model was built for at most 20"),
-        ({"semantics": SAID_10, "acoustic": HEARD_20}, "it has 'semantics': did you mean 'semantic'"),
+        (
+            (SAID_10.repeat(2), HEARD_20.repeat(2, 1)),
+            "it has 40 frames, but the model was built for at most 20",
+        ),
+        (
+            {"semantics": SAID_10, "acoustic": HEARD_20},
+            "it has 'semantics': did you mean 'semantic'",
+        ),
         ({"semantic": SAID_10}, "it has no acoustic symbols"),
         ((SAID_10,), r"it is 1 values, but an item is a pair, .* tokenizer=RUN, semantic=RUN"),
         (torch.zeros(100), "it is a Tensor, but an item is a pair"),
         (("a", "b"), "no tensor of whole numbers"),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_pair_is_refused_by_name(item: Any, says: str) -> None:
     with pytest.raises(UnreadableFile, match=f"pair-000000: .*{says}"):
         example(item)
@@ -356,10 +395,17 @@ def test_what_was_saved_can_be_loaded(tmp_path: Path) -> None:
 def learnt(tmp_path_factory: pytest.TempPathFactory) -> SoundStormTrainer:
     """One that has understood what is heard when something is said."""
     entry_point = trainer(
-        tmp_path_factory.mktemp("learnt"), model=model(network=replace(NETWORK, width=32)), dataset=pairs(24),
-        num_train_steps=150, num_warmup_steps=10, batch_size=12, lr=2e-2, valid_frac=0.0, save_results_every=150,
+        tmp_path_factory.mktemp("learnt"),
+        model=model(network=replace(NETWORK, width=32)),
+        dataset=pairs(24),
+        num_train_steps=150,
+        num_warmup_steps=10,
+        batch_size=12,
+        lr=2e-2,
+        valid_frac=0.0,
+        save_results_every=150,
         save_model_every=150,
-    )  # fmt: skip
+    )
     entry_point.train()
     return entry_point
 
@@ -419,13 +465,22 @@ def test_as_many_passes_as_rounds(learnt: SoundStormTrainer) -> None:
     [
         ({"cond_semantic_token_ids": torch.zeros(0, 4).long()}, "cond_semantic_token_ids is empty"),
         ({"cond_semantic_token_ids": SAID_10}, r"are \(10,\), but they are \(examples, frames\)"),
-        ({"cond_semantic_token_ids": [SAID_10, SAID_10 + 5]}, "Semantic symbols 1 are numbers from 5 .* those from 0 to 4"),
+        (
+            {"cond_semantic_token_ids": [SAID_10, SAID_10 + 5]},
+            "Semantic symbols 1 are numbers from 5 .* those from 0 to 4",
+        ),
         ({"seconds": 2.0}, r"2 s are asked for, but cond_semantic_token_ids\[0\] lasts 0.40 s"),
-        ({"prompt_acoustic_token_ids": HEARD_20}, "The prompt has 20 frames, and the semantic symbols last for 20"),
-        ({"prompt_acoustic_token_ids": torch.zeros(3, 4, 3)}, r"are \(3, 4, 3\), but a prompt is \(1, frames, up to 3"),
+        (
+            {"prompt_acoustic_token_ids": HEARD_20},
+            "The prompt has 20 frames, and the semantic symbols last for 20",
+        ),
+        (
+            {"prompt_acoustic_token_ids": torch.zeros(3, 4, 3)},
+            r"are \(3, 4, 3\), but a prompt is \(1, frames, up to 3",
+        ),
         ({"prompt_acoustic_token_ids": torch.full((2, 3), 18)}, "The prompt has the symbol 18"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_generated_is_refused(
     learnt: SoundStormTrainer, asked: dict[str, Any], says: str
 ) -> None:
@@ -461,9 +516,9 @@ def runs() -> dict[str, str]:
 
 
 def waves(count: int = 8) -> list[Tensor]:
-    toys = SyntheticAudio(count, samples=4000, rate_hz=8000, seed=1)
+    num_synthetic = SyntheticAudio(count, samples=4000, rate_hz=8000, seed=1)
     return [
-        torch.from_numpy(toys.item(number, np.random.default_rng(0)).samples[0])
+        torch.from_numpy(num_synthetic.item(number, np.random.default_rng(0)).samples[0])
         for number in range(count)
     ]
 
@@ -543,11 +598,24 @@ def test_clips_are_as_long_as_asked(runs: dict[str, str], tmp_path: Path) -> Non
         ({"only_train_critic": True}, "the model has no critic"),
         ({"only_train_critic": True, "only_train_generator": True}, "nothing would learn"),
         ({"accelerate_kwargs": {"split_batches": True}}, "which this engine does not know"),
-        ({"model": MaskedModel(NETWORK.build(HEARD.tokens()), None)}, "built for acoustic symbols alone"),
-        ({"model": MaskedModel(NETWORK.build(HEARD.tokens(), replace(SAID.tokens(), seconds=None)), None)}, "None seconds"),
-        ({"model": SoundStormConfig(network=NETWORK).build(HEARD, replace(SAID, frames=30))}, "streams are of the same time"),
+        (
+            {"model": MaskedModel(NETWORK.build(HEARD.to_spec()), None)},
+            "built for acoustic symbols alone",
+        ),
+        (
+            {
+                "model": MaskedModel(
+                    NETWORK.build(HEARD.to_spec(), replace(SAID.to_spec(), seconds=None)), None
+                )
+            },
+            "None seconds",
+        ),
+        (
+            {"model": SoundStormConfig(network=NETWORK).build(HEARD, replace(SAID, frames=30))},
+            "must have the same duration",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_is_refused_and_nothing_is_written(
     settings: dict[str, Any], says: str, tmp_path: Path
 ) -> None:

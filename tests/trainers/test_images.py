@@ -14,17 +14,17 @@ from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.media import Image
 from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.nn.masked_transformer import MaskedTransformerConfig
-from tessera.run.directory import UserError
-from tessera.text.encoder import LearnedTextConfig
+from tessera.run.errors import UserError
+from tessera.text.learned import LearnedTextConfig
 from tests.runs import records_of, tensors_of, tokenizer
 
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("pictures")
-    toys = SyntheticImages(count=24, size=24, seed=5)
-    for i in range(len(toys)):
-        Image.from_floats(toys.item(i, np.random.default_rng(0)).pixels).save(folder / f"{i}")
+    num_synthetic = SyntheticImages(count=24, size=24, seed=5)
+    for i in range(len(num_synthetic)):
+        Image.from_floats(num_synthetic.item(i, np.random.default_rng(0)).pixels).save(folder / f"{i}")
     return folder
 
 
@@ -35,19 +35,36 @@ def vae() -> VQGAN:
 
 def trainer(pictures: Path, results: Path, **settings) -> VQGanVAETrainer:
     given = {
-        "folder": pictures, "image_size": 16, "batch_size": 4, "num_train_steps": 6, "save_results_every": 3,
-        "save_model_every": 2, "results_folder": results, "discriminator": PatchDiscriminatorConfig(dim=8, layers=2),
-    }  # fmt: skip
+        "folder": pictures,
+        "image_size": 16,
+        "batch_size": 4,
+        "num_train_steps": 6,
+        "save_results_every": 3,
+        "save_model_every": 2,
+        "results_folder": results,
+        "discriminator": PatchDiscriminatorConfig(dim=8, layers=2),
+    }
     return VQGanVAETrainer(vae(), **(given | settings))
 
 
 def test_its_parameters_and_defaults_are_the_documented_ones() -> None:
     parameters = inspect.signature(VQGanVAETrainer).parameters
     documented = {
-        "lr": 3e-4, "grad_accum_every": 1, "max_grad_norm": None, "discr_max_grad_norm": None, "save_results_every": 100,
-        "save_model_every": 1000, "results_folder": "./results", "valid_frac": 0.05, "random_split_seed": 42, "use_ema": True,
-        "ema_beta": 0.995, "ema_update_after_step": 0, "ema_update_every": 1, "apply_grad_penalty_every": 4,
-    }  # fmt: skip
+        "lr": 3e-4,
+        "grad_accum_every": 1,
+        "max_grad_norm": None,
+        "discr_max_grad_norm": None,
+        "save_results_every": 100,
+        "save_model_every": 1000,
+        "results_folder": "./results",
+        "valid_frac": 0.05,
+        "random_split_seed": 42,
+        "use_ema": True,
+        "ema_beta": 0.995,
+        "ema_update_after_step": 0,
+        "ema_update_every": 1,
+        "apply_grad_penalty_every": 4,
+    }
     assert {name: parameters[name].default for name in documented} == documented
     for required in ("vae", "folder", "num_train_steps", "batch_size", "image_size"):
         assert parameters[required].default is inspect.Parameter.empty
@@ -168,7 +185,7 @@ def test_text_to_image_has_a_trainer_too(pictures: Path, tmp_path: Path) -> None
         "save_results_every": 2,
     }
     network = MaskedTransformerConfig(
-        width=16, depth=1, heads=2, text=LearnedTextConfig(width=16, depth=1, heads=2)
+        width=16, depth=1, heads=2, text=LearnedTextConfig(dim=16, depth=1, heads=2)
     )
     doors = [
         MaskGitTrainer(

@@ -18,22 +18,23 @@ from tessera import Generator
 from tessera.modalities.mesh.autoencoder import MeshAutoencoder, MeshAutoencoderConfig
 from tessera.modalities.mesh.canonical import MeshExample
 from tessera.modalities.mesh.media import Mesh
-from tessera.modalities.mesh.synthetic import imagine
+from tessera.modalities.mesh.synthetic import generate_object
 from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
 from tessera.nn.quantize import FSQConfig, ResidualConfig
-from tessera.run.directory import RunDirectory, UserError
+from tessera.run.directory import RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.load import Tokenizer, load_run
-from tessera.text.encoder import LearnedTextConfig
+from tessera.text.learned import LearnedTextConfig
 from tessera.trainers import MeshAutoencoderTrainer, MeshTransformerTrainer
-from tests.diary import Diary
+from tests.fake_tracker import FakeTracker
 from tests.runs import assert_same_run, records_of, tokenizer
 
 BINS, MOST = 32, 64
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300, max_len=32)
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=32)
 
 
 def toy(number: int) -> tuple[Mesh, str]:
-    made = imagine(3, number, MOST // 2)
+    made = generate_object(3, number, MOST // 2)
     return Mesh(made.mesh.vertices, made.mesh.triangles()), made.caption
 
 
@@ -55,9 +56,16 @@ def captioned(count: int = 8) -> list[dict[str, Any]]:
 def autoencoder(**choices: Any) -> MeshAutoencoder:
     torch.manual_seed(0)
     config = MeshAutoencoderConfig(
-        bins=BINS, coordinate_dim=8, angle_dim=4, area_dim=4, normal_dim=4, encoder=(12, 12), code_dim=8, decoder=(12,),
-        quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4)), levels=2),
-    )  # fmt: skip
+        bins=BINS,
+        coordinate_dim=8,
+        angle_dim=4,
+        area_dim=4,
+        normal_dim=4,
+        encoder=(12, 12),
+        code_dim=8,
+        decoder=(12,),
+        quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4)), num_quantizers=2),
+    )
     return MeshAutoencoder(replace(config, **choices))
 
 
@@ -65,14 +73,19 @@ def transformer(vocab_size: int = 16, **choices: Any) -> MeshTransformer:
     torch.manual_seed(1)
     config = MeshTransformerConfig(
         width=24, depth=1, heads=2, fine_dim=16, fine_depth=1, fine_heads=2, max_len=MOST, text=TEXT
-    )  # fmt: skip
+    )
     return replace(config, **choices).build(vocab_size, 3, 2)
 
 
 SMALL = {
-    "num_train_steps": 4, "batch_size": 2, "grad_accum_every": 1, "val_every": 2, "val_num_batches": 2, "checkpoint_every": 2,
+    "num_train_steps": 4,
+    "batch_size": 2,
+    "grad_accum_every": 1,
+    "val_every": 2,
+    "val_num_batches": 2,
+    "checkpoint_every": 2,
     "warmup_steps": 0,
-}  # fmt: skip
+}
 
 
 def autoencoder_trainer(folder: Path, **settings: Any) -> MeshAutoencoderTrainer:
@@ -106,17 +119,34 @@ def trained(folder: Path) -> list[dict[str, Any]]:
 
 def test_their_parameters_and_defaults_are_the_documented_ones() -> None:
     both = {
-        "val_dataset": None, "val_num_batches": 5, "weight_decay": 0.0, "ema_kwargs": None, "scheduler": None,
-        "scheduler_kwargs": None, "warmup_steps": 1000, "accelerator_kwargs": None, "optimizer_kwargs": None,
-        "checkpoint_every": 1000, "checkpoint_folder": "./checkpoints", "use_wandb_tracking": False,
-    }  # fmt: skip
+        "val_dataset": None,
+        "val_num_batches": 5,
+        "weight_decay": 0.0,
+        "ema_kwargs": None,
+        "scheduler": None,
+        "scheduler_kwargs": None,
+        "warmup_steps": 1000,
+        "accelerator_kwargs": None,
+        "optimizer_kwargs": None,
+        "checkpoint_every": 1000,
+        "checkpoint_folder": "./checkpoints",
+        "use_wandb_tracking": False,
+    }
     edges = ("vertices", "faces", "face_edges")
     own = {
-        MeshAutoencoderTrainer: {"val_every": 100, "learning_rate": 1e-4, "max_grad_norm": None, "data_kwargs": edges},
-        MeshTransformerTrainer: {
-            "val_every": 1, "learning_rate": 2e-4, "max_grad_norm": 0.5, "data_kwargs": (*edges, "texts")
+        MeshAutoencoderTrainer: {
+            "val_every": 100,
+            "learning_rate": 1e-4,
+            "max_grad_norm": None,
+            "data_kwargs": edges,
         },
-    }  # fmt: skip
+        MeshTransformerTrainer: {
+            "val_every": 1,
+            "learning_rate": 2e-4,
+            "max_grad_norm": 0.5,
+            "data_kwargs": (*edges, "texts"),
+        },
+    }
     for entry_point, settings in own.items():
         parameters = inspect.signature(entry_point).parameters
         documented = both | settings
@@ -143,9 +173,11 @@ def test_the_rate_asked_for_is_the_rate_used_and_the_warm_up_is_its(
 
 def test_decay_clipping_and_average_are_as_asked_and_else_theirs(tmp_path: Path) -> None:
     plain = autoencoder_trainer(tmp_path / "a")
-    assert (plain.run.task.optimizer.betas, plain.run.task.optimizer.weight_decay, plain.run.task.optimizer.max_grad_norm) == (
-        (0.9, 0.99), 0.0, None
-    )  # fmt: skip
+    assert (
+        plain.run.task.optimizer.betas,
+        plain.run.task.optimizer.weight_decay,
+        plain.run.task.optimizer.max_grad_norm,
+    ) == ((0.9, 0.99), 0.0, None)
     assert (plain.run.engine.ema.decay, plain.run.engine.ema.update_after) == (0.9999, 100)
     told = autoencoder_trainer(
         tmp_path / "b",
@@ -167,9 +199,12 @@ def test_accumulation_draws_as_many_meshes_as_it_says(tmp_path: Path) -> None:
 
 def test_what_a_caller_gives_is_never_written_to(tmp_path: Path) -> None:
     given: dict[str, Any] = {
-        "accelerator_kwargs": {"mixed_precision": "no"}, "ema_kwargs": {"beta": 0.9}, "optimizer_kwargs": {"eps": 1e-7},
-        "scheduler_kwargs": {"floor": 0.1}, "data_kwargs": ["vertices", "faces"],
-    }  # fmt: skip
+        "accelerator_kwargs": {"mixed_precision": "no"},
+        "ema_kwargs": {"beta": 0.9},
+        "optimizer_kwargs": {"eps": 1e-7},
+        "scheduler_kwargs": {"floor": 0.1},
+        "data_kwargs": ["vertices", "faces"],
+    }
     before = json.dumps(given)
     autoencoder_trainer(tmp_path, **given)
     assert json.dumps(given) == before
@@ -197,7 +232,7 @@ def test_tuples_and_dictionaries_are_the_same_meshes(tmp_path: Path) -> None:
         [{"vertices": v, "faces": f, "texts": "a mesh"} for v, f in plain],
         Named([(f, v) for v, f in plain]),
     ]
-    expected = [MeshExample.of(Mesh(v.numpy(), f.numpy()), BINS, "") for v, f in plain]
+    expected = [MeshExample.from_mesh(Mesh(v.numpy(), f.numpy()), BINS, "") for v, f in plain]
     for number, dataset in enumerate(shapes):
         found = examples(autoencoder_trainer(tmp_path / f"{number}", dataset=dataset))
         for one, other in zip(found, expected, strict=True):
@@ -212,7 +247,7 @@ def test_tuples_and_dictionaries_are_the_same_meshes(tmp_path: Path) -> None:
 def test_quads_are_cut_for_a_network_of_triangles_and_kept_by_one_of_quads(tmp_path: Path) -> None:
     quads = [
         (made.mesh.vertices, made.mesh.faces)
-        for made in (imagine(3, number, MOST // 2) for number in range(4))
+        for made in (generate_object(3, number, MOST // 2) for number in range(4))
     ]
     cut = examples(autoencoder_trainer(tmp_path / "cut", dataset=quads))
     kept = examples(
@@ -298,7 +333,7 @@ def test_what_is_measured_is_as_many_batches_as_asked_of_the_set_that_was_given(
         ]
     first = entry_point.engine.validation.source.item(0, np.random.default_rng(0))
     assert np.array_equal(
-        first.faces, MeshExample.of(Mesh(*(part.numpy() for part in held_out[0])), BINS, "").faces
+        first.faces, MeshExample.from_mesh(Mesh(*(part.numpy() for part in held_out[0])), BINS, "").faces
     )
 
 
@@ -421,7 +456,7 @@ def test_tokenize_takes_items_and_gives_symbols_by_the_averaged_weights(tmp_path
     entry_point()
     items = meshes(3)
     codes = entry_point.tokenize(items)
-    counts = [len(MeshExample.of(Mesh(v.numpy(), f.numpy()), BINS, "").faces) for v, f in items]
+    counts = [len(MeshExample.from_mesh(Mesh(v.numpy(), f.numpy()), BINS, "").faces) for v, f in items]
     assert (
         codes.shape == (3, max(counts), 3, 2) and (codes[..., 0, 0] >= 0).sum(1).tolist() == counts
     )
@@ -439,23 +474,23 @@ def test_tokenize_takes_items_and_gives_symbols_by_the_averaged_weights(tmp_path
 def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none_is_lost_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = type("OneDiary", (Diary,), {"told": []})
+    kind = type("OneTracker", (FakeTracker,), {"calls": []})
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
     entry_point = autoencoder_trainer(tmp_path, use_wandb_tracking=True)
     for start in (entry_point, entry_point.train, entry_point.train_step):
         with pytest.raises(UserError, match="no project was named"):
             start()
-    assert kind.told == []
+    assert kind.calls == []
     with entry_point.wandb_tracking("meshgpt", run="baseline", hps={"why": "to see"}):
         entry_point()
-    assert kind.told[0] == ("project", "meshgpt")
-    settings = kind.told[1][1]
+    assert kind.calls[0] == ("project", "meshgpt")
+    settings = kind.calls[1][1]
     assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
         "baseline",
         "to see",
         4,
     )
-    *logged, finished_last = kind.told[2:]
+    *logged, finished_last = kind.calls[2:]
     assert [entry[:2] for entry in logged] == [
         ("log", step) for step in (1, 2, 2, 3, 4, 4)
     ] and finished_last == ("finish",)

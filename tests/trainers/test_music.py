@@ -17,8 +17,8 @@ from tessera.modalities.audio.media import Audio
 from tessera.modalities.music.mulan import MuLaN, MuLaNConfig
 from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
 from tessera.modalities.music.synthetic import SyntheticMusic
-from tessera.run.directory import UserError
-from tessera.text.encoder import LearnedTextConfig
+from tessera.run.errors import UserError
+from tessera.text.learned import LearnedTextConfig
 from tessera.text.token_ids import TokenIdTextConfig
 from tessera.trainers import MuLaNTrainer
 from tessera.trainers.in_memory_music import InMemoryMusic, max_len
@@ -27,8 +27,8 @@ from tests.runs import assert_same_run, records_of
 AUDIO = SpectrogramTransformerConfig(
     rate_hz=8000, window=256, hop=128, bands=16, patch=(8, 4), width=16, depth=2, heads=2
 )
-WORDS = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300)
-NUMBERS = TokenIdTextConfig(tokens=50, width=16, depth=1, heads=2)
+WORDS = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300)
+NUMBERS = TokenIdTextConfig(vocab_size=50, dim=16, depth=1, heads=2)
 TOYS = SyntheticMusic(12, samples=3000, rate_hz=8000)
 
 
@@ -68,10 +68,20 @@ def trainer(
 
 def test_the_defaults_are_those_of_the_research_code() -> None:
     theirs = {
-        "num_train_steps": None, "data_max_length": None, "folder": None, "lr": 3e-4, "grad_accum_every": 1,
-        "betas": (0.9, 0.99), "max_grad_norm": 0.5, "valid_frac": 0.05, "random_split_seed": 42, "save_model_every": 1000,
-        "results_folder": "./results", "use_lion": False, "force_clear_prev_results": None,
-    }  # fmt: skip
+        "num_train_steps": None,
+        "data_max_length": None,
+        "folder": None,
+        "lr": 3e-4,
+        "grad_accum_every": 1,
+        "betas": (0.9, 0.99),
+        "max_grad_norm": 0.5,
+        "valid_frac": 0.05,
+        "random_split_seed": 42,
+        "save_model_every": 1000,
+        "results_folder": "./results",
+        "use_lion": False,
+        "force_clear_prev_results": None,
+    }
     ours = {
         name: parameter.default
         for name, parameter in inspect.signature(MuLaNTrainer).parameters.items()
@@ -126,7 +136,7 @@ def test_one_pass_is_one_pass(tmp_path: Path) -> None:
 
 
 def test_lion_and_layers_and_sigmoid(tmp_path: Path) -> None:
-    mulan = model(LearnedTextConfig(width=16, depth=2, heads=2, tokens=300), biased=True, layers=1)
+    mulan = model(LearnedTextConfig(dim=16, depth=2, heads=2, vocab_size=300), biased=True, layers=1)
     made = trainer(tmp_path, mulan=mulan, use_lion=True)
     assert (
         made.run.task.loss == "sigmoid"
@@ -166,10 +176,15 @@ WAVE = torch.linspace(-1, 1, 500)
 @pytest.mark.parametrize(
     "item",
     [
-        (WAVE, "a harp"), ("a harp", WAVE), (WAVE.double().numpy(), "a harp"), (WAVE[None].expand(2, -1), "a harp"),
-        {"wavs": WAVE, "raw_texts": "a harp"}, {"caption": "a  harp", "audio": WAVE}, [WAVE.half(), ["a harp", "a harp"]],
+        (WAVE, "a harp"),
+        ("a harp", WAVE),
+        (WAVE.double().numpy(), "a harp"),
+        (WAVE[None].expand(2, -1), "a harp"),
+        {"wavs": WAVE, "raw_texts": "a harp"},
+        {"caption": "a  harp", "audio": WAVE},
+        [WAVE.half(), ["a harp", "a harp"]],
     ],
-)  # fmt: skip
+)
 def test_values_are_known_by_name_or_by_type(item: Any) -> None:
     example = drawn([item])
     assert (

@@ -21,11 +21,11 @@ from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig
 from tessera.modalities.video.magvit2 import VideoTokenizer, VideoTokenizerConfig
 from tessera.modalities.video.reconstruction import VideoAdversaryConfig
-from tessera.modalities.video.synthetic import SyntheticVideos, film
+from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.nn.quantize import FSQConfig
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 from tessera.trainers import VideoTokenizerTrainer
-from tests.diary import Diary
+from tests.fake_tracker import FakeTracker
 from tests.runs import assert_same_run, records_of
 
 FRAMES_ONLY = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
@@ -36,18 +36,18 @@ ALL = replace(FRAMES_ONLY, motion=TemporalDiscriminatorConfig(dim=8, layers=2))
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Eight clips of five frames."""
     place = tmp_path_factory.mktemp("clips")
-    toys = SyntheticVideos(count=8, size=16, frames=5, seed=5)
-    for i in range(len(toys)):
-        film(toys.play(i), 16, 5).save(place / f"{i}")
+    num_synthetic = SyntheticVideos(count=8, size=16, frames=5, seed=5)
+    for i in range(len(num_synthetic)):
+        draw_video(num_synthetic.scene(i), 16, 5).save(place / f"{i}")
         (place / f"{i}.gif").unlink()
     return place
 
 
 def clips(count: int = 8, frames: int = 5) -> list[torch.Tensor]:
     """Clips as the research code had them: (3, T, H, W) in [0, 1]."""
-    toys = SyntheticVideos(count=count, size=16, frames=frames, seed=5)
+    num_synthetic = SyntheticVideos(count=count, size=16, frames=frames, seed=5)
     return [
-        torch.from_numpy(toys.item(i, np.random.default_rng(0)).clip / 2 + 0.5)
+        torch.from_numpy(num_synthetic.item(i, np.random.default_rng(0)).video / 2 + 0.5)
         for i in range(count)
     ]
 
@@ -64,9 +64,17 @@ def model() -> VideoTokenizer:
 
 def trainer(results: Path, **settings: Any) -> VideoTokenizerTrainer:
     given = {
-        "image_size": 16, "num_frames": 5, "batch_size": 2, "num_train_steps": 4, "validate_every_step": 2,
-        "checkpoint_every_step": 2, "results_folder": results, "warmup_steps": 0, "valid_frac": 0.3, "judges": None,
-    }  # fmt: skip
+        "image_size": 16,
+        "num_frames": 5,
+        "batch_size": 2,
+        "num_train_steps": 4,
+        "validate_every_step": 2,
+        "checkpoint_every_step": 2,
+        "results_folder": results,
+        "warmup_steps": 0,
+        "valid_frac": 0.3,
+        "judges": None,
+    }
     where = {} if "dataset_folder" in settings or "dataset" in settings else {"dataset": clips()}
     return VideoTokenizerTrainer(model(), **(given | where | settings))
 
@@ -81,13 +89,30 @@ def trained(results: Path) -> list[dict[str, Any]]:
 def test_its_parameters_and_defaults_are_the_documented_ones() -> None:
     parameters = inspect.signature(VideoTokenizerTrainer).parameters
     documented = {
-        "learning_rate": 1e-5, "grad_accum_every": 1, "apply_gradient_penalty_every": 4, "max_grad_norm": None,
-        "dataset": None, "dataset_folder": None, "dataset_type": "videos", "checkpoints_folder": "./checkpoints",
-        "results_folder": "./results", "random_split_seed": 42, "valid_frac": 0.05, "validate_every_step": 100,
-        "checkpoint_every_step": 100, "num_frames": 17, "use_wandb_tracking": False, "discr_start_after_step": 0.0,
-        "warmup_steps": 1000, "scheduler": None, "scheduler_kwargs": None, "accelerate_kwargs": None, "ema_kwargs": None,
-        "optimizer_kwargs": None, "dataset_kwargs": None,
-    }  # fmt: skip
+        "learning_rate": 1e-5,
+        "grad_accum_every": 1,
+        "apply_gradient_penalty_every": 4,
+        "max_grad_norm": None,
+        "dataset": None,
+        "dataset_folder": None,
+        "dataset_type": "videos",
+        "checkpoints_folder": "./checkpoints",
+        "results_folder": "./results",
+        "random_split_seed": 42,
+        "valid_frac": 0.05,
+        "validate_every_step": 100,
+        "checkpoint_every_step": 100,
+        "num_frames": 17,
+        "use_wandb_tracking": False,
+        "discr_start_after_step": 0.0,
+        "warmup_steps": 1000,
+        "scheduler": None,
+        "scheduler_kwargs": None,
+        "accelerate_kwargs": None,
+        "ema_kwargs": None,
+        "optimizer_kwargs": None,
+        "dataset_kwargs": None,
+    }
     assert {name: parameters[name].default for name in documented} == documented
     for required in ("model", "batch_size", "num_train_steps", "image_size"):
         assert parameters[required].default is inspect.Parameter.empty
@@ -163,11 +188,11 @@ def test_judges_start_after_the_step_asked_for_and_are_penalised_as_often_as_ask
     trainer(
         tmp_path, discriminators=ALL, discr_start_after_step=1.0, apply_gradient_penalty_every=2
     ).train()
-    records = trained(tmp_path)
-    assert ["model/adversarial" in record for record in records] == [False, True, True, True]
+    read_records = trained(tmp_path)
+    assert ["model/adversarial" in record for record in read_records] == [False, True, True, True]
     for judge in ("discriminator", "motion-1", "motion-2"):
-        assert [f"{judge}/apart" in record for record in records] == [False, True, True, True]
-        assert [f"{judge}/penalty" in record for record in records] == [False, False, True, False]
+        assert [f"{judge}/apart" in record for record in read_records] == [False, True, True, True]
+        assert [f"{judge}/penalty" in record for record in read_records] == [False, False, True, False]
 
 
 def test_the_average_is_theirs_until_told_otherwise(tmp_path: Path) -> None:
@@ -187,9 +212,12 @@ def test_accumulation_draws_as_many_examples_as_it_says(tmp_path: Path) -> None:
 def test_what_a_caller_gives_is_never_written_to(tmp_path: Path) -> None:
     """Theirs wrote into its own default dictionaries, and the next trainer inherited it."""
     given: dict[str, dict[str, Any]] = {
-        "accelerate_kwargs": {"mixed_precision": "no"}, "ema_kwargs": {"beta": 0.9}, "optimizer_kwargs": {"wd": 0.0},
-        "scheduler_kwargs": {"floor": 0.1}, "dataset_kwargs": {},
-    }  # fmt: skip
+        "accelerate_kwargs": {"mixed_precision": "no"},
+        "ema_kwargs": {"beta": 0.9},
+        "optimizer_kwargs": {"wd": 0.0},
+        "scheduler_kwargs": {"floor": 0.1},
+        "dataset_kwargs": {},
+    }
     before = json.dumps(given)
     trainer(tmp_path, **given)
     assert json.dumps(given) == before
@@ -232,15 +260,15 @@ def test_clips_and_pictures_in_memory_become_examples_as_files_do(tmp_path: Path
     items = [source.item(i, np.random.default_rng(0)) for i in range(len(source))]
     assert [item.length for item in items] == [5] * 6 + [1, 3]
     assert all(
-        item.clip.shape == (3, 5, 16, 16) and item.clip.min() >= -1 and item.clip.max() <= 1
+        item.video.shape == (3, 5, 16, 16) and item.video.min() >= -1 and item.video.max() <= 1
         for item in items
     )
     assert (
-        min(item.clip.min() for item in items) < -0.5
-        and max(item.clip.max() for item in items) > 0.5
+        min(item.video.min() for item in items) < -0.5
+        and max(item.video.max() for item in items) > 0.5
     )
-    assert all(np.array_equal(items[6].clip[:, t], items[0].clip[:, 0]) for t in range(5))
-    assert all(np.array_equal(items[7].clip[:, t], items[0].clip[:, min(t, 2)]) for t in range(5))
+    assert all(np.array_equal(items[6].video[:, t], items[0].video[:, 0]) for t in range(5))
+    assert all(np.array_equal(items[7].video[:, t], items[0].video[:, min(t, 2)]) for t in range(5))
 
 
 def test_a_clip_that_does_not_fit_is_left_out_and_said_and_a_whole_set_of_them_is_refused(
@@ -262,9 +290,9 @@ def test_a_clip_that_does_not_fit_is_left_out_and_said_and_a_whole_set_of_them_i
 
 
 def test_pictures_are_clips_of_one_frame(tmp_path: Path) -> None:
-    toys = SyntheticImages(count=8, size=16, seed=5)
-    for i in range(len(toys)):
-        Image.from_floats(toys.item(i, np.random.default_rng(0)).pixels).save(
+    num_synthetic = SyntheticImages(count=8, size=16, seed=5)
+    for i in range(len(num_synthetic)):
+        Image.from_floats(num_synthetic.item(i, np.random.default_rng(0)).pixels).save(
             tmp_path / f"pictures/{i}"
         )
     entry_point = trainer(
@@ -375,25 +403,25 @@ def test_tokenize_gives_a_grid_in_time_and_space_with_the_averaged_weights(tmp_p
 def test_inside_trackers_every_record_goes_to_the_project_and_outside_none_is_lost_in_silence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = type("OneDiary", (Diary,), {"told": []})
+    kind = type("OneTracker", (FakeTracker,), {"calls": []})
     monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
     entry_point = trainer(tmp_path, use_wandb_tracking=True)
     for start in (entry_point.train, entry_point.train_step):
         with pytest.raises(UserError, match="no project was named"):
             start()
-    assert kind.told == []
+    assert kind.calls == []
     with entry_point.trackers("magvit", run_name="baseline", hps={"why": "to see"}):
         entry_point.train()
-    assert kind.told[0] == ("project", "magvit")
-    settings = kind.told[1][1]
+    assert kind.calls[0] == ("project", "magvit")
+    settings = kind.calls[1][1]
     assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
         "baseline",
         "to see",
         4,
     )
-    logged = [(step, "val_ema/psnr" in values) for what, step, values in kind.told[2:-1]]
+    logged = [(step, "val_ema/psnr" in values) for what, step, values in kind.calls[2:-1]]
     assert logged == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
-    assert kind.told[-1] == ("finish",)
+    assert kind.calls[-1] == ("finish",)
 
 
 def test_trackers_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:

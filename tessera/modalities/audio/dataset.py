@@ -1,197 +1,218 @@
-"""Sound from a folder, or the built-in toys: clips of one rate and length, each with its caption or
-transcript.
+"""Audio from a folder, or synthetic: examples of one rate and length with captions or transcripts.
 
-Where a clip begins is drawn from the example's own generator, and only that part of the file is
-decoded. Channels are mixed to one by their mean. Which files are held out depends on their names
-alone (`data/split.py`), and of those the middle is taken.
+Where a training example starts is drawn from its generator, and only that part of the file is decoded.
+Channels are averaged to one.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import find
+from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.audio.io.base import Facts
-from tessera.modalities.audio.io.files import ENDINGS, RATES_HZ, SHORTEST_SECONDS, examine, probe
-from tessera.modalities.audio.io.libraries import library, resampler
+from tessera.modalities.audio.io.base import AudioInfo, import_soundfile, import_soxr
+from tessera.modalities.audio.io.files import (
+    MIN_SECONDS,
+    RATE_RANGE_HZ,
+    SUFFIXES,
+    probe,
+    scan_audio,
+)
 from tessera.modalities.audio.media import (
     Audio,
     AudioBatch,
     AudioExample,
-    at_loudness,
     collate,
-    padded,
-    read_part,
+    normalize_loudness,
+    pad_samples,
+    read_segment,
 )
-from tessera.modalities.audio.synthetic import LOWEST_RATE_HZ, SHORTEST_TOY_SECONDS, SyntheticAudio
-from tessera.run.directory import UserError
+from tessera.modalities.audio.synthetic import (
+    MIN_RATE_HZ,
+    MIN_SYNTHETIC_SECONDS,
+    SyntheticAudio,
+)
+from tessera.run.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioDataConfig(DataConfig):
     path: str | None = None
-    """A folder of recordings, with subfolders; or one recording. None: the built-in toys."""
+    """A folder of audio files, with subfolders, or one file; None generates synthetic audio."""
     rate_hz: int = 16_000
-    """Samples a second, whatever the file's own rate is."""
+    """The sampling rate; files of another rate are resampled."""
     seconds: float = 2.0
-    """How long a clip is."""
+    """The length of an example."""
     samples: int | None = None
-    """How long a clip is, where that must be exact; None: as the seconds say."""
+    """The exact length of an example in samples; None uses `seconds`."""
     crop: Literal["random", "centre", "start"] = "random"
-    """Where a training clip is cut from a longer recording: anywhere, from its middle, or from its
-    beginning."""
+    """The position of a training example in a longer file."""
     loudness_db: float | None = None
-    """Bring every clip to this loudness: the root of the mean square, in decibels of full scale
-    (-24, say); None leaves it."""
-    short: Literal["pad", "skip"] = "pad"
-    """What becomes of shorter recordings: silence follows them, or they are left out."""
+    """Normalise every example to this root mean square, in decibels of full scale (-24, for example);
+    None leaves it unchanged."""
+    on_short: Literal["pad", "skip"] = "pad"
+    """What to do with shorter files: append silence, or skip them."""
     val_fraction: float = 0.05
-    """The share held out, chosen by file name; 0 validates on the training clips themselves."""
+    """The fraction held out, chosen by file name; 0 validates on the training examples."""
     split_seed: int = 0
-    """Another seed holds out other files."""
-    toys: int = 2000
-    """How many toy sounds to learn from; those held out come on top."""
-    toy_seed: int = 0
-    """Another seed is another set of toys."""
+    """The seed of the choice of held-out files."""
+    num_synthetic: int = 2000
+    """The number of synthetic training examples; the held-out ones come on top."""
+    synthetic_seed: int = 0
+    """The seed of the synthetic audio."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        lowest, highest = RATES_HZ
+        lowest, highest = RATE_RANGE_HZ
         if not lowest <= self.rate_hz <= highest:
             raise ValueError(
-                f"rate_hz is a number of samples a second, {lowest:,} to {highest:,}, but it is {self.rate_hz}."
+                f"rate_hz must be between {lowest:,} and {highest:,} samples per second, got "
+                f"{self.rate_hz}."
             )
-        if not SHORTEST_SECONDS <= self.seconds < math.inf:
-            raise ValueError(
-                f"A clip lasts at least {SHORTEST_SECONDS:g} seconds, but seconds is {self.seconds}."
-            )
+        if not MIN_SECONDS <= self.seconds < math.inf:
+            raise ValueError(f"seconds must be at least {MIN_SECONDS:g}, got {self.seconds}.")
         if self.samples is not None and self.samples < 1:
-            raise ValueError(f"A clip has at least 1 sample, but samples is {self.samples}.")
-        if self.path is None and (
-            self.rate_hz < LOWEST_RATE_HZ or self.length / self.rate_hz < SHORTEST_TOY_SECONDS
-        ):
+            raise ValueError(f"samples must be at least 1, got {self.samples}.")
+        is_short = self.length / self.rate_hz < MIN_SYNTHETIC_SECONDS
+        if self.path is None and (self.rate_hz < MIN_RATE_HZ or is_short):
             raise ValueError(
-                f"Toys last at least {SHORTEST_TOY_SECONDS:g} seconds, at {LOWEST_RATE_HZ:,} samples a second or more, "
-                f"but here it is {self.length:,} samples at {self.rate_hz:,}."
+                f"Synthetic audio needs at least {MIN_SYNTHETIC_SECONDS:g} seconds at {MIN_RATE_HZ:,} "
+                f"samples per second or more, got {self.length:,} samples at {self.rate_hz:,}."
             )
         if self.loudness_db is not None and not -90 <= self.loudness_db <= 0:
             raise ValueError(
-                f"loudness_db is -90 to 0 decibels of full scale, or None, but it is {self.loudness_db}."
+                f"loudness_db must be between -90 and 0, or None, got {self.loudness_db}."
             )
 
     @property
     def length(self) -> int:
-        """How many samples a clip has."""
+        """The number of samples of an example."""
         return round(self.seconds * self.rate_hz) if self.samples is None else self.samples
 
     def synthetic_dataset(self) -> SyntheticAudio:
         return SyntheticAudio(
-            self.toys,
+            self.num_synthetic,
             samples=self.length,
             rate_hz=self.rate_hz,
             loudness_db=self.loudness_db,
-            seed=self.toy_seed,
+            seed=self.synthetic_seed,
         )
 
-    def folder_dataset(self) -> AudioFolderDataset:
-        return AudioFolderDataset.of(find(str(self.path), ENDINGS, "recordings"), self)
+    def folder_dataset(self, captions: bool = True) -> AudioFolderDataset:
+        found = find_files(str(self.path), SUFFIXES, "audio files")
+        return AudioFolderDataset.from_found(found, self, captions)
 
-    def libraries(self) -> tuple[Callable[[], ModuleType], ...]:
-        return (library, resampler)
+    def check_libraries(self) -> None:
+        import_soundfile()
+        import_soxr()
 
     def preprocessing(self) -> dict[str, Any]:
-        """How a sound is prepared before it is tokenized or measured. How long it is does not
-        matter to a codec."""
+        """The length is left out: a codec encodes audio of any length."""
         return {"rate_hz": self.rate_hz, "loudness_db": self.loudness_db}
 
     def without_augmentation(self) -> AudioDataConfig:
         return replace(self, crop="centre") if self.crop == "random" else self
 
-    def whole(self, path: str | Path, seconds: float | None, step: int) -> AudioDataConfig:
-        """One recording from its beginning, as long as it is or as is asked for, in whole steps of
-        so many samples."""
+    def collate(self, examples: list[AudioExample]) -> AudioBatch:
+        longest = max(example.samples.shape[1] for example in examples)
+        return collate(
+            [replace(one, samples=pad_samples(one.samples, longest)) for one in examples]
+        )
+
+    def example_from_media(self, media: Any) -> AudioExample:
+        """Preprocess all of an Audio, or an array (N,) or (C, N) of floats at `rate_hz`."""
+        audio = media
+        if isinstance(media, np.ndarray):
+            audio = Audio(np.atleast_2d(media).astype(np.float32), self.rate_hz)
+        if not isinstance(audio, Audio):
+            raise UserError(
+                "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats, got "
+                f"a {type(media).__name__}."
+            )
+        samples = audio.to_mono().resample(self.rate_hz).samples
+        samples = normalize_loudness(samples, self.loudness_db)
+        return AudioExample(samples, samples.shape[1], self.rate_hz, "")
+
+    def example_from_file(self, path: str) -> AudioExample:
+        """Preprocess all of a file."""
+        return self.example_from_media(Audio.load(path))
+
+    def whole_recording(
+        self, path: str | Path, seconds: float | None, step: int
+    ) -> AudioDataConfig:
+        """Return the configuration for a recording from its start, in multiples of `step` samples."""
         try:
-            lasts = examine(str(path)).count / probe(str(path)).rate_hz
+            duration = scan_audio(str(path)).num_samples / probe(str(path)).rate_hz
         except UnreadableFile as error:
             raise UserError(str(error)) from None
         if seconds is not None and not 0 < seconds < math.inf:
+            raise UserError(f"--seconds must be above 0, got {seconds:g}.")
+        if seconds is not None and seconds > duration:
             raise UserError(
-                f"A sound lasts some seconds, but --seconds is {seconds:g}: ask for more than 0, or leave it out."
+                f"{path} has {duration:.2f} s, but --seconds is {seconds:g}: use less, or leave it out."
             )
-        if seconds is not None and seconds > lasts:
-            raise UserError(
-                f"{path} lasts {lasts:.2f} s, but {seconds:g} s are asked for: ask for less, or leave --seconds out."
-            )
-        asked = lasts if seconds is None else seconds
-        samples = math.floor(asked * self.rate_hz) // step * step
+        requested = duration if seconds is None else seconds
+        samples = math.floor(requested * self.rate_hz) // step * step
         if samples < step:
             raise UserError(
-                f"Of {path} {asked:.3f} s are asked for, which is no whole frame of {step / self.rate_hz:.3f} s."
+                f"{requested:.3f} s of {path} were requested, less than a frame of "
+                f"{step / self.rate_hz:.3f} s."
             )
-        return replace(self, path=str(path), samples=samples, crop="start", short="pad")
-
-    def sample_metric(self) -> None:
-        """Nothing here can tell whether a sound is what its prompt says."""
+        return replace(self, path=str(path), samples=samples, crop="start", on_short="pad")
 
 
 @dataclass(frozen=True)
 class AudioFolderDataset(FileDataset):
-    """The source: files of one folder, cut as the configuration says."""
-
     config: AudioDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
-        """Always one draw, for the beginning."""
-        drawn = rng.random()
-        sound = self.clip(
-            self.path(index), {"random": drawn, "centre": 0.5, "start": 0.0}[self.config.crop]
-        )
-        samples = at_loudness(sound.samples, self.config.loudness_db)
-        return AudioExample(
-            padded(samples, self.config.length),
-            samples.shape[1],
-            self.config.rate_hz,
-            self.sample_caption(index, rng),
-        )
+        """Draw one random number, for the start."""
+        example = self.load_example(index, rng)
+        return replace(example, caption=self.sample_caption(index, rng))
 
     def collate(self, examples: list[AudioExample]) -> AudioBatch:
         return collate(examples)
 
-    def clip(self, path: str, moment: float) -> Audio:
-        """The part of a file that begins at `moment`, 0 for the earliest beginning to 1 for the
-        last."""
-        sound = self.part(path, probe(path), moment)
-        missing = self.config.length - sound.samples.shape[1]
-        if missing > 0 and self.config.short == "skip":
-            wanted = self.config.length / self.config.rate_hz
-            raise UnreadableFile(
-                f"{path}: it lasts {sound.seconds:.2f} s, less than the {wanted:.2f} s asked for"
-            )
-        return sound
+    def load_example(self, index: int, rng: np.random.Generator) -> AudioExample:
+        """Load an example without its caption."""
+        config, u = self.config, rng.random()
+        position = {"random": u, "centre": 0.5, "start": 0.0}[config.crop]
+        audio = self.load_part(self.path(index), position)
+        samples = normalize_loudness(audio.samples, config.loudness_db)
+        length = samples.shape[1]
+        return AudioExample(pad_samples(samples, config.length), length, config.rate_hz, "")
 
-    def part(self, path: str, facts: Facts, moment: float) -> Audio:
-        """From the length that the file claims; where that does not hold, from what can be read of
-        it."""
+    def load_part(self, path: str, position: float) -> Audio:
+        """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
+        config = self.config
+        audio = self.read_part(path, probe(path), position)
+        if audio.samples.shape[1] < config.length and config.on_short == "skip":
+            raise UnreadableFile(
+                f"{path}: it has {audio.seconds:.2f} s, less than the requested "
+                f"{config.length / config.rate_hz:.2f} s"
+            )
+        return audio
+
+    def read_part(self, path: str, info: AudioInfo, position: float) -> Audio:
+        """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
-            sound = self.part_of(path, facts.seconds, moment)
-            promised = math.floor(facts.seconds * self.config.rate_hz)
-            if sound.samples.shape[1] >= min(self.config.length, promised):
-                return sound
+            audio = self.read_at(path, info.seconds, position)
+            stated = math.floor(info.seconds * self.config.rate_hz)
+            if audio.samples.shape[1] >= min(self.config.length, stated):
+                return audio
         except UnreadableFile:
             pass
-        return self.part_of(path, examine(path).count / facts.rate_hz, moment)
+        return self.read_at(path, scan_audio(path).num_samples / info.rate_hz, position)
 
-    def part_of(self, path: str, seconds: float, moment: float) -> Audio:
-        """Every sample of the rate asked for is as likely to be the first as the others."""
-        later = max(0, math.floor(seconds * self.config.rate_hz) - self.config.length)
-        start = min(later, int(moment * (later + 1)))
-        return read_part(path, start / self.config.rate_hz, self.config.length, self.config.rate_hz)
+    def read_at(self, path: str, seconds: float, position: float) -> Audio:
+        """Read from a sample at the requested rate; all samples are equally likely."""
+        config = self.config
+        num_later = max(0, math.floor(seconds * config.rate_hz) - config.length)
+        start = min(num_later, int(position * (num_later + 1)))
+        return read_segment(path, start / config.rate_hz, config.length, config.rate_hz)

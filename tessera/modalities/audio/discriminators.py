@@ -1,20 +1,21 @@
-"""The judges of sound: each hears what the others are deaf to, and says at many places how real it
-sounds.
+"""Discriminators of audio, each of which detects other artefacts.
 
-- periods: every p-th sample in a row of its own, for prime p (HiFi-GAN, Kong 2020, arXiv
-  2010.05646, section 2.3): what repeats
-- scales: the samples themselves, at several rates (MelGAN, Kumar 2019, 1910.06711, section 2.2):
-  the shape of the wave
-- bands: complex spectra through windows of several lengths, each band of frequencies by layers of
-  its own (EnCodec, Defossez 2022, 2210.13438, section 3.4; DAC, Kumar 2023, 2306.06546, section
-  3.4): phase, and the highs
+- periods: every p-th sample, for prime p (multi-period discriminator of HiFi-GAN, Kong 2020, arXiv
+  2010.05646, section 2.3): periodic structure
+- scales: the waveform at several sampling rates (MelGAN, Kumar 2019, 1910.06711, section 2.2): the
+  shape of the waveform
+- bands: complex spectrograms with windows of several lengths, with separate layers for each
+  frequency band (EnCodec, Defossez 2022, 2210.13438, section 3.4; DAC, Kumar 2023, 2306.06546,
+  section 3.4): phase and high frequencies
 
-A judge is several networks. Called, it gives all their logits in a row, each network's about as
-many, so that in a mean they count alike. `discriminate` also gives what their layers saw, for
-feature matching (`losses/spectral.py`).
+A discriminator consists of several networks with about the same number of logits each, so that they
+have equal weight in a mean over the concatenated logits. `discriminate` also returns the features
+of the layers, for feature matching.
 
-B sounds, N samples, M logits, C channels. Sounds are (B, 1, N) in [-1, 1]. Examples do not see each
-other: there is no norm.
+There is no normalization over the batch, so examples do not affect each other. Audio is (B, 1, N)
+in [-1, 1].
+
+B batch, N samples, M logits, C channels.
 """
 
 from __future__ import annotations
@@ -27,88 +28,91 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.modalities.image.discriminator import SLOPE, Discriminated
-from tessera.nn.init import start
+from tessera.nn.discriminator import LEAKY_SLOPE, DiscriminatorOutput
+from tessera.nn.init import init_fan_in_
 from tessera.nn.precision import full_precision, to_fp32
 
 
 class AudioDiscriminator(nn.Module):
-    """What the judges have in common: networks that each see the sound in their own way."""
+    """Base class: apply several networks to the same audio."""
 
     networks: nn.ModuleList
 
     def forward(self, samples: Tensor) -> Tensor:
         return self.discriminate(samples).logits
 
-    def discriminate(self, samples: Tensor) -> Discriminated:
+    def discriminate(self, samples: Tensor) -> DiscriminatorOutput:
         if samples.ndim != 3 or samples.shape[1] != 1 or not samples.shape[2]:
             raise ValueError(
-                f"Sounds of shape {tuple(samples.shape)} were given; this discriminator judges (B, 1, N)."
+                "Expected audio of shape (batch, 1, samples) with at least 1 sample, but got shape "
+                f"{tuple(samples.shape)}."
             )
-        each = [network(samples) for network in self.networks]
-        return Discriminated(
-            torch.cat([one.logits for one in each], dim=1),
-            [seen for one in each for seen in one.features],
+        outputs = [network(samples) for network in self.networks]
+        return DiscriminatorOutput(
+            torch.cat([output.logits for output in outputs], dim=1),
+            [feature for output in outputs for feature in output.features],
         )
 
 
-class Layers(nn.ModuleList):
-    """Convolutions, each followed by an activation; what comes out of each is a feature."""
+class ConvStack(nn.ModuleList):
+    """Convolutions with leaky ReLUs; returns the output of each as a feature."""
 
-    def __init__(self, convolutions: Iterable[nn.Conv2d]):
-        super().__init__(convolutions)
-        for convolution in self:
-            start(convolution, gain=nn.init.calculate_gain("leaky_relu", SLOPE))  # type: ignore[arg-type]
+    def __init__(self, convs: Iterable[nn.Conv2d]):
+        super().__init__(convs)
+        gain = nn.init.calculate_gain("leaky_relu", LEAKY_SLOPE)
+        for conv in self:
+            init_fan_in_(conv, gain=gain)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor) -> list[Tensor]:
         features = []
-        for convolution in self:
-            x = F.leaky_relu(convolution(x), SLOPE)
+        for conv in self:
+            x = F.leaky_relu(conv(x), LEAKY_SLOPE)
             features.append(x)
         return features
 
 
-def to_logit(width: int) -> nn.Conv2d:
-    layer = nn.Conv2d(width, 1, (3, 1), padding=(1, 0))
-    start(layer, gain=1.0)
+def build_logit_head(dim: int) -> nn.Conv2d:
+    layer = nn.Conv2d(dim, 1, (3, 1), padding=(1, 0))
+    init_fan_in_(layer, gain=1.0)
     return layer
 
 
-def refuse_few(what: str, numbers: tuple[int, ...], least: int) -> None:
-    if not numbers or min(numbers) < least:
+def check_values(name: str, values: tuple[int, ...], minimum: int) -> None:
+    if not values or min(values) < minimum:
         raise ValueError(
-            f"A judge needs one or more {what} of {least} or more, but they are {numbers}."
+            f"{name} must be one or more integers of at least {minimum}, but got {values}."
         )
 
 
-def refuse_widths(dim: int, max_channels: int, layers: int) -> None:
+def check_sizes(dim: int, max_channels: int, layers: int) -> None:
     if min(dim, max_channels, layers) < 1:
         raise ValueError(
-            f"There is no judge with dim {dim}, widest {max_channels} and layers {layers}: each is 1 or more."
+            "dim, max_channels and layers must be at least 1, but got "
+            f"dim {dim}, max_channels {max_channels} and layers {layers}."
         )
 
 
-# ------------------------------------------------------------------------------------------------------------- periods
+# ----------------------------------------------------------------------------------------- periods
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeriodDiscriminatorConfig:
     periods: tuple[int, ...] = (2, 3, 5, 7, 11)
-    """In samples; primes, so that no two hear the same."""
+    """Periods in samples. Primes avoid that two networks receive the same samples."""
     dim: int = 32
-    """Channels after the first layer; every further layer doubles them twice."""
+    """Channels after the first layer. Each further layer has four times as many."""
     max_channels: int = 512
-    """The most channels that this leads to."""
+    """Maximum number of channels."""
     layers: int = 4
-    """How often every three samples of a row become one."""
+    """Number of layers with a stride of 3."""
 
     def __post_init__(self) -> None:
-        refuse_few("periods", self.periods, least=1)
-        refuse_widths(self.dim, self.max_channels, self.layers)
+        check_values("periods", self.periods, minimum=1)
+        check_sizes(self.dim, self.max_channels, self.layers)
 
     @property
     def stage_channels(self) -> list[int]:
-        """Of the layers: one for each that shortens, and one more before the logits."""
+        """Output channels of each strided layer, and of one more layer before the logits."""
         channels = [min(self.dim * 4**layer, self.max_channels) for layer in range(self.layers)]
         return [*channels, channels[-1]]
 
@@ -120,49 +124,51 @@ class PeriodDiscriminator(AudioDiscriminator):
     def __init__(self, config: PeriodDiscriminatorConfig):
         super().__init__()
         self.config = config
-        self.networks = nn.ModuleList([OfPeriod(period, config) for period in config.periods])
+        self.networks = nn.ModuleList([PeriodNetwork(period, config) for period in config.periods])
 
 
-class OfPeriod(nn.Module):
+class PeriodNetwork(nn.Module):
+    """Convolve over rows of (N / period, period), so that a column holds every p-th sample."""
+
     def __init__(self, period: int, config: PeriodDiscriminatorConfig):
         super().__init__()
         self.period = period
-        *shortened, last = config.stage_channels
-        shortening = [
+        *channels, last = config.stage_channels
+        convs = [
             nn.Conv2d(*pair, (5, 1), stride=(3, 1), padding=(2, 0))
-            for pair in pairwise([1, *shortened])
+            for pair in pairwise([1, *channels])
         ]
-        self.layers = Layers([*shortening, nn.Conv2d(shortened[-1], last, (5, 1), padding=(2, 0))])
-        self.logit = to_logit(last)
+        self.layers = ConvStack([*convs, nn.Conv2d(channels[-1], last, (5, 1), padding=(2, 0))])
+        self.logit = build_logit_head(last)
 
-    def forward(self, samples: Tensor) -> Discriminated:
-        filled = F.pad(samples, (0, -samples.shape[2] % self.period))
-        features = self.layers(filled.unflatten(2, (-1, self.period)))
-        return Discriminated(self.logit(features[-1]).flatten(1), features)
+    def forward(self, samples: Tensor) -> DiscriminatorOutput:
+        padded = F.pad(samples, (0, -samples.shape[2] % self.period))
+        features = self.layers(padded.unflatten(2, (-1, self.period)))
+        return DiscriminatorOutput(self.logit(features[-1]).flatten(1), features)
 
 
-# -------------------------------------------------------------------------------------------------------------- scales
+# ------------------------------------------------------------------------------------------ scales
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScaleDiscriminatorConfig:
     scales: tuple[int, ...] = (1, 2, 4)
-    """The sound as it is, with the mean of every two samples for one, and of every four."""
+    """Downsampling factors, by average pooling."""
     dim: int = 16
-    """Channels after the first layer; every further layer doubles them twice."""
+    """Channels after the first layer. Each further layer has four times as many."""
     max_channels: int = 512
-    """The most channels that this leads to."""
+    """Maximum number of channels."""
     layers: int = 3
-    """How often every four samples become one."""
+    """Number of layers with a stride of 4."""
 
     def __post_init__(self) -> None:
-        refuse_few("scales", self.scales, least=1)
-        refuse_widths(self.dim, self.max_channels, self.layers)
+        check_values("scales", self.scales, minimum=1)
+        check_sizes(self.dim, self.max_channels, self.layers)
 
     @property
     def stage_channels(self) -> list[int]:
-        """Of the layers: one at full rate, one for each that shortens, and one more before the
-        logits."""
+        """Output channels of the first layer, of each strided layer, and of one more layer before
+        the logits."""
         channels = [min(self.dim * 4**layer, self.max_channels) for layer in range(self.layers + 1)]
         return [*channels, channels[-1]]
 
@@ -174,64 +180,70 @@ class ScaleDiscriminator(AudioDiscriminator):
     def __init__(self, config: ScaleDiscriminatorConfig):
         super().__init__()
         self.config = config
-        self.networks = nn.ModuleList([OfScale(scale, config) for scale in config.scales])
+        self.networks = nn.ModuleList([ScaleNetwork(scale, config) for scale in config.scales])
 
 
-class OfScale(nn.Module):
+class ScaleNetwork(nn.Module):
+    """Convolve over the downsampled waveform."""
+
     def __init__(self, scale: int, config: ScaleDiscriminatorConfig):
         super().__init__()
         self.scale = scale
-        first, *shortened, last = config.stage_channels
-        shortening = [self.shortening(*pair) for pair in pairwise([first, *shortened])]
+        first, *channels, last = config.stage_channels
+        strided = [self.build_strided_conv(*pair) for pair in pairwise([first, *channels])]
         before, after = (
             nn.Conv2d(1, first, (15, 1), padding=(7, 0)),
             nn.Conv2d(last, last, (5, 1), padding=(2, 0)),
         )
-        self.layers = Layers([before, *shortening, after])
-        self.logit = to_logit(last)
+        self.layers = ConvStack([before, *strided, after])
+        self.logit = build_logit_head(last)
 
-    def shortening(self, inputs: int, outputs: int) -> nn.Conv2d:
-        """In groups of four channels: kernels of 41 samples would else be most of the cost (MelGAN,
-        appendix A)."""
-        groups = inputs // 4 if inputs % 4 == 0 and outputs % (inputs // 4) == 0 else 1
-        return nn.Conv2d(inputs, outputs, (41, 1), stride=(4, 1), padding=(20, 0), groups=groups)
+    def build_strided_conv(self, in_channels: int, out_channels: int) -> nn.Conv2d:
+        """Build a convolution in groups of four channels, without which kernels of 41 samples would
+        dominate the cost (MelGAN, appendix A)."""
+        divisible = in_channels % 4 == 0 and out_channels % (in_channels // 4) == 0
+        groups = in_channels // 4 if divisible else 1
+        return nn.Conv2d(
+            in_channels, out_channels, (41, 1), stride=(4, 1), padding=(20, 0), groups=groups
+        )
 
-    def forward(self, samples: Tensor) -> Discriminated:
-        coarse = F.avg_pool1d(samples, self.scale, ceil_mode=True)
-        features = self.layers(coarse.unsqueeze(3))
+    def forward(self, samples: Tensor) -> DiscriminatorOutput:
+        pooled = F.avg_pool1d(samples, self.scale, ceil_mode=True)
+        features = self.layers(pooled.unsqueeze(3))
         logits_BM = self.logit(features[-1]).flatten(1)
-        return Discriminated(
-            logits_BM.repeat_interleave(self.scale, dim=1), features
-        )  # as many as those of the sound itself
+        # Repeated to the number of logits of the full rate, for equal weight in a mean.
+        return DiscriminatorOutput(logits_BM.repeat_interleave(self.scale, dim=1), features)
 
 
-# --------------------------------------------------------------------------------------------------------------- bands
+# ------------------------------------------------------------------------------------------- bands
 
 
 @dataclass(frozen=True, kw_only=True)
 class BandDiscriminatorConfig:
     windows: tuple[int, ...] = (2048, 1024, 512)
-    """In samples; each is moved on by a quarter of itself."""
+    """STFT window lengths in samples. The hop is a quarter of the window."""
     bands: tuple[float, ...] = (0.1, 0.25, 0.5, 0.75)
-    """Where frequencies are parted, as shares of the highest."""
+    """Boundaries between frequency bands, as fractions of the highest frequency."""
     dim: int = 32
     """Channels of all layers."""
     layers: int = 3
-    """How often frequencies are halved."""
+    """Number of layers that halve the frequency resolution."""
 
     def __post_init__(self) -> None:
-        refuse_few("windows", self.windows, least=2 ** (self.layers + 3))
-        refuse_widths(self.dim, self.dim, self.layers)
+        check_values("windows", self.windows, minimum=2 ** (self.layers + 3))
+        check_sizes(self.dim, self.dim, self.layers)
         edges = (0.0, *self.bands, 1.0)
         if any(low >= high for low, high in pairwise(edges)):
             raise ValueError(
-                f"Bands are parted at rising shares between 0 and 1, not at {self.bands}: use 0.25 0.5, say."
+                f"bands must be increasing fractions between 0 and 1, but got {self.bands}: use "
+                "values such as 0.25 0.5."
             )
-        thinnest = min(high - low for low, high in pairwise(edges)) * (min(self.windows) // 2 + 1)
-        if thinnest < 2:
+        narrowest = min(high - low for low, high in pairwise(edges)) * (min(self.windows) // 2 + 1)
+        if narrowest < 2:
             raise ValueError(
-                f"The thinnest of the bands at {self.bands} has {thinnest:.1f} of the frequencies of a window of "
-                f"{min(self.windows)} samples: use fewer bands or longer windows."
+                f"The narrowest band of {self.bands} has {narrowest:.1f} frequency bins with a "
+                f"window of {min(self.windows)} samples, but needs 2: use fewer bands or longer "
+                "windows."
             )
 
     def build(self) -> BandDiscriminator:
@@ -242,10 +254,12 @@ class BandDiscriminator(AudioDiscriminator):
     def __init__(self, config: BandDiscriminatorConfig):
         super().__init__()
         self.config = config
-        self.networks = nn.ModuleList([OfWindow(window, config) for window in config.windows])
+        self.networks = nn.ModuleList([BandNetwork(window, config) for window in config.windows])
 
 
-class OfWindow(nn.Module):
+class BandNetwork(nn.Module):
+    """Convolve over each frequency band of a complex spectrogram."""
+
     hann: Tensor
 
     def __init__(self, window: int, config: BandDiscriminatorConfig):
@@ -253,35 +267,41 @@ class OfWindow(nn.Module):
         self.window = window
         self.register_buffer("hann", torch.hann_window(window), persistent=False)
         bins = window // 2 + 1
-        edges = [0, *(round(share * bins) for share in config.bands), bins]
-        self.sizes = [high - low for low, high in pairwise(edges)]
-        self.bands = nn.ModuleList([Layers(self.convolutions(config)) for _ in self.sizes])
+        edges = [0, *(round(fraction * bins) for fraction in config.bands), bins]
+        self.band_sizes = [high - low for low, high in pairwise(edges)]
+        self.bands = nn.ModuleList([ConvStack(self.build_convs(config)) for _ in self.band_sizes])
         self.logit = nn.Conv2d(config.dim, 1, 3, padding=1)
-        start(self.logit, gain=1.0)
+        init_fan_in_(self.logit, gain=1.0)
 
-    def convolutions(self, config: BandDiscriminatorConfig) -> list[nn.Conv2d]:
-        """Wide along frequencies, which they halve, and narrow in time (EnCodec, figure 2)."""
+    def build_convs(self, config: BandDiscriminatorConfig) -> list[nn.Conv2d]:
+        """Build convolutions that are wide along frequency, which they halve, and narrow in time
+        (EnCodec, figure 2)."""
         first = nn.Conv2d(2, config.dim, (3, 9), padding=(1, 4))
         halving = [
             nn.Conv2d(config.dim, config.dim, (3, 9), (1, 2), (1, 4)) for _ in range(config.layers)
         ]
         return [first, *halving, nn.Conv2d(config.dim, config.dim, 3, padding=1)]
 
-    def forward(self, samples: Tensor) -> Discriminated:
-        parts = self.spectrum(samples).split(self.sizes, dim=3)
-        features = [layers(part) for layers, part in zip(self.bands, parts)]
-        seen = torch.cat([of_band[-1] for of_band in features], dim=3)
-        return Discriminated(
-            self.logit(seen).flatten(1), [feature for of_band in features for feature in of_band]
+    def forward(self, samples: Tensor) -> DiscriminatorOutput:
+        bands = self.spectrogram(samples).split(self.band_sizes, dim=3)
+        features = [layers(band) for layers, band in zip(self.bands, bands)]
+        joined = torch.cat([of_band[-1] for of_band in features], dim=3)
+        return DiscriminatorOutput(
+            self.logit(joined).flatten(1), [feature for of_band in features for feature in of_band]
         )
 
-    def spectrum(self, samples: Tensor) -> Tensor:
-        """(B, 2, frames, bins): real and imaginary, of the size of the samples whatever the
-        window."""
+    def spectrogram(self, samples: Tensor) -> Tensor:
+        """Return (B, 2, frames, bins), real and imaginary parts, at the scale of the samples."""
         with full_precision(samples.device.type):
-            sound, hop = to_fp32(samples).squeeze(1), self.window // 4
+            samples_BN, hop = to_fp32(samples).squeeze(1), self.window // 4
             spectrum = torch.stft(
-                sound, self.window, hop, self.window, self.hann.to(sound), pad_mode="constant", normalized=True,
+                samples_BN,
+                self.window,
+                hop,
+                self.window,
+                self.hann.to(samples_BN),
+                pad_mode="constant",
+                normalized=True,
                 return_complex=True,
-            )  # fmt: skip
+            )
             return torch.view_as_real(spectrum).permute(0, 3, 2, 1)

@@ -1,8 +1,7 @@
-"""Symbols that somebody else's tokenizer wrote: all that has to be known of them to learn from
-them.
+"""Describe tokens that another tokenizer produced, so that a model can be trained on them.
 
-Nothing can be tokenized or played from here. What there is to see of such symbols is a picture of
-their numbers.
+Such tokens cannot be computed from audio or decoded here. They can only be shown, as an image of
+their indices.
 """
 
 from __future__ import annotations
@@ -17,113 +16,120 @@ from tessera.modalities.image.media import Image
 from tessera.nn.masked_transformer import TokenSpec
 from tessera.nn.token_layout import Layout
 
-LOOSE = 2
-"""Frames, of the longer kind, by which two streams of one sound may differ. A speech model that
-pads nothing writes one less at the end, and of the last, which is not full, one tokenizer writes a
-symbol and another does not."""
-STEP, ROW = 4, 8
-"""Pixels of one frame and of one level in a picture."""
+TOLERANCE_FRAMES = 2
+"""Frames, of the longer kind, by which two streams of the same audio may differ. A speech model
+without padding produces one frame less at the end, and tokenizers differ in whether they keep an
+incomplete last frame."""
+FRAME_PIXELS, ROW_PIXELS = 4, 8
+"""Width of a frame and height of a codebook in an image of tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
-    """A row of frames, each of which has a symbol in every level."""
+class TokenStream:
+    """A sequence of frames with one token per codebook."""
 
     vocab_size: int
-    """How many symbols there are."""
+    """Codebook size."""
     frames: int
-    """Of the longest example."""
+    """Frames of the longest example."""
     seconds: float
-    """How long a frame lasts."""
-    levels: int = 1
-    """Symbols in a frame, the coarsest first."""
+    """Duration of a frame."""
+    num_quantizers: int = 1
+    """Tokens per frame, the coarsest first."""
 
     def __post_init__(self) -> None:
-        if min(self.vocab_size, self.frames, self.levels) < 1 or not self.seconds > 0:
+        if min(self.vocab_size, self.frames, self.num_quantizers) < 1 or not self.seconds > 0:
             raise ValueError(
-                f"A stream has 1 or more symbols, frames and levels, and its frames last some time, but here it is {self}."
+                "vocab_size, frames and num_quantizers must be at least 1 and seconds greater than "
+                f"0, but got {self}."
             )
 
     @classmethod
-    def of(cls, tokens: TokenSpec) -> Stream:
-        """What a network was built for."""
-        if len(tokens.layout.grid) != 1 or tokens.seconds is None:
+    def from_spec(cls, spec: TokenSpec) -> TokenStream:
+        """Describe the tokens that a network was built for."""
+        if len(spec.layout.grid) != 1 or spec.seconds is None:
             raise ValueError(
-                f"The network was built for a grid of {tokens.layout.grid} and {tokens.seconds} seconds to a cell, but a "
-                "sound is a row of frames that each last some time."
+                f"The network was built for a grid of {spec.layout.grid} with {spec.seconds} "
+                "seconds per position, but audio tokens need a grid of one dimension and a frame "
+                "duration."
             )
-        [frames] = tokens.layout.grid
+        [frames] = spec.layout.grid
         return cls(
-            vocab_size=tokens.vocab_size,
+            vocab_size=spec.vocab_size,
             frames=frames,
-            seconds=tokens.seconds,
-            levels=tokens.layout.levels,
+            seconds=spec.seconds,
+            num_quantizers=spec.layout.num_quantizers,
         )
 
-    def tokens(self) -> TokenSpec:
-        return TokenSpec(self.vocab_size, Layout((self.frames,), self.levels), seconds=self.seconds)
+    def to_spec(self) -> TokenSpec:
+        layout = Layout((self.frames,), self.num_quantizers)
+        return TokenSpec(self.vocab_size, layout, seconds=self.seconds)
 
     def build(self) -> ExternalTokenizer:
         return ExternalTokenizer(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Streams:
-    """What is heard, and what is said in it: two rows of symbols for the same time."""
+class TokenStreams:
+    """The acoustic and the semantic tokens of the same audio."""
 
-    acoustic: Stream
-    semantic: Stream
+    acoustic: TokenStream
+    semantic: TokenStream
 
     def __post_init__(self) -> None:
-        if self.semantic.levels > 1:
+        if self.semantic.num_quantizers > 1:
             raise ValueError(
-                f"What is said comes with one symbol to a frame, but the semantic stream has {self.semantic.levels}."
+                "The semantic stream must have 1 token per frame, but has "
+                f"{self.semantic.num_quantizers}."
             )
-        if not self.agree(self.acoustic.frames, self.semantic.frames):
-            lasting = self.lasting(self.acoustic.frames, self.semantic.frames)
-            raise ValueError(f"Both streams are of the same time, but here they are of {lasting}.")
+        if not self.same_duration(self.acoustic.frames, self.semantic.frames):
+            durations = self.describe_durations(self.acoustic.frames, self.semantic.frames)
+            raise ValueError(
+                f"The acoustic and the semantic stream must have the same duration, but have "
+                f"{durations}: correct the frames or the seconds of one of them."
+            )
 
-    def agree(self, heard: int, said: int) -> bool:
-        """Whether so many acoustic and so many semantic frames last equally long, as nearly as
-        tokenizers write them."""
+    def same_duration(self, acoustic_frames: int, semantic_frames: int) -> bool:
+        """Return whether the durations are equal within TOLERANCE_FRAMES."""
+        acoustic_seconds = acoustic_frames * self.acoustic.seconds
+        semantic_seconds = semantic_frames * self.semantic.seconds
         longer = max(self.acoustic.seconds, self.semantic.seconds)
-        return (
-            abs(heard * self.acoustic.seconds - said * self.semantic.seconds)
-            <= LOOSE * longer + 1e-9
-        )
+        return abs(acoustic_seconds - semantic_seconds) <= TOLERANCE_FRAMES * longer + 1e-9
 
-    def lasting(self, heard: int, said: int) -> str:
-        """In words."""
-        first, second = heard * self.acoustic.seconds, said * self.semantic.seconds
-        return f"{first:.2f} s ({heard} frames) and {second:.2f} s ({said} frames)"
+    def describe_durations(self, acoustic_frames: int, semantic_frames: int) -> str:
+        acoustic_seconds = acoustic_frames * self.acoustic.seconds
+        semantic_seconds = semantic_frames * self.semantic.seconds
+        return (
+            f"{acoustic_seconds:.2f} s ({acoustic_frames} frames) and "
+            f"{semantic_seconds:.2f} s ({semantic_frames} frames)"
+        )
 
 
 class ExternalTokenizer:
-    """Stands where a tokenizer would, for symbols that are there already."""
+    """Take the place of a tokenizer for tokens that were computed elsewhere."""
 
     features: Tensor | None = None
+    is_external = True
 
-    def __init__(self, stream: Stream):
+    def __init__(self, stream: TokenStream):
         self.network: nn.Module = nn.Identity()
-        self.vocab_size, self.levels, self.seconds = (
-            stream.vocab_size,
-            stream.levels,
-            stream.seconds,
-        )
+        self.vocab_size = stream.vocab_size
+        self.num_quantizers = stream.num_quantizers
+        self.seconds = stream.seconds
         self.grid = (stream.frames,)
 
-    def codes(self, examples: Any) -> Tensor:
+    def encode_examples(self, examples: Any) -> Tensor:
         raise ValueError(
-            "These examples are no symbols, and there is no codec here that could write them as such."
+            "The examples are not tokens, and a model of external tokens has no tokenizer: give "
+            "the tokens themselves."
         )
 
-    def media(self, codes: Tensor) -> list[Image]:
-        """Time from left to right and a row for each level; the higher a symbol's number, the
-        brighter."""
-        rows = codes.reshape(*codes.shape[:2], self.levels).cpu().numpy()
-        return [self.picture(tokens_TL[tokens_TL[:, 0] >= 0]) for tokens_TL in rows]
+    def to_media(self, codes: Tensor) -> list[Image]:
+        """Draw tokens: time from left to right, one row per codebook, brighter for higher codes."""
+        codes_BTL = codes.reshape(*codes.shape[:2], self.num_quantizers).cpu().numpy()
+        return [self.draw(codes_TL[codes_TL[:, 0] >= 0]) for codes_TL in codes_BTL]
 
-    def picture(self, tokens_TL: np.ndarray) -> Image:
-        bright_TL = 2 * tokens_TL / max(1, self.vocab_size - 1) - 1
-        tall = bright_TL.T.repeat(ROW, 0).repeat(STEP, 1)
-        return Image.from_floats(np.broadcast_to(tall, (3, *tall.shape)))
+    def draw(self, codes_TL: np.ndarray) -> Image:
+        level_TL = 2 * codes_TL / max(1, self.vocab_size - 1) - 1
+        pixels = level_TL.T.repeat(ROW_PIXELS, 0).repeat(FRAME_PIXELS, 1)
+        return Image.from_floats(np.broadcast_to(pixels, (3, *pixels.shape)))

@@ -1,17 +1,17 @@
-"""What is heard in a sound, frame by frame: numbers that tell sounds apart by what is said more
-than by who says it.
+"""Frame-wise audio features that describe what is said more than who says it.
 
-`MelFeatures` are MFCC with their deltas, which HuBERT began with (Hsu 2021, arXiv 2106.07447,
-section IV-B) and which need nothing but arithmetic. `VoiceFeatures` are those of a small network of
-Google's, whose weights lie inside a package. `SpeechFeatures` are a layer of any speech network in
-the Hugging Face layout. Networks of others are held and never trained, and are in no checkpoint.
+- `MFCCFeatures`: MFCCs with deltas, the features of HuBERT's first iteration (Hsu 2021, arXiv
+  2106.07447, section IV-B). They need no network.
+- `VoiceFeatures`: a small speech embedding network of Google, from the package openwakeword.
+- `SpeechFeatures`: a layer of any speech network in the Hugging Face layout.
 
-Sounds are (B, 1, N); features (B, T, D) with T = N / hop, rounded up: frame t is heard around the
-samples from t * hop to (t + 1) * hop. Beyond its ends a sound is silent, and of a sound of
-`lengths` only so many samples are heard, whatever follows: a sound has the same features alone and
-beside longer ones. No gradient passes.
+Pretrained networks are frozen and not part of checkpoints. No gradient passes.
 
-B examples, N samples, T frames, D width of the features.
+Audio is (B, 1, N) and features are (B, T, D) with T = N / hop, rounded up. Frame t is centred on
+the samples from t * hop to (t + 1) * hop, and audio is padded with zeros at both ends. Samples
+beyond `lengths` are ignored, so an example has the same features alone and in a padded batch.
+
+B batch, N samples, T frames, D feature dimension.
 """
 
 from __future__ import annotations
@@ -19,285 +19,293 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._optional import require
 from tessera.engine.task import Frozen
-from tessera.losses.spectra import mfcc, with_deltas
+from tessera.losses.spectrogram import append_deltas, mfcc
 from tessera.nn.precision import full_precision, to_fp32
-from tessera.text.huggingface import LOCAL, library, read_weights, refuse_no_folder, told
+from tessera.text.huggingface import LOCAL_ONLY, check_model_folder, load_weights, translate_errors
+
+Key = TypeVar("Key", bound=Hashable)
 
 
-class Features(nn.Module):
-    """The contract of all of them."""
+class AudioFeatures(nn.Module):
+    """Base class; a subclass sets `dim` and `hop` and implements `extract`."""
 
     dim: int
     hop: int
 
     @torch.no_grad()
     def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """(B, 1, N) -> (B, T, D), zero in frames that have no real sample."""
-        count, _, whole = samples.shape
-        lengths = [whole] * count if lengths_B is None else lengths_B.tolist()
-        features_BTD = to_fp32(samples).new_zeros(count, frames(whole, self.hop), self.dim)
+        """Return (B, T, D) for (B, 1, N), with zeros in frames of padding."""
+        batch_size, _, max_len = samples.shape
+        lengths = [max_len] * batch_size if lengths_B is None else lengths_B.tolist()
+        frames = num_frames(max_len, self.hop)
+        features_BTD = to_fp32(samples).new_zeros(batch_size, frames, self.dim)
         with full_precision(samples.device.type):
-            for length, here in alike(lengths):
+            for length, rows in group_by_value(lengths):
                 if length:
-                    heard = self.hear(to_fp32(samples[here, 0, :length]))
-                    features_BTD[here, : heard.shape[1]] = heard.to(features_BTD)
+                    features = self.extract(to_fp32(samples[rows, 0, :length]))
+                    features_BTD[rows, : features.shape[1]] = features.to(features_BTD)
         return features_BTD
 
-    def hear(self, samples_BN: Tensor) -> Tensor:
-        """(B, N) of at least one sample -> (B, T, D)."""
+    def extract(self, samples_BN: Tensor) -> Tensor:
+        """Return (B, T, D) for (B, N) with at least one sample."""
         raise NotImplementedError
 
 
-def alike(keys: Iterable[Any]) -> Iterator[tuple[Any, list[int]]]:
-    """Each different key, and the places where it stands: those of one length go through a network
-    together."""
-    places: dict[Any, list[int]] = {}
-    for place, key in enumerate(keys):
-        places.setdefault(key, []).append(place)
-    yield from places.items()
+def group_by_value(values: Iterable[Key]) -> Iterator[tuple[Key, list[int]]]:
+    """Yield each distinct value and its indices: examples of equal length form one batch."""
+    groups: dict[Key, list[int]] = {}
+    for index, value in enumerate(values):
+        groups.setdefault(value, []).append(index)
+    yield from groups.items()
 
 
-def frames(samples: int, hop: int) -> int:
-    return -(-samples // hop)
+def num_frames(num_samples: int, hop: int) -> int:
+    return -(-num_samples // hop)
 
 
-def around(samples_BN: Tensor, *, hop: int, reach: int) -> Tensor:
-    """With so much silence before and after that windows of `reach` samples, `hop` apart, are
-    centred on their frames."""
-    samples, before = samples_BN.shape[1], (reach - hop) // 2
-    return F.pad(samples_BN, (before, (frames(samples, hop) - 1) * hop + reach - before - samples))
+def pad_to_frames(samples_BN: Tensor, *, hop: int, receptive_field: int) -> Tensor:
+    """Pad with zeros so that windows of `receptive_field` samples are centred on their frames."""
+    length, left = samples_BN.shape[1], (receptive_field - hop) // 2
+    padded_length = (num_frames(length, hop) - 1) * hop + receptive_field
+    return F.pad(samples_BN, (left, padded_length - left - length))
 
 
-# ------------------------------------------------------------------------------------------------------------------ mel
+# -------------------------------------------------------------------------------------------- MFCC
 
 
 @dataclass(frozen=True, kw_only=True)
-class MelFeatures:
-    """MFCC with their first and second deltas."""
+class MFCCFeaturesConfig:
+    """MFCCs with their first and second deltas."""
 
     rate_hz: int = 16_000
-    """Samples a second of the sounds."""
+    """Sampling rate of the audio."""
     window: int = 400
-    """Samples that are looked at for one frame: 25 ms at 16 kHz."""
+    """Window length in samples; 400 are 25 ms at 16 kHz."""
     hop: int = 320
-    """Samples from one frame to the next; each has one symbol."""
+    """Samples per frame. Each frame becomes one token."""
     bands: int = 40
-    """Mel bands."""
+    """Number of mel bands."""
     coefficients: int = 13
-    """How many numbers are kept of them: the shape of the spectrum without its pitch."""
+    """Number of cepstral coefficients. The low ones describe the spectral envelope without the
+    pitch."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.hop <= self.window:
             raise ValueError(
-                f"A hop is at least 1 sample and at most the window, but they are {self.hop} and {self.window}."
+                f"hop must be at least 1 and at most the window of {self.window} samples, but got "
+                f"{self.hop}."
             )
         if not 1 <= self.coefficients <= self.bands:
             raise ValueError(
-                f"{self.coefficients} coefficients are not to be had of {self.bands} mel bands: use at most so many."
+                f"coefficients must be 1 to {self.bands}, the number of mel bands, but got "
+                f"{self.coefficients}."
             )
         if self.rate_hz < 1:
-            raise ValueError(f"rate_hz is a number of samples a second, but it is {self.rate_hz}.")
+            raise ValueError(f"rate_hz must be at least 1, but got {self.rate_hz}.")
 
-    def build(self) -> Mel:
-        return Mel(self)
+    def build(self) -> MFCCFeatures:
+        return MFCCFeatures(self)
 
 
-class Mel(Features):
-    def __init__(self, config: MelFeatures):
+class MFCCFeatures(AudioFeatures):
+    def __init__(self, config: MFCCFeaturesConfig):
         super().__init__()
         self.config, self.hop, self.dim = config, config.hop, 3 * config.coefficients
 
-    def hear(self, samples_BN: Tensor) -> Tensor:
+    def extract(self, samples_BN: Tensor) -> Tensor:
         config = self.config
-        heard = mfcc(
-            samples_BN, rate_hz=config.rate_hz, window=config.window, hop=config.hop, bands=config.bands,
+        coefficients_BCT = mfcc(
+            samples_BN,
+            rate_hz=config.rate_hz,
+            window=config.window,
+            hop=config.hop,
+            bands=config.bands,
             coefficients=config.coefficients,
-        )  # fmt: skip
-        return with_deltas(heard).mT
+        )
+        return append_deltas(coefficients_BCT).mT
 
 
-# --------------------------------------------------------------------------------------------------------------- speech
+# ---------------------------------------------------------------------------------- speech network
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeechFeatures:
-    """A layer of somebody else's speech network: wav2vec 2, HuBERT, WavLM. Needs the extra
+class SpeechFeaturesConfig:
+    """A layer of a pretrained speech network: wav2vec 2, HuBERT or WavLM. Needs the extra
     `text`."""
 
     path: str
-    """A folder that holds one in the Hugging Face layout. It must stay where it is."""
+    """A folder with a network in the Hugging Face layout. It must stay in place."""
     layer: int = 9
-    """Whose output is taken; 0 is what enters the first. Symbols are often made of HuBERT's
-    ninth."""
+    """The layer whose output is used; 0 is the input of the first layer. The ninth layer of HuBERT
+    is a common choice for semantic tokens."""
     rate_hz: int = 16_000
-    """Samples a second of the sounds it learnt from."""
+    """Sampling rate of the audio that the network was trained on."""
     hop: int = 320
-    """Samples from one of its frames to the next."""
+    """Samples per frame of the network."""
 
     def __post_init__(self) -> None:
         if not self.path.strip():
-            raise ValueError(
-                "Features of a speech network need the folder that holds it: give its path."
-            )
+            raise ValueError("path is empty: give the folder of a speech network.")
         if self.layer < 0:
             raise ValueError(
-                f"Layers are counted from 0, which is what enters the first, but layer is {self.layer}."
+                f"layer must be at least 0, the input of the first layer, but got {self.layer}."
             )
 
-    def build(self) -> Speech:
-        return Speech(self)
+    def build(self) -> SpeechFeatures:
+        return SpeechFeatures(self)
 
 
-class Speech(Features):
-    def __init__(self, config: SpeechFeatures):
+class SpeechFeatures(AudioFeatures):
+    def __init__(self, config: SpeechFeaturesConfig):
         super().__init__()
         self.config, self.hop = config, config.hop
         what = f"The speech network {config.path!r}"
-        transformers = library("A speech network of others", "take the features of MFCC")
-        refuse_no_folder(config.path, what)
-        with told(transformers, what):
-            settings = transformers.AutoConfig.from_pretrained(config.path, **LOCAL)
-            weights = read_weights(transformers.AutoModel, config.path, **LOCAL)
-            taken = listening(Path(config.path))
-        refuse_other_speech(config, settings, taken)
-        self.dim, self.reach = settings.hidden_size, reach(settings)
-        self.evened = taken.get("do_normalize", False)
-        # Layers above the one asked for are not computed. One more than needed stays: some networks
-        # norm what their last gives.
-        network = weights.refuse_half(what, unused=("masked_spec_embed",))
+        transformers = require("transformers", extra="text", purpose="A pretrained speech network")
+        check_model_folder(config.path, what)
+        with translate_errors(transformers, what):
+            settings = transformers.AutoConfig.from_pretrained(config.path, **LOCAL_ONLY)
+            weights = load_weights(transformers.AutoModel, config.path, **LOCAL_ONLY)
+            preprocessor = read_preprocessor_config(Path(config.path))
+        check_speech_network(config, settings, preprocessor)
+        self.dim, self.receptive_field = settings.hidden_size, conv_receptive_field(settings)
+        self.normalize = preprocessor.get("do_normalize", False)
+        # Later layers are not computed. One more than needed is kept, because some networks
+        # normalize the output of their last layer.
+        network = weights.check_complete(what, unused=("masked_spec_embed",))
         network.encoder.layers = network.encoder.layers[: config.layer + 1]
         self.network = Frozen(network)
 
-    def hear(self, samples_BN: Tensor) -> Tensor:
-        if self.evened:
+    def extract(self, samples_BN: Tensor) -> Tensor:
+        if self.normalize:
             samples_BN = samples_BN - samples_BN.mean(1, keepdim=True)
             samples_BN = samples_BN / (samples_BN.square().mean(1, keepdim=True) + 1e-7).sqrt()
-        padded_BN = around(samples_BN, hop=self.hop, reach=self.reach).to(
-            next(self.network.network.parameters())
-        )
+        padded_BN = pad_to_frames(samples_BN, hop=self.hop, receptive_field=self.receptive_field)
+        padded_BN = padded_BN.to(next(self.network.network.parameters()))
         return self.network(padded_BN, output_hidden_states=True).hidden_states[self.config.layer]
 
 
-def listening(folder: Path) -> dict[str, Any]:
-    """How its makers prepared sounds for it, where they left word."""
+def read_preprocessor_config(folder: Path) -> dict[str, Any]:
+    """Read how the network's inputs are prepared; {} if the folder has no such file."""
     file = folder / "preprocessor_config.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def reach(settings: Any) -> int:
-    """Samples that one frame of a stack of convolutions sees."""
-    seen = 1
-    for kernel, stride in reversed(
-        list(zip(settings.conv_kernel, settings.conv_stride, strict=True))
-    ):
-        seen = (seen - 1) * stride + kernel
-    return seen
+def conv_receptive_field(settings: Any) -> int:
+    """Return the samples that determine one frame of a stack of convolutions."""
+    field = 1
+    layers = list(zip(settings.conv_kernel, settings.conv_stride, strict=True))
+    for kernel, stride in reversed(layers):
+        field = (field - 1) * stride + kernel
+    return field
 
 
-def refuse_other_speech(config: SpeechFeatures, settings: Any, taken: dict[str, Any]) -> None:
+def check_speech_network(
+    config: SpeechFeaturesConfig, settings: Any, preprocessor: dict[str, Any]
+) -> None:
+    """Raise ValueError if the network does not match the configuration."""
     what = f"The speech network {config.path!r}"
     if not (hasattr(settings, "conv_stride") and hasattr(settings, "conv_kernel")):
         raise ValueError(
-            f"{what} is a {settings.model_type}, which does not listen to samples: take one that does, "
-            "such as wav2vec 2, HuBERT or WavLM."
+            f"{what} is a {settings.model_type}, which does not take audio samples as input: use a "
+            "network such as wav2vec 2, HuBERT or WavLM."
         )
     if (hop := math.prod(settings.conv_stride)) != config.hop:
         raise ValueError(
-            f"{what} makes a frame of every {hop} samples, but hop is {config.hop}: set it to {hop}."
+            f"{what} has {hop} samples per frame, but hop is {config.hop}: set it to {hop}."
         )
-    if (rate_hz := taken.get("sampling_rate", config.rate_hz)) != config.rate_hz:
+    if (rate_hz := preprocessor.get("sampling_rate", config.rate_hz)) != config.rate_hz:
         raise ValueError(
-            f"{what} learnt from {rate_hz} samples a second, but rate_hz is {config.rate_hz}: set it to {rate_hz}."
+            f"{what} was trained at {rate_hz} Hz, but rate_hz is {config.rate_hz}: set it to "
+            f"{rate_hz}."
         )
     if config.layer > settings.num_hidden_layers:
         raise ValueError(
-            f"{what} has {settings.num_hidden_layers} layers, but layer {config.layer} is asked for."
+            f"{what} has {settings.num_hidden_layers} layers, but layer is {config.layer}: use a "
+            "lower one."
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------- voice
+# -------------------------------------------------------------------------------- speech embedding
 
 
 @dataclass(frozen=True, kw_only=True)
-class VoiceFeatures:
-    """Google's speech embedding (Lin 2020, arXiv 2002.01322), 96 numbers every 80 ms, as
-    openwakeword 0.5 carries it.
+class VoiceFeaturesConfig:
+    """Google's speech embedding (Lin 2020, arXiv 2002.01322), 96 numbers every 80 ms, from
+    openwakeword 0.5.
 
-    Needs the extra `voice`. It runs on the CPU, and takes about 50 ms for a second of sound.
+    Needs the extra `voice`. It runs on the CPU and takes about 50 ms per second of audio.
     """
 
     rate_hz: ClassVar[int] = 16_000
     hop: ClassVar[int] = 1280
 
-    def build(self) -> Voice:
-        return Voice()
+    def build(self) -> VoiceFeatures:
+        return VoiceFeatures()
 
 
-class Voice(Features):
-    dim, hop = 96, VoiceFeatures.hop
-    MELS, MEL_STEP, MELS_AT_ONCE, MEL_REACH = 32, 160, 76, 512
-    REACH = (MELS_AT_ONCE - 1) * MEL_STEP + MEL_REACH
-    """Samples that one frame sees: 782 ms."""
+class VoiceFeatures(AudioFeatures):
+    dim, hop = 96, VoiceFeaturesConfig.hop
+    MEL_BANDS, MEL_HOP, MEL_FRAMES, MEL_WINDOW = 32, 160, 76, 512
+    """Mel spectrogram that the embedding network receives."""
+    RECEPTIVE_FIELD = (MEL_FRAMES - 1) * MEL_HOP + MEL_WINDOW
+    """Samples that determine one frame: 782 ms."""
 
     def __init__(self) -> None:
         super().__init__()
-        runtime, folder = voice_library()
-        alone = runtime.SessionOptions()
-        alone.intra_op_num_threads = alone.inter_op_num_threads = (
-            1  # the number of threads changes the bits
-        )
-        self.spectrum, self.embedding = (
-            runtime.InferenceSession(str(folder / name), alone, providers=["CPUExecutionProvider"])
+        onnxruntime, folder = find_embedding_models()
+        options = onnxruntime.SessionOptions()
+        # The number of threads would change the rounding.
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        self.spectrogram, self.embedding = (
+            onnxruntime.InferenceSession(
+                str(folder / name), options, providers=["CPUExecutionProvider"]
+            )
             for name in ("melspectrogram.onnx", "embedding_model.onnx")
         )
 
-    def hear(self, samples_BN: Tensor) -> Tensor:
-        # One sound after the other: the spectrum is cut off 80 dB below the loudest of all that
-        # come together.
-        padded_BN = around(samples_BN, hop=self.hop, reach=self.REACH).float().cpu().numpy()
-        return torch.from_numpy(np.stack([self.hear_one(one) for one in padded_BN]))
+    def extract(self, samples_BN: Tensor) -> Tensor:
+        padded_BN = pad_to_frames(samples_BN, hop=self.hop, receptive_field=self.RECEPTIVE_FIELD)
+        # One example at a time: the spectrogram network clips at 80 dB below the maximum over its
+        # batch.
+        arrays = padded_BN.float().cpu().numpy()
+        return torch.from_numpy(np.stack([self.extract_one(samples_N) for samples_N in arrays]))
 
-    def hear_one(self, samples_N: np.ndarray) -> np.ndarray:
-        """(T, D). Samples as 16-bit numbers, and the spectrum scaled, as the embedding is used
-        to."""
-        (spectrum,) = self.spectrum.run(None, {"input": samples_N[None] * 32767})
-        spectrum_FM = spectrum.reshape(-1, self.MELS) / 10 + 2
-        windows = np.lib.stride_tricks.sliding_window_view(spectrum_FM, self.MELS_AT_ONCE, axis=0)
-        windows = windows[:: self.hop // self.MEL_STEP].transpose(0, 2, 1)[..., None]
-        (embedded,) = self.embedding.run(None, {"input_1": np.ascontiguousarray(windows)})
-        return embedded.reshape(len(windows), self.dim)
+    def extract_one(self, samples_N: np.ndarray) -> np.ndarray:
+        """Return (T, D) for (N,); scales the samples and the spectrogram as the networks expect."""
+        (spectrogram,) = self.spectrogram.run(None, {"input": samples_N[None] * 32767})
+        mel_FM = spectrogram.reshape(-1, self.MEL_BANDS) / 10 + 2
+        windows = np.lib.stride_tricks.sliding_window_view(mel_FM, self.MEL_FRAMES, axis=0)
+        windows = windows[:: self.hop // self.MEL_HOP].transpose(0, 2, 1)[..., None]
+        (embedding,) = self.embedding.run(None, {"input_1": np.ascontiguousarray(windows)})
+        return embedding.reshape(len(windows), self.dim)
 
 
-def voice_library() -> tuple[Any, Path]:
-    """onnxruntime, and the folder of the networks; openwakeword itself is not imported, which would
-    want more packages."""
-    try:
-        import onnxruntime
-    except ModuleNotFoundError as problem:
-        raise ModuleNotFoundError(VOICE_MISSING.format(problem.name)) from problem
-    found = importlib.util.find_spec("openwakeword")
-    folder = (
-        Path(found.origin).parent / "resources" / "models" if found and found.origin else Path()
-    )
+def find_embedding_models() -> tuple[Any, Path]:
+    """Return onnxruntime and the folder of the ONNX models.
+
+    openwakeword is not imported, because it needs further packages.
+    """
+    purpose = "The speech embedding of openwakeword"
+    onnxruntime = require("onnxruntime", extra="voice", purpose=purpose)
+    spec = importlib.util.find_spec("openwakeword")
+    folder = Path(spec.origin).parent / "resources" / "models" if spec and spec.origin else Path()
     if not (folder / "embedding_model.onnx").is_file():
         raise ModuleNotFoundError(
-            VOICE_MISSING.format("openwakeword 0.5 (0.6 has no weights in it)")
+            "The speech embedding needs the models in the Python package openwakeword 0.5, which "
+            "is not installed (0.6 has no models in it). Install it with: "
+            "pip install --no-deps openwakeword==0.5.1; or use MFCC features.",
+            name="openwakeword",
         )
     return onnxruntime, folder
-
-
-VOICE_MISSING = (
-    'Features of voices need the package {}, which is not installed: pip install "tessera[voice]", and its weights alone with '
-    "pip install --no-deps openwakeword==0.5.1; or take MFCC."
-)

@@ -1,16 +1,16 @@
-"""What is in a folder of recordings, what is unusable and why: every file is decoded once, from its
-beginning to its end.
+"""Inspect a folder of audio files: what it holds, which files are unusable, and why.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
-torch. What is silent, clipped or off centre is listed, and usable: a run learns from it as it is.
-So is what breaks half-way, as far as it goes.
+Every file is decoded once from beginning to end. Silent, clipped, off-centre and damaged files are
+listed but usable: a run trains on them as they are, and on a damaged file up to the damage.
+
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median_low
@@ -18,192 +18,203 @@ from statistics import median_low
 import numpy as np
 
 from tessera.data.captions import Captions
-from tessera.data.discovery import find
+from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
-    count,
-    listed,
-    megabytes,
+    count_nouns,
+    format_duration,
+    hash_file,
+    list_problems,
+    format_megabytes,
     scan_folder,
-    tallied,
-    told_of_all,
-    unmatched,
+    count_lines,
+    common_fields,
+    unmatched_lines,
 )
 from tessera.modalities.audio.dataset import AudioDataConfig
-from tessera.modalities.audio.io.files import ENDINGS, listen, probe
-from tessera.modalities.video.inspect import clock, weigh
+from tessera.modalities.audio.io.files import SUFFIXES, probe, scan_blocks
 
-SILENT = 1e-3
-"""The deviation of a recording in which nothing is heard: 60 dB below full scale."""
-AT_THE_TOP = 0.999
-IN_A_ROW = 3
-"""So many samples at full scale are no peak but a wave whose top was cut off."""
-MOST_CLIPPED = 1e-4
-"""The share of clipped samples from which on a recording is said to be clipped."""
-OFF_CENTRE = 0.02
-"""The mean from which on a recording is said to be off centre."""
+SILENCE_STD = 1e-3
+"""Standard deviation below which a file is reported as silent: 60 dB below full scale."""
+CLIP_LEVEL = 0.999
+MIN_CLIP_SAMPLES = 3
+"""Consecutive samples at full scale that count as clipping; fewer are a peak."""
+MAX_CLIPPED_FRACTION = 1e-4
+"""Fraction of clipped samples above which a file is reported as clipped."""
+MAX_DC_OFFSET = 0.02
+"""Absolute mean above which a file is reported as off centre."""
 
 
 @dataclass
-class Heard:
-    """What the samples of a file come to, over all of its channels."""
+class SampleStats:
+    """Running statistics of the samples of a file, over all channels."""
 
-    number: int = 0
+    count: int = 0
     total: float = 0.0
-    squares: float = 0.0
-    at_the_top: int = 0
-    """samples in rows at full scale"""
+    total_squares: float = 0.0
+    num_clipped: int = 0
 
-    def hear(self, block: np.ndarray) -> None:
-        self.number += block.size
+    def update(self, block: np.ndarray) -> None:
+        self.count += block.size
         self.total += float(block.sum(dtype=np.float64))
-        self.squares += float(np.square(block, dtype=np.float64).sum())
-        self.at_the_top += in_rows(np.abs(block) >= AT_THE_TOP)
+        self.total_squares += float(np.square(block, dtype=np.float64).sum())
+        self.num_clipped += count_in_runs(np.abs(block) >= CLIP_LEVEL)
 
     @property
     def mean(self) -> float:
-        return self.total / self.number
+        return self.total / self.count
 
     @property
-    def deviation(self) -> float:
-        return math.sqrt(max(0.0, self.squares / self.number - self.mean**2))
+    def std(self) -> float:
+        return math.sqrt(max(0.0, self.total_squares / self.count - self.mean**2))
 
     @property
-    def clipped(self) -> float:
-        return self.at_the_top / self.number
+    def clipped_fraction(self) -> float:
+        return self.num_clipped / self.count
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioFileReport(FileReport):
     seconds: float = 0.0
-    """as far as it can be read"""
+    """Length of the readable part."""
     rate_hz: int = 0
     channels: int = 0
     codec: str = ""
-    heard: Heard = field(default_factory=Heard)
-    broke: str = ""
-    """where it breaks, and why; "" for a recording that can be read to its end"""
+    stats: SampleStats = field(default_factory=SampleStats)
+    damage: str = ""
+    """Where and why decoding stopped early; "" if the file is intact."""
 
 
 @dataclass(frozen=True)
 class Lengths:
-    shortest: float
+    """Lengths in seconds."""
+
+    min: float
     median: float
-    max_len: float
+    max: float
     total: float
-    """seconds"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioReport(Report):
-    recordings: int
+    files: int
     lengths: Lengths | None
-    """None where nothing is usable"""
+    """None if no file is usable."""
     rates: dict[str, int]
-    """samples a second, and how many recordings have them"""
+    """Sampling rate -> number of files."""
     channels: dict[str, int]
     codecs: dict[str, int]
-    captions_without_recording: list[str]
+    captions_without_file: list[str]
     silent: list[dict[str, str]]
-    """name and how loud it is"""
+    """Name and level."""
     clipped: list[dict[str, str]]
-    """name and how much of it"""
+    """Name and clipped fraction."""
     off_centre: list[dict[str, str]]
-    """name and its mean"""
-    broken: list[dict[str, str]]
-    """name, and where and why the file breaks; what comes before is used"""
+    """Name and mean."""
+    damaged: list[dict[str, str]]
+    """Name, and where and why decoding stopped; the part before is used."""
 
     def lines(self) -> list[str]:
+        summary = f"{count_nouns(self.files, 'audio file')}, {self.usable:,} usable"
         return [
-            f"{self.path}: {count(self.recordings, 'recording')}, {self.usable:,} usable, {megabytes(self.bytes)}",
+            f"{self.path}: {summary}, {format_megabytes(self.bytes)}",
             *self.length_lines(),
-            *tallied("rates", self.rates),
-            *tallied("channels", self.channels),
-            *tallied("codecs", self.codecs),
-            *self.caption_lines("recording"),
-            *unmatched("recordings", self.captions_without_recording),
-            *self.duplicate_lines("recording"),
+            *count_lines("rates", self.rates),
+            *count_lines("channels", self.channels),
+            *count_lines("codecs", self.codecs),
+            *self.caption_lines("audio file"),
+            *unmatched_lines("audio files", self.captions_without_file),
+            *self.duplicate_lines("audio file"),
             *self.other_lines(),
-            *listed("silent", self.silent, "recording", "in which nothing is to be learnt"),
-            *listed("clipped", self.clipped, "recording", "whose loudest parts are cut off"),
-            *listed("off centre", self.off_centre, "recording", "whose mean is not 0"),
-            *listed("broken", self.broken, "recording", "of which the part before is used"),
-            *self.unusable_lines("recording"),
+            *list_problems("silent", self.silent, "audio file", "with nothing to learn from"),
+            *list_problems("clipped", self.clipped, "audio file", "with samples cut off at full scale"),
+            *list_problems("off centre", self.off_centre, "audio file", "with a mean that is not 0"),
+            *list_problems("damaged", self.damaged, "audio file", "used up to the damage"),
+            *self.unusable_lines("audio file"),
         ]
 
     def length_lines(self) -> Iterator[str]:
         if self.lengths is not None:
-            shortest, median, max_len = (
-                self.lengths.shortest,
-                self.lengths.median,
-                self.lengths.max_len,
-            )
-            span = f"{shortest:.2f} to {max_len:.2f} s, median {median:.2f} s"
-            yield f"lengths: {span}; in all {clock(self.lengths.total)}"
+            shortest, longest = self.lengths.min, self.lengths.max
+            span = f"{shortest:.2f} to {longest:.2f} s, median {self.lengths.median:.2f} s"
+            yield f"lengths: {span}; total {format_duration(self.lengths.total)}"
 
 
-def check(
+def inspect_folder(
     path: str | Path, *, num_workers: int | None = None, progress: Progress | None = None
 ) -> AudioReport:
-    """Listens to every recording; `progress` is told how many of how many are done. No recording at
-    all is Refused."""
+    """Decode every audio file of a folder and report what was found.
+
+    Args:
+        path: A folder, with subfolders, or one file.
+        num_workers: Number of threads; None uses one per core.
+        progress: Called with the number of inspected files and the number of all files.
+
+    Raises:
+        UserError: If there is no audio file.
+    """
     AudioDataConfig().require_libraries()
-    looked = scan_folder(find(path, ENDINGS, "recordings"), inspect_file, num_workers, progress)
-    usable = looked.usable
+    scan = scan_folder(
+        find_files(path, SUFFIXES, "audio files"), inspect_file, num_workers, progress
+    )
+    usable = scan.usable
     return AudioReport(
-        **told_of_all(path, looked) | {"sizes": None},
-        recordings=len(looked.looks),
-        lengths=lengths_of(usable),
-        rates=most_common(f"{look.rate_hz:,} Hz" for look in usable),
-        channels=most_common(
-            {1: "mono", 2: "stereo"}.get(look.channels, str(look.channels)) for look in usable
+        **common_fields(path, scan) | {"sizes": None},
+        files=len(scan.files),
+        lengths=summarize_lengths(usable),
+        rates=count_values(f"{file.rate_hz:,} Hz" for file in usable),
+        channels=count_values(
+            {1: "mono", 2: "stereo"}.get(file.channels, str(file.channels)) for file in usable
         ),
-        codecs=most_common(look.codec for look in usable),
-        captions_without_recording=list(looked.captions.unmatched),
+        codecs=count_values(file.codec for file in usable),
+        captions_without_file=list(scan.captions.unmatched),
         silent=[
-            named(look, loudness(look.heard)) for look in usable if look.heard.deviation < SILENT
+            entry(file, describe_level(file.stats))
+            for file in usable
+            if file.stats.std < SILENCE_STD
         ],
         clipped=[
-            named(look, f"{look.heard.clipped:.2%} of it")
-            for look in usable
-            if look.heard.clipped > MOST_CLIPPED
+            entry(file, f"{file.stats.clipped_fraction:.2%} of its samples")
+            for file in usable
+            if file.stats.clipped_fraction > MAX_CLIPPED_FRACTION
         ],
         off_centre=[
-            named(look, f"a mean of {look.heard.mean:.3f}")
-            for look in usable
-            if abs(look.heard.mean) > OFF_CENTRE
+            entry(file, f"a mean of {file.stats.mean:.3f}")
+            for file in usable
+            if abs(file.stats.mean) > MAX_DC_OFFSET
         ],
-        broken=[named(look, look.broke) for look in usable if look.broke],
+        damaged=[entry(file, file.damage) for file in usable if file.damage],
     )
 
 
-def most_common(words: Iterator[str]) -> dict[str, int]:
-    return dict(Counter(words).most_common())
+def count_values(values: Iterable[str]) -> dict[str, int]:
+    """Count equal values, the most common first."""
+    return dict(Counter(values).most_common())
 
 
-def named(look: AudioFileReport, reason: str) -> dict[str, str]:
-    return {"name": look.name, "reason": reason}
+def entry(file: AudioFileReport, reason: str) -> dict[str, str]:
+    return {"name": file.name, "reason": reason}
 
 
-def loudness(heard: Heard) -> str:
-    if heard.deviation < 1e-6:
-        return f"all of its samples are {heard.mean:.3g}"
-    return f"its loudness is {20 * math.log10(heard.deviation):.0f} dB of full scale"
+def describe_level(stats: SampleStats) -> str:
+    if stats.std < 1e-6:
+        return f"all of its samples are {stats.mean:.3g}"
+    return f"its level is {20 * math.log10(stats.std):.0f} dB of full scale"
 
 
 def inspect_file(root: Path, name: str, captions: Captions) -> AudioFileReport:
-    path, heard = root / name, Heard()
+    path, stats = root / name, SampleStats()
     try:
-        size, digest = weigh(path)
+        size, digest = hash_file(path)
     except OSError as error:
         return AudioFileReport(
             name=name, reason=f"the file cannot be opened ({error.strerror or error})"
         )
     try:
-        facts, examined, caption = probe(path), listen(path, heard.hear), captions.of(name)
+        info, scan, caption = probe(path), scan_blocks(path, stats.update), captions.get(name)
     except UnreadableFile as error:
         return AudioFileReport(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
     return AudioFileReport(
@@ -211,29 +222,28 @@ def inspect_file(root: Path, name: str, captions: Captions) -> AudioFileReport:
         bytes=size,
         digest=digest,
         caption=caption,
-        seconds=examined.count / facts.rate_hz,
-        rate_hz=facts.rate_hz,
-        channels=facts.channels,
-        codec=facts.codec,
-        heard=heard,
-        broke=examined.broke,
+        seconds=scan.num_samples / info.rate_hz,
+        rate_hz=info.rate_hz,
+        channels=info.channels,
+        codec=info.codec,
+        stats=stats,
+        damage=scan.error,
     )
 
 
-def in_rows(marked: np.ndarray) -> int:
-    """How many of the marked samples, (C, n), belong to IN_A_ROW or more marked ones that follow
-    each other."""
-    if not marked.any() or marked.shape[1] < IN_A_ROW:
+def count_in_runs(marked: np.ndarray) -> int:
+    """Count the marked samples, (C, n), in runs of MIN_CLIP_SAMPLES or more."""
+    if not marked.any() or marked.shape[1] < MIN_CLIP_SAMPLES:
         return 0
-    begins = np.lib.stride_tricks.sliding_window_view(marked, IN_A_ROW, axis=1).all(axis=2)
-    belongs = np.zeros_like(marked)
-    for offset in range(IN_A_ROW):
-        belongs[:, offset : offset + begins.shape[1]] |= begins
-    return int(belongs.sum())
+    starts = np.lib.stride_tricks.sliding_window_view(marked, MIN_CLIP_SAMPLES, axis=1).all(axis=2)
+    in_run = np.zeros_like(marked)
+    for offset in range(MIN_CLIP_SAMPLES):
+        in_run[:, offset : offset + starts.shape[1]] |= starts
+    return int(in_run.sum())
 
 
-def lengths_of(looks: Sequence[AudioFileReport]) -> Lengths | None:
-    if not looks:
+def summarize_lengths(files: Sequence[AudioFileReport]) -> Lengths | None:
+    if not files:
         return None
-    seconds = [look.seconds for look in looks]
+    seconds = [file.seconds for file in files]
     return Lengths(min(seconds), median_low(seconds), max(seconds), sum(seconds))

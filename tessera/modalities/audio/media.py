@@ -1,8 +1,9 @@
-"""Sound: any common recording in, (C, N) floats in the middle, WAV out, with a picture to look at.
+"""One piece of audio in memory: load it from any common file, convert it, plot it and save it.
 
-C counts channels, N samples of each. Models see sound as float32 of shape (1, N) in [-1, 1], where
-1 is full scale. How files are read, `modalities/audio/io/files.py` knows, and how sound is drawn,
-`modalities/audio/plot.py`.
+Models receive audio as float32 of shape (1, N) in [-1, 1], where 1 is full scale. Files are read in
+`io/files.py`, and plots are drawn in `plot.py`.
+
+C channels, N samples per channel.
 """
 
 from __future__ import annotations
@@ -16,38 +17,53 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.paths import resolve_suffix
+from tessera.modalities.audio.io.base import import_soundfile, import_soxr
 from tessera.modalities.audio.io.files import probe, read_samples
-from tessera.modalities.audio.io.libraries import library, resampler
-from tessera.modalities.audio.plot import draw
+from tessera.modalities.audio.plot import plot_audio
 from tessera.modalities.image.media import Image
 
-if TYPE_CHECKING:  # listing, checking and playing sounds needs no torch
+if TYPE_CHECKING:  # listing, inspecting and plotting audio needs no torch
     import torch
 
-MOST_GAIN = 30.0
-"""Decibels by which a quiet clip is made louder at most: the noise between two words should not
-become a roar."""
-SILENT = 1e-4
-"""Below this level there is nothing to make louder: the last bit of 16 is 3e-5."""
+SUBTYPES = {".wav": "PCM_16", ".flac": "PCM_16", ".ogg": "VORBIS", ".mp3": "MPEG_LAYER_III"}
+"""Suffixes that can be written -> libsndfile's encoding. MP3 needs libsndfile 1.1 or newer."""
+MAX_OGG_RATE_HZ = 192_000
+"""Above 200 kHz libsndfile 1.2.2 crashes when it writes Vorbis."""
+WRITE_SAMPLES = 1 << 16
+"""Samples per channel that are written at a time: libsndfile 1.2.2 crashes when it writes minutes
+of Vorbis at once."""
+
+MAX_GAIN_DB = 30.0
+"""Maximum amplification of quiet audio, so that background noise does not become loud."""
+SILENCE_RMS = 1e-4
+"""Below this level audio is not amplified; the last of 16 bits is 3e-5."""
+
+RESAMPLE_MARGIN = 512
+"""Half the length of soxr's filter, in samples at the lower of the two rates: a segment that is
+read with this margin on both sides is resampled exactly as within the whole file."""
+
+PAUSE_SECONDS = 0.4
+"""Silence between an original and its reconstruction."""
 
 
 @dataclass
 class AudioExample:
     samples: np.ndarray
-    """(1, N) float32 in [-1, 1]"""
+    """(1, N) float32 in [-1, 1]."""
     length: int
-    """how many samples are real"""
+    """Number of real samples; padding follows them."""
     rate_hz: int
     caption: str
-    """"" where nothing is said about the sound"""
+    """"" if there is no caption."""
 
 
 @dataclass
 class AudioBatch:
     samples: torch.Tensor
-    """(B, 1, N) float32 in [-1, 1]"""
+    """(B, 1, N) float32 in [-1, 1]."""
     lengths: torch.Tensor
-    """(B,) int64: how many samples of each clip are real"""
+    """(B,) int64: number of real samples of each example."""
     rate_hz: int
     captions: list[str]
 
@@ -58,53 +74,51 @@ class AudioBatch:
 def collate(examples: Sequence[AudioExample]) -> AudioBatch:
     import torch
 
-    (rate_hz,) = {example.rate_hz for example in examples}  # of one source, hence the same
+    (rate_hz,) = {example.rate_hz for example in examples}  # one dataset has one rate
     samples = torch.from_numpy(np.stack([example.samples for example in examples]))
     lengths = torch.tensor([example.length for example in examples])
     return AudioBatch(samples, lengths, rate_hz, [example.caption for example in examples])
 
 
-def padded(samples: np.ndarray, count: int) -> np.ndarray:
-    """(1, count), with silence after what is there."""
+def pad_samples(samples: np.ndarray, count: int) -> np.ndarray:
+    """Pad (1, n) with zeros at the end to (1, count)."""
     return np.pad(samples, ((0, 0), (0, count - samples.shape[1])))
 
 
-def at_loudness(samples: np.ndarray, loudness_db: float | None) -> np.ndarray:
-    """So that the root of the mean square is that many decibels of full scale, or None: as it is.
+def normalize_loudness(samples: np.ndarray, loudness_db: float | None) -> np.ndarray:
+    """Scale to a root mean square of `loudness_db` decibels of full scale; None changes nothing.
 
-    Less loud, where that would go beyond full scale or raise what is nearly silent.
+    The gain is limited to MAX_GAIN_DB and so that no sample exceeds full scale. Audio below
+    SILENCE_RMS is returned unchanged.
     """
-    level, peak = (
-        float(np.sqrt(np.mean(np.square(samples, dtype=np.float64)))),
-        float(np.abs(samples).max()),
-    )
-    if loudness_db is None or level < SILENT:
+    rms = float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
+    peak = float(np.abs(samples).max())
+    if loudness_db is None or rms < SILENCE_RMS:
         return samples
-    gain = min(10 ** (loudness_db / 20) / level, 10 ** (MOST_GAIN / 20), 1 / peak)
+    gain = min(10 ** (loudness_db / 20) / rms, 10 ** (MAX_GAIN_DB / 20), 1 / peak)
     return (samples * np.float32(gain)).clip(-1, 1)
 
 
-REACH = 512
-"""Samples, at the lower of two rates, beyond which soxr's filter does not reach: a part that is
-read with so many more on both sides is resampled as the whole would be."""
-
-PAUSE_SECONDS = 0.4
-"""Between an original and its reconstruction."""
-
-
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Audio:
     samples: np.ndarray
-    """(C, N) float32 in [-1, 1]"""
+    """(C, N) float32 in [-1, 1]."""
     rate_hz: int
 
     def __post_init__(self) -> None:
         if self.samples.dtype != np.float32 or self.samples.ndim != 2 or not self.samples.size:
             raise ValueError(
-                f"a Sound holds (channels, samples) of float32, but was given {self.samples.shape} of {self.samples.dtype}"
+                "Audio needs samples of shape (channels, samples) and type float32, but got shape "
+                f"{self.samples.shape} and type {self.samples.dtype}."
             )
         if not self.rate_hz > 0:
-            raise ValueError(f"a Sound has some samples a second, but its rate is {self.rate_hz}")
+            raise ValueError(f"rate_hz must be greater than 0, but got {self.rate_hz}.")
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(seconds={self.seconds:.2f}, channels={len(self.samples)}, "
+            f"rate_hz={self.rate_hz})"
+        )
 
     @property
     def seconds(self) -> float:
@@ -112,91 +126,110 @@ class Audio:
 
     @classmethod
     def load(cls, path: str | Path) -> Audio:
-        """All of a file that can be read, at its own rate. Raises Unreadable with the file and the
-        reason."""
+        """Load all readable samples of a file at its own rate.
+
+        Raises UnreadableFile with the path and the reason.
+        """
         return cls(read_samples(path), probe(path).rate_hz)
 
-    def save(self, stem: str | Path) -> Path:
-        """A WAV of 16 bits, and beside it a PNG of its waveform and spectrogram; gives back the
-        WAV."""
-        path = Path(f"{stem}.wav")  # not with_suffix, which would eat the end of "epoch-0.5"
+    def save(self, path: str | Path) -> Path:
+        """Write an audio file and a PNG plot of the same name next to it.
+
+        The suffix of `path` selects the format (.wav, .flac, .ogg, .mp3); without a suffix, .wav is
+        appended. Missing folders are created. Returns the path of the audio file.
+        """
+        path = resolve_suffix(path, ".wav", tuple(SUBTYPES))
         path.parent.mkdir(parents=True, exist_ok=True)
         self.write(path)
-        self.picture().save(stem)
+        self.plot().save(path.with_suffix(".png"))
         return path
 
-    def write(self, path: str | Path) -> None:
-        """As the ending says (.wav, .flac), 16 bits; what lies outside [-1, 1] is clipped, and what
-        is no number is silent."""
-        finite = np.nan_to_num(self.samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1, 1)
-        library().write(path, finite.T, self.rate_hz, subtype="PCM_16")
+    def write(self, path: str | Path) -> Path:
+        """Write only the audio file, in the format that `save` describes.
+
+        WAV and FLAC have 16 bits. Samples outside [-1, 1] are clipped, and NaN becomes silence.
+        """
+        path = resolve_suffix(path, ".wav", tuple(SUBTYPES))
+        suffix, (channels, count) = path.suffix.lower(), self.samples.shape
+        soundfile = import_soundfile()
+        finite = np.nan_to_num(self.samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1, 1).T
+        try:
+            if suffix == ".ogg" and self.rate_hz > MAX_OGG_RATE_HZ:
+                raise soundfile.SoundFileError(f"{MAX_OGG_RATE_HZ:,} Hz are supported at most")
+            with soundfile.SoundFile(
+                path, "w", self.rate_hz, channels, subtype=SUBTYPES[suffix]
+            ) as file:
+                for start in range(0, count, WRITE_SAMPLES):
+                    file.write(finite[start : start + WRITE_SAMPLES])
+        except soundfile.SoundFileError as error:
+            raise ValueError(
+                f"{path} cannot hold {channels} channel(s) at {self.rate_hz:,} Hz ({error}): use "
+                ".wav, another rate or fewer channels."
+            ) from error
+        return path
 
     @classmethod
     def sheet(cls, items: Sequence[Audio], columns: int | None = None) -> Image:
-        """A contact sheet of waveforms and spectrograms, read like a page."""
+        """Arrange the plots of several items on a contact sheet, row by row."""
         if not items:
-            raise ValueError("a sheet of no sounds was asked for: give at least one")
-        return Image.sheet([item.picture() for item in items], columns)
+            raise ValueError("A contact sheet needs at least one item, but got none.")
+        return Image.sheet([item.plot() for item in items], columns)
 
     @classmethod
-    def beside(cls, left: Audio, right: Audio) -> Audio:
-        """An original and its reconstruction: heard one after the other, seen side by side."""
-        left, right = left.mono(), right.mono().resampled(left.rate_hz)
+    def side_by_side(cls, left: Audio, right: Audio) -> Audio:
+        """Join an original and its reconstruction: one after the other, with plots side by side."""
+        left, right = left.to_mono(), right.to_mono().resample(left.rate_hz)
         pause = np.zeros((1, round(PAUSE_SECONDS * left.rate_hz)), np.float32)
-        return Pair(
+        return AudioPair(
             np.concatenate([left.samples, pause, right.samples], axis=1), left.rate_hz, left, right
         )
 
-    def picture(self) -> Image:
-        """The waveform, and below it the loudness of each mel band."""
-        return draw(self.mono().samples[0], self.rate_hz)
+    def plot(self) -> Image:
+        """Plot the waveform above a mel spectrogram."""
+        return plot_audio(self.to_mono().samples[0], self.rate_hz)
 
-    def mono(self) -> Audio:
-        """The mean of the channels."""
-        return (
-            self
-            if len(self.samples) == 1
-            else Audio(self.samples.mean(axis=0, keepdims=True), self.rate_hz)
-        )
+    def to_mono(self) -> Audio:
+        """Average the channels."""
+        if len(self.samples) == 1:
+            return self
+        return Audio(self.samples.mean(axis=0, keepdims=True), self.rate_hz)
 
-    def resampled(self, rate_hz: int) -> Audio:
+    def resample(self, rate_hz: int) -> Audio:
+        """Convert to another sampling rate."""
         if rate_hz == self.rate_hz:
             return self
-        samples = resampler().resample(self.samples.T, self.rate_hz, rate_hz).T
+        samples = import_soxr().resample(self.samples.T, self.rate_hz, rate_hz).T
         return Audio(np.ascontiguousarray(samples.clip(-1, 1)), rate_hz)
 
 
-@dataclass(eq=False)
-class Pair(Audio):
-    """Two sounds and the pause between them."""
+@dataclass(eq=False, repr=False)
+class AudioPair(Audio):
+    """Two pieces of audio with a pause between them."""
 
     left: Audio
     right: Audio
 
-    def picture(self) -> Image:
-        return Image.beside(self.left.picture(), self.right.picture())
+    def plot(self) -> Image:
+        return Image.side_by_side(self.left.plot(), self.right.plot())
 
 
-def read_part(path: str | Path, start_seconds: float, count: int, rate_hz: int) -> Audio:
-    """One channel at that rate: the `count` samples from start on, or fewer where the file ends.
+def read_segment(path: str | Path, start_seconds: float, count: int, rate_hz: int) -> Audio:
+    """Read `count` samples at `rate_hz`, mixed to one channel; fewer where the file ends.
 
-    Only these are decoded, and what soxr's filter reaches of their surroundings: they are the same
-    as in the whole file, resampled. So that they are, reading begins at a sample that lies on both
-    grids.
+    Only the segment and the margin of the resampling filter are decoded, and the samples equal
+    those of the resampled whole file. For this, reading begins at a sample that lies on the time
+    grids of both rates.
     """
-    own = probe(path).rate_hz
+    file_rate_hz = probe(path).rate_hz
     start = round(start_seconds * rate_hz)
-    common = math.gcd(own, rate_hz)
-    step_own, step_asked = own // common, rate_hz // common
-    reach = 0 if own == rate_hz else math.ceil(REACH / min(step_own, step_asked))
-    first = max(0, start // step_asked - reach)
-    end = -(-(start + count) // step_asked) + reach
-    read = (
-        Audio(read_samples(path, first * step_own, (end - first) * step_own), own)
-        .mono()
-        .resampled(rate_hz)
-    )
-    skipped = start - first * step_asked
-    if skipped >= read.samples.shape[1]:
+    common = math.gcd(file_rate_hz, rate_hz)
+    file_step, step = file_rate_hz // common, rate_hz // common
+    margin = 0 if file_rate_hz == rate_hz else math.ceil(RESAMPLE_MARGIN / min(file_step, step))
+    first = max(0, start // step - margin)
+    end = -(-(start + count) // step) + margin
+    samples = read_samples(path, first * file_step, (end - first) * file_step)
+    segment = Audio(samples, file_rate_hz).to_mono().resample(rate_hz)
+    skip = start - first * step
+    if skip >= segment.samples.shape[1]:
         raise UnreadableFile(f"{path}: it ends before {start_seconds:.2f} s")
-    return Audio(read.samples[:, skipped : skipped + count], rate_hz)
+    return Audio(segment.samples[:, skip : skip + count], rate_hz)

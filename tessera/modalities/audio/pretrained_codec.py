@@ -1,17 +1,16 @@
-"""Codecs of others in the place of ours: EnCodec (Defossez 2022, arXiv 2210.13438) and DAC (Kumar
-2023, arXiv 2306.06546), from a folder in the Hugging Face layout.
+"""Pretrained codecs: EnCodec (Defossez 2022, arXiv 2210.13438) and DAC (Kumar 2023, arXiv
+2306.06546), from a folder in the Hugging Face layout.
 
-What they do is what `AudioCodec` does: sounds (B, 1, N) to codes (B, T, L) and back, L residual
-levels of which any first few can be decoded. Sounds of different lengths go through one length at a
-time: DAC looks ahead, so what follows a sound would be heard in its last frames. There is no going
-through in pieces for the same reason.
+They have the interface of `AudioCodec`: audio (B, 1, N) to codes (B, T, L) and back, with L
+residual quantizers of which the first k can be decoded alone. Examples of different lengths are
+processed one length at a time, because DAC is not causal, so padding would change the last frames.
+For the same reason there is no streaming.
 
-The configuration holds the whole config.json of the network. With it the network is built anew from
-a run's folder alone: the weights are in the checkpoint, and the folder that they came from may be
-gone. Until they have come from one or the other, every weight is not a number, so that nothing is
-ever taken for sound that came from chance.
+The configuration holds the complete config.json of the network. The network can thus be built from
+a run folder alone: the weights are in the checkpoint, and the original folder is not needed. Until
+weights are loaded from either, all weights are NaN, so that random weights cannot go unnoticed.
 
-B batch, N samples, T frames, L levels, D width of the latent.
+B batch, N samples, T frames, L codebooks, D latent dimension.
 """
 
 from __future__ import annotations
@@ -27,130 +26,149 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.modalities.audio.features import alike
-from tessera.modalities.audio.tokenizer import AudioTokenizer, refuse_no_sounds, refuse_nothing
-from tessera.modalities.image.vqgan import Reconstruction
-from tessera.text.huggingface import LOCAL, library, quiet, read_weights, refuse_no_folder, told
-
-INSTEAD = "train a codec of your own"
+from tessera._optional import require
+from tessera.modalities.audio.features import group_by_value, num_frames
+from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
+from tessera.nn.reconstruction import Reconstruction
+from tessera.text.huggingface import (
+    LOCAL_ONLY,
+    check_model_folder,
+    load_weights,
+    silence_transformers,
+    translate_errors,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PretrainedCodecConfig:
-    """Somebody else's codec. Needs the extra `text`, which brings the library that knows its
-    network."""
+    """A pretrained codec. Needs the extra `text`, which installs transformers."""
 
     path: str = ""
-    """The folder that holds it, EnCodec or DAC in the Hugging Face layout. Needed only until there
-    is a checkpoint."""
-    levels: int | None = None
-    """Symbols for each frame, at most as many as it has; None: all. Fewer are easier to foretell
-    and sound worse."""
-    facts: str = ""
-    """Its config.json, read from the folder. Not to be set by hand."""
+    """The folder of an EnCodec or DAC model in the Hugging Face layout. It is needed only until
+    there is a checkpoint."""
+    num_quantizers: int | None = None
+    """Number of codebooks to use; None uses all. With fewer, tokens are easier to predict and the
+    quality is lower."""
+    config_json: str = ""
+    """The config.json of the model, read from the folder. Do not set it by hand."""
 
     def __post_init__(self) -> None:
-        if not self.facts:
-            object.__setattr__(self, "facts", facts_in(self.path))
-        refuse_other_codecs(self)
+        if not self.config_json:
+            object.__setattr__(self, "config_json", read_model_config(self.path))
+        check_supported(self)
 
     @cached_property
-    def known(self) -> dict[str, Any]:
-        return json.loads(self.facts)
+    def model_config(self) -> dict[str, Any]:
+        return json.loads(self.config_json)
 
     @property
     def hop(self) -> int:
-        """Samples that one frame stands for."""
-        return math.prod(self.known["upsampling_ratios"])
+        """Samples per frame."""
+        return math.prod(self.model_config["upsampling_ratios"])
 
     @property
     def rate_hz(self) -> int:
-        """Samples a second of the sounds that it knows."""
-        return self.known["sampling_rate"]
+        """Sampling rate of the codec."""
+        return self.model_config["sampling_rate"]
 
     @property
-    def max_levels(self) -> int:
-        """As many as it was trained with."""
-        if self.known["model_type"] == "dac":
-            return self.known["n_codebooks"]
+    def max_quantizers(self) -> int:
+        """Number of codebooks that the codec was trained with."""
+        if self.model_config["model_type"] == "dac":
+            return self.model_config["n_codebooks"]
         bits = math.ceil(self.rate_hz / self.hop) * math.ceil(
-            math.log2(self.known["codebook_size"])
+            math.log2(self.model_config["codebook_size"])
         )
-        return int(1000 * self.known["target_bandwidths"][-1] // bits)
+        return int(1000 * self.model_config["target_bandwidths"][-1] // bits)
 
     def validate_data(self, data: Any) -> None:
-        """Refuses data whose sounds have another rate, or nothing to hear."""
+        """Raise ValueError if the examples have another rate or no samples."""
         if data.rate_hz != self.rate_hz:
             raise ValueError(
-                f"Sounds of {data.rate_hz} samples a second came to a finished codec that knows {self.rate_hz}: set "
-                f"rate_hz of the data to {self.rate_hz}."
+                f"The data has a rate of {data.rate_hz} Hz, but the pretrained codec needs "
+                f"{self.rate_hz} Hz: set rate_hz of the data to {self.rate_hz}."
             )
-        refuse_nothing(data.length)
+        check_not_empty(data.length)
 
     def grid(self, data: Any) -> tuple[int, ...]:
-        """How many frames such sounds become."""
-        return (-(-data.length // self.hop),)
+        """Return the shape of the token grid of one example: (frames,)."""
+        return (num_frames(data.length, self.hop),)
 
     def build(self) -> PretrainedCodec:
-        return (Dac if self.known["model_type"] == "dac" else Encodec)(self)
+        return (Dac if self.model_config["model_type"] == "dac" else Encodec)(self)
 
 
-def facts_in(path: str) -> str:
+def import_transformers() -> Any:
+    return require("transformers", extra="text", purpose="A pretrained codec")
+
+
+def read_model_config(path: str) -> str:
+    """Return the settings in config.json as JSON, without versions and paths."""
     what = f"The codec {path!r}"
-    refuse_no_folder(path, what)
-    transformers = library("A codec of others", INSTEAD)
-    with told(transformers, what):
-        settings = transformers.AutoConfig.from_pretrained(path, **LOCAL).to_dict()
-    silent = {"transformers_version", "dtype", "architectures"}
-    saying = {
+    check_model_folder(path, what)
+    transformers = import_transformers()
+    with translate_errors(transformers, what):
+        settings = transformers.AutoConfig.from_pretrained(path, **LOCAL_ONLY).to_dict()
+    ignored = {"transformers_version", "dtype", "architectures"}
+    names = {
         name for name, value in settings.items() if value is not None and not name.startswith("_")
-    } - silent
-    return json.dumps({name: settings[name] for name in sorted(saying)})
+    } - ignored
+    return json.dumps({name: settings[name] for name in sorted(names)})
 
 
-def refuse_other_codecs(config: PretrainedCodecConfig) -> None:
-    kind, known = config.known.get("model_type"), config.known
-    if kind not in ("encodec", "dac"):
+def check_supported(config: PretrainedCodecConfig) -> None:
+    """Raise ValueError unless the model is an EnCodec or DAC for one channel."""
+    settings = config.model_config
+    model_type = settings.get("model_type")
+    if model_type not in ("encodec", "dac"):
         raise ValueError(
-            f"The codec {config.path!r} is a {kind}, and only EnCodec and DAC are known here: give one of these."
+            f"The codec {config.path!r} is a {model_type}, but only EnCodec and DAC are supported: "
+            "give one of these."
         )
-    if known.get("audio_channels", 1) != 1 or known.get("normalize") or known.get("chunk_length_s"):
+    if (
+        settings.get("audio_channels", 1) != 1
+        or settings.get("normalize")
+        or settings.get("chunk_length_s")
+    ):
         raise ValueError(
-            f"The codec {config.path!r} is for two channels, or takes sounds in pieces that are each made equally loud, and "
-            "its symbols say nothing about that. Take one for a single channel, such as EnCodec's for 24 kHz."
+            f"The codec {config.path!r} has two channels or normalizes the loudness of chunks, "
+            "which its codes do not include: use one for a single channel, such as EnCodec for 24 "
+            "kHz."
         )
-    if config.levels is not None and not 1 <= config.levels <= config.max_levels:
+    if config.num_quantizers is not None and not (
+        1 <= config.num_quantizers <= config.max_quantizers
+    ):
         raise ValueError(
-            f"The codec {config.path!r} has 1 to {config.max_levels} levels, but {config.levels} are asked for."
+            f"num_quantizers must be 1 to {config.max_quantizers} for the codec {config.path!r}, "
+            f"but got {config.num_quantizers}."
         )
 
 
 @dataclass(frozen=True)
-class Cascade:
-    """What a task asks a quantizer about itself; this one learns nothing."""
+class PretrainedQuantizer:
+    """The properties of a quantizer that a task reads; this one is not trained."""
 
-    levels: int
+    num_quantizers: int
     needs_global_stats: bool = False
     has_quantizer_dropout: bool = False
 
-    def table(self) -> None:
-        """Symbols of one level say nothing by themselves."""
+    def codebook(self) -> None:
+        """Return None: codes of a residual codebook have no meaning on their own."""
 
 
 class PretrainedCodec(AudioTokenizer):
-    """What the two have in common: an encoder and a decoder, with channels first, around a cascade
-    of tables."""
+    """Base class: an encoder and a decoder, with channels first, around residual quantizers."""
 
     def __init__(self, config: PretrainedCodecConfig):
         super().__init__()
         self.config = config
-        self.network: Any = network_of(config)
-        self.quantizer = Cascade(config.levels or config.max_levels)
+        self.network: Any = build_network(config)
+        self.quantizer = PretrainedQuantizer(config.num_quantizers or config.max_quantizers)
 
     @property
     def vocab_size(self) -> int:
-        """Symbols of each level."""
-        return self.config.known["codebook_size"]
+        """Codebook size of each quantizer."""
+        return self.config.model_config["codebook_size"]
 
     @property
     def rate_hz(self) -> int:
@@ -163,129 +181,135 @@ class PretrainedCodec(AudioTokenizer):
         *,
         num_quantizers_B: Tensor | None = None,
     ) -> Reconstruction:
-        """`lengths` says how many samples of each sound are real. Only the decoder has gradients:
-        symbols are what they are."""
+        """Reconstruct a batch; gradients reach only the decoder.
+
+        Args:
+            samples: (B, 1, N).
+            lengths_B: Number of real samples of each example.
+            num_quantizers_B: Number of quantizers used for each example.
+        """
         codes_BTL = self.encode(samples, lengths_B)
-        return Reconstruction(
-            self.decode(codes_BTL, num_quantizers_B=num_quantizers_B)[..., : samples.shape[-1]],
-            codes_BTL,
-            {},
-        )
+        output = self.decode(codes_BTL, num_quantizers_B=num_quantizers_B)
+        return Reconstruction(output[..., : samples.shape[-1]], codes_BTL, {})
 
     @torch.no_grad()
     def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Sounds (B, 1, N) to symbols (B, T, L), and -1 after the end of a sound that is shorter
-        than the batch."""
-        refuse_no_sounds(samples)
-        refuse_nothing(samples.shape[2])
-        count, _, whole = samples.shape
-        lengths = [whole] * count if lengths_B is None else lengths_B.tolist()
+        """Encode (B, 1, N) as codes (B, T, L), with -1 in frames of padding."""
+        check_audio_batch(samples)
+        check_not_empty(samples.shape[2])
+        batch_size, _, max_len = samples.shape
+        lengths = [max_len] * batch_size if lengths_B is None else lengths_B.tolist()
         codes_BTL = torch.full(
-            (count, -(-whole // self.hop), self.levels), -1, device=samples.device
+            (batch_size, num_frames(max_len, self.hop), self.num_quantizers),
+            -1,
+            device=samples.device,
         )
-        for length, here in alike(lengths):
+        for length, rows in group_by_value(lengths):
             if length:
-                padded = F.pad(samples[here, :, :length], (0, -length % self.hop))
-                codes_BTL[here, : padded.shape[-1] // self.hop] = self.tokens(
-                    self.network.encoder(padded)
-                )
+                padded = F.pad(samples[rows, :, :length], (0, -length % self.hop))
+                codes = self.quantize(self.network.encoder(padded))
+                codes_BTL[rows, : padded.shape[-1] // self.hop] = codes
         return codes_BTL
 
     def decode(self, codes: Tensor, *, num_quantizers_B: Tensor | None = None) -> Tensor:
-        """Symbols (B, T, L), or only the first few levels of them, to sounds (B, 1, T hop); of
-        sound b, `num_quantizers_B[b]` levels.
+        """Decode (B, T, L) to audio (B, 1, T * hop), with zeros in frames of code -1.
 
-        Where symbols have ended (-1) there is nothing at all: zeros.
+        L may be less than the number of quantizers; of example b, the first `num_quantizers_B[b]`
+        codebooks are used.
         """
-        self.refuse_codes(codes)
-        count, frames, given = codes.shape
-        real = (codes[..., 0] >= 0).sum(1).tolist()
-        kept = (
-            [given] * count
-            if num_quantizers_B is None
-            else num_quantizers_B.clamp(1, given).tolist()
+        self.check_codes(codes)
+        batch_size, frames, given = codes.shape
+        lengths = (codes[..., 0] >= 0).sum(1).tolist()
+        if num_quantizers_B is None:
+            used = [given] * batch_size
+        else:
+            used = num_quantizers_B.clamp(1, given).tolist()
+        weight = next(self.network.decoder.parameters())
+        audio_B1N = torch.zeros(
+            batch_size, 1, frames * self.hop, dtype=weight.dtype, device=weight.device
         )
-        like = next(self.network.decoder.parameters())
-        sounds = torch.zeros(count, 1, frames * self.hop, dtype=like.dtype, device=like.device)
-        for (length, levels), here in alike(zip(real, kept, strict=True)):
+        for (length, num_quantizers), rows in group_by_value(zip(lengths, used, strict=True)):
             if length:
-                played = self.network.decoder(self.latent(codes[here, :length, :levels]))
-                sounds[here, :, : length * self.hop] = self.fitted(played, length * self.hop)
-        return sounds
+                latent_BDT = self.dequantize(codes[rows, :length, :num_quantizers])
+                decoded = self.network.decoder(latent_BDT)
+                audio_B1N[rows, :, : length * self.hop] = self.fit(decoded, length * self.hop)
+        return audio_B1N
 
-    def fitted(self, played: Tensor, samples: int) -> Tensor:
-        """With odd strides DAC gives back a few samples less than it was given."""
-        played = played.reshape(len(played), 1, -1)[..., :samples]
-        return F.pad(played, (0, samples - played.shape[-1]))
+    def fit(self, decoded: Tensor, num_samples: int) -> Tensor:
+        """Crop or pad to `num_samples`: with odd strides DAC returns a few samples less."""
+        decoded = decoded.reshape(len(decoded), 1, -1)[..., :num_samples]
+        return F.pad(decoded, (0, num_samples - decoded.shape[-1]))
 
-    def refuse_codes(self, codes: Tensor) -> None:
-        super().refuse_codes(codes)
+    def check_codes(self, codes: Tensor) -> None:
+        super().check_codes(codes)
         if int(codes.max()) >= self.vocab_size:
             raise ValueError(
-                f"A code of {int(codes.max())} came to a codec whose levels have {self.vocab_size} symbols each: it is another "
-                "codec's, or a mask or end symbol that must be left out."
+                f"Codes must be less than the codebook size of {self.vocab_size}, but got "
+                f"{int(codes.max())}: it belongs to another codec, or it is a mask or end token "
+                "that must be removed."
             )
 
-    # What the two do differently.
+    # Implemented by the subclasses.
 
-    def tables(self) -> nn.ModuleList:
+    def codebooks(self) -> nn.ModuleList:
         raise NotImplementedError
 
-    def tokens(self, latent_BDT: Tensor) -> Tensor:
-        """(B, T, L): level by level, each for what those above left over."""
+    def quantize(self, latent_BDT: Tensor) -> Tensor:
+        """Return (B, T, L): each quantizer encodes the residual of those before it."""
         raise NotImplementedError
 
-    def latent(self, codes_BTL: Tensor) -> Tensor:
-        """(B, D, T)."""
+    def dequantize(self, codes_BTL: Tensor) -> Tensor:
+        """Return latents (B, D, T)."""
         raise NotImplementedError
 
 
 class Encodec(PretrainedCodec):
-    def tables(self) -> nn.ModuleList:
+    def codebooks(self) -> nn.ModuleList:
         return self.network.quantizer.layers
 
-    def tokens(self, latent_BDT: Tensor) -> Tensor:
+    def quantize(self, latent_BDT: Tensor) -> Tensor:
         codes = []
-        for table in self.tables()[: self.levels]:
-            codes.append(table.encode(latent_BDT))
-            latent_BDT = latent_BDT - table.decode(codes[-1])
+        for codebook in self.codebooks()[: self.num_quantizers]:
+            codes.append(codebook.encode(latent_BDT))
+            latent_BDT = latent_BDT - codebook.decode(codes[-1])
         return torch.stack(codes, dim=-1)
 
-    def latent(self, codes_BTL: Tensor) -> Tensor:
+    def dequantize(self, codes_BTL: Tensor) -> Tensor:
         return self.network.quantizer.decode(codes_BTL.movedim(-1, 0))
 
 
 class Dac(PretrainedCodec):
-    def tables(self) -> nn.ModuleList:
+    def codebooks(self) -> nn.ModuleList:
         return self.network.quantizer.quantizers
 
-    def tokens(self, latent_BDT: Tensor) -> Tensor:
+    def quantize(self, latent_BDT: Tensor) -> Tensor:
         codes = []
-        for table in self.tables()[: self.levels]:
-            quantized, _, _, found, _ = table(latent_BDT)
-            codes.append(found)
+        for codebook in self.codebooks()[: self.num_quantizers]:
+            quantized, _, _, indices, _ = codebook(latent_BDT)
+            codes.append(indices)
             latent_BDT = latent_BDT - quantized
         return torch.stack(codes, dim=-1)
 
-    def latent(self, codes_BTL: Tensor) -> Tensor:
+    def dequantize(self, codes_BTL: Tensor) -> Tensor:
         return self.network.quantizer.from_codes(codes_BTL.mT)[0]
 
 
-def network_of(config: PretrainedCodecConfig) -> Any:
-    """With the weights of its folder, while that is there."""
-    transformers = library("A codec of others", INSTEAD)
+def build_network(config: PretrainedCodecConfig) -> Any:
+    """Load the network from its folder, or build it with NaN weights if the folder is gone."""
+    transformers = import_transformers()
     what = f"The codec {config.path!r}"
-    kind, settings = (
+    model_class, config_class = (
         (transformers.DacModel, transformers.DacConfig)
-        if config.known["model_type"] == "dac"
+        if config.model_config["model_type"] == "dac"
         else (transformers.EncodecModel, transformers.EncodecConfig)
     )
-    if Path(config.path, "config.json").is_file() and facts_in(config.path) == config.facts:
-        with told(transformers, what):
-            weights = read_weights(kind, config.path, **LOCAL)
-        return weights.refuse_half(what)
-    with quiet(transformers):
-        network = kind(settings.from_dict(config.known))
+    exists = Path(config.path, "config.json").is_file()
+    if exists and read_model_config(config.path) == config.config_json:
+        with translate_errors(transformers, what):
+            weights = load_weights(model_class, config.path, **LOCAL_ONLY)
+        return weights.check_complete(what)
+    with silence_transformers(transformers):
+        network = model_class(config_class.from_dict(config.model_config))
     for tensor in network.state_dict().values():
         if tensor.is_floating_point():
             tensor.fill_(float("nan"))

@@ -60,21 +60,28 @@ def audio_codec(
     from tessera.nn.quantize import ResidualConfig, VQConfig
     from tessera.run.config import Run
 
-    bits, levels = {"tiny": (6, 2), "small": (8, 8), "base": (10, 8), "paper": (10, 8)}[preset]
+    bits, num_quantizers = {"tiny": (6, 2), "small": (8, 8), "base": (10, 8), "paper": (10, 8)}[
+        preset
+    ]
     kind = (
         VQConfig(codebook_size=2**bits, code_dim=8 if preset == "tiny" else 32)
         if quantizer == "vq"
         else quantizer_of(quantizer, bits)
     )
     cascade = ResidualConfig(
-        quantizer=kind, levels=levels, dropout=0.25 if preset == "small" else 0.5
+        quantizer=kind, num_quantizers=num_quantizers, dropout=0.25 if preset == "small" else 0.5
     )
     model = {
         "tiny": AudioCodecConfig(
-            dim=4, max_channels=16, strides=(4, 5), dilations=(1,), bare=1, quantizer=cascade
+            dim=4,
+            max_channels=16,
+            strides=(4, 5),
+            dilations=(1,),
+            plain_stages=1,
+            quantizer=cascade,
         ),
         "small": AudioCodecConfig(
-            dim=16, max_channels=128, strides=(8, 5, 4, 2), bare=1, quantizer=cascade
+            dim=16, max_channels=128, strides=(8, 5, 4, 2), plain_stages=1, quantizer=cascade
         ),
         "base": AudioCodecConfig(dim=32, max_channels=512, strides=(2, 4, 5, 8), quantizer=cascade),
         "paper": AudioCodecConfig(
@@ -90,16 +97,20 @@ def audio_codec(
     )
     rate_hz = {"tiny": 8_000, "small": 16_000, "base": 24_000, "paper": 24_000}[preset]
     data = {
-        "tiny": AudioDataConfig(rate_hz=rate_hz, seconds=0.5, toys=24, val_fraction=0.25),
+        "tiny": AudioDataConfig(rate_hz=rate_hz, seconds=0.5, num_synthetic=24, val_fraction=0.25),
         "small": AudioDataConfig(rate_hz=rate_hz, seconds=1.0),
         "base": AudioDataConfig(rate_hz=rate_hz, seconds=1.0),
         "paper": AudioDataConfig(rate_hz=rate_hz, seconds=2.0),
     }[preset]
     warmup = max(10, engine.steps // 50)
     optimizer = OptimizerConfig(
-        lr={"tiny": 2e-3, "small": 1e-3, "base": 3e-4, "paper": 1e-4}[preset], betas=(0.8, 0.99), schedule="cosine",
-        warmup_steps=warmup, min_lr_ratio=0.05, max_grad_norm=1.0,
-    )  # fmt: skip
+        lr={"tiny": 2e-3, "small": 1e-3, "base": 3e-4, "paper": 1e-4}[preset],
+        betas=(0.8, 0.99),
+        schedule="cosine",
+        warmup_steps=warmup,
+        min_lr_ratio=0.05,
+        max_grad_norm=1.0,
+    )
     judged = adversary == "on" or (adversary == "auto" and preset in ("base", "paper"))
     dim = {"tiny": 4, "small": 8, "base": 32, "paper": 32}[preset]
     discriminators = AudioAdversaryConfig(
@@ -133,7 +144,7 @@ def audio_codec(
         ),
         data=data,
         engine=engine,
-        published=SOUNDSTREAM if preset == "paper" else "",
+        reference=SOUNDSTREAM if preset == "paper" else "",
     )
 
 
@@ -171,17 +182,23 @@ def audio_semantic(preset: Preset = "small", features: str = "mel") -> Run:
         tessera[voice]), or the local folder of a Hugging Face speech model such as HuBERT.
     """
     from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.audio.features import MelFeatures, SpeechFeatures, VoiceFeatures
+    from tessera.modalities.audio.features import (
+        MFCCFeaturesConfig,
+        SpeechFeaturesConfig,
+        VoiceFeaturesConfig,
+    )
     from tessera.modalities.audio.semantic import SemanticConfig
     from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
     from tessera.run.config import Run
 
     rate_hz = {"tiny": 8_000, "small": 16_000, "base": 24_000, "paper": 24_000}[preset]
-    heard: MelFeatures | VoiceFeatures | SpeechFeatures = MelFeatures(
+    heard: MFCCFeaturesConfig | VoiceFeaturesConfig | SpeechFeaturesConfig = MFCCFeaturesConfig(
         rate_hz=rate_hz, window=rate_hz // 40, hop=rate_hz // (100 if preset == "tiny" else 50)
     )
     if features != "mel":  # networks of others know one rate, and the codec must then have it too
-        heard = VoiceFeatures() if features == "voice" else SpeechFeatures(path=features)
+        heard = (
+            VoiceFeaturesConfig() if features == "voice" else SpeechFeaturesConfig(path=features)
+        )
         rate_hz = heard.rate_hz
     engine = engine_defaults(
         preset,
@@ -196,7 +213,7 @@ def audio_semantic(preset: Preset = "small", features: str = "mel") -> Run:
             model=SemanticConfig(
                 features=heard,
                 vocab_size={"tiny": 16, "small": 256, "base": 512, "paper": 1024}[preset],
-                measured={"tiny": 3, "small": 20, "base": 100, "paper": 100}[preset],
+                normalization_steps={"tiny": 3, "small": 20, "base": 100, "paper": 100}[preset],
             ),
             optimizer=OptimizerConfig(
                 lr=1e-3, schedule="cosine", warmup_steps=10, min_lr_ratio=0.05
@@ -214,7 +231,7 @@ def clips(preset: Preset, rate_hz: int) -> AudioDataConfig:
 
     if preset == "tiny":
         return AudioDataConfig(
-            rate_hz=rate_hz, seconds=0.5, crop="centre", toys=32, val_fraction=0.25
+            rate_hz=rate_hz, seconds=0.5, crop="centre", num_synthetic=32, val_fraction=0.25
         )
     return AudioDataConfig(
         rate_hz=rate_hz, seconds=2.0 if preset == "small" else 10.0, crop="centre"
@@ -237,7 +254,7 @@ def audio_soundstorm(
     """
     from tessera.nn.conformer import ConformerConfig
     from tessera.nn.masked_transformer import MaskedTransformerConfig
-    from tessera.objectives.masked import MaskedConfig
+    from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
     from tessera.objectives.masking import LevelMaskingConfig
     from tessera.run.config import Run
     from tessera.sampling.maskgit import MaskedSampling
@@ -258,7 +275,7 @@ def audio_soundstorm(
     optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
     return Run(
         recipe="audio-soundstorm",
-        task=MaskedConfig(
+        task=SoundStormTaskConfig(
             tokenizer=tokenizer,
             semantic=semantic,
             model=MaskedTransformerConfig(
@@ -277,7 +294,7 @@ def audio_soundstorm(
         ),
         data=clips(preset, rate_hz),
         engine=engine,
-        published=SOUNDSTORM if preset == "paper" else "",
+        reference=SOUNDSTORM if preset == "paper" else "",
     )
 
 

@@ -1,23 +1,21 @@
-"""What the tokenizer task has to know of sounds: what a good reconstruction is, who judges it,
-which networks there are.
+"""Reconstruction of audio: adapter, loss, metrics and discriminators of the tokenizer objective.
 
-Sounds are (B, 1, N) in [-1, 1]. Of a short recording only the first `lengths` samples are real, and
-silence follows: it counts in no term and no measure, and the judges hear it as silence on both
-sides.
+Audio is (B, 1, N) in [-1, 1]. Of a short recording only the first `lengths` samples are valid and
+silence follows, which counts in no loss and no metric.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from tessera.engine.task import Alarm, Batch, BestMetric
-from tessera.losses import to_fp32
-from tessera.losses.spectral import mel_distance_B, si_sdr_B, stft_distance_B
-from tessera.metrics.image import code_bits
+from tessera.losses.spectral import mel_distance_B, stft_distance_B
+from tessera.metrics.audio import si_sdr_B
+from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.speech import stoi_B
 from tessera.modalities.audio.codec import AudioCodecConfig
 from tessera.modalities.audio.discriminators import (
@@ -25,88 +23,106 @@ from tessera.modalities.audio.discriminators import (
     PeriodDiscriminatorConfig,
     ScaleDiscriminatorConfig,
 )
-from tessera.modalities.audio.media import Audio
+from tessera.modalities.audio.media import Audio, AudioBatch
 from tessera.modalities.audio.pretrained_codec import PretrainedCodecConfig
-from tessera.modalities.audio.speech_quality import can_be_measured, pesq
+from tessera.modalities.audio.speech_detection import detect_speech
+from tessera.modalities.audio.speech_quality import pesq, pesq_available
+from tessera.nn.precision import to_fp32
 from tessera.objectives.reconstruction import (
     AdversaryConfig,
     Discriminator,
+    MediaAdapter,
+    ReconstructionConfig,
     ReconstructionLoss,
     TokenizerConfig,
 )
 
-AUDIBLE = 1e-3
-"""A recording whose root mean square is below this is silent: how well it was rebuilt cannot be
-said in decibels."""
+MIN_RMS = 1e-3
+"""Recordings below this root mean square are silent, and SI-SDR is not defined for them."""
+
+
+class WaveformAdapter(MediaAdapter):
+    """The inputs of every model over waveforms."""
+
+    def target(self, examples: AudioBatch) -> Tensor:
+        return examples.samples
+
+    def model_kwargs(self, examples: AudioBatch) -> dict[str, Tensor]:
+        return {"lengths_B": examples.lengths}
+
+
+class AudioAdapter(WaveformAdapter):
+    def __init__(self, rate_hz: int):
+        self.rate_hz = rate_hz
+
+    def to_media(self, output: Tensor) -> list[Audio]:
+        """Convert output to audio; trailing zeros, which a codec writes as padding, are cut."""
+        return [self.to_audio(samples_1N, find_end(samples_1N)) for samples_1N in output]
+
+    def to_audio(self, samples_1N: Tensor, length: int) -> Audio:
+        return Audio(
+            samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz
+        )
+
+    def show_pairs(self, output: Tensor, batch: Batch[AudioBatch]) -> list[Audio]:
+        """Return each original followed by its reconstruction."""
+        examples = batch.examples
+        rows = zip(examples.samples, output, examples.lengths.tolist(), strict=True)
+        return [
+            Audio.side_by_side(self.to_audio(real, length), self.to_audio(made, length))
+            for real, made, length in rows
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class AudioReconstructionConfig:
+class AudioReconstructionConfig(ReconstructionConfig):
     rate_hz: int = 16_000
-    """Of the recordings, after resampling: mel bands are made for it, and it is what is written."""
+    """The sampling rate of the data, for the mel bands of the loss."""
     samples: float = 10.0
-    """Weight of the mean absolute difference of the samples: it holds the phase, which spectra do
-    not see. With 1, four clips were still at -27 dB after 200 steps; with 10 they were at 2.8."""
+    """The weight of the mean absolute difference of samples, which determines the phase. With 1, four
+    recordings were still at -27 dB after 200 steps; with 10 they were at 2.8."""
     mel: float = 1.0
-    """Weight of the distance of mel spectra through windows of several lengths."""
+    """The weight of the multi-resolution mel distance."""
     mel_windows: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
-    """In samples."""
+    """The window lengths of the mel distance in samples."""
     stft: float = 0.0
-    """Weight of the distance of linear spectra."""
+    """The weight of the multi-resolution STFT distance."""
     stft_windows: tuple[int, ...] = (512, 1024, 2048)
-    """In samples."""
+    """The window lengths of the STFT distance in samples."""
+    speech_metrics: Literal["auto", "always", "never"] = "auto"
+    """When STOI and PESQ are reported: `auto` reports them for examples that are detected as speech."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "mel", "stft"):
             if getattr(self, name) < 0:
                 raise ValueError(
-                    f"The weight `{name}` of a codec's loss is 0 or more, but it is {getattr(self, name)}."
+                    f"The loss weight {name} must be at least 0, got {getattr(self, name)}."
                 )
         if not self.samples + self.mel + self.stft > 0:
-            raise ValueError(
-                "All weights of a codec's loss are 0, so it would learn nothing: raise samples, mel or stft."
-            )
+            raise ValueError("All loss weights are 0: set samples, mel or stft above 0.")
 
     def validate_data(self, data: Any) -> None:
         if data.rate_hz != self.rate_hz:
             raise ValueError(
-                f"The data have {data.rate_hz} samples a second, but the loss is made for {self.rate_hz}: set both, "
-                f"--data.rate-hz and --task.reconstruction.rate-hz, to the same."
+                f"The data have {data.rate_hz} samples per second, but the loss is configured for "
+                f"{self.rate_hz}: set --data.rate-hz and --task.reconstruction.rate-hz to the same."
             )
-
-    def notice(self) -> str:
-        return ""
-
-    def for_inference(self) -> AudioReconstructionConfig:
-        return self
 
     def build(self) -> AudioReconstructionLoss:
         return AudioReconstructionLoss(self)
 
 
-class WaveformReconstructionLoss(ReconstructionLoss):
-    """Of whatever is made from recordings: each has its own length."""
-
-    def target(self, examples: Any) -> Tensor:
-        return examples.samples
-
-    def model_kwargs(self, examples: Any) -> dict[str, Tensor]:
-        return {"lengths_B": examples.lengths}
-
-    def preprocess(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
-        return target.to(dtype)
-
-
-class AudioReconstructionLoss(WaveformReconstructionLoss):
-    best_metric = BestMetric(metric="si_sdr")
+class AudioReconstructionLoss(ReconstructionLoss):
+    best_metric = BestMetric(name="si_sdr")
     alarms = (
         Alarm(
-            name="nothing but silence",
+            name="silent output",
             metric="val_ema/rms_ratio",
             below=0.1,
             patience=2,
             after=500,
-            hint="Reconstructions are ten times as quiet as their originals. Raise the rate or the weight of `samples`.",
+            hint="Reconstructions are ten times quieter than originals. Raise the learning rate or "
+            "the weight of `samples`.",
         ),
     )
 
@@ -115,31 +131,22 @@ class AudioReconstructionLoss(WaveformReconstructionLoss):
         self.config = config
         self.weights = {"samples": config.samples, "mel": config.mel, "stft": config.stft}
 
-    def media(self, output: Tensor) -> list[Audio]:
-        """Zeros at the end are nothing at all: a codec writes them after the last symbol, and never
-        by itself."""
-        return [self.sound(samples_1N, ends(samples_1N)) for samples_1N in output]
-
-    def sound(self, samples_1N: Tensor, length: int) -> Audio:
-        return Audio(
-            samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.config.rate_hz
-        )
-
-    def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        config, original, lengths_B = self.config, batch.examples.samples, batch.examples.lengths
+    def losses(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
+        config, examples = self.config, batch.examples
         terms = {}
         if config.samples:
-            terms["samples"] = config.samples * apart_B(output, original, lengths_B).mean()
+            difference_B = sample_difference_B(output, examples.samples, examples.lengths)
+            terms["samples"] = config.samples * difference_B.mean()
         if config.mel:
             terms["mel"] = config.mel * self.mel_B(output, batch).mean()
         if config.stft:
             distance_B = stft_distance_B(
-                output, original, lengths_B=lengths_B, windows=config.stft_windows
+                output, examples.samples, lengths_B=examples.lengths, windows=config.stft_windows
             )
             terms["stft"] = config.stft * distance_B.mean()
         return terms
 
-    def mel_B(self, output: Tensor, batch: Batch) -> Tensor:
+    def mel_B(self, output: Tensor, batch: Batch[AudioBatch]) -> Tensor:
         return mel_distance_B(
             output,
             batch.examples.samples,
@@ -148,119 +155,121 @@ class AudioReconstructionLoss(WaveformReconstructionLoss):
             windows=self.config.mel_windows,
         )
 
-    def eval_step(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+    def eval_step(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
         original, lengths_B = batch.examples.samples, batch.examples.lengths
-        loud_B, rebuilt_B = (loudness_B(sound, lengths_B) for sound in (original, output))
-        heard_B = loud_B > AUDIBLE
-        understood_B = stoi_B(
-            output, original, rate_hz=self.config.rate_hz, lengths_B=lengths_B
-        ).double()
-        speech_B = understood_B.isfinite()
-        return self.observe_quality(output, batch) | {
-            "speech": speech_B.sum(),
-            "stoi": understood_B[speech_B].sum(),
-            "audible": heard_B.sum(),
-            "si_sdr": si_sdr_B(output, original, lengths_B=lengths_B).double()[heard_B].sum(),
-            "rms_ratio": (rebuilt_B / loud_B.clamp_min(AUDIBLE)).double()[heard_B].sum(),
+        rms_B, output_rms_B = (rms(audio, lengths_B) for audio in (original, output))
+        audible_B = rms_B > MIN_RMS
+        si_sdr = si_sdr_B(output, original, lengths_B=lengths_B).double()
+        rms_ratio_B = (output_rms_B / rms_B.clamp_min(MIN_RMS)).double()
+        return self.speech_sums(output, batch) | {
+            "audible": audible_B.sum(),
+            "si_sdr": si_sdr[audible_B].sum(),
+            "rms_ratio": rms_ratio_B[audible_B].sum(),
             "mel": self.mel_B(output, batch).double().sum(),
             "stft": stft_distance_B(output, original, lengths_B=lengths_B).double().sum(),
             "seconds": lengths_B.double().sum() / self.config.rate_hz,
         }
 
-    def observe_quality(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """PESQ, where it is installed and knows the rate."""
-        if not can_be_measured(self.config.rate_hz):
+    def speech_sums(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
+        """Return STOI and, where it is installed and supports the rate, PESQ of speech."""
+        examples, rate_hz = batch.examples, self.config.rate_hz
+        is_speech = [
+            self.is_speech(samples_1N[0, :length])
+            for samples_1N, length in zip(examples.samples, examples.lengths.tolist(), strict=True)
+        ]
+        chosen = torch.tensor(is_speech, device=output.device)
+        if not chosen.any():
             return {}
-        pairs = zip(batch.examples.samples, output, batch.examples.lengths.tolist(), strict=True)
-        sounds = [
-            (self.sound(real, length), self.sound(made, length)) for real, made, length in pairs
-        ]
-        scores = [
-            pesq(real.samples[0], made.samples[0], self.config.rate_hz) for real, made in sounds
-        ]
-        told = torch.tensor(
-            [score for score in scores if score is not None],
-            dtype=torch.float64,
-            device=output.device,
-        )
-        return {"scored": torch.tensor(len(told), device=output.device), "pesq": told.sum()}
+        made, real, lengths_B = output[chosen], examples.samples[chosen], examples.lengths[chosen]
+        stoi = stoi_B(made, real, rate_hz=rate_hz, lengths_B=lengths_B).double()
+        defined = stoi.isfinite()
+        sums = {"speech": defined.sum(), "stoi": stoi[defined].sum()}
+        if pesq_available(rate_hz):
+            rows = zip(real, made, lengths_B.tolist(), strict=True)
+            pairs = [
+                [one[0, : max(1, length)].float().cpu().numpy() for one in pair]
+                for *pair, length in rows
+            ]
+            scores = [pesq(original, decoded, rate_hz) for original, decoded in pairs]
+            known = [score for score in scores if score is not None]
+            values = torch.tensor(known, dtype=torch.float64, device=output.device)
+            count = torch.tensor(len(values), device=output.device)
+            sums |= {"scored": count, "pesq": values.sum()}
+        return sums
+
+    def is_speech(self, samples_N: Tensor) -> bool:
+        if self.config.speech_metrics != "auto":
+            return self.config.speech_metrics == "always"
+        return detect_speech(samples_N.float().cpu().numpy(), self.config.rate_hz)
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         audible = totals["audible"].clamp_min(1)
-        numbers = {
+        metrics = {
             "si_sdr": float(totals["si_sdr"] / audible),
             "mel_distance": float(totals["mel"] / totals["examples"]),
             "stft_distance": float(totals["stft"] / totals["examples"]),
             "rms_ratio": float(totals["rms_ratio"] / audible),
-            "stoi": float(totals["stoi"] / totals["speech"].clamp_min(1)),
-            "kilobits_per_second": float(code_bits(totals["codes"]) / totals["seconds"] / 1000),
         }
-        if "pesq" in totals:
-            numbers["pesq"] = float(totals["pesq"] / totals["scored"].clamp_min(1))
-        return numbers
-
-    def shown(self, output: Tensor, batch: Batch) -> list[Audio]:
-        """Each original, and its reconstruction after it."""
-        pairs = zip(batch.examples.samples, output, batch.examples.lengths.tolist(), strict=True)
-        return [
-            Audio.beside(self.sound(real, length), self.sound(rebuilt, length))
-            for real, rebuilt, length in pairs
-        ]
+        bits = codebook_bits(totals["codes"])
+        metrics["kilobits_per_second"] = float(bits / totals["seconds"] / 1000)
+        if totals.get("speech", 0) > 0:
+            metrics["stoi"] = float(totals["stoi"] / totals["speech"])
+        if totals.get("scored", 0) > 0:
+            metrics["pesq"] = float(totals["pesq"] / totals["scored"])
+        return metrics
 
 
-def apart_B(a_B1N: Tensor, b_B1N: Tensor, lengths_B: Tensor) -> Tensor:
-    """The mean absolute difference of the samples that are real."""
-    return (to_fp32(a_B1N) - to_fp32(b_B1N)).mul(real_B1N(a_B1N, lengths_B)).abs().sum(
-        (1, 2)
-    ) / lengths_B
+def sample_difference_B(a_B1N: Tensor, b_B1N: Tensor, lengths_B: Tensor) -> Tensor:
+    """Return the mean absolute difference of the valid samples."""
+    difference = (to_fp32(a_B1N) - to_fp32(b_B1N)).mul(valid_samples(a_B1N, lengths_B))
+    return difference.abs().sum((1, 2)) / lengths_B
 
 
-def loudness_B(sounds_B1N: Tensor, lengths_B: Tensor) -> Tensor:
-    """The root of the mean square."""
-    return (
-        (to_fp32(sounds_B1N) * real_B1N(sounds_B1N, lengths_B)).square().sum((1, 2)) / lengths_B
-    ).sqrt()
+def rms(audio_B1N: Tensor, lengths_B: Tensor) -> Tensor:
+    """Return the root mean square of the valid samples, (B,)."""
+    valid = to_fp32(audio_B1N) * valid_samples(audio_B1N, lengths_B)
+    return (valid.square().sum((1, 2)) / lengths_B).sqrt()
 
 
-def real_B1N(sounds_B1N: Tensor, lengths_B: Tensor) -> Tensor:
-    """Which samples are real."""
-    return torch.arange(sounds_B1N.shape[2], device=sounds_B1N.device) < lengths_B[:, None, None]
+def valid_samples(audio_B1N: Tensor, lengths_B: Tensor) -> Tensor:
+    return torch.arange(audio_B1N.shape[2], device=audio_B1N.device) < lengths_B[:, None, None]
 
 
-def ends(samples_1N: Tensor) -> int:
-    """Where the last sample is that is not zero, and one more."""
-    (sounding,) = samples_1N[0].nonzero(as_tuple=True)
-    return int(sounding[-1]) + 1 if len(sounding) else 0
+def find_end(samples_1N: Tensor) -> int:
+    """Return the index after the last sample that is not zero."""
+    (nonzero,) = samples_1N[0].nonzero(as_tuple=True)
+    return int(nonzero[-1]) + 1 if len(nonzero) else 0
 
 
-def as_long(sounds_B1N: Tensor, batch: Batch) -> Tensor:
-    """What a judge hears: silence after the end, whatever was made there."""
-    return sounds_B1N * real_B1N(sounds_B1N, batch.examples.lengths)
+def view_valid(audio_B1N: Tensor, batch: Batch[AudioBatch]) -> Tensor:
+    """Return the input of the discriminators: silence after the end."""
+    return audio_B1N * valid_samples(audio_B1N, batch.examples.lengths)
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioAdversaryConfig(AdversaryConfig):
     periods: PeriodDiscriminatorConfig | None = None
-    """Hears every p-th sample; none leaves it out."""
+    """The multi-period discriminator, which gets every p-th sample; None disables it."""
     scales: ScaleDiscriminatorConfig | None = None
-    """Hears the wave at several rates."""
+    """The multi-scale discriminator, which gets the waveform at several rates; None disables it."""
     bands: BandDiscriminatorConfig | None = field(default_factory=BandDiscriminatorConfig)
-    """Hears complex spectra, band by band."""
+    """The multi-band discriminator, which gets complex spectrograms; None disables it."""
 
     def __post_init__(self) -> None:
-        if not self.judges_asked():
+        if not self.configs():
             raise ValueError(
-                "Of periods, scales and bands not one is to judge: choose one, or no adversary at all."
+                "This adversary has no discriminator: set periods, scales or bands, or leave the "
+                "adversary out."
             )
 
-    def judges_asked(self) -> dict[str, Any]:
-        asked = {"periods": self.periods, "scales": self.scales, "bands": self.bands}
-        return {name: config for name, config in asked.items() if config is not None}
+    def configs(self) -> dict[str, Any]:
+        configs = {"periods": self.periods, "scales": self.scales, "bands": self.bands}
+        return {name: config for name, config in configs.items() if config is not None}
 
     def discriminators(self) -> dict[str, Discriminator]:
         return {
-            name: Discriminator(config.build(), as_long)
-            for name, config in self.judges_asked().items()
+            name: Discriminator(config.build(), view_valid)
+            for name, config in self.configs().items()
         }
 
 
@@ -269,5 +278,7 @@ class AudioTokenizerConfig(TokenizerConfig):
     model: AudioCodecConfig | PretrainedCodecConfig = field(default_factory=AudioCodecConfig)
     reconstruction: AudioReconstructionConfig = field(default_factory=AudioReconstructionConfig)
     adversary: AudioAdversaryConfig | None = None
-    """Discriminators that learn to tell reconstructions from originals; none leaves nothing of them
-    behind."""
+    """Discriminators that are trained with the codec; None disables them."""
+
+    def build_adapter(self) -> AudioAdapter:
+        return AudioAdapter(self.reconstruction.rate_hz)

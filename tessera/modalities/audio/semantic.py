@@ -1,22 +1,20 @@
-"""Semantic tokens: what is said in a sound, as one symbol for each frame, by k-means over features
-(HuBERT, Hsu 2021, arXiv 2106.07447, section II-A; AudioLM, Borsos 2022, arXiv 2209.03143, section
-III-B).
+"""Semantic tokens: one token per frame for what is said, by k-means over audio features.
 
-A symbol is a centre of features. The centres are a VQ table (`nn/quantize/vq.py`), which starts by
-k-means and then follows the frames that choose it, so it is k-means over all batches, and all that
-the engine promises of a codebook holds for it. What moves by gradient is small: features are told
-from symbols by a filter over neighbouring centres, which begins as the centre itself, because what
-was said just before and after tells where in its cell a frame lies.
+See HuBERT (Hsu 2021, arXiv 2106.07447, section II-A) and AudioLM (Borsos 2022, arXiv 2209.03143,
+section III-B). The centroids are the codebook of a VQ layer (`nn/quantize/vq.py`), which is
+initialized by k-means and then updated by exponential moving averages. This is k-means over all
+batches, with the guarantees that the engine gives for codebooks. Only a small convolution is
+trained by gradient descent: it predicts the features of a frame from the centroids of the frame and
+its neighbours, which indicate where in its cell a frame lies. It is initialized to the identity.
 
-In k-means a feature counts by its scale, so features are first brought to a mean of 0 and a spread
-of 1. Both are measured over the first few steps and then stay; only after that the table starts, so
-no centre moves because the scale did.
+The distances of k-means depend on the scale of each feature, so features are first normalized to
+mean 0 and standard deviation 1. Both are measured over the first steps and then fixed. The codebook
+is initialized only after that, so no centroid moves because the scale changed.
 
-Sounds are (B, 1, N), codes (B, T) with T = N / hop, rounded up; -1 where a sound has no sample any
-more. Nothing can be played from them: `decode` gives features. A generator of sound takes them as
-its condition, by their rate.
+Audio is (B, 1, N), codes are (B, T) with T = N / hop, rounded up, and -1 in frames of padding.
+`decode` returns features, not audio; a generator of audio uses the tokens as its condition.
 
-B examples, N samples, T frames, D width of the features.
+B batch, N samples, T frames, D feature dimension, P frames with real samples.
 """
 
 from __future__ import annotations
@@ -28,215 +26,234 @@ import torch
 from torch import Tensor, nn
 
 from tessera.modalities.audio.features import (
-    Features,
-    MelFeatures,
-    SpeechFeatures,
-    VoiceFeatures,
-    frames,
+    AudioFeatures,
+    MFCCFeaturesConfig,
+    SpeechFeaturesConfig,
+    VoiceFeaturesConfig,
+    num_frames,
 )
-from tessera.modalities.audio.tokenizer import AudioTokenizer, refuse_no_sounds, refuse_nothing
-from tessera.modalities.image.vqgan import Reconstruction
+from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
+from tessera.nn.reconstruction import Reconstruction
 
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticConfig:
-    features: MelFeatures | SpeechFeatures | VoiceFeatures = field(default_factory=MelFeatures)
-    """What is heard in a sound."""
+    features: MFCCFeaturesConfig | SpeechFeaturesConfig | VoiceFeaturesConfig = field(
+        default_factory=MFCCFeaturesConfig
+    )
+    """The features that are clustered."""
     vocab_size: int = 256
-    """Symbols: the k of k-means."""
-    measured: int = 20
-    """Steps over which the scale of the features is measured, before the first symbol is found."""
+    """Number of centroids: the k of k-means."""
+    normalization_steps: int = 20
+    """Steps over which the mean and the standard deviation of the features are measured before the
+    codebook is initialized."""
     context: int = 5
-    """Frames whose symbols together tell the features of the middle one; an odd number, and 1 is
-    the centre alone."""
+    """Number of frames whose centroids predict the features of the middle frame. It must be odd; 1
+    uses only the centroid of the frame itself."""
     decay: float = 0.99
-    """How much of its average a centre keeps at each step."""
+    """Decay of the exponential moving average of the centroids."""
     expire_below: float = 0.1
-    """A symbol used less than this fraction of an even share is put elsewhere; 0: never."""
+    """Replace centroids that are used less than this fraction of an even share; 0 never replaces
+    them."""
 
     def __post_init__(self) -> None:
-        if self.measured < 1:
+        if self.normalization_steps < 1:
             raise ValueError(
-                f"The scale of features is measured over 1 step or more, but `measured` is {self.measured}."
+                f"normalization_steps must be at least 1, but got {self.normalization_steps}."
             )
         if self.context < 1 or self.context % 2 == 0:
-            raise ValueError(
-                f"A frame has as many neighbours before it as after, so `context` is odd, not {self.context}."
-            )
-        self.table(1)
+            raise ValueError(f"context must be an odd number of frames, but got {self.context}.")
+        self.vq_config(1)
 
     @property
     def hop(self) -> int:
-        """Samples that one symbol stands for."""
+        """Samples per token."""
         return self.features.hop
 
     @property
     def rate_hz(self) -> int:
-        """Samples a second of the sounds."""
+        """Sampling rate of the audio."""
         return self.features.rate_hz
 
-    def table(self, dim: int) -> VQConfig:
+    def vq_config(self, dim: int) -> VQConfig:
         return VQConfig(
-            codebook_size=self.vocab_size, code_dim=dim, normalised=False, decay=self.decay, commitment_weight=0.0,
+            codebook_size=self.vocab_size,
+            code_dim=dim,
+            normalised=False,
+            decay=self.decay,
+            commitment_weight=0.0,
             expire_below=self.expire_below,
-        )  # fmt: skip
+        )
 
     def validate_data(self, data: Any) -> None:
-        """Refuses data whose sounds have another rate, or nothing to hear."""
+        """Raise ValueError if the examples have another rate or are shorter than one frame."""
         if data.rate_hz != self.rate_hz:
             raise ValueError(
-                f"Sounds of {data.rate_hz} samples a second came to features for {self.rate_hz}: set rate_hz of the data or of "
-                "the features (those of a finished network have the rate that it learnt from)."
+                f"The data has a rate of {data.rate_hz} Hz, but the features need {self.rate_hz} "
+                "Hz: set rate_hz of the data or of the features (a pretrained network has a fixed "
+                "rate)."
             )
         if data.length < self.hop:
             raise ValueError(
-                f"Sounds of {data.length} samples do not fill one frame of {self.hop}: use longer ones."
+                f"Examples of {data.length} samples are shorter than one frame of {self.hop} "
+                "samples: use longer examples."
             )
 
     def grid(self, data: Any) -> tuple[int, ...]:
-        """How many symbols such sounds become."""
-        return (frames(data.length, self.hop),)
+        """Return the shape of the token grid of one example: (frames,)."""
+        return (num_frames(data.length, self.hop),)
 
     def build(self) -> SemanticTokenizer:
         return SemanticTokenizer(self)
 
 
 @dataclass
-class Told(Reconstruction):
-    """`output` are features in their own units, (B, T, 2, D): as the symbols tell them, and as they
-    were heard. Where a sound has ended nothing was heard, which is not a number."""
+class FeatureReconstruction(Reconstruction):
+    """`output` is (B, T, 2, D): features predicted from the tokens, and the features themselves,
+    which are NaN in frames of padding."""
 
     distance_B: Tensor
-    """How far the two are apart over a sound's own frames: the mean square, where all features have
-    a spread of 1. With a single symbol it would be about 1."""
+    """Mean squared error over the real frames, in normalized features. With a single centroid it
+    would be about 1."""
 
 
 class SemanticTokenizer(AudioTokenizer):
     def __init__(self, config: SemanticConfig):
         super().__init__()
         self.config = config
-        self.features: Features = config.features.build()
+        self.features: AudioFeatures = config.features.build()
         dim = self.features.dim
-        self.scale = Scale(dim, config.measured)
-        self.quantizer: VQ = config.table(dim).build(dim)
-        self.neighbours = nn.Conv1d(dim, dim, config.context, padding=config.context // 2)
-        nn.init.dirac_(self.neighbours.weight)
-        nn.init.zeros_(self.neighbours.bias)
+        self.normalizer = FeatureNormalizer(dim, config.normalization_steps)
+        self.quantizer: VQ = config.vq_config(dim).build(dim)
+        self.context_conv = nn.Conv1d(dim, dim, config.context, padding=config.context // 2)
+        nn.init.dirac_(self.context_conv.weight)
+        nn.init.zeros_(self.context_conv.bias)
 
     @property
     def rate_hz(self) -> int:
         return self.config.rate_hz
 
-    def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> Told:
-        """`lengths` says how many samples of each sound are real. All there is to lose is the mean
-        of `distance_B`."""
-        features_BTD, real_BT = self.heard(samples, lengths_B)
+    def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> FeatureReconstruction:
+        """Tokenize a batch; the only loss term is the mean of `distance_B`.
+
+        Args:
+            samples: (B, 1, N).
+            lengths_B: Number of real samples of each example.
+        """
+        features_BTD, mask_BT = self.extract_features(samples, lengths_B)
         with full_precision(samples.device.type):
-            self.scale.accumulate_stats(features_BTD[real_BT])
-            rows_BTD = self.scale(features_BTD)
-            quantized = self.quantizer(rows_BTD, real_BT)
-            if not self.scale.known:
-                self.quantizer.rollback()  # what is noted in another scale would start the table wrong
-            told_BTD = self.told(quantized.latent)
-            distance_B = mean_over_frames_B((told_BTD - rows_BTD).square().mean(-1), real_BT)
-        codes_BT = quantized.codes.masked_fill(~real_BT, -1)
-        heard_BTD = features_BTD.masked_fill(~real_BT[..., None], torch.nan)
-        output_BT2D = torch.stack([self.scale.undo(told_BTD), heard_BTD], dim=2)
-        return Told(output_BT2D, codes_BT, {"distance": distance_B.mean()}, distance_B.detach())
+            self.normalizer.accumulate_stats(features_BTD[mask_BT])
+            rows_BTD = self.normalizer(features_BTD)
+            quantized = self.quantizer(rows_BTD, mask_BT)
+            if not self.normalizer.is_ready:
+                # Rows at another scale must not initialize the codebook.
+                self.quantizer.rollback()
+            predicted_BTD = self.predict(quantized.latent)
+            distance_BT = (predicted_BTD - rows_BTD).square().mean(-1)
+            distance_B = masked_mean_B(distance_BT, mask_BT)
+        codes_BT = quantized.codes.masked_fill(~mask_BT, -1)
+        target_BTD = features_BTD.masked_fill(~mask_BT[..., None], torch.nan)
+        output_BT2D = torch.stack([self.normalizer.denormalize(predicted_BTD), target_BTD], dim=2)
+        return FeatureReconstruction(
+            output_BT2D, codes_BT, {"distance": distance_B.mean()}, distance_B.detach()
+        )
 
     @torch.no_grad()
     def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Sounds (B, 1, N) to symbols (B, T)."""
-        features_BTD, real_BT = self.heard(samples, lengths_B)
+        """Encode (B, 1, N) as codes (B, T), with -1 in frames of padding."""
+        features_BTD, mask_BT = self.extract_features(samples, lengths_B)
         with full_precision(samples.device.type):
-            rows_PD = self.scale(features_BTD[real_BT])
-            codes_BT = torch.full(real_BT.shape, -1, device=samples.device)
-            codes_BT[real_BT] = self.quantizer.nearest(rows_PD)
+            rows_PD = self.normalizer(features_BTD[mask_BT])
+            codes_BT = torch.full(mask_BT.shape, -1, device=samples.device)
+            codes_BT[mask_BT] = self.quantizer.nearest(rows_PD)
         return codes_BT
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Symbols (B, T) to the features (B, T, D) that they stand for; -1 is no frame."""
+        """Decode (B, T) to features (B, T, D); -1 marks padding."""
         if codes.ndim != 2:
             raise ValueError(
-                f"Codes of shape {tuple(codes.shape)} came to a semantic tokenizer: give (batch, frames)."
+                f"Codes of a semantic tokenizer have the shape (batch, frames), but got "
+                f"{tuple(codes.shape)}."
             )
         with full_precision(codes.device.type):
             latent_BTD = self.quantizer.decode(codes.clamp_min(0)) * (codes >= 0).unsqueeze(-1)
-            return self.scale.undo(self.told(latent_BTD))
+            return self.normalizer.denormalize(self.predict(latent_BTD))
 
-    def heard(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Features (B, T, D), and which frames hold a real sample."""
-        refuse_no_sounds(samples)
-        refuse_nothing(samples.shape[2])
+    def extract_features(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return features (B, T, D) and the mask (B, T) of frames with real samples."""
+        check_audio_batch(samples)
+        check_not_empty(samples.shape[2])
         features_BTD = self.features(samples, lengths_B)
-        lengths_B = (
-            torch.full(samples.shape[:1], samples.shape[2]) if lengths_B is None else lengths_B
-        )
-        return features_BTD, self.real(lengths_B.to(samples.device), features_BTD.shape[1])
+        if lengths_B is None:
+            lengths_B = torch.full(samples.shape[:1], samples.shape[2])
+        return features_BTD, self.frame_mask(lengths_B.to(samples.device), features_BTD.shape[1])
 
-    def told(self, latent_BTD: Tensor) -> Tensor:
-        """What symbols and their neighbours say together, in the scale of the table."""
-        return self.neighbours(to_fp32(latent_BTD).mT).mT
-
-
-def mean_over_frames_B(numbers_BT: Tensor, real_BT: Tensor) -> Tensor:
-    """Every sound counts the same, however long it is."""
-    return (numbers_BT * real_BT).sum(1) / real_BT.sum(1).clamp_min(1)
+    def predict(self, latent_BTD: Tensor) -> Tensor:
+        """Predict normalized features from the centroids of neighbouring frames."""
+        return self.context_conv(to_fp32(latent_BTD).mT).mT
 
 
-class Scale(nn.Module):
-    """Mean and spread of each feature over the first steps of a run; then they stay.
+def masked_mean_B(values_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    """Average over the frames of each example, so that examples of all lengths count equally."""
+    return (values_BT * mask_BT).sum(1) / mask_BT.sum(1).clamp_min(1)
 
-    Forward only takes notes, as a codebook does: the notes of all processes meet in `commit`.
+
+class FeatureNormalizer(nn.Module):
+    """Normalize features by their mean and standard deviation over the first training steps.
+
+    Like a codebook, `forward` and `accumulate_stats` leave the state unchanged; `commit` adds the
+    statistics of all processes.
     """
 
     def __init__(self, dim: int, steps: int):
         super().__init__()
         self.steps = steps
-        self.notes: Tensor | None = None
-        self.register_buffer("done", torch.zeros((), dtype=torch.long))
+        self.stats: Tensor | None = None
+        self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
         self.register_buffer("totals", torch.zeros(3, dim))
-        self.done: Tensor
+        self.steps_done: Tensor
         self.totals: Tensor
-        """How many frames, their sum, and the sum of their squares."""
+        """Number of frames, sum and sum of squares of each feature."""
 
     @property
-    def known(self) -> bool:
-        return int(self.done) >= self.steps
+    def is_ready(self) -> bool:
+        """Whether the statistics are final."""
+        return int(self.steps_done) >= self.steps
 
     def forward(self, features: Tensor) -> Tensor:
-        mean_D, spread_D = self.mean_and_spread()
-        return (features - mean_D) / spread_D
+        mean_D, std_D = self.mean_and_std()
+        return (features - mean_D) / std_D
 
-    def undo(self, rows: Tensor) -> Tensor:
-        mean_D, spread_D = self.mean_and_spread()
-        return rows * spread_D + mean_D
+    def denormalize(self, rows: Tensor) -> Tensor:
+        mean_D, std_D = self.mean_and_std()
+        return rows * std_D + mean_D
 
-    def mean_and_spread(self) -> tuple[Tensor, Tensor]:
-        """0 and 1 as long as nothing is known. A feature that never changes keeps to a spread that
-        can be divided by."""
+    def mean_and_std(self) -> tuple[Tensor, Tensor]:
+        """Return 0 and 1 before the first commit; the variance is at least 1e-6 after it."""
         count_D, sum_D, square_D = to_fp32(self.totals)
         mean_D = sum_D / count_D.clamp_min(1)
         variance_D = square_D / count_D.clamp_min(1) - mean_D.square()
         return mean_D, torch.where(count_D > 0, variance_D.clamp_min(1e-6).sqrt(), 1.0)
 
     def accumulate_stats(self, features_PD: Tensor) -> None:
-        if not self.training or self.known:
+        if not self.training or self.is_ready:
             return
-        noted = torch.stack(
+        stats = torch.stack(
             [torch.ones_like(features_PD).sum(0), features_PD.sum(0), features_PD.square().sum(0)]
         )
-        self.notes = noted if self.notes is None else self.notes + noted
+        self.stats = stats if self.stats is None else self.stats + stats
 
     def rollback(self) -> None:
-        self.notes = None
+        """Discard the statistics of a skipped step."""
+        self.stats = None
 
     @torch.no_grad()
     def commit(self, dist: ProcessGroup, step: int) -> None:
-        if self.notes is None:
+        """Add the statistics of all processes."""
+        if self.stats is None:
             return
-        self.totals += dist.all_reduce_sum(self.notes).to(self.totals)
-        self.done += 1
+        self.totals += dist.all_reduce_sum(self.stats).to(self.totals)
+        self.steps_done += 1
         self.rollback()

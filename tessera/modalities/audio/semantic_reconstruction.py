@@ -1,106 +1,100 @@
-"""What the tokenizer task has to know of semantic tokens: how much of what was heard the symbols
-tell, and how to show it.
+"""Reconstruction of audio features from semantic tokens: adapter, metrics and pictures.
 
-Nothing can be played from them. What the model gives are features, as told by its symbols and as
-heard: (B, T, 2, D).
+Nothing can be played from semantic tokens. The model's output are features as decoded from the tokens
+and as computed from the audio, (B, T, 2, D).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tessera.engine.task import Batch, BestMetric
-from tessera.metrics.image import code_bits
-from tessera.modalities.audio.reconstruction import WaveformReconstructionLoss
+from tessera.metrics.codebook import codebook_bits
+from tessera.modalities.audio.media import AudioBatch
+from tessera.modalities.audio.reconstruction import WaveformAdapter
 from tessera.modalities.audio.semantic import SemanticConfig
 from tessera.modalities.image.media import Image
-from tessera.objectives.reconstruction import TokenizerConfig
+from tessera.objectives.reconstruction import (
+    ReconstructionConfig,
+    ReconstructionLoss,
+    TokenizerConfig,
+)
 
-STEP, ROW = 4, 8
-"""Pixels of one frame and of one feature in a picture."""
-SPREAD = 2.5
-"""How many standard deviations a feature may lie from its mean before it is drawn black or
-white."""
+FRAME_PIXELS, ROW_PIXELS = 4, 8
+"""The pixels of one frame and of one feature in a picture."""
+MAX_DEVIATION = 2.5
+"""The number of standard deviations at which a feature is drawn black or white."""
+
+
+class SemanticAdapter(WaveformAdapter):
+    def to_media(self, output: Tensor) -> list[Image]:
+        """Draw features (B, T, D): time from left to right, one row for each feature."""
+        features = output.float().cpu().numpy()
+        return [draw_features(features_TD, features_TD) for features_TD in features]
+
+    def show_pairs(self, output: Tensor, batch: Batch[AudioBatch]) -> list[Image]:
+        """Return the features of each example side by side with those decoded from its tokens."""
+        rows = zip(output.detach().float().cpu(), valid_frames(output).cpu(), strict=True)
+        features = [pair_T2D[valid_T].numpy() for pair_T2D, valid_T in rows]
+        return [
+            Image.side_by_side(
+                draw_features(one[:, 1], one[:, 1]), draw_features(one[:, 0], one[:, 1])
+            )
+            for one in features
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SemanticReconstructionConfig:
-    """All there is to lose is the distance of k-means, which the model itself knows."""
-
-    def validate_data(self, data: Any) -> None:
-        """Sounds of any length can be measured."""
-
-    def notice(self) -> str:
-        return ""
-
-    def for_inference(self) -> SemanticReconstructionConfig:
-        return self
+class SemanticReconstructionConfig(ReconstructionConfig):
+    """The loss is the k-means distance, which the model returns as a penalty."""
 
     def build(self) -> SemanticReconstructionLoss:
         return SemanticReconstructionLoss()
 
 
-class SemanticReconstructionLoss(WaveformReconstructionLoss):
-    best_metric = BestMetric(metric="explained_variance")
+class SemanticReconstructionLoss(ReconstructionLoss):
+    best_metric = BestMetric(name="explained_variance")
 
-    def media(self, output: Tensor) -> list[Image]:
-        """Features (B, T, D) as pictures: time from left to right, a row for each feature."""
-        return [picture(features_TD, features_TD) for features_TD in output.float().cpu().numpy()]
-
-    def terms(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """None beside the model's own."""
+    def losses(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
         return {}
 
-    def eval_step(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """For each feature: the squares of what symbols miss, and what its variance over all frames
-        is made of."""
-        told_PD, heard_PD = output[real_frames(output, batch)].double().unbind(1)
+    def eval_step(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
+        """Return the squared errors of each feature and the sums for its variance."""
+        decoded_PD, features_PD = output[valid_frames(output)].double().unbind(1)
+        examples = batch.examples
         return {
-            "frames": torch.tensor(len(heard_PD), device=output.device),
-            "missed": (told_PD - heard_PD).square().sum(0),
-            "sum": heard_PD.sum(0),
-            "square": heard_PD.square().sum(0),
-            "seconds": batch.examples.lengths.double().sum() / batch.examples.rate_hz,
+            "frames": torch.tensor(len(features_PD), device=output.device),
+            "squared_error": (decoded_PD - features_PD).square().sum(0),
+            "sum": features_PD.sum(0),
+            "square": features_PD.square().sum(0),
+            "seconds": examples.lengths.double().sum() / examples.rate_hz,
         }
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         variance_D = totals["square"] - totals["sum"].square() / totals["frames"]
-        explained_D = 1 - totals["missed"] / variance_D.clamp_min(1e-12)
+        explained_D = 1 - totals["squared_error"] / variance_D.clamp_min(1e-12)
         return {
             "explained_variance": float(explained_D.mean()),
-            "bits_per_second": float(code_bits(totals["codes"]) / totals["seconds"]),
+            "bits_per_second": float(codebook_bits(totals["codes"]) / totals["seconds"]),
         }
 
-    def shown(self, output: Tensor, batch: Batch) -> list[Image]:
-        """What was heard beside what the symbols tell of it."""
-        pairs = zip(output.detach().float().cpu(), real_frames(output, batch).cpu(), strict=True)
-        features = [pair_T2D[real_T].numpy() for pair_T2D, real_T in pairs]
-        return [
-            Image.beside(picture(one[:, 1], one[:, 1]), picture(one[:, 0], one[:, 1]))
-            for one in features
-        ]
 
-
-def real_frames(output: Tensor, batch: Batch) -> Tensor:
-    """(B, T): which frames hold a real sample. Where a sound has ended, nothing was heard."""
+def valid_frames(output: Tensor) -> Tensor:
+    """Return which frames hold a valid sample, (B, T); features after the end are not finite."""
     return output[:, :, 1].isfinite().all(-1)
 
 
-def picture(features_TD: np.ndarray, like_TD: np.ndarray) -> Image:
-    """Grey where a feature is at its mean over `like`, brighter above and darker below."""
-    spread_D = np.maximum(like_TD.std(0), 1e-6)
-    level_TD = ((features_TD - like_TD.mean(0)) / spread_D / SPREAD).clip(-1, 1)
-    return Image.from_floats(
-        np.broadcast_to(
-            level_TD.T.repeat(ROW, 0).repeat(STEP, 1),
-            (3, ROW * level_TD.shape[1], STEP * len(level_TD)),
-        )
-    )
+def draw_features(features_TD: np.ndarray, reference_TD: np.ndarray) -> Image:
+    """Draw features in grey levels relative to the mean of the reference."""
+    std_D = np.maximum(reference_TD.std(0), 1e-6)
+    deviation_TD = (features_TD - reference_TD.mean(0)) / std_D / MAX_DEVIATION
+    levels_DT = deviation_TD.clip(-1, 1).T
+    pixels = levels_DT.repeat(ROW_PIXELS, 0).repeat(FRAME_PIXELS, 1)
+    return Image.from_floats(np.broadcast_to(pixels, (3, *pixels.shape)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,4 +104,7 @@ class SemanticTokenizerConfig(TokenizerConfig):
         default_factory=SemanticReconstructionConfig
     )
     adversary: None = None
-    """Nobody judges features: how far they are from what was heard can be counted."""
+    """Semantic tokenizers have no discriminator."""
+
+    def build_adapter(self) -> SemanticAdapter:
+        return SemanticAdapter()

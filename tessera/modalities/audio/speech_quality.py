@@ -1,52 +1,52 @@
-"""PESQ, the perceptual evaluation of speech quality (ITU-T P.862), by the package pesq where it is
-installed.
+"""PESQ, the perceptual evaluation of speech quality (ITU-T P.862), with the package pesq.
 
-It knows two rates: 8 kHz, as a telephone sounds, and 16 kHz. Scores are about 1 (bad) to 4.6
-(nothing can be told apart).
+It is defined for two rates, 8 kHz (narrow band) and 16 kHz (wide band). Scores range from about 1
+(bad) to 4.6 (no audible difference).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import numpy as np
 
-if TYPE_CHECKING:
-    from types import ModuleType
+from tessera._optional import require
 
 MODES = {8_000: "nb", 16_000: "wb"}
-SHORTEST_SECONDS = 0.25
-"""Below this it has nothing to align."""
-INSTALL = 'PESQ is left out: the package pesq is not installed (pip install "tessera[speech]").'
+MIN_SECONDS = 0.25
+"""Shorter audio cannot be aligned."""
+PESQ_MISSING = 'PESQ is omitted: the package pesq is not installed (pip install "tessera[speech]").'
 
 
-def library() -> ModuleType | None:
-    """pesq, if it is there."""
+def import_pesq() -> ModuleType | None:
+    """Import pesq; return None if it is not installed."""
     try:
-        import pesq
-    except ImportError:
+        return require("pesq", extra="speech", purpose="PESQ")
+    except ModuleNotFoundError:
         return None
-    return pesq
 
 
-def can_be_measured(rate_hz: int) -> bool:
-    return rate_hz in MODES and library() is not None
+def pesq_available(rate_hz: int) -> bool:
+    """Return whether PESQ is installed and defined for the rate."""
+    return rate_hz in MODES and import_pesq() is not None
 
 
-def pesq(original_N: np.ndarray, made_N: np.ndarray, rate_hz: int) -> float | None:
-    """None where nothing can be said: another rate, no package, too short, or no utterance found in
-    it."""
-    package = library()
-    if package is None or rate_hz not in MODES or len(original_N) < SHORTEST_SECONDS * rate_hz:
+def pesq(original_N: np.ndarray, decoded_N: np.ndarray, rate_hz: int) -> float | None:
+    """Compute PESQ; None if it is undefined.
+
+    It is undefined at other rates, without the package, and for audio that is too short, silent or
+    without a detected utterance.
+    """
+    package = import_pesq()
+    if package is None or rate_hz not in MODES or len(original_N) < MIN_SECONDS * rate_hz:
         return None
-    if not (np.any(original_N) and np.any(made_N)):  # it divides by the loudest sample
+    if not (np.any(original_N) and np.any(decoded_N)):  # pesq divides by the peak
         return None
-    quiet = package.PesqError.RETURN_VALUES
     score = package.pesq(
         rate_hz,
         original_N.astype(np.float32),
-        made_N.astype(np.float32),
+        decoded_N.astype(np.float32),
         MODES[rate_hz],
-        on_error=quiet,
+        on_error=package.PesqError.RETURN_VALUES,
     )
     return None if score < 0 else float(score)

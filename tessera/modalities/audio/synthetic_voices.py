@@ -1,10 +1,10 @@
-"""Voices from formulas: a buzz or a breath through the resonances of a mouth (Fant 1960), syllable
-by syllable.
+"""Synthesize voices with a source-filter model (Fant 1960): glottal pulses or noise through formant
+resonators, syllable by syllable.
 
-A syllable is an onset, which may be missing, and a vowel. A vowel is known by its three lowest
-formants; the numbers are the means of 33 men (Peterson and Barney 1952, table II). A speaker is
-known by pitch, by the length of the vocal tract, which moves all formants alike, and by how much
-breath there is in the voice. Resonators are applied to spectra, one syllable at a time.
+A syllable is an optional onset and a vowel. A vowel is defined by its three lowest formants, the
+means of 33 men (Peterson and Barney 1952, table II). A speaker is defined by pitch, by the length
+of the vocal tract, which scales all formants, and by the amount of breath noise. Resonators are
+applied in the frequency domain, one syllable at a time.
 """
 
 from __future__ import annotations
@@ -26,32 +26,26 @@ VOWELS = {
 }
 """Spelling -> formants in Hz."""
 HIGHER_FORMANTS = (3500.0, 4500.0, 5500.0, 6500.0)
-BANDWIDTHS = (
-    60.0,
-    90.0,
-    120.0,
-    160.0,
-    220.0,
-    300.0,
-    400.0,
-)  # Hz; for each formant, the lowest first
-NASAL = (250.0, 1100.0, 2200.0)  # what is heard through the nose
-HISS_HZ, HISS_WIDTH_HZ = 5200.0, 1600.0
+BANDWIDTHS = (60.0, 90.0, 120.0, 160.0, 220.0, 300.0, 400.0)
+"""Bandwidth of each formant in Hz, the lowest first."""
+NASAL_FORMANTS = (250.0, 1100.0, 2200.0)
+FRICATIVE_HZ, FRICATIVE_BANDWIDTH_HZ = 5200.0, 1600.0
 ONSET_SECONDS = {"": 0.0, "m": 0.08, "s": 0.11, "t": 0.05}
 FADE_SECONDS = 0.012
-RINGING_SECONDS = 0.05
+TAIL_SECONDS = 0.05
+"""How long the resonators ring after a syllable."""
 
 
 @dataclass(frozen=True)
 class Speaker:
     name: str
     pitch_hz: float
-    tract: float
-    """how many times higher formants are than a man's"""
-    breath: float
-    """the share of noise in the voice: 1 whispers"""
-    rough: float = 0.0
-    """by how much each period differs from the one before"""
+    formant_scale: float
+    """Formant frequencies relative to those of a man."""
+    breathiness: float
+    """Fraction of noise in the voice; 1 is a whisper."""
+    jitter: float = 0.0
+    """Standard deviation of the length of a pitch period."""
 
 
 SPEAKERS = (
@@ -70,115 +64,122 @@ class Syllable:
     vowel: str
 
     @property
-    def spelt(self) -> str:
+    def text(self) -> str:
         return self.onset + self.vowel
 
 
-def spoken(
+def synthesize_speech(
     speaker: Speaker,
     syllables: Sequence[Syllable],
-    asks: bool,
-    pitch: float,
+    is_question: bool,
+    pitch_ratio: float,
     step_seconds: float,
     rate_hz: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """(N,): a syllable every `step_seconds`. The pitch falls by a third, or rises at the end of a
-    question."""
+    """Return (N,) with one syllable every `step_seconds`.
+
+    The pitch falls by a third; in a question it rises at the end.
+    """
     count = round(len(syllables) * step_seconds * rate_hz)
-    ringing = round(RINGING_SECONDS * rate_hz)
+    tail = round(TAIL_SECONDS * rate_hz)
     progress = np.linspace(0, 1, count)
-    bend = np.maximum(progress - 0.45, 0) * 1.5 - 0.1 * progress if asks else -0.28 * progress
+    if is_question:
+        bend = np.maximum(progress - 0.45, 0) * 1.5 - 0.1 * progress
+    else:
+        bend = -0.28 * progress
     vibrato = 0.012 * np.sin(2 * np.pi * 5.2 * np.arange(count) / rate_hz)
-    buzz, breath = source(speaker, speaker.pitch_hz * pitch * (1.12 + bend + vibrato), rate_hz, rng)
-    heard = np.zeros(count + ringing)
+    pitch_hz = speaker.pitch_hz * pitch_ratio * (1.12 + bend + vibrato)
+    pulses, noise = glottal_source(speaker, pitch_hz, rate_hz, rng)
+    samples = np.zeros(count + tail)
     edges = np.rint(np.linspace(0, count, len(syllables) + 1)).astype(int)
-    for syllable, begin, end in zip(syllables, edges, edges[1:]):
-        sound = one_syllable(
-            speaker, syllable, buzz[begin:end], breath[begin:end], rate_hz, ringing
+    for syllable, start, end in zip(syllables, edges, edges[1:]):
+        part = synthesize_syllable(
+            speaker, syllable, pulses[start:end], noise[start:end], rate_hz, tail
         )
-        heard[begin : begin + len(sound)] += sound
-    return heard[:count]
+        samples[start : start + len(part)] += part
+    return samples[:count]
 
 
-def source(
+def glottal_source(
     speaker: Speaker, pitch_hz: np.ndarray, rate_hz: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What the vocal folds give, and noise: both (N,), of about the same power.
+    """Return glottal pulses and noise, both (N,) and of about the same power.
 
-    The flow through the folds rises and falls as a cosine (Rosenberg 1971, pulse C), and what is
-    heard is its change.
+    The pulses are the derivative of a glottal flow that rises and falls as a cosine (Rosenberg
+    1971, pulse C).
     """
     periods = np.cumsum(pitch_hz) / rate_hz
-    wobble = rng.normal(1.0, speaker.rough, int(periods[-1]) + 2)
-    strength = rng.normal(1.0, 2 * speaker.rough, int(periods[-1]) + 2)
-    phase = (periods % 1) * wobble[periods.astype(int)]
+    length = rng.normal(1.0, speaker.jitter, int(periods[-1]) + 2)
+    amplitude = rng.normal(1.0, 2 * speaker.jitter, int(periods[-1]) + 2)
+    phase = (periods % 1) * length[periods.astype(int)]
     opening, closing = phase / 0.4, (phase - 0.4) / 0.16
     flow = np.where(
         opening < 1,
         0.5 - 0.5 * np.cos(np.pi * opening),
         np.where(closing < 1, np.cos(np.pi / 2 * closing), 0.0),
     )
-    buzz = np.diff(flow * strength[periods.astype(int)], prepend=0.0)
+    pulses = np.diff(flow * amplitude[periods.astype(int)], prepend=0.0)
     noise = rng.normal(0.0, 1.0, len(pitch_hz))
-    return buzz / max(float(buzz.std()), 1e-9), noise
+    return pulses / max(float(pulses.std()), 1e-9), noise
 
 
-def one_syllable(
+def synthesize_syllable(
     speaker: Speaker,
     syllable: Syllable,
-    buzz: np.ndarray,
-    breath: np.ndarray,
+    pulses: np.ndarray,
+    noise: np.ndarray,
     rate_hz: int,
-    ringing: int,
+    tail: int,
 ) -> np.ndarray:
-    """(n + ringing,): the onset, and the vowel from where it ends to a little before the next
-    one."""
-    count = len(buzz)
-    begins = min(round(ONSET_SECONDS[syllable.onset] * rate_hz), count // 2)
-    formants = np.array([*VOWELS[syllable.vowel], *HIGHER_FORMANTS]) * speaker.tract
-    voiced = (1 - speaker.breath) * buzz + speaker.breath * 0.6 * breath
-    vowel = resonated(
-        voiced * swell(count, begins, round(0.92 * count), rate_hz), formants, rate_hz, ringing
-    )
+    """Return (n + tail,): the onset, then the vowel until shortly before the next syllable."""
+    count = len(pulses)
+    vowel_start = min(round(ONSET_SECONDS[syllable.onset] * rate_hz), count // 2)
+    formants = np.array([*VOWELS[syllable.vowel], *HIGHER_FORMANTS]) * speaker.formant_scale
+    voiced = (1 - speaker.breathiness) * pulses + speaker.breathiness * 0.6 * noise
+    vowel_envelope = fade_envelope(count, vowel_start, round(0.92 * count), rate_hz)
+    vowel = apply_formants(voiced * vowel_envelope, formants, rate_hz, tail)
     if syllable.onset == "m":
-        through_nose = np.array([*NASAL, *HIGHER_FORMANTS]) * speaker.tract
-        return vowel + 0.35 * resonated(
-            voiced * swell(count, 0, begins, rate_hz), through_nose, rate_hz, ringing
-        )
+        nasal = np.array([*NASAL_FORMANTS, *HIGHER_FORMANTS]) * speaker.formant_scale
+        envelope = fade_envelope(count, 0, vowel_start, rate_hz)
+        return vowel + 0.35 * apply_formants(voiced * envelope, nasal, rate_hz, tail)
     if syllable.onset:
-        starts = begins // 2 if syllable.onset == "t" else 0
-        loud = (0.9 if syllable.onset == "t" else 0.4) * float(np.abs(vowel).max(initial=0))
-        hiss = np.diff(breath, prepend=0.0) * swell(count, starts, begins, rate_hz)
-        cut = resonated(
-            hiss, np.array([HISS_HZ * speaker.tract]), rate_hz, ringing, (HISS_WIDTH_HZ,)
+        start = vowel_start // 2 if syllable.onset == "t" else 0
+        level = (0.9 if syllable.onset == "t" else 0.4) * float(np.abs(vowel).max(initial=0))
+        hiss = np.diff(noise, prepend=0.0) * fade_envelope(count, start, vowel_start, rate_hz)
+        fricative = apply_formants(
+            hiss,
+            np.array([FRICATIVE_HZ * speaker.formant_scale]),
+            rate_hz,
+            tail,
+            (FRICATIVE_BANDWIDTH_HZ,),
         )
-        return vowel + loud * cut / max(float(np.abs(cut).max(initial=0)), 1e-9)
+        return vowel + level * fricative / max(float(np.abs(fricative).max(initial=0)), 1e-9)
     return vowel
 
 
-def swell(count: int, begins: int, ends: int, rate_hz: int) -> np.ndarray:
-    """(count,): from 0 to 1 at `begins` and back at `ends`."""
+def fade_envelope(count: int, start: int, end: int, rate_hz: int) -> np.ndarray:
+    """Return (count,): 0, rising to 1 after `start` and back to 0 at `end`."""
     fade = max(1, round(FADE_SECONDS * rate_hz))
     time = np.arange(count)
-    return np.minimum((time - begins) / fade, (ends - time) / fade).clip(0, 1)
+    return np.minimum((time - start) / fade, (end - time) / fade).clip(0, 1)
 
 
-def resonated(
+def apply_formants(
     source: np.ndarray,
     formants_hz: np.ndarray,
     rate_hz: int,
-    ringing: int,
+    tail: int,
     bandwidths_hz: Sequence[float] = BANDWIDTHS,
 ) -> np.ndarray:
-    """(n + ringing,): through one resonator for each formant below half of the rate (Klatt
+    """Return (n + tail,): a cascade of resonators for the formants below 0.47 of the rate (Klatt
     1980)."""
-    size = 1 << int(len(source) + ringing - 1).bit_length()
-    turn = np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size)
-    response = np.ones(len(turn), dtype=complex)
+    size = 1 << int(len(source) + tail - 1).bit_length()
+    z_inverse = np.exp(-2j * np.pi * np.arange(size // 2 + 1) / size)
+    response = np.ones(len(z_inverse), dtype=complex)
     for formant, bandwidth in zip(formants_hz.tolist(), bandwidths_hz):
         if formant < 0.47 * rate_hz:
             radius, angle = np.exp(-np.pi * bandwidth / rate_hz), 2 * np.pi * formant / rate_hz
             b, c = 2 * radius * np.cos(angle), -(radius**2)
-            response *= (1 - b - c) / (1 - b * turn - c * turn**2)
-    return np.fft.irfft(np.fft.rfft(source, size) * response, size)[: len(source) + ringing]
+            response *= (1 - b - c) / (1 - b * z_inverse - c * z_inverse**2)
+    return np.fft.irfft(np.fft.rfft(source, size) * response, size)[: len(source) + tail]

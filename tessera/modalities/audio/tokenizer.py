@@ -1,8 +1,9 @@
-"""What everything has in common that writes sound as symbols: what it says of itself, and what it
-refuses.
+"""The base class of audio tokenizers, and the validation of their inputs.
 
-Sounds are (B, 1, N) in [-1, 1], in one channel; each frame of `hop` samples becomes one or more
-symbols, the last one filled with silence. B batch, N samples, T frames.
+Audio is (B, 1, N) in [-1, 1]; each frame of `hop` samples becomes one or more tokens, and the last
+frame is padded with zeros.
+
+B batch, N samples, T frames, L codebooks of a residual quantizer.
 """
 
 from __future__ import annotations
@@ -14,50 +15,53 @@ from torch import Tensor, nn
 
 
 class AudioTokenizer(nn.Module):
-    """A subclass gives `config`, which knows its `hop`, and `quantizer`."""
+    """A subclass sets `config`, which has a `hop`, and `quantizer`."""
 
     config: Any
     quantizer: Any
 
     @property
     def vocab_size(self) -> int:
-        """Symbols of each level."""
+        """Codebook size of each quantizer."""
         return self.quantizer.vocab_size
 
     @property
-    def levels(self) -> int:
-        """Symbols for each frame."""
-        return self.quantizer.levels
+    def num_quantizers(self) -> int:
+        """Tokens per frame."""
+        return self.quantizer.num_quantizers
 
     @property
     def hop(self) -> int:
-        """Samples that one frame stands for."""
+        """Samples per frame."""
         return self.config.hop
 
-    def real(self, lengths_B: Tensor, frames: int) -> Tensor:
-        """(B, T): which frames hold a real sample."""
+    def frame_mask(self, lengths_B: Tensor, frames: int) -> Tensor:
+        """Return (B, T): True for frames that hold at least one real sample."""
         frames_B = -(-lengths_B // self.hop)
         return torch.arange(frames, device=lengths_B.device) < frames_B[:, None]
 
-    def refuse_codes(self, codes: Tensor) -> None:
-        if codes.ndim != 3 or not all(codes.shape) or codes.shape[2] > self.levels:
+    def check_codes(self, codes: Tensor) -> None:
+        """Raise ValueError unless codes are (B, T, L) with L at most `num_quantizers`."""
+        if codes.ndim != 3 or not all(codes.shape) or codes.shape[2] > self.num_quantizers:
             raise ValueError(
-                f"Codes of shape {tuple(codes.shape)} came to a codec of {self.levels} levels: give (batch, frames, levels), "
-                f"with 1 to {self.levels} levels. Codes of more levels are another codec's."
+                f"Codes of shape {tuple(codes.shape)} do not fit a codec with "
+                f"{self.num_quantizers} quantizers: give (batch, frames, quantizers) with 1 to "
+                f"{self.num_quantizers} quantizers, encoded by this codec."
             )
 
 
-def refuse_no_sounds(samples: Tensor) -> None:
+def check_audio_batch(samples: Tensor) -> None:
+    """Raise ValueError unless `samples` is a float tensor of shape (B, 1, N)."""
     if samples.ndim != 3 or samples.shape[1] != 1 or not samples.is_floating_point():
         raise ValueError(
-            f"A tensor of shape {tuple(samples.shape)} and type {samples.dtype} is no batch of sounds: give floats in "
-            "[-1, 1] of shape (batch, 1, samples); several channels become one by their mean."
+            f"Expected audio of shape (batch, 1, samples) as floats in [-1, 1], but got shape "
+            f"{tuple(samples.shape)} and type {samples.dtype}. Average the channels to get one."
         )
 
 
-def refuse_nothing(samples: int) -> None:
-    """A letter if there is nothing to hear."""
-    if samples < 1:
+def check_not_empty(num_samples: int) -> None:
+    """Raise ValueError if there are no samples."""
+    if num_samples < 1:
         raise ValueError(
-            f"A sound of {samples} samples came to a tokenizer: there is nothing to write. Leave it out."
+            f"Audio of {num_samples} samples cannot be tokenized: it needs at least 1 sample."
         )

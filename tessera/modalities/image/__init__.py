@@ -8,22 +8,22 @@ MODALITY = Modality(
     name="image",
     suffixes=(".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".tif", ".tiff"),
     media="tessera.modalities.image.media:Image",
-    inspect="tessera.modalities.image.inspect:check",
+    inspect="tessera.modalities.image.inspect:inspect_folder",
     recipes=(
         Recipe(
             build="tessera.modalities.image.recipes:images_vqgan",
-            task="tessera.modalities.image.reconstruction:TokenizeImages",
-            data="tessera.modalities.image.dataset:Images",
+            task="tessera.modalities.image.reconstruction:ImageTokenizerConfig",
+            data="tessera.modalities.image.dataset:ImageDataConfig",
         ),
         Recipe(
             build="tessera.modalities.image.recipes:images_maskgit",
-            task="tessera.objectives.masked:MaskedConfig",
-            data="tessera.modalities.image.dataset:Images",
+            task="tessera.modalities.image.generation:ImageGeneratorConfig",
+            data="tessera.modalities.image.dataset:ImageDataConfig",
         ),
         Recipe(
             build="tessera.modalities.image.recipes:images_maskgit_superres",
-            task="tessera.objectives.masked:MaskedConfig",
-            data="tessera.modalities.image.dataset:Images",
+            task="tessera.modalities.image.generation:ImageGeneratorConfig",
+            data="tessera.modalities.image.dataset:ImageDataConfig",
         ),
     ),
     demo=(

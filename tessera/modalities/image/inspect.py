@@ -1,8 +1,7 @@
-"""What is in a folder of pictures, what is unusable and why: every file is decoded once, as
-training would.
+"""Inspect a folder of images: what it contains, which files are unusable and why.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
-torch.
+`inspect_folder(path)` decodes every file once, as training does, and returns an `ImageReport` with
+`lines()` for people and `as_json()` for programs. Imports no torch.
 """
 
 from __future__ import annotations
@@ -14,69 +13,88 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tessera.data.captions import Captions
-from tessera.data.discovery import find
+from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
-    count,
-    megabytes,
+    count_nouns,
+    format_megabytes,
     scan_folder,
-    tallied,
-    told_of_all,
-    unmatched,
+    count_lines,
+    common_fields,
+    unmatched_lines,
 )
-from tessera.modalities.image.media import ENDINGS, decode, flatten
+from tessera.modalities.image.media import SUFFIXES, decode, to_rgb
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageFileReport(FileReport):
+    """What was found in one image file."""
+
     mode: str = ""
+    """Pillow's colour mode of the stored image: RGB, L (grey), P (palette), RGBA, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageReport(Report):
-    pictures: int
+    """What was found in a folder of images."""
+
+    images: int
+    """The number of image files."""
     modes: dict[str, int]
-    """colours as stored: RGB, L (grey), P (palette), RGBA, ..."""
-    captions_without_picture: list[str]
+    """The number of usable files per colour mode."""
+    captions_without_image: list[str]
+    """File names in the captions that do not exist."""
 
     def lines(self) -> list[str]:
+        """Return the report as lines of text."""
         return [
-            f"{self.path}: {count(self.pictures, 'picture')}, {self.usable:,} usable, {megabytes(self.bytes)}",
+            f"{self.path}: {count_nouns(self.images, 'image')}, {self.usable:,} usable, "
+            f"{format_megabytes(self.bytes)}",
             *self.size_lines(),
-            *self.common_lines(),
-            *tallied("colours", self.modes),
-            *self.caption_lines("picture"),
-            *unmatched("pictures", self.captions_without_picture),
-            *self.duplicate_lines("picture"),
+            *self.common_size_lines(),
+            *count_lines("colours", self.modes),
+            *self.caption_lines("image"),
+            *unmatched_lines("images", self.captions_without_image),
+            *self.duplicate_lines("image"),
             *self.other_lines(),
-            *self.unusable_lines("picture"),
+            *self.unusable_lines("image"),
         ]
 
-    def common_lines(self) -> Iterator[str]:
+    def common_size_lines(self) -> Iterator[str]:
+        """Yield a line with the most common sizes if there are several."""
         if self.sizes is not None and len(self.sizes.common) > 1:
             yield "common sizes: " + ", ".join(
                 f"{width} x {height} ({n:,})" for width, height, n in self.sizes.common
             )
 
 
-def check(
+def inspect_folder(
     path: str | Path, *, num_workers: int | None = None, progress: Progress | None = None
 ) -> ImageReport:
-    """Looks at every picture; `progress` is told how many of how many are done. No picture at all
-    is Refused."""
-    looked = scan_folder(find(path, ENDINGS, "pictures"), inspect_file, num_workers, progress)
+    """Decode every image in a folder and report what was found.
+
+    Args:
+        path: A folder of images, or one image.
+        num_workers: The number of threads; None for one per CPU.
+        progress: Called with the number of finished files and the number of all files.
+
+    Raises:
+        UserError: If there is no image.
+    """
+    scan = scan_folder(find_files(path, SUFFIXES, "images"), inspect_file, num_workers, progress)
     return ImageReport(
-        **told_of_all(path, looked),
-        pictures=len(looked.looks),
-        modes=dict(Counter(look.mode for look in looked.usable).most_common()),
-        captions_without_picture=list(looked.captions.unmatched),
+        **common_fields(path, scan),
+        images=len(scan.files),
+        modes=dict(Counter(file.mode for file in scan.usable).most_common()),
+        captions_without_image=list(scan.captions.unmatched),
     )
 
 
 def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
+    """Decode one image file."""
     try:
         data = (root / name).read_bytes()
     except OSError as error:
@@ -84,17 +102,17 @@ def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
             name=name, reason=f"the file cannot be opened ({error.strerror or error})"
         )
     try:
-        picture = decode(data)
-        flatten(picture)
-        caption = captions.of(name)
+        image = decode(data)
+        to_rgb(image)
+        caption = captions.get(name)
     except UnreadableFile as error:
         return ImageFileReport(name=name, bytes=len(data), reason=str(error))
     return ImageFileReport(
         name=name,
         bytes=len(data),
         digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
-        width=picture.width,
-        height=picture.height,
+        width=image.width,
+        height=image.height,
         caption=caption,
-        mode=picture.mode,
+        mode=image.mode,
     )

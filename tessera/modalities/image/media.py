@@ -1,8 +1,8 @@
-"""Pictures: any common file in, (H, W, 3) bytes in the middle, PNG out.
+"""The `Image` class: read image files, convert to and from model inputs, write PNG, JPEG or WebP.
 
-Models see a picture as float32 of shape (3, H, W) in [-1, 1]; `floats` and `from_floats` are the
-only two places that know this. Transparent pictures are laid on white. Colour profiles are not
-applied.
+An `Image` holds (H, W, 3) uint8. Models take float32 of shape (3, H, W) in [-1, 1]; `to_floats` and
+`from_floats` convert between the two. Transparent images are composited over white. Colour
+profiles are not applied.
 """
 
 from __future__ import annotations
@@ -13,53 +13,71 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
 from PIL.Image import Transpose
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.paths import resolve_suffix
 
-if TYPE_CHECKING:  # listing, checking and drawing pictures needs no torch
+if TYPE_CHECKING:  # listing, inspecting and rendering images must not import torch
     import torch
 
 
 @dataclass
 class ImageExample:
+    """One preprocessed image and its caption."""
+
     pixels: np.ndarray
-    """(3, S, S) float32 in [-1, 1]"""
+    """Float32 of shape (3, S, S) in [-1, 1]."""
     caption: str
-    """"" where nothing is said about the picture"""
+    """The caption, or "" if there is none."""
 
 
 @dataclass
 class ImageBatch:
+    """Several images of one size and their captions."""
+
     pixels: torch.Tensor
-    """(B, 3, S, S) float32 in [-1, 1]"""
+    """Float32 of shape (B, 3, S, S) in [-1, 1]."""
     captions: list[str]
+    """One caption per image, "" for none."""
 
     def to(self, device: torch.device | str) -> ImageBatch:
+        """Return the batch with its tensors on `device`."""
         return ImageBatch(self.pixels.to(device), self.captions)
 
 
 def collate(examples: Sequence[ImageExample]) -> ImageBatch:
+    """Stack examples of one size into a batch."""
     import torch
 
     pixels = torch.from_numpy(np.stack([example.pixels for example in examples]))
     return ImageBatch(pixels, [example.caption for example in examples])
 
 
-ENDINGS = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+"""File suffixes that are read."""
 
-# Only these decoders may run, whatever a file is called: Pillow knows formats that start other
-# programs.
+SAVE_OPTIONS: dict[str, dict[str, Any]] = {
+    ".png": {},
+    ".jpg": {"quality": 95},
+    ".jpeg": {"quality": 95},
+    ".webp": {"lossless": True},
+}
+"""File suffixes that are written, with the options of Pillow's encoder."""
+
+# Only these decoders are enabled, whatever the suffix of a file: Pillow supports formats that
+# start other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
-PAPER = 236  # the light grey between the pictures of a sheet
+SHEET_BACKGROUND = 236
+"""The light grey between the images of a contact sheet."""
 
-ORIENTATION = 0x0112  # the EXIF tag; its values are in the EXIF 2.3 standard, 4.6.4 A
-UPRIGHT = {
+ORIENTATION = 0x0112  # the EXIF tag; its values are defined in the EXIF 2.3 standard, 4.6.4 A
+TRANSPOSE_BY_ORIENTATION = {
     2: Transpose.FLIP_LEFT_RIGHT,
     3: Transpose.ROTATE_180,
     4: Transpose.FLIP_TOP_BOTTOM,
@@ -72,72 +90,89 @@ UPRIGHT = {
 
 @dataclass(eq=False)
 class Image:
+    """An RGB image."""
+
     pixels: np.ndarray
-    """(H, W, 3) uint8"""
+    """Uint8 of shape (H, W, 3)."""
 
     def __post_init__(self) -> None:
         if self.pixels.dtype != np.uint8 or self.pixels.ndim != 3 or self.pixels.shape[2] != 3:
             raise ValueError(
-                f"an Image holds (height, width, 3) bytes, but was given {self.pixels.shape} of {self.pixels.dtype}; "
-                "for (3, height, width) floats in [-1, 1] use Image.from_floats"
+                "Image expects uint8 pixels of shape (height, width, 3), got "
+                f"{self.pixels.dtype} of shape {self.pixels.shape}: for floats in [-1, 1] of "
+                "shape (3, height, width) use Image.from_floats"
             )
 
     @classmethod
     def load(cls, path: str | Path) -> Image:
-        """The first frame of a picture file, upright. Raises Unreadable with the file and the
-        reason."""
-        return cls(np.array(read(path)))
+        """Read the first frame of an image file, with its EXIF orientation applied.
 
-    def save(self, stem: str | Path) -> Path:
-        path = Path(f"{stem}.png")  # not with_suffix, which would eat the end of "epoch-0.5"
+        Raises:
+            UnreadableFile: With the path and the reason.
+        """
+        return cls(np.array(open_image(path)))
+
+    def save(self, path: str | Path) -> Path:
+        """Write the image and return the path written.
+
+        The suffix selects the format: .png, .jpg, .jpeg or .webp. Without one of these, .png is
+        appended. Missing folders are created.
+        """
+        path = resolve_suffix(path, ".png", tuple(SAVE_OPTIONS))
         path.parent.mkdir(parents=True, exist_ok=True)
-        PIL.Image.fromarray(self.pixels).save(path)
+        PIL.Image.fromarray(self.pixels).save(path, **SAVE_OPTIONS[path.suffix.lower()])
         return path
 
     @classmethod
     def sheet(cls, items: Sequence[Image], columns: int | None = None) -> Image:
-        """A contact sheet, read like a page; pictures of different sizes are centred in equal
-        cells."""
+        """Arrange images on a contact sheet, row by row.
+
+        All cells have the size of the largest image; smaller images are centred.
+        """
         if not items:
-            raise ValueError("a sheet of no pictures was asked for: give at least one")
+            raise ValueError("a contact sheet needs at least one image, got none")
         columns = min(columns or math.ceil(math.sqrt(len(items))), len(items))
         rows = math.ceil(len(items) / columns)
         height = max(item.pixels.shape[0] for item in items)
         width = max(item.pixels.shape[1] for item in items)
         gap = max(2, min(height, width) // 16)
         page = np.full(
-            (rows * (height + gap) + gap, columns * (width + gap) + gap, 3), PAPER, np.uint8
+            (rows * (height + gap) + gap, columns * (width + gap) + gap, 3),
+            SHEET_BACKGROUND,
+            np.uint8,
         )
-        for place, item in enumerate(items):
-            row, column = divmod(place, columns)
-            cell_top, cell_left = gap + row * (height + gap), gap + column * (width + gap)
-            lay(item.pixels, on=page[cell_top : cell_top + height, cell_left : cell_left + width])
+        for index, item in enumerate(items):
+            row, column = divmod(index, columns)
+            top, left = gap + row * (height + gap), gap + column * (width + gap)
+            paste_centred(item.pixels, into=page[top : top + height, left : left + width])
         return cls(page)
 
     @classmethod
-    def beside(cls, left: Image, right: Image) -> Image:
-        """Two pictures with a thin gap between them: an original and its reconstruction."""
+    def side_by_side(cls, left: Image, right: Image) -> Image:
+        """Join two images with a thin gap between them: an original and its reconstruction."""
         height = max(left.pixels.shape[0], right.pixels.shape[0])
         gap = max(2, height // 32)
         left_width, right_width = left.pixels.shape[1], right.pixels.shape[1]
-        page = np.full((height, left_width + gap + right_width, 3), PAPER, np.uint8)
-        lay(left.pixels, on=page[:, :left_width])
-        lay(right.pixels, on=page[:, left_width + gap :])
+        page = np.full((height, left_width + gap + right_width, 3), SHEET_BACKGROUND, np.uint8)
+        paste_centred(left.pixels, into=page[:, :left_width])
+        paste_centred(right.pixels, into=page[:, left_width + gap :])
         return cls(page)
 
-    def floats(self) -> np.ndarray:
-        """(3, H, W) float32 in [-1, 1]: what models see."""
+    def to_floats(self) -> np.ndarray:
+        """Return the model input: float32 of shape (3, H, W) in [-1, 1]."""
         planes = np.ascontiguousarray(self.pixels.transpose(2, 0, 1)).astype(np.float32)
         return planes / np.float32(127.5) - np.float32(1)
 
     @classmethod
     def from_floats(cls, array: np.ndarray) -> Image:
-        """The nearest bytes; what lies outside [-1, 1] is clipped, and what is no number becomes
-        mid-grey."""
+        """Round (3, H, W) floats in [-1, 1] to the nearest bytes.
+
+        Values outside the range are clipped, and NaN becomes mid-grey.
+        """
         array = np.asarray(array, dtype=np.float32)
         if array.ndim != 3 or array.shape[0] != 3:
             raise ValueError(
-                f"a picture of floats has the shape (3, height, width), but this one is {array.shape}"
+                f"Image.from_floats expects the shape (3, height, width), got {array.shape}"
             )
         levels = np.nan_to_num((array + 1) * 127.5, nan=127.5, posinf=255, neginf=0)
         return cls(
@@ -145,15 +180,20 @@ class Image:
         )
 
 
-def lay(pixels: np.ndarray, *, on: np.ndarray) -> None:
-    top, left = (on.shape[0] - pixels.shape[0]) // 2, (on.shape[1] - pixels.shape[1]) // 2
-    on[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
+def paste_centred(pixels: np.ndarray, *, into: np.ndarray) -> None:
+    """Copy pixels into the centre of a larger array, in place."""
+    top, left = (into.shape[0] - pixels.shape[0]) // 2, (into.shape[1] - pixels.shape[1]) // 2
+    into[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
 
 
-def read(path: str | Path, shortest: int | None = None) -> PIL.Image.Image:
-    """The picture in a file, upright and RGB; `shortest` as in `decode`."""
+def open_image(path: str | Path, min_side: int | None = None) -> PIL.Image.Image:
+    """Read an image file as upright RGB; for `min_side` see `decode`.
+
+    Raises:
+        UnreadableFile: With the path and the reason.
+    """
     try:
-        return flatten(decode(Path(path).read_bytes(), shortest))
+        return to_rgb(decode(Path(path).read_bytes(), min_side))
     except UnreadableFile as error:
         raise UnreadableFile(f"{path}: {error}") from error
     except OSError as error:
@@ -162,79 +202,82 @@ def read(path: str | Path, shortest: int | None = None) -> PIL.Image.Image:
         ) from error
 
 
-def decode(data: bytes, shortest: int | None = None) -> PIL.Image.Image:
-    """The picture in these bytes, upright, in the mode that the file has (see `flatten`).
+def decode(data: bytes, min_side: int | None = None) -> PIL.Image.Image:
+    """Decode an image, apply its EXIF orientation and keep its mode (see `to_rgb`).
 
-    With `shortest`, a JPEG much larger than that is decoded at a half, a quarter or an eighth of
-    its size, which is several times faster; its short side stays at least `shortest`.
+    With `min_side`, a much larger JPEG is decoded at a half, a quarter or an eighth of its size,
+    which is several times faster; its short side stays at least `min_side`.
     """
     if not data:
         raise UnreadableFile("the file is empty (0 bytes)")
     try:
-        picture = PIL.Image.open(BytesIO(data), formats=FORMATS)
-        if shortest is not None:
-            picture.draft(None, (shortest, shortest))
-        picture.load()
+        image = PIL.Image.open(BytesIO(data), formats=FORMATS)
+        if min_side is not None:
+            image.draft(None, (min_side, min_side))
+        image.load()
     except PIL.UnidentifiedImageError:
         raise UnreadableFile(
-            f"it is no PNG, JPEG, WebP, BMP, GIF or TIFF picture (it begins with {data[:8]!r})"
+            f"not a PNG, JPEG, WebP, BMP, GIF or TIFF image (the data starts with {data[:8]!r})"
         ) from None
     except PIL.Image.DecompressionBombError as error:
         pixels = re.search(r"\d+", str(error))
         size = f"{int(pixels.group()) / 1e6:,.0f} million" if pixels else "too many"
         raise UnreadableFile(
-            f"it claims to hold {size} pixels, more than a picture may: scale it down"
+            f"the header declares {size} pixels, which is above the limit: downscale the image"
         ) from None
-    except (
-        Exception
-    ) as error:  # decoders meet damaged bytes with nearly every kind of exception there is
+    except Exception as error:  # decoders raise almost any exception type for damaged data
         raise UnreadableFile(
-            f"it is damaged or cut short ({error or type(error).__name__})"
+            f"the data is damaged or truncated ({error or type(error).__name__})"
         ) from error
-    return upright(picture)
+    return apply_exif_orientation(image)
 
 
-def upright(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Turned as the camera was held. Read after loading: a PNG may carry its EXIF behind the
-    pixels."""
+def apply_exif_orientation(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Rotate or flip an image as its EXIF orientation specifies.
+
+    Call this after loading: a PNG may store its EXIF after the pixels.
+    """
     try:
-        turn = UPRIGHT.get(picture.getexif().get(ORIENTATION, 1))
-    except (
-        Exception
-    ):  # damaged EXIF in front of good pixels is common, and no reason to lose the picture
-        turn = None
-    return picture if turn is None else picture.transpose(turn)
+        transpose = TRANSPOSE_BY_ORIENTATION.get(image.getexif().get(ORIENTATION, 1))
+    except Exception:  # damaged EXIF data is common and does not make the pixels unusable
+        transpose = None
+    return image if transpose is None else image.transpose(transpose)
 
 
-def flatten(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Any mode as RGB, transparency over white."""
+def to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Convert any mode to RGB, with transparent pixels composited over white."""
     try:
-        if picture.mode.startswith("I"):
-            return from_deep_grey(picture)
-        if picture.mode == "F":
-            return from_float_grey(picture)
-        if picture.has_transparency_data:
-            glass = picture.convert("RGBA")
+        if image.mode.startswith("I"):
+            return convert_16_bit(image)
+        if image.mode == "F":
+            return convert_float(image)
+        if image.has_transparency_data:
+            rgba = image.convert("RGBA")
             return PIL.Image.alpha_composite(
-                PIL.Image.new("RGBA", glass.size, "white"), glass
+                PIL.Image.new("RGBA", rgba.size, "white"), rgba
             ).convert("RGB")
-        return picture.convert("RGB")
+        return image.convert("RGB")
     except ValueError as error:
         raise UnreadableFile(
-            f"its colours (mode {picture.mode}) cannot be turned into RGB: {error}"
+            f"colours of mode {image.mode} cannot be converted to RGB: {error}"
         ) from error
 
 
-def from_deep_grey(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """16-bit grey. Pillow's own convert("RGB") cuts off at 255 instead of scaling, so that nearly
-    all turns white."""
-    levels = np.asarray(picture).astype(np.float32) / 257
+def convert_16_bit(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Scale 16-bit grey to 8-bit RGB.
+
+    Pillow's convert("RGB") clips at 255 instead, so that almost every pixel becomes white.
+    """
+    levels = np.asarray(image).astype(np.float32) / 257
     return PIL.Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8)).convert("RGB")
 
 
-def from_float_grey(picture: PIL.Image.Image) -> PIL.Image.Image:
-    """Grey as floats has no agreed white: up to 1 it is taken as a share of white, beyond that as 0
-    to 255."""
-    levels = np.nan_to_num(np.asarray(picture), nan=0, posinf=255, neginf=0)
+def convert_float(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Convert float grey to RGB.
+
+    Floats have no standard white level: a maximum of up to 1 means the range [0, 1], otherwise
+    [0, 255].
+    """
+    levels = np.nan_to_num(np.asarray(image), nan=0, posinf=255, neginf=0)
     levels = levels * 255 if levels.max(initial=0) <= 1 else levels
     return PIL.Image.fromarray(np.rint(levels.clip(0, 255)).astype(np.uint8)).convert("RGB")

@@ -1,5 +1,4 @@
-"""What pictures and clips have in common when they are rebuilt: signs of health, and the distance a
-pretrained network sees."""
+"""Losses, metrics and alarms that images and videos share."""
 
 from __future__ import annotations
 
@@ -15,44 +14,42 @@ from tessera.losses.perceptual import perceptual_distance_B
 from tessera.modalities.image.efficientnet_lite import EfficientNetLite
 from tessera.modalities.image.vgg import VGG16
 
-PSNR = BestMetric(metric="psnr")
+PSNR = BestMetric(name="psnr")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PerceptualConfig:
     weight: float = 1.0
-    """Strength of the perceptual term in the loss."""
+    """The weight of the perceptual loss."""
     vgg: str | None = None
-    """A VGG16 file (torchvision's names; .safetensors or .pth). None: EfficientNet-Lite0 from
-    tessera[perceptual]."""
+    """A VGG16 file with torchvision's names (.safetensors or .pth); None uses EfficientNet-Lite0
+    of tessera[perceptual]."""
 
     def build(self) -> nn.Module:
+        """Load the feature network."""
         return VGG16.load(self.vgg) if self.vgg is not None else EfficientNetLite.load()
 
 
-def perceptual_difference_B(network: Frozen, output: Tensor, target: Tensor) -> Tensor:
-    """How differently a pretrained network sees pictures and their originals; gradients go to the
-    pictures only."""
+def perceptual_loss_B(network: Frozen, output: Tensor, target: Tensor) -> Tensor:
+    """Return the distance of pretrained features; only the output gets gradients."""
     with torch.no_grad():
-        wanted = network.network.features(target)
-    return perceptual_distance_B(network.network.features(output), wanted)
+        target_features = network.network.features(target)
+    return perceptual_distance_B(network.network.features(output), target_features)
 
 
-def train_metrics(output: Tensor, target: Tensor) -> dict[str, Callable[[], Tensor]]:
-    return {"contrast": partial(contrast, output, target)}
+def contrast_metric(output: Tensor, target: Tensor) -> dict[str, Callable[[], Tensor]]:
+    return {"contrast": partial(relative_contrast, output, target)}
 
 
 @torch.no_grad()
-def contrast(output: Tensor, target: Tensor) -> Tensor:
-    """A cheap sign of health: the spread of every 16th pixel of a reconstruction against that of
-    its original, near 0 if it is flat."""
-    made_B, real_B = (
-        torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]])
-        .float()
-        .flatten(2)
-        .std(-1, correction=0)
-    )
-    return (made_B / real_B.clamp_min(1e-3)).mean()
+def relative_contrast(output: Tensor, target: Tensor) -> Tensor:
+    """Return the contrast of reconstructions relative to originals, near 0 if they are flat.
+
+    It uses every 16th pixel to be cheap.
+    """
+    pair = torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]])
+    output_B, target_B = pair.float().flatten(2).std(-1, correction=0)
+    return (output_B / target_B.clamp_min(1e-3)).mean()
 
 
 ALARMS = (
@@ -62,14 +59,15 @@ ALARMS = (
         below=0.1,
         patience=5,
         after=100,
-        hint="The reconstructions have almost no contrast. Lower the learning rate, or start the discriminator later.",
+        hint="The reconstructions have almost no contrast. Lower the learning rate, or start the "
+        "discriminator later.",
     ),
     Alarm(
-        name="the average lags",
+        name="EMA lags",
         metric="val_ema/psnr",
         below=5.0,
         patience=3,
         after=500,
-        hint="The averaged model is far from the originals. Lower the average's decay for so short a run.",
+        hint="The EMA weights reconstruct poorly. Lower --ema.decay for a short run.",
     ),
 )

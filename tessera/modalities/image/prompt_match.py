@@ -1,22 +1,21 @@
-"""The judge of toy pictures: which shapes of which colours a picture shows, read from its pixels
-alone.
+"""Measure whether generated images show what their prompts request, for synthetic images.
 
-A generated picture is held against its prompt. `asked` reads the (kind, colour) pairs that a
-caption names, `seen` those that a picture shows, and a picture matches when everything asked for is
-there. Where a shape stands, how large it is, its texture and the background are not judged, nor is
-what stands there unasked.
+`parse_prompt` returns the (kind, colour) pairs that a caption names, `detect_shapes` those that an
+image shows, from its pixels alone, and an image matches its prompt if every requested shape is
+found. Positions, sizes, textures, the background and additional shapes are not evaluated.
 
-Pictures are read at S x S = 64 x 64 pixels. What lies around the shapes is the ground; how far a
-pixel is from the ground in RGB, as a share of what a whole pixel of its shape would be, is its
-cover, 0 to 1. A shape's kind is that of the drawn outline whose cover is most like its own, both
-moved to one centre and brought to one extent.
+Images are analysed at S x S = 64 x 64 pixels. The background is estimated from the pixels around
+the shapes; the distance of a pixel from the background in RGB, as a fraction of the distance of a
+fully covered pixel, is its coverage, 0 to 1. The kind of a shape is that of the rendered template
+with the most similar coverage, after both are centred and scaled to one extent.
 
-Measured on 500 toys (seed 0, from number 20,000 on) of 64 x 64 pixels against their captions, of
-which 0.78 % would be true of another toy: 98.8 % match as drawn (0.78 % with another's caption),
-98.0 % after a Gaussian blur of 1 pixel, and 91.6 % (0.79 %) as rebuilt from 16 x 16 codes at 29 dB.
-Of 30 rebuilt toys that were refused and looked at, about two in three had lost a colour or a kind
-indeed; the others were small rings, shapes grown together, and white on grey. A picture takes about
-5 ms. Mere blobs are often called something: 41 % of 300 round random ones were.
+Measured on 500 synthetic images (seed 0, from number 20,000 on) of 64 x 64 pixels and their
+captions, 0.78 % of which also hold for another of the images: 98.8 % match as rendered (0.78 % with
+the caption of another image), 98.0 % after a Gaussian blur of 1 pixel, and 91.6 % (0.79 %) as
+reconstructed from 16 x 16 codes at 29 dB. Of 30 reconstructions that did not match and were
+inspected, about two in three had in fact lost a colour or a kind; the others were small rings,
+shapes that had merged, and white on grey. An image takes about 5 ms. Blobs are often classified as
+a shape: 41 % of 300 round random ones were.
 """
 
 from __future__ import annotations
@@ -34,183 +33,218 @@ import PIL.ImageFilter
 
 from tessera.data.sample_metrics import SampleMetrics, Samples
 from tessera.modalities.image.media import Image
-from tessera.modalities.image.synthetic import COLOURS, KINDS, RGB, Kind, Shape, coverage, mix
+from tessera.modalities.image.synthetic import (
+    COLOURS,
+    KINDS,
+    RGB,
+    Kind,
+    Shape,
+    draw_coverage,
+    mix_colours,
+)
 
 SIDE = 64
-LEVELS = (
-    20.0,
-    40.0,
-    65.0,
-    95.0,
-    140.0,
-)  # distances from the ground in RGB at which regions are looked for
-DIFFERENT = 50.0  # what at least one pixel of a shape reaches: a pale tint may stay below, the remains of a cloud do
-UNUSUAL = 100.0  # how far from most of the border a pixel of it is no ground; less than the CONTRAST of any toy
-SHADOW = 0.9  # how dark the ground may be beside a shape that throws its shadow there
-LEAST_PIXELS = 14  # the thinnest small toy, a moon, covers 45; anything smaller is a speck
-LARGEST = 0.5  # the share of the picture that no shape exceeds; the largest toys cover a third
-LIKE_ENOUGH = 0.93  # the least likeness to a drawn outline that makes a shape of a region
-CLEARLY_LIKE = 0.97  # a likeness at which nothing else is tried
-PATCH = 32  # the side of the patches in which covers are compared
-REACH = 2.2  # what a patch shows to each side of its centre, in extents: the tips of a triangle lie at 2
+"""The side S at which images are analysed, in pixels."""
+THRESHOLDS = (20.0, 40.0, 65.0, 95.0, 140.0)
+"""Distances from the background in RGB at which regions are segmented."""
+MIN_PEAK_DISTANCE = 50.0
+"""The distance from the background that at least one pixel of a shape reaches; a light tint may
+stay below it, and so does residual background noise."""
+MAX_BORDER_DISTANCE = 100.0
+"""Border pixels farther than this from the median of the border are not background; less than
+MIN_CONTRAST of the synthetic images."""
+MIN_SHADOW = 0.9
+"""The darkest factor of the background in the shadow of a shape."""
+MIN_PIXELS = 14
+"""Smaller regions are ignored; the thinnest small shape, a moon, covers 45 pixels."""
+MAX_AREA = 0.5
+"""The maximum fraction of the image that a shape covers; the largest shapes cover a third."""
+MIN_SIMILARITY = 0.93
+"""The minimum similarity to a template for a region to count as a shape."""
+GOOD_SIMILARITY = 0.97
+"""The similarity from which on a region is not split further."""
+PATCH_SIDE = 32
+"""The side of the patches in which coverages are compared."""
+PATCH_EXTENTS = 2.2
+"""The size of a patch to each side of its centre, in extents; the tips of a triangle are at 2."""
 
-Picture = Image | np.ndarray
-"""an Image, or its (H, W, 3) bytes"""
+ImageLike = Image | np.ndarray
+"""An Image, or its (H, W, 3) uint8 pixels."""
 
 
 @dataclass(frozen=True)
-class Look:
+class ShapeLabel:
+    """The kind and the colour of a shape."""
+
     kind: Kind
     colour: str | None
-    """one of COLOURS; None, in a prompt, is any"""
+    """A key of COLOURS; None in a prompt means any colour."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class PromptMatchResult:
+    """How many images match their prompts."""
+
     matched: int
-    """how many pictures show everything that their prompt asks for"""
-    of: int
-    """how many were judged: those whose prompt names a shape"""
-    share: float
-    """matched / of; not a number where nothing was judged"""
+    """The number of images that show everything their prompt requests."""
+    total: int
+    """The number of images whose prompt names a shape; the others are not counted."""
+    fraction: float
+    """matched / total; NaN if total is 0."""
     chance: float
-    """the share when each picture is held against the prompts of all the others, as by a model that
-    ignores its prompt"""
+    """The fraction if each image is compared with the prompts of all others, which a model that
+    ignores its prompts would reach."""
 
 
-# ---- the judgement
+# ---- metric
 
 
 class PromptMatchMetric:
-    """What `tessera evaluate` asks."""
+    """The metric of `tessera evaluate` for synthetic images."""
 
-    by_prompt = True
+    uses_prompts = True
 
-    def __call__(self, shown: Samples) -> SampleMetrics:
-        verdict = judged(shown.media, shown.prompts)
+    def __call__(self, samples: Samples) -> SampleMetrics:
+        """Compute `prompt_match` and `prompt_match_chance`."""
+        result = match_prompts(samples.media, samples.prompts)
         return SampleMetrics(
-            {"as_asked": verdict.share, "as_asked_by_chance": verdict.chance}, verdict.of
+            {"prompt_match": result.fraction, "prompt_match_chance": result.chance}, result.total
         )
 
 
-def judged(pictures: Sequence[Picture], prompts: Sequence[str]) -> Verdict:
-    """Pictures against their prompts, in the same order; a prompt that names no shape cannot be
-    judged and does not count."""
-    if len(pictures) != len(prompts):
+def match_prompts(images: Sequence[ImageLike], prompts: Sequence[str]) -> PromptMatchResult:
+    """Compare images with their prompts, given in the same order.
+
+    Prompts that name no shape are not counted.
+    """
+    if len(images) != len(prompts):
         raise ValueError(
-            f"There are {len(pictures)} pictures and {len(prompts)} prompts: give one prompt for each picture."
+            f"got {len(images)} images and {len(prompts)} prompts: give one prompt per image"
         )
-    wanted = [asked(prompt) for prompt in prompts]
-    judgeable = [i for i, looks in enumerate(wanted) if looks]
-    there = [seen(pictures[i]) for i in judgeable]
-    own = [fits(looks, wanted[i]) for looks, i in zip(there, judgeable)]
+    requested = [parse_prompt(prompt) for prompt in prompts]
+    counted = [i for i, labels in enumerate(requested) if labels]
+    found = [detect_shapes(images[i]) for i in counted]
+    own = [satisfies(labels, requested[i]) for labels, i in zip(found, counted)]
     others = [
-        fits(looks, wanted[j]) for looks, i in zip(there, judgeable) for j in judgeable if j != i
+        satisfies(labels, requested[j])
+        for labels, i in zip(found, counted)
+        for j in counted
+        if j != i
     ]
-    return Verdict(matched=sum(own), of=len(own), share=mean(own), chance=mean(others))
+    return PromptMatchResult(
+        matched=sum(own), total=len(own), fraction=mean_or_nan(own), chance=mean_or_nan(others)
+    )
 
 
-def mean(answers: list[bool]) -> float:
-    return sum(answers) / len(answers) if answers else math.nan
+def mean_or_nan(values: list[bool]) -> float:
+    """Return the mean, or NaN for an empty list."""
+    return sum(values) / len(values) if values else math.nan
 
 
-def matches(picture: Picture, prompt: str) -> bool:
-    """Whether everything that the prompt asks for is in the picture."""
-    return fits(seen(picture), asked(prompt))
+def matches_prompt(image: ImageLike, prompt: str) -> bool:
+    """Return whether an image shows everything that a prompt requests."""
+    return satisfies(detect_shapes(image), parse_prompt(prompt))
 
 
-def fits(there: list[Look], wanted: list[Look]) -> bool:
-    """Each look that is there answers to one that is wanted; those wanted in any colour choose
-    last."""
-    left = list(there)
-    for want in sorted(wanted, key=lambda look: look.colour is None):
-        found = next(
+def satisfies(found: list[ShapeLabel], requested: list[ShapeLabel]) -> bool:
+    """Return whether each requested shape can be assigned to a different one that was found.
+
+    Shapes requested in any colour are assigned last.
+    """
+    remaining = list(found)
+    for request in sorted(requested, key=lambda label: label.colour is None):
+        match = next(
             (
-                look
-                for look in left
-                if look.kind == want.kind and want.colour in (None, look.colour)
+                label
+                for label in remaining
+                if label.kind == request.kind and request.colour in (None, label.colour)
             ),
             None,
         )
-        if found is None:
+        if match is None:
             return False
-        left.remove(found)
+        remaining.remove(match)
     return True
 
 
-def asked(prompt: str) -> list[Look]:
-    """The shapes that a prompt names, in its order, each with the colour said last before it.
+def parse_prompt(prompt: str) -> list[ShapeLabel]:
+    """Return the shapes that a prompt names, in order, each with the last colour before it.
 
-    Other words are passed over; the colour of a background belongs to no shape.
+    Other words are ignored; the colour of a background belongs to no shape.
     """
-    looks: list[Look] = []
+    labels: list[ShapeLabel] = []
     colour = None
     for word in re.findall(r"[a-z]+", prompt.lower()):
         if word in COLOURS:
             colour = word
         elif word in KINDS:
-            looks.append(Look(word, colour))
+            labels.append(ShapeLabel(word, colour))
         if word == "background" or word in KINDS:
             colour = None
-    return looks
+    return labels
 
 
-# ---- what is in a picture
+# ---- detection
 
 
-def seen(picture: Picture) -> list[Look]:
-    """The shapes in a picture, those in the largest regions first."""
-    pixels = read_pixels(picture)
-    distance = strangeness(pixels, find_ground(pixels))
-    found = [
-        shape for region in regions(distance > LEVELS[0]) for shape in shapes_in(region, distance)
+def detect_shapes(image: ImageLike) -> list[ShapeLabel]:
+    """Return the shapes in an image, those in the largest regions first."""
+    pixels = prepare_pixels(image)
+    distance = background_distance(pixels, estimate_background(pixels))
+    detections = [
+        detection
+        for region in connected_components(distance > THRESHOLDS[0])
+        for detection in split_region(region, distance)
     ]
     return [
-        Look(shape.kind, name_colour(pixels[inside(shape.body)]))
-        for shape in found
-        if convinces(shape, distance)
+        ShapeLabel(detection.kind, classify_colour(pixels[erode(detection.mask)]))
+        for detection in detections
+        if is_plausible(detection, distance)
     ]
 
 
-def convinces(shape: Found, distance: np.ndarray) -> bool:
-    """Whether it looks like a shape, stands out, and leaves room for a ground, which a picture of
-    mere noise does not."""
+def is_plausible(detection: Detection, distance: np.ndarray) -> bool:
+    """Return whether a region is similar to a shape, has contrast, and is not too large.
+
+    The last condition excludes images of noise, which have no background.
+    """
     return (
-        shape.likeness > LIKE_ENOUGH
-        and distance[shape.body].max() > DIFFERENT
-        and shape.body.mean() < LARGEST
+        detection.similarity > MIN_SIMILARITY
+        and distance[detection.mask].max() > MIN_PEAK_DISTANCE
+        and detection.mask.mean() < MAX_AREA
     )
 
 
 @dataclass(frozen=True)
-class Found:
-    body: np.ndarray
-    """the pixels of which it covers more than half: (S, S) bool"""
+class Detection:
+    """A region and the shape that it is most similar to."""
+
+    mask: np.ndarray
+    """The pixels that the shape covers by more than half, (S, S) bool."""
     kind: Kind
-    likeness: float
-    """to the drawn outline of that kind, 0 to 1"""
+    similarity: float
+    """The similarity to the template of that kind, 0 to 1."""
 
 
-def shapes_in(region: np.ndarray, distance: np.ndarray, level: int = 0) -> list[Found]:
-    """A region as one shape, or as the parts that it has at the next level, if those are more like
-    shapes.
+def split_region(region: np.ndarray, distance: np.ndarray, level: int = 0) -> list[Detection]:
+    """Classify a region as one shape, or its parts at the next threshold if those fit better.
 
-    Faint parts of a texture hold together at a low level only, and shapes that nearly touch come
-    apart at a high one.
+    Faint parts of a texture are connected at a low threshold only, and shapes that almost touch are
+    separated at a high one.
     """
-    whole = recognised(region, distance)
-    if whole.likeness > CLEARLY_LIKE or level + 1 == len(LEVELS):
+    whole = classify_region(region, distance)
+    if whole.similarity > GOOD_SIMILARITY or level + 1 == len(THRESHOLDS):
         return [whole]
-    islands = regions(region & (distance > LEVELS[level + 1]))
-    parts = [shape for island in islands for shape in shapes_in(island, distance, level + 1)]
-    return (
-        parts if parts and np.mean([part.likeness for part in parts]) > whole.likeness else [whole]
-    )
+    components = connected_components(region & (distance > THRESHOLDS[level + 1]))
+    parts = [part for each in components for part in split_region(each, distance, level + 1)]
+    if parts and np.mean([part.similarity for part in parts]) > whole.similarity:
+        return parts
+    return [whole]
 
 
-def read_pixels(picture: Picture) -> np.ndarray:
-    """(S, S, 3) float32, 0 to 255; a picture of another size is brought to this one."""
-    image = picture if isinstance(picture, Image) else Image(picture)
+def prepare_pixels(image: ImageLike) -> np.ndarray:
+    """Return the image resized to S x S: (S, S, 3) float32, 0 to 255."""
+    image = image if isinstance(image, Image) else Image(image)
     if image.pixels.shape != (SIDE, SIDE, 3):
         resized = PIL.Image.fromarray(image.pixels).resize(
             (SIDE, SIDE), PIL.Image.Resampling.BICUBIC
@@ -219,179 +253,186 @@ def read_pixels(picture: Picture) -> np.ndarray:
     return image.pixels.astype(np.float32)
 
 
-def find_ground(pixels: np.ndarray) -> np.ndarray:
-    """The background at every pixel, also where a shape hides it: (S, S, 3).
+def estimate_background(pixels: np.ndarray) -> np.ndarray:
+    """Return the background at every pixel, also below the shapes: (S, S, 3).
 
-    It begins with the border, as far as that has the colour of most of it. The blur of what is
-    certainly ground follows gradients and clouds and reaches below the shapes; what is near to that
-    is ground as well, and gives a finer blur.
+    The first estimate blurs the border pixels that are close to the median of the border. Blurring
+    follows gradients and noise and extends below the shapes. Pixels close to the estimate are then
+    added, and the blur becomes finer.
     """
-    rim = np.ones((SIDE, SIDE), dtype=bool)
-    rim[2:-2, 2:-2] = False
-    usual = np.median(pixels[rim], axis=0)
-    certain = rim & (np.linalg.norm(pixels - usual, axis=2) < UNUSUAL)
-    ground = spread(pixels, certain, width=16)
+    border = np.ones((SIDE, SIDE), dtype=bool)
+    border[2:-2, 2:-2] = False
+    median = np.median(pixels[border], axis=0)
+    mask = border & (np.linalg.norm(pixels - median, axis=2) < MAX_BORDER_DISTANCE)
+    background = blur_masked(pixels, mask, width=16)
     for width in (8, 4):
-        certain = np.linalg.norm(pixels - ground, axis=2) < LEVELS[0]
-        ground = spread(pixels, certain, width)
-    return ground
+        mask = np.linalg.norm(pixels - background, axis=2) < THRESHOLDS[0]
+        background = blur_masked(pixels, mask, width)
+    return background
 
 
-def spread(pixels: np.ndarray, certain: np.ndarray, width: int) -> np.ndarray:
-    """At every pixel the mean of the certain ones, the nearer the more."""
-    bell = bells(width)
-    weight = certain.astype(np.float32)
-    planes = bell @ (pixels * weight[..., None]).transpose(2, 0, 1) @ bell
-    return (planes / (bell @ weight @ bell + 1e-30)).transpose(1, 2, 0)
+def blur_masked(pixels: np.ndarray, mask: np.ndarray, width: int) -> np.ndarray:
+    """Return the Gaussian-weighted mean of the masked pixels at every pixel."""
+    kernel = gaussian_kernel(width)
+    weight = mask.astype(np.float32)
+    planes = kernel @ (pixels * weight[..., None]).transpose(2, 0, 1) @ kernel
+    return (planes / (kernel @ weight @ kernel + 1e-30)).transpose(1, 2, 0)
 
 
 @cache
-def bells(width: int) -> np.ndarray:
-    """A bell curve around each of S places, in rows: (S, S)."""
-    places = np.arange(SIDE, dtype=np.float32)
-    return np.exp(-(((places[:, None] - places[None, :]) / width) ** 2) / 2)
+def gaussian_kernel(width: int) -> np.ndarray:
+    """Return a Gaussian around each of S positions, in rows: (S, S)."""
+    positions = np.arange(SIDE, dtype=np.float32)
+    return np.exp(-(((positions[:, None] - positions[None, :]) / width) ** 2) / 2)
 
 
-def strangeness(pixels: np.ndarray, ground: np.ndarray) -> np.ndarray:
-    """How far each pixel is from its ground in RGB, in light or in shadow, whichever is nearer: (S,
-    S)."""
-    light = (pixels * ground).sum(axis=2) / ((ground * ground).sum(axis=2) + 1)
-    return np.linalg.norm(pixels - ground * light.clip(SHADOW, 1)[..., None], axis=2)
+def background_distance(pixels: np.ndarray, background: np.ndarray) -> np.ndarray:
+    """Return the RGB distance of each pixel from its background, lit or in shadow: (S, S)."""
+    light = (pixels * background).sum(axis=2) / ((background * background).sum(axis=2) + 1)
+    return np.linalg.norm(pixels - background * light.clip(MIN_SHADOW, 1)[..., None], axis=2)
 
 
-def regions(mask: np.ndarray) -> list[np.ndarray]:
-    """The connected parts of a mask, largest first, without the specks."""
+def connected_components(mask: np.ndarray) -> list[np.ndarray]:
+    """Return the connected components of a mask, largest first, without tiny ones."""
     labels = np.where(mask, np.arange(1, mask.size + 1).reshape(mask.shape), 0)
     while True:
-        wider = spread_along_rows(spread_along_rows(labels).T).T
-        if np.array_equal(wider, labels):
+        propagated = propagate_labels(propagate_labels(labels).T).T
+        if np.array_equal(propagated, labels):
             break
-        labels = wider
+        labels = propagated
     names, sizes = np.unique(labels[mask], return_counts=True)
     order = np.argsort(-sizes, kind="stable")
-    return [labels == names[i] for i in order if sizes[i] >= LEAST_PIXELS]
+    return [labels == names[i] for i in order if sizes[i] >= MIN_PIXELS]
 
 
-def spread_along_rows(labels: np.ndarray) -> np.ndarray:
-    """Every unbroken run of a row takes its greatest label; a column of nothing keeps the rows
-    apart."""
+def propagate_labels(labels: np.ndarray) -> np.ndarray:
+    """Assign the largest label to each run of nonzero labels in a row.
+
+    A column of zeros separates the rows in the flattened array.
+    """
     rows = np.zeros((SIDE, SIDE + 1), dtype=labels.dtype)
     rows[:, :-1] = labels
     flat = rows.ravel()
-    there = flat > 0
-    starts = np.concatenate([[0], np.flatnonzero(there[1:] != there[:-1]) + 1])
+    nonzero = flat > 0
+    starts = np.concatenate([[0], np.flatnonzero(nonzero[1:] != nonzero[:-1]) + 1])
     lengths = np.append(starts[1:], flat.size) - starts
     return np.repeat(np.maximum.reduceat(flat, starts), lengths).reshape(rows.shape)[:, :-1]
 
 
-def grown(mask: np.ndarray) -> np.ndarray:
-    """A mask and the pixels beside it."""
-    to_fp32 = mask.copy()
-    to_fp32[1:] |= mask[:-1]
-    to_fp32[:-1] |= mask[1:]
-    to_fp32[:, 1:] |= mask[:, :-1]
-    to_fp32[:, :-1] |= mask[:, 1:]
-    return to_fp32
+def dilate(mask: np.ndarray) -> np.ndarray:
+    """Return a mask extended by one pixel in each direction."""
+    dilated = mask.copy()
+    dilated[1:] |= mask[:-1]
+    dilated[:-1] |= mask[1:]
+    dilated[:, 1:] |= mask[:, :-1]
+    dilated[:, :-1] |= mask[:, 1:]
+    return dilated
 
 
-def inside(region: np.ndarray) -> np.ndarray:
-    """A region without its rim, whose pixels are half ground; all of it where little else is
-    left."""
-    core = ~grown(~region)
+def erode(region: np.ndarray) -> np.ndarray:
+    """Return a region without its edge pixels, which are half background.
+
+    Returns the whole region if less than a fifth of it would remain.
+    """
+    core = ~dilate(~region)
     return core if core.sum() > 0.2 * region.sum() else region
 
 
-# ---- what kind it is
+# ---- kinds
 
 
-def recognised(region: np.ndarray, distance: np.ndarray) -> Found:
-    """A region as the kind whose drawn outline is most like it.
+def classify_region(region: np.ndarray, distance: np.ndarray) -> Detection:
+    """Return the kind whose template is most similar to a region.
 
-    The distance of a pixel that is covered whole is that of the paler third, which may be one of
-    two tints of a texture.
+    The 33rd percentile of the distances is taken as the distance of a fully covered pixel, since a
+    texture may consist of two tints.
     """
     cover = np.where(
-        grown(region), distance / np.quantile(distance[inside(region)], 0.33), 0
+        dilate(region), distance / np.quantile(distance[erode(region)], 0.33), 0
     ).astype(np.float32)
-    outlines = drawn_outlines()
-    likeness = outlines.patches @ patch_of(sharpened(cover))
-    best = int(likeness.argmax())
-    return Found(
-        body=region & (cover > 0.5), kind=outlines.kinds[best], likeness=float(likeness[best])
+    templates = build_templates()
+    similarities = templates.patches @ extract_patch(sharpen(cover))
+    best = int(similarities.argmax())
+    return Detection(
+        mask=region & (cover > 0.5),
+        kind=templates.kinds[best],
+        similarity=float(similarities[best]),
     )
 
 
-def sharpened(cover: np.ndarray) -> np.ndarray:
-    """Steeper around one half, where the outline runs however soft the picture is."""
+def sharpen(cover: np.ndarray) -> np.ndarray:
+    """Steepen the coverage around one half, where the outline is however blurred the image is."""
     return ((cover - 0.3) / 0.4).clip(0, 1)
 
 
-def patch_of(cover: np.ndarray) -> np.ndarray:
-    """A cover around its centre, REACH extents to each side; an extent is the root mean square
-    distance from the centre.
+def extract_patch(cover: np.ndarray) -> np.ndarray:
+    """Return a patch of the coverage around its centre, PATCH_EXTENTS extents to each side.
 
-    Flat and of length 1, so that the product of two patches is their likeness.
+    The extent is the root mean square distance from the centre. Patches are flattened and have unit
+    norm, so that the product of two patches is their similarity.
     """
     steps = np.arange(SIDE, dtype=np.float32) + 0.5
     across, down, mass = cover.sum(axis=0), cover.sum(axis=1), cover.sum()
     x, y = float(across @ steps / mass), float(down @ steps / mass)
     extent = float(np.sqrt((across @ (steps - x) ** 2 + down @ (steps - y) ** 2) / mass))
-    pixel = 2 * REACH * extent / PATCH
-    where = (pixel, 0, x - REACH * extent, 0, pixel, y - REACH * extent)
-    moved = PIL.Image.fromarray(cover).preprocessing(
-        (PATCH, PATCH), PIL.Image.Transform.AFFINE, where, PIL.Image.Resampling.BILINEAR
+    scale = 2 * PATCH_EXTENTS * extent / PATCH_SIDE
+    affine = (scale, 0, x - PATCH_EXTENTS * extent, 0, scale, y - PATCH_EXTENTS * extent)
+    transformed = PIL.Image.fromarray(cover).transform(
+        (PATCH_SIDE, PATCH_SIDE), PIL.Image.Transform.AFFINE, affine, PIL.Image.Resampling.BILINEAR
     )
-    patch = np.asarray(moved).ravel()
+    patch = np.asarray(transformed).ravel()
     return patch / np.linalg.norm(patch)
 
 
 @dataclass(frozen=True)
-class Outlines:
+class Templates:
+    """Patches of rendered shapes."""
+
     kinds: list[Kind]
     patches: np.ndarray
-    """(len(kinds), PATCH * PATCH)"""
+    """One flattened patch per row, (len(kinds), PATCH_SIDE * PATCH_SIDE)."""
 
 
 @cache
-def drawn_outlines() -> Outlines:
-    """Every kind at several sizes and turns, sharp and soft, as a judge would meet it."""
+def build_templates() -> Templates:
+    """Render every kind at several sizes, rotations and degrees of blur."""
     kinds: list[Kind] = []
     patches: list[np.ndarray] = []
-    for kind, radius, turn, softness in product(
+    for kind, radius, rotation, blur in product(
         KINDS, (0.095, 0.15, 0.25), (-0.2, -0.1, 0, 0.1, 0.2), (0, 0.8, 1.3)
     ):
         shape = Shape(
-            kind, "black", "medium", "plain", (0.5, 0.5), radius, turn, (0, 0, 0), (0, 0, 0)
+            kind, "black", "medium", "plain", (0.5, 0.5), radius, rotation, (0, 0, 0), (0, 0, 0)
         )
-        cover = coverage(shape, SIDE).filter(PIL.ImageFilter.GaussianBlur(softness))
+        cover = draw_coverage(shape, SIDE).filter(PIL.ImageFilter.GaussianBlur(blur))
         kinds.append(kind)
-        patches.append(patch_of(sharpened(np.asarray(cover, dtype=np.float32) / 255)))
-    return Outlines(kinds, np.stack(patches))
+        patches.append(extract_patch(sharpen(np.asarray(cover, dtype=np.float32) / 255)))
+    return Templates(kinds, np.stack(patches))
 
 
-# ---- what colour it is
+# ---- colours
 
 
-def name_colour(pixels: np.ndarray) -> str:
-    """The colour that explains the pixels (N, 3) of a shape best."""
-    return min(COLOURS, key=lambda name: misfit(pixels, COLOURS[name]))
+def classify_colour(pixels: np.ndarray) -> str:
+    """Return the name of the colour that fits the pixels (N, 3) of a shape best."""
+    return min(COLOURS, key=lambda name: colour_distance(pixels, COLOURS[name]))
 
 
-def misfit(pixels: np.ndarray, colour: RGB) -> float:
-    """How far in RGB the pixels are from a colour and its tints, and a tenth of them from the
-    colour itself.
+def colour_distance(pixels: np.ndarray, colour: RGB) -> float:
+    """Return the distance of pixels from a colour and its tints, plus that from the pure colour.
 
-    A textured or shaded shape is of its colour, of one that is lighter or darker, and of all
-    between. Without the second part a brown shape might be an orange one of which nothing but the
-    darker stripes is seen.
+    The pixels of a textured or shaded shape are between the colour and a lighter or darker tint.
+    The second term is the 10th percentile of the distances from the colour; without it a brown
+    shape could be classified as the darker stripes of an orange one.
     """
-    tints = [mix(colour, (255, 255, 255), 0.6), mix(colour, (0, 0, 0), 0.42)]
+    tints = [mix_colours(colour, (255, 255, 255), 0.6), mix_colours(colour, (0, 0, 0), 0.42)]
     own = np.quantile(np.linalg.norm(pixels - np.array(colour, dtype=np.float32), axis=1), 0.1)
-    return float(min(off_the_way(pixels, colour, tint).mean() for tint in tints) + own)
+    return float(min(distance_to_segment(pixels, colour, tint).mean() for tint in tints) + own)
 
 
-def off_the_way(pixels: np.ndarray, first: RGB, second: RGB) -> np.ndarray:
-    """Each pixel's distance from the line that leads from one colour to another."""
-    start, way = np.array(first, dtype=np.float32), np.subtract(second, first).astype(np.float32)
-    share = ((pixels - start) @ way / (way @ way)).clip(0, 1)
-    return np.linalg.norm(pixels - start - share[:, None] * way, axis=1)
+def distance_to_segment(pixels: np.ndarray, first: RGB, second: RGB) -> np.ndarray:
+    """Return each pixel's distance from the line segment between two colours."""
+    start = np.array(first, dtype=np.float32)
+    direction = np.subtract(second, first).astype(np.float32)
+    position = ((pixels - start) @ direction / (direction @ direction)).clip(0, 1)
+    return np.linalg.norm(pixels - start - position[:, None] * direction, axis=1)

@@ -1,238 +1,419 @@
-"""Recipes for pictures: what was found to work, by size of machine."""
+"""Recipes for images: a tokenizer, text to image, and super-resolution."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import (
-    Critic,
-    Kind,
+    AdversaryChoice,
+    CriticChoice,
     Preset,
-    critic_of,
+    QuantizerChoice,
+    build_critic_config,
+    build_perceptual_config,
+    build_quantizer_config,
+    build_text_config,
+    discriminator_optimizer,
     engine_defaults,
-    for_transformer,
-    perceptual_of,
-    quantizer_of,
-    text_of,
+    has_adversary,
+    tokenizer_optimizer,
+    transformer_optimizer,
 )
 
 if TYPE_CHECKING:
-    from tessera.modalities.image.reconstruction import ImageReconstructionConfig
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.image.vqgan import VQGANConfig
     from tessera.run.config import Run
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
 
 MUSE = (
-    "Muse (Chang 2023, arXiv 2301.00704): 256 pixels to 16 x 16 symbols of a codebook of 8,192; "
-    "the sources at hand state no parameter count for its tokenizer."
+    "Muse (Chang 2023, arXiv 2301.00704): 256 pixels to 16 x 16 tokens of a codebook of 8,192; "
+    "no published parameter count of its tokenizer was found."
 )
-
 
 MASKGIT = (
-    "MaskGIT (Chang 2022, arXiv 2202.04200, section 4.1): 24 layers, 8 heads, width 768, 227 M parameters without text; "
-    "Muse (Chang 2023) has 900 M and 3 B, and reads its captions with a frozen T5-XXL."
+    "MaskGIT (Chang 2022, arXiv 2202.04200, section 4.1): 24 layers, 8 heads, dimension 768, 227 M "
+    "parameters without text; Muse (Chang 2023) has 900 M and 3 B, and encodes captions with a "
+    "frozen T5-XXL."
 )
+
+
+# ---- tokenizer
 
 
 def images_vqgan(
     preset: Preset = "small",
-    quantizer: Kind = "fsq",
+    quantizer: QuantizerChoice = "fsq",
     perceptual: str = "auto",
-    adversary: Literal["auto", "on", "off"] = "auto",
+    adversary: AdversaryChoice = "auto",
 ) -> Run:
-    """An image tokenizer (VQGAN): pictures to a small grid of symbols, and back.
+    """Train an image tokenizer (VQGAN): images to a small grid of tokens, and back.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns
-        its codebook. perceptual: on, off, the path of a VGG16 file, or auto: on for base and paper
-        where tessera[perceptual] is installed. adversary: a discriminator: on, off, or auto: on for
-        base and paper.
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
+            (one GPU) or paper (as published).
+        quantizer: The quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq
+            learns its codebook.
+        perceptual: The perceptual loss: on, off, the path of a VGG16 file, or auto, which is on for
+            base and paper if tessera[perceptual] is installed.
+        adversary: The discriminator: on, off, or auto, which is on for base and paper.
     """
-    from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.image.dataset import ImageDataConfig
-    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
-    from tessera.modalities.image.reconstruction import ImageAdversaryConfig, ImageTokenizerConfig
-    from tessera.modalities.image.vqgan import VQGANConfig
+    from tessera.modalities.image.efficientnet_lite import is_installed
+    from tessera.modalities.image.reconstruction import (
+        ImageAdversaryConfig,
+        ImageReconstructionConfig,
+        ImageTokenizerConfig,
+    )
     from tessera.run.config import Run
 
-    model = {
-        "tiny": VQGANConfig(
-            dim=16, max_channels=32, layers=2, blocks=(0, 1), quantizer=quantizer_of(quantizer, 6)
+    builders = {
+        "tiny": _vqgan_tiny,
+        "small": _vqgan_small,
+        "base": _vqgan_base,
+        "paper": _vqgan_paper,
+    }
+    parts = builders[preset](quantizer)
+    optimizer = tokenizer_optimizer(parts.lr, steps=parts.steps)
+    discriminator = None
+    if has_adversary(preset, adversary):
+        discriminator = ImageAdversaryConfig(
+            discriminator=parts.discriminator,
+            start_step=parts.steps // 4,
+            warmup_steps=parts.steps // 10,
+            optimizer=discriminator_optimizer(optimizer, betas=(0.5, 0.9)),
+        )
+    return Run(
+        recipe="images-vqgan",
+        task=ImageTokenizerConfig(
+            model=parts.model,
+            reconstruction=ImageReconstructionConfig(
+                pixel=parts.pixel_loss,
+                perceptual=build_perceptual_config(preset, perceptual),
+                measure_features=is_installed() and preset != "tiny",
+            ),
+            adversary=discriminator,
+            optimizer=optimizer,
         ),
-        "small": VQGANConfig(
+        data=parts.data,
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            num_workers=parts.num_workers,
+        ),
+        reference=parts.reference,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VQGANPreset:
+    model: VQGANConfig
+    discriminator: PatchDiscriminatorConfig
+    data: ImageDataConfig
+    steps: int
+    batch_size: int
+    lr: float
+    pixel_loss: Literal["l1", "l2"] = "l1"
+    num_workers: int = 0
+    reference: str = ""
+
+
+def _vqgan_tiny(quantizer: QuantizerChoice) -> _VQGANPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.image.vqgan import VQGANConfig
+
+    return _VQGANPreset(
+        model=VQGANConfig(
+            dim=16,
+            max_channels=32,
+            layers=2,
+            blocks=(0, 1),
+            quantizer=build_quantizer_config(quantizer, 6),
+        ),
+        discriminator=PatchDiscriminatorConfig(dim=32),
+        data=ImageDataConfig(size=16, num_synthetic=64, val_fraction=0.25),
+        steps=20,
+        batch_size=8,
+        lr=2e-3,
+    )
+
+
+def _vqgan_small(quantizer: QuantizerChoice) -> _VQGANPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.image.vqgan import VQGANConfig
+
+    return _VQGANPreset(
+        model=VQGANConfig(
             dim=16,
             max_channels=64,
             layers=2,
             blocks=(0, 2),
             encoder_blocks=(0, 0),
-            quantizer=quantizer_of(quantizer, 7, diversity=0.0),
+            quantizer=build_quantizer_config(quantizer, 7, diversity=0.0),
         ),
-        "base": VQGANConfig(
+        discriminator=PatchDiscriminatorConfig(dim=32),
+        data=ImageDataConfig(size=64),
+        steps=2500,
+        batch_size=8,
+        lr=2e-3,
+        # PSNR measures the squared difference: a run of minutes gains from it, and blurs a little.
+        pixel_loss="l2",
+    )
+
+
+def _vqgan_base(quantizer: QuantizerChoice) -> _VQGANPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.image.vqgan import VQGANConfig
+
+    return _VQGANPreset(
+        model=VQGANConfig(
             dim=128,
             max_channels=512,
             layers=4,
             blocks=(2, 2, 2, 2),
-            quantizer=quantizer_of(quantizer, 14),
+            quantizer=build_quantizer_config(quantizer, 14),
         ),
-        # Muse's first stage: 256 pixels, 16 x 16 symbols of a codebook of 8192, here 2^13 (Chang
-        # 2023, section 2.2).
-        "paper": VQGANConfig(
+        discriminator=PatchDiscriminatorConfig(dim=64),
+        data=ImageDataConfig(size=256, min_scale=0.7, flip=True),
+        steps=200_000,
+        batch_size=64,
+        lr=2e-4,
+        num_workers=8,
+    )
+
+
+def _vqgan_paper(quantizer: QuantizerChoice) -> _VQGANPreset:
+    """Return the first stage of Muse: 256 pixels to 16 x 16 tokens of a codebook of 8,192, here 2^13
+    (Chang 2023, section 2.2)."""
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+    from tessera.modalities.image.vqgan import VQGANConfig
+
+    return _VQGANPreset(
+        model=VQGANConfig(
             dim=128,
             max_channels=512,
             layers=4,
             blocks=(2, 2, 2, 2),
             attention=True,
-            quantizer=quantizer_of(quantizer, 13),
+            quantizer=build_quantizer_config(quantizer, 13),
         ),
-    }[preset]
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 2500, "base": 200_000, "paper": 1_000_000}[preset],
-        batch_size={"tiny": 8, "small": 8, "base": 64, "paper": 256}[preset],
-        num_workers=8 if preset in ("base", "paper") else 0,
+        discriminator=PatchDiscriminatorConfig(dim=64),
+        data=ImageDataConfig(size=256, min_scale=0.7, flip=True),
+        steps=1_000_000,
+        batch_size=256,
+        lr=1e-4,
+        num_workers=8,
+        reference=MUSE,
     )
-    data = {
-        "tiny": ImageDataConfig(size=16, toys=64, val_fraction=0.25),
-        "small": ImageDataConfig(size=64),
-        "base": ImageDataConfig(size=256, min_scale=0.7, flip=True),
-        "paper": ImageDataConfig(size=256, min_scale=0.7, flip=True),
-    }[preset]
-    warmup = max(10, engine.steps // 50)
-    optimizer = OptimizerConfig(
-        lr={"tiny": 2e-3, "small": 2e-3, "base": 2e-4, "paper": 1e-4}[preset],
-        schedule="cosine",
-        warmup_steps=warmup,
-        min_lr_ratio=0.05,
-    )
-    judged = adversary == "on" or (adversary == "auto" and preset in ("base", "paper"))
-    judge = ImageAdversaryConfig(
-        discriminator=PatchDiscriminatorConfig(dim=32 if preset in ("tiny", "small") else 64),
-        start_step=engine.steps // 4,
-        warmup_steps=engine.steps // 10,
-        optimizer=OptimizerConfig(
-            lr=optimizer.lr / 2, betas=(0.5, 0.9), schedule="warmup", warmup_steps=warmup
-        ),
-    )
-    return Run(
-        recipe="images-vqgan",
-        task=ImageTokenizerConfig(
-            model=model,
-            reconstruction=_reconstruction(preset, perceptual),
-            adversary=judge if judged else None,
-            optimizer=optimizer,
-        ),
-        data=data,
-        engine=engine,
-        published=MUSE if preset == "paper" else "",
-    )
+
+
+# ---- text to image and super-resolution
 
 
 def images_maskgit(
     preset: Preset = "small",
     tokenizer: str = "runs/images-vqgan",
     text: str = "learned",
-    critic: Critic = "off",
+    critic: CriticChoice = "off",
 ) -> Run:
-    """Text to image (MaskGIT, Muse): pictures for prompts, from a tokenizer's symbols.
+    """Train a text-to-image model (MaskGIT, Muse) on the tokens of an image tokenizer.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). tokenizer: the run folder of the tokenizer whose symbols are learnt. text:
-        learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a
-        local path or a hub id. critic: off, a head on the model's own states, or a network of its
-        own, by which sampling may choose what to keep.
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
+            (one GPU) or paper (as published).
+        tokenizer: The run directory of the tokenizer whose tokens are generated.
+        text: The text encoder: learned (trained on the captions, without downloads), none (without
+            prompts), or the local path or hub id of a Hugging Face encoder.
+        critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
+            small network on the hidden states of the model) or own (a separate transformer).
     """
-    return _masked("images-maskgit", preset, tokenizer, None, text, critic)
+    return _build_maskgit_run("images-maskgit", preset, tokenizer, None, text, critic)
 
 
 def images_maskgit_superres(
     preset: Preset = "small",
     tokenizer: str = "runs/images-vqgan",
-    smaller: str = "runs/images-vqgan-smaller",
+    low_res_tokenizer: str = "runs/images-vqgan-low-res",
     text: str = "learned",
-    critic: Critic = "off",
+    critic: CriticChoice = "off",
 ) -> Run:
-    """Super-resolution (Muse): the symbols of a larger picture from those of a smaller one, and the
-    prompt.
+    """Train a super-resolution model (Muse): tokens of large images from those of small ones.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). tokenizer: the run folder of the tokenizer of the larger pictures. smaller: the
-        run folder of the tokenizer of the smaller pictures, whose symbols are the condition. text:
-        learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a
-        local path or a hub id. critic: off, a head on the model's own states, or a network of its
-        own, by which sampling may choose what to keep.
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
+            (one GPU) or paper (as published).
+        tokenizer: The run directory of the tokenizer of the large images.
+        low_res_tokenizer: The run directory of the tokenizer of the small images, whose tokens are
+            the condition.
+        text: The text encoder: learned (trained on the captions, without downloads), none (without
+            prompts), or the local path or hub id of a Hugging Face encoder.
+        critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
+            small network on the hidden states of the model) or own (a separate transformer).
     """
-    return _masked("images-maskgit-superres", preset, tokenizer, smaller, text, critic)
+    return _build_maskgit_run(
+        "images-maskgit-superres", preset, tokenizer, low_res_tokenizer, text, critic
+    )
 
 
-def _masked(
-    recipe: str, preset: Preset, tokenizer: str, smaller: str | None, text: str, critic: Critic
+def _build_maskgit_run(
+    recipe: str,
+    preset: Preset,
+    tokenizer: str,
+    low_res_tokenizer: str | None,
+    text: str,
+    critic: CriticChoice,
 ) -> Run:
-    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.generation import ImageGeneratorConfig
     from tessera.nn.masked_transformer import MaskedTransformerConfig
-    from tessera.objectives.masked import MaskedConfig
     from tessera.run.config import Run
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
-    dim, depth, heads = {
-        "tiny": (32, 2, 2),
-        "small": (128, 5, 4),
-        "base": (768, 12, 12),
-        "paper": (768, 24, 8),
-    }[preset]
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 2200, "base": 200_000, "paper": 1_000_000}[preset],
-        batch_size={"tiny": 8, "small": 16, "base": 128, "paper": 512}[preset],
-        ema={"tiny": 0.9, "small": 0.998, "base": 0.9999, "paper": 0.9999}[preset],
-    )
-    alone, larger = {"tiny": (16, 32), "small": (64, 64), "base": (256, 512), "paper": (256, 512)}[
-        preset
-    ]
-    size = alone if smaller is None else larger
-    toys, held_out = (64, 0.25) if preset == "tiny" else (4000, 0.02)
-    data = ImageDataConfig(
-        size=size,
-        crop="centre",
-        toys=toys,
-        val_fraction=held_out,
-        toy_shapes=1 if preset == "small" else 3,
-        toy_plain=preset == "small",
-    )
-    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
+    builders = {
+        "tiny": _maskgit_tiny,
+        "small": _maskgit_small,
+        "base": _maskgit_base,
+        "paper": _maskgit_paper,
+    }
+    parts = builders[preset]()
+    data = parts.data
+    if low_res_tokenizer is not None:
+        data = replace(data, size=parts.superres_size)
+    optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
     return Run(
         recipe=recipe,
-        task=MaskedConfig(
+        task=ImageGeneratorConfig(
             tokenizer=tokenizer,
-            smaller=smaller,
-            places={"tiny": None, "small": 64, "base": 256, "paper": 256}[preset],
+            low_res_tokenizer=low_res_tokenizer,
+            max_positions=parts.max_positions,
             model=MaskedTransformerConfig(
-                dim=dim, depth=depth, heads=heads, text=text_of(preset, text)
+                dim=parts.dim,
+                depth=parts.depth,
+                heads=parts.heads,
+                text=build_text_config(preset, text),
             ),
-            critic=critic_of(critic, dim, depth, heads),
+            critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
             critic_optimizer=replace(optimizer, name="adamw"),
-            sampling=MaskedSampling(
-                decoding_steps=4 if preset == "tiny" else 12,
-                choice_temperature=1.0 if preset == "small" else 4.5,
-            ),
-            guidance=Guidance(
-                scale=1.5 if preset == "small" else 3.0
-            ),  # a small model that is led too far falls apart
+            sampling=parts.sampling,
+            guidance=parts.guidance,
             optimizer=optimizer,
         ),
         data=data,
-        engine=engine,
-        published=MASKGIT if preset == "paper" else "",
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            ema_decay=parts.ema_decay,
+        ),
+        reference=parts.reference,
     )
 
 
-def _reconstruction(preset: Preset, perceptual: str) -> ImageReconstructionConfig:
-    from tessera.modalities.image.efficientnet_lite import installed
-    from tessera.modalities.image.reconstruction import ImageReconstructionConfig
+@dataclass(frozen=True, kw_only=True)
+class _MaskGITPreset:
+    dim: int
+    depth: int
+    heads: int
+    max_positions: int | None
+    data: ImageDataConfig
+    superres_size: int
+    """The image size of super-resolution, instead of that of `data`."""
+    sampling: MaskedSampling
+    guidance: Guidance
+    steps: int
+    batch_size: int
+    ema_decay: float
+    reference: str = ""
 
-    return ImageReconstructionConfig(
-        pixel="l2"
-        if preset == "small"
-        else "l1",  # what PSNR measures, for a run of minutes; blur is the price
-        perceptual=perceptual_of(preset, perceptual),
-        measure_features=installed() and preset != "tiny",
+
+def _maskgit_tiny() -> _MaskGITPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _MaskGITPreset(
+        dim=32,
+        depth=2,
+        heads=2,
+        max_positions=None,
+        data=ImageDataConfig(size=16, crop="centre", num_synthetic=64, val_fraction=0.25),
+        superres_size=32,
+        sampling=MaskedSampling(decoding_steps=4, choice_temperature=4.5),
+        guidance=Guidance(scale=3.0),
+        steps=20,
+        batch_size=8,
+        ema_decay=0.9,
+    )
+
+
+def _maskgit_small() -> _MaskGITPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _MaskGITPreset(
+        dim=128,
+        depth=5,
+        heads=4,
+        max_positions=64,
+        data=ImageDataConfig(
+            size=64,
+            crop="centre",
+            num_synthetic=4000,
+            val_fraction=0.02,
+            synthetic_max_shapes=1,
+            synthetic_plain=True,
+        ),
+        superres_size=64,
+        sampling=MaskedSampling(decoding_steps=12, choice_temperature=1.0),
+        guidance=Guidance(scale=1.5),  # a larger scale makes the samples of a small model incoherent
+        steps=2200,
+        batch_size=16,
+        ema_decay=0.998,
+    )
+
+
+def _maskgit_base() -> _MaskGITPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _MaskGITPreset(
+        dim=768,
+        depth=12,
+        heads=12,
+        max_positions=256,
+        data=ImageDataConfig(size=256, crop="centre", num_synthetic=4000, val_fraction=0.02),
+        superres_size=512,
+        sampling=MaskedSampling(decoding_steps=12, choice_temperature=4.5),
+        guidance=Guidance(scale=3.0),
+        steps=200_000,
+        batch_size=128,
+        ema_decay=0.9999,
+    )
+
+
+def _maskgit_paper() -> _MaskGITPreset:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _MaskGITPreset(
+        dim=768,
+        depth=24,
+        heads=8,
+        max_positions=256,
+        data=ImageDataConfig(size=256, crop="centre", num_synthetic=4000, val_fraction=0.02),
+        superres_size=512,
+        sampling=MaskedSampling(decoding_steps=12, choice_temperature=4.5),
+        guidance=Guidance(scale=3.0),
+        steps=1_000_000,
+        batch_size=512,
+        ema_decay=0.9999,
+        reference=MASKGIT,
     )

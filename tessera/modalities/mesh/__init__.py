@@ -8,17 +8,17 @@ MODALITY = Modality(
     name="mesh",
     suffixes=(".obj", ".ply", ".stl", ".glb", ".gltf", ".off"),
     media="tessera.modalities.mesh.media:Mesh",
-    inspect="tessera.modalities.mesh.inspect:check",
+    inspect="tessera.modalities.mesh.inspect:inspect_folder",
     recipes=(
         Recipe(
             build="tessera.modalities.mesh.recipes:meshes_autoencoder",
-            task="tessera.modalities.mesh.reconstruction:TokenizeMeshes",
-            data="tessera.modalities.mesh.dataset:Meshes",
+            task="tessera.modalities.mesh.reconstruction:MeshTokenizerConfig",
+            data="tessera.modalities.mesh.dataset:MeshDataConfig",
         ),
         Recipe(
             build="tessera.modalities.mesh.recipes:meshes_transformer",
-            task="tessera.objectives.autoregressive:AutoregressiveConfig",
-            data="tessera.modalities.mesh.dataset:Meshes",
+            task="tessera.modalities.mesh.generation:MeshGeneratorConfig",
+            data="tessera.modalities.mesh.dataset:MeshDataConfig",
         ),
     ),
     demo=(

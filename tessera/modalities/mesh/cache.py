@@ -1,8 +1,8 @@
-"""Meshes on disk as they are learnt from: in canonical order, and with which faces touch.
+"""Cache prepared meshes on disk: in canonical form, with the pairs of adjacent faces.
 
-What costs is reading and simplifying: 725 pieces of furniture took a minute of a run's beginning. A
-file is asked for by a hash of all that it depends on, so one that is stale is simply not found; one
-that is damaged is made again.
+Reading and simplifying dominate the cost: 725 pieces of furniture took a minute at the start of a
+run. The name of a cache file is a hash of everything that the example depends on, so a stale file
+is never found, and a damaged file is created again.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from safetensors.numpy import load_file, save_file
 from tessera.modalities.mesh.canonical import MeshExample
 
 
-def kept(place: str, depends_on: list[Any], make: Callable[[], MeshExample]) -> MeshExample:
-    """The example that is kept in the folder, or made and then kept there. Several processes may do
-    so at once."""
+def load_or_create(
+    folder: str, depends_on: list[Any], create: Callable[[], MeshExample]
+) -> MeshExample:
+    """Return the cached example, or create and cache it. Safe for several processes at once."""
     key = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:24]
-    file = Path(place) / f"{key}.safetensors"
+    file = Path(folder) / f"{key}.safetensors"
     try:
-        found = load_file(file)
-        return MeshExample(found["vertices"], found["faces"], found["edges"], caption="")
+        tensors = load_file(file)
+        return MeshExample(tensors["vertices"], tensors["faces"], tensors["edges"], caption="")
     except (OSError, SafetensorError, KeyError):
-        example = make()
+        example = create()
     file.parent.mkdir(parents=True, exist_ok=True)
-    writing = file.with_suffix(f".{os.getpid()}.writing")
+    temporary = file.with_suffix(f".{os.getpid()}.writing")
     save_file(
-        {"vertices": example.vertices, "faces": example.faces, "edges": example.edges}, writing
+        {"vertices": example.vertices, "faces": example.faces, "edges": example.edges}, temporary
     )
-    os.replace(writing, file)
+    os.replace(temporary, file)
     return example

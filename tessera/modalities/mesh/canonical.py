@@ -1,11 +1,11 @@
-"""One way to write a mesh down: whole numbers, in the order of MeshGPT (Siddiqui et al. 2024, arXiv
-2311.15475, section 3).
+"""The canonical form of a mesh: integer coordinates, vertices and faces in the order of MeshGPT
+(Siddiqui et al. 2024, arXiv 2311.15475, section 3).
 
-The mesh fills a cube, its longest side from end to end and the others centred, and every coordinate
-becomes the number of one of `bins` equal steps. Vertices that fall together are one; faces that
-collapse, have no area or stand there twice go. Vertices are sorted by z (up), then y, then x. A
-face begins with its lowest vertex, turned but never turned over, and faces are sorted by their
-vertices. What has been written down is written down again as it is.
+The mesh is scaled into a cube, which its longest side fills and in which the other sides are
+centred, and each coordinate is quantized to one of `bins` equally spaced values. Vertices that
+coincide are merged; degenerate faces, faces without area and duplicate faces are removed. Vertices
+are sorted by z (up), then y, then x. A face starts at its lowest vertex and keeps its orientation,
+and faces are sorted by their vertices. A mesh in canonical form is mapped to itself.
 
 V counts vertices, F faces, K the corners of a face.
 """
@@ -19,81 +19,84 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.mesh.adjacency import face_pairs
-from tessera.modalities.mesh.media import Mesh, whole
+from tessera.modalities.mesh.adjacency import find_adjacent_faces
+from tessera.modalities.mesh.media import Mesh, has_distinct_corners
 from tessera.modalities.mesh.polygons import has_area
 
-if TYPE_CHECKING:  # listing, checking and drawing meshes needs no torch
+if TYPE_CHECKING:  # listing, inspecting and rendering meshes needs no torch
     import torch
 
-NOWHERE = np.zeros(3)
-ROUNDING = 1e-6
-"""Of a step. What lies between two steps goes outward, on both sides of the centre alike, however
-its last bits were rounded; otherwise a mesh would be off centre by half a step, and move when it is
-written down again."""
+NO_SHIFT = np.zeros(3)
+ROUNDING_TOLERANCE = 1e-6
+"""In bins. A coordinate halfway between two bins is rounded away from the centre on both sides,
+whatever its last bits are; otherwise a mesh would be off centre by half a bin, and would move when
+it is quantized again."""
 
 
 @dataclass(frozen=True, eq=False)
-class Canonical:
+class CanonicalMesh:
     vertices: np.ndarray
-    """(V, 3) int64: x, y, z as numbers of steps, 0 to bins - 1"""
+    """(V, 3) int64: x, y and z as bin indices, 0 to bins - 1."""
     faces: np.ndarray
-    """(F, K) int64"""
+    """(F, K) int64."""
 
 
-def canonical(mesh: Mesh, bins: int, shift: np.ndarray = NOWHERE) -> Canonical:
-    """Raises Unreadable where nothing is left. `shift` moves it in the cube, by shares of its side,
-    as far as there is room."""
+def canonicalize(mesh: Mesh, bins: int, shift: np.ndarray = NO_SHIFT) -> CanonicalMesh:
+    """Return the canonical form of a mesh.
+
+    `shift` moves the mesh in the cube, in fractions of its side, as far as there is room.
+
+    Raises:
+        UnreadableFile: If no face is left.
+    """
     faces = mesh.faces
     while True:
         if not len(faces):
-            raise UnreadableFile(f"its faces are too small for {bins} steps: none is left")
+            raise UnreadableFile(f"its faces are too small for {bins} bins: none is left")
         used = np.unique(faces)
-        steps = np.zeros(mesh.vertices.shape, np.int64)
-        steps[used] = stepped(mesh.vertices[used], bins, shift)
-        places = steps @ [
-            1,
-            bins,
-            bins**2,
-        ]  # one number for each, sorted by z, then y, then x: faster than rows by rows
-        _, first, numbers = np.unique(places, return_index=True, return_inverse=True)
-        merged, numbered = steps[first], numbers[faces]
-        kept = whole(numbered) & has_area(merged, numbered)
-        if kept.all():
+        quantized = np.zeros(mesh.vertices.shape, np.int64)
+        quantized[used] = quantize_vertices(mesh.vertices[used], bins, shift)
+        # One key for each vertex, sorted by z, then y, then x: faster than comparing rows.
+        keys = quantized @ [1, bins, bins**2]
+        _, first, indices = np.unique(keys, return_index=True, return_inverse=True)
+        merged, merged_faces = quantized[first], indices[faces]
+        valid = has_distinct_corners(merged_faces) & has_area(merged, merged_faces)
+        if valid.all():
             break
-        faces = faces[kept]  # what is left may be smaller, and has the whole cube to itself
-    present, renumbered = np.unique(numbered, return_inverse=True)
-    return Canonical(merged[present], in_order(renumbered.reshape(faces.shape)))
+        faces = faces[valid]  # what is left may be smaller, and is scaled to the cube again
+    present, renumbered = np.unique(merged_faces, return_inverse=True)
+    return CanonicalMesh(merged[present], sort_faces(renumbered.reshape(faces.shape)))
 
 
-def stepped(vertices: np.ndarray, bins: int, shift: np.ndarray) -> np.ndarray:
-    """(V, 3) int64: the nearest steps, in a cube that the longest side fills."""
+def quantize_vertices(vertices: np.ndarray, bins: int, shift: np.ndarray) -> np.ndarray:
+    """Return (V, 3) int64: the nearest bins, in a cube that the longest side fills."""
     low, high = vertices.min(axis=0), vertices.max(axis=0)
-    middle, max_len = (bins - 1) / 2, max(float((high - low).max()), np.finfo(np.float64).tiny)
-    from_centre = (vertices - (low + high) / 2) / max_len * (bins - 1)
-    lattice = middle % 1  # an even number of steps has none in the middle
-    away = np.floor(np.abs(from_centre) + ROUNDING + 0.5 - lattice) + lattice
-    steps = np.rint(middle + np.where(from_centre < -ROUNDING, -away, away)).astype(np.int64)
-    room_below, room_above = steps.min(axis=0), bins - 1 - steps.max(axis=0)
-    return steps + np.clip(np.rint(shift * (bins - 1)).astype(np.int64), -room_below, room_above)
+    middle, longest = (bins - 1) / 2, max(float((high - low).max()), np.finfo(np.float64).tiny)
+    from_centre = (vertices - (low + high) / 2) / longest * (bins - 1)
+    lattice = middle % 1  # an even number of bins has none in the middle
+    distance = np.floor(np.abs(from_centre) + ROUNDING_TOLERANCE + 0.5 - lattice) + lattice
+    signed = np.where(from_centre < -ROUNDING_TOLERANCE, -distance, distance)
+    quantized = np.rint(middle + signed).astype(np.int64)
+    room_below, room_above = quantized.min(axis=0), bins - 1 - quantized.max(axis=0)
+    offset = np.rint(shift * (bins - 1)).astype(np.int64)
+    return quantized + np.clip(offset, -room_below, room_above)
 
 
-def in_order(faces_FK: np.ndarray) -> np.ndarray:
-    """Each face once, whichever way round it was, beginning with its lowest vertex; sorted."""
+def sort_faces(faces_FK: np.ndarray) -> np.ndarray:
+    """Rotate each face to start at its lowest vertex, sort the faces and drop duplicates, whichever
+    way round they are."""
     corners = faces_FK.shape[1]
-    turned = (np.argmin(faces_FK, axis=1)[:, None] + np.arange(corners)) % corners
-    faces = np.take_along_axis(faces_FK, turned, axis=1)
+    rotation = (np.argmin(faces_FK, axis=1)[:, None] + np.arange(corners)) % corners
+    faces = np.take_along_axis(faces_FK, rotation, axis=1)
     faces = faces[np.lexsort(faces.T[::-1])]
-    alike = np.sort(faces, axis=1)
-    order = np.lexsort(
-        alike.T
-    )  # those of the same corners beside each other, the first of them first
-    again = (alike[order][1:] == alike[order][:-1]).all(axis=1)
-    return faces[np.sort(order[np.concatenate([[True], ~again])])]
+    vertex_sets = np.sort(faces, axis=1)
+    order = np.lexsort(vertex_sets.T)  # groups equal sets, the first in the order of faces first
+    duplicate = (vertex_sets[order][1:] == vertex_sets[order][:-1]).all(axis=1)
+    return faces[np.sort(order[np.concatenate([[True], ~duplicate])])]
 
 
-def back(vertices: np.ndarray, bins: int) -> np.ndarray:
-    """Numbers of steps as places in a cube with a side of 1 around the origin."""
+def dequantize_vertices(vertices: np.ndarray, bins: int) -> np.ndarray:
+    """Map bin indices to coordinates in a cube with a side of 1 around the origin."""
     return vertices / (bins - 1) - 0.5
 
 
@@ -103,38 +106,44 @@ PADDING = -1
 @dataclass
 class MeshExample:
     vertices: np.ndarray
-    """(V, 3) int64: x, y and z (up), as numbers of steps"""
+    """(V, 3) int64: x, y and z (up) as bin indices."""
     faces: np.ndarray
-    """(F, K) int64"""
+    """(F, K) int64."""
     edges: np.ndarray
-    """(E, 2) int64: pairs of faces that share an edge, in both directions, sorted"""
+    """(E, 2) int64: pairs of faces that share an edge, in both directions, sorted."""
     caption: str
-    """"" where nothing is said about the mesh"""
+    """The caption, or "" if there is none."""
 
     @classmethod
-    def of(cls, mesh: Mesh, bins: int, caption: str, shift: np.ndarray = NOWHERE) -> MeshExample:
-        """A mesh as it is learnt from; `shift` as in `canonical`."""
-        written = canonical(mesh, bins, shift)
-        return cls(written.vertices, written.faces, face_pairs(written.faces), caption)
+    def from_mesh(
+        cls, mesh: Mesh, bins: int, caption: str, shift: np.ndarray = NO_SHIFT
+    ) -> MeshExample:
+        """Prepare a mesh for training; `shift` as in `canonicalize`."""
+        canonical = canonicalize(mesh, bins, shift)
+        edges = find_adjacent_faces(canonical.faces)
+        return cls(canonical.vertices, canonical.faces, edges, caption)
 
-    def mesh(self, bins: int) -> Mesh:
-        """To look at, in a cube with a side of 1."""
-        return Mesh(back(self.vertices, bins), self.faces)
+    def to_mesh(self, bins: int) -> Mesh:
+        """Return the mesh in a cube with a side of 1."""
+        return Mesh(dequantize_vertices(self.vertices, bins), self.faces)
 
 
 @dataclass
 class MeshBatch:
     vertices: torch.Tensor
-    """(B, V, 3) int64"""
+    """(B, V, 3) int64."""
     faces: torch.Tensor
-    """(B, F, K) int64"""
+    """(B, F, K) int64."""
     edges: torch.Tensor
-    """(B, E, 2) int64"""
+    """(B, E, 2) int64."""
     vertex_counts: torch.Tensor
-    """(B,) int64: how many vertices of each mesh are real"""
+    """(B,) int64: how many vertices of each mesh are real."""
     face_counts: torch.Tensor
+    """(B,) int64: how many faces of each mesh are real."""
     edge_counts: torch.Tensor
+    """(B,) int64: how many pairs of each mesh are real."""
     captions: list[str]
+    """One caption per mesh."""
 
     def to(self, device: torch.device | str) -> MeshBatch:
         return replace(
@@ -149,19 +158,20 @@ class MeshBatch:
 
 
 def collate(examples: Sequence[MeshExample]) -> MeshBatch:
-    vertices, vertex_counts = padded([example.vertices for example in examples])
-    faces, face_counts = padded([example.faces for example in examples])
-    edges, edge_counts = padded([example.edges for example in examples])
+    """Pad examples to a batch."""
+    vertices, vertex_counts = pad_rows([example.vertices for example in examples])
+    faces, face_counts = pad_rows([example.faces for example in examples])
+    edges, edge_counts = pad_rows([example.edges for example in examples])
     captions = [example.caption for example in examples]
     return MeshBatch(vertices, faces, edges, vertex_counts, face_counts, edge_counts, captions)
 
 
-def padded(rows: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
-    """(B, longest, ...) with the padding at the end, and (B,) how many rows of each are real."""
+def pad_rows(arrays: Sequence[np.ndarray]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return (B, longest, ...) with the padding at the end, and (B,) the number of real rows."""
     import torch
 
-    counts = [len(each) for each in rows]
-    page = np.full((len(rows), max(counts), *rows[0].shape[1:]), PADDING, np.int64)
-    for place, each in zip(page, rows):
-        place[: len(each)] = each
-    return torch.from_numpy(page), torch.tensor(counts)
+    counts = [len(array) for array in arrays]
+    padded = np.full((len(arrays), max(counts), *arrays[0].shape[1:]), PADDING, np.int64)
+    for row, array in zip(padded, arrays):
+        row[: len(array)] = array
+    return torch.from_numpy(padded), torch.tensor(counts)

@@ -1,231 +1,228 @@
-"""Meshes from a folder, or the built-in toys: faces and vertices in whole numbers and one order,
-each mesh with its caption.
+"""Meshes from a folder, or synthetic ones: quantised vertices and ordered faces, with captions.
 
-A training mesh may be stretched along its three axes, turned about the upright one and moved in its
-cube; all of this is drawn from the example's own generator, before the mesh is written down
-(`modalities/mesh/canonical.py`). Toys are never changed, since "wide" would become a lie. Which
-files are held out depends on their names alone (`data/split.py`), and those are not changed either.
+A training mesh may be scaled along its axes, rotated about the vertical one and moved in its cube,
+before it is quantised (`modalities/mesh/canonical.py`). Synthetic meshes are not augmented, since a
+caption such as "wide" would become wrong.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import FileSignature, file_signature, find
-from tessera.data.errors import UnreadableFile, named
-from tessera.modalities.mesh.cache import kept
+from tessera.data.discovery import FileSignature, file_signature, find_files
+from tessera.data.errors import UnreadableFile, add_path
+from tessera.modalities.mesh.cache import load_or_create
 from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
-from tessera.modalities.mesh.io import ENDINGS, MOST_READ, Up
-from tessera.modalities.mesh.media import Mesh, Shape, read
+from tessera.modalities.mesh.io import (
+    MAX_FACES,
+    SUFFIXES,
+    Up,
+    require_simplification,
+    require_trimesh,
+)
+from tessera.modalities.mesh.media import FaceType, Mesh, read_mesh
 from tessera.modalities.mesh.sample_metrics import MeshSampleMetric
-from tessera.modalities.mesh.synthetic import FEWEST_FACES, SyntheticMeshes
-from tessera.modalities.mesh.trimesh_library import library, simplification
+from tessera.modalities.mesh.synthetic import MIN_FACES, SyntheticMeshes
+from tessera.run.errors import UserError
+
+OnLarge = Literal["skip", "decimate"]
 
 HEADROOM = 4
-"""How many times too large a file may claim to be before it is left out unread: faces that stand
-there twice do not count."""
-KEPT_IN_MEMORY = 1 << 12
-"""Meshes that a process keeps: as they were read and simplified, at 800 faces 30 kB each; or, where
-they are not changed, as the examples that are made of them, 70 kB each."""
+"""A file that states more than this many times too many faces is skipped unread; duplicate faces do
+not count."""
+CACHED_MESHES = 1 << 12
+"""The number of meshes that a process keeps in memory: 30 kB each as read, at 800 faces, or 70 kB each
+as examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshDataConfig(DataConfig):
     path: str | None = None
-    """A folder of meshes, with subfolders; or one mesh. None: the built-in toys."""
+    """A folder of meshes, with subfolders, or one mesh; None generates synthetic meshes."""
     bins: int = 128
-    """Into how many steps each side of the cube is divided."""
+    """The number of steps into which each side of the cube is quantised."""
     max_faces: int = 800
-    """The largest mesh that is learnt from, in triangles or quads."""
-    large: Literal["skip", "decimate"] = "skip"
-    """What becomes of larger ones: they are left out, or simplified until they fit."""
-    polygons: Literal["triangles", "quads"] = "triangles"
-    """What faces are: everything cut into triangles, or quads; meshes that hold anything else are
-    then left out."""
-    up: Literal["y", "z"] | None = None
-    """The upward axis of the files; None takes the usual one of each format: y for OBJ, GLB and
-    glTF, z for the others."""
-    keep: str | None = None
-    """A folder where meshes are kept as they are learnt from, simplified, in order and with which
-    faces touch, for later runs;
-    None: in memory only."""
+    """The maximum number of faces of a mesh, in triangles or quads."""
+    on_large: OnLarge = "skip"
+    """What to do with larger meshes: skip them, or simplify them."""
+    polygons: FaceType = "triangles"
+    """The kind of faces: everything as triangles, or quads; meshes with other faces are skipped."""
+    up: Up | None = None
+    """The upward axis of the files; None uses that of each format: y for OBJ, GLB and glTF, z for the
+    others."""
+    cache_dir: str | None = None
+    """A folder that caches simplified and quantised meshes for later runs; None caches in memory."""
     scale: float = 0.0
-    """Training meshes are stretched along each axis by up to this share: 0.25 gives 0.75 to 1.25
-    times the length."""
-    turn: float = 0.0
-    """Training meshes are turned about the upright axis by up to so many degrees, either way; 180
-    is any way."""
+    """The maximum random scaling of each axis of a training mesh: 0.25 scales by 0.75 to 1.25."""
+    rotation: float = 0.0
+    """The maximum random rotation about the vertical axis in degrees; 180 allows any."""
     jitter: float = 0.0
-    """Training meshes are moved in their cube along each axis by up to this share of its side, as
-    far as there is room."""
+    """The maximum random shift along each axis as a fraction of the cube, as far as there is room."""
     val_fraction: float = 0.05
-    """The share held out, chosen by file name; 0 validates on the training meshes themselves."""
+    """The fraction held out, chosen by file name; 0 validates on the training meshes."""
     split_seed: int = 0
-    """Another seed holds out other files."""
-    toys: int = 2000
-    """How many toy meshes to learn from; those held out come on top."""
-    toy_seed: int = 0
-    """Another seed is another set of toys."""
+    """The seed of the choice of held-out files."""
+    num_synthetic: int = 2000
+    """The number of synthetic training meshes; the held-out ones come on top."""
+    synthetic_seed: int = 0
+    """The seed of the synthetic meshes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.bins < 2:
-            raise ValueError(
-                f"A side of the cube is divided into at least 2 steps, but bins is {self.bins}."
-            )
+            raise ValueError(f"bins must be at least 2, got {self.bins}.")
         if self.max_faces < 1:
-            raise ValueError(f"A mesh has at least 1 face, but max_faces is {self.max_faces}.")
-        if self.path is None and self.max_faces < FEWEST_FACES:
+            raise ValueError(f"max_faces must be at least 1, got {self.max_faces}.")
+        if self.path is None and self.max_faces < MIN_FACES:
             raise ValueError(
-                f"Toys need {FEWEST_FACES} faces to be told apart, but max_faces is {self.max_faces}."
+                f"Synthetic meshes need max_faces of at least {MIN_FACES}, got {self.max_faces}."
             )
-        if self.large == "decimate" and self.polygons == "quads":
+        if self.on_large == "decimate" and self.polygons == "quads":
             raise ValueError(
-                'A simplified mesh is made of triangles: large="decimate" does not go with polygons="quads".'
+                "Simplified meshes consist of triangles: on_large decimate cannot be combined with "
+                "polygons quads."
             )
         if not 0 <= self.scale < 1:
-            raise ValueError(
-                f"scale is a share of the length, at least 0 and below 1, but it is {self.scale}."
-            )
-        if not 0 <= self.turn <= 180:
-            raise ValueError(f"turn is an angle of 0 to 180 degrees, but it is {self.turn}.")
+            raise ValueError(f"scale must be at least 0 and below 1, got {self.scale}.")
+        if not 0 <= self.rotation <= 180:
+            raise ValueError(f"rotation must be 0 to 180 degrees, got {self.rotation}.")
         if not 0 <= self.jitter <= 1:
-            raise ValueError(
-                f"jitter is a share of the cube's side, 0 to 1, but it is {self.jitter}."
-            )
+            raise ValueError(f"jitter must be 0 to 1, got {self.jitter}.")
 
     def synthetic_dataset(self) -> SyntheticMeshes:
         return SyntheticMeshes(
-            self.toys,
+            self.num_synthetic,
             bins=self.bins,
             polygons=self.polygons,
             max_faces=self.max_faces,
-            seed=self.toy_seed,
+            seed=self.synthetic_seed,
         )
 
-    def folder_dataset(self) -> MeshFolderDataset:
-        return MeshFolderDataset.of(find(str(self.path), ENDINGS, "meshes"), self)
+    def folder_dataset(self, captions: bool = True) -> MeshFolderDataset:
+        found = find_files(str(self.path), SUFFIXES, "meshes")
+        return MeshFolderDataset.from_found(found, self, captions)
 
-    def libraries(self) -> tuple[Callable[[], ModuleType], ...]:
-        return (library, simplification) if self.large == "decimate" else (library,)
+    def check_libraries(self) -> None:
+        require_trimesh()
+        if self.on_large == "decimate":
+            require_simplification()
 
     def preprocessing(self) -> dict[str, Any]:
-        """How a mesh is prepared before it is tokenized or measured."""
         return {
             "bins": self.bins,
             "max_faces": self.max_faces,
-            "large": self.large,
+            "on_large": self.on_large,
             "polygons": self.polygons,
             "up": self.up,
         }
 
     def without_augmentation(self) -> MeshDataConfig:
-        return replace(self, scale=0.0, turn=0.0, jitter=0.0)
+        return replace(self, scale=0.0, rotation=0.0, jitter=0.0)
 
     def sample_metric(self) -> MeshSampleMetric:
-        return MeshSampleMetric(self.without_augmentation().build().train, self.bins)
-
-
-@dataclass(frozen=True)
-class MeshFolderDataset(FileDataset):
-    """The source: files of one folder, prepared as the configuration says."""
-
-    config: MeshDataConfig
-
-    def item(self, index: int, rng: np.random.Generator) -> MeshExample:
-        """Always seven draws: three for the axes, one for the turn, three for the place."""
-        stretch, (turn,), place = np.split(rng.uniform(-1, 1, 7), [3, 4])
-        caption = self.sample_caption(index, rng)
-        if self.config == self.config.without_augmentation():
-            return replace(self.unchanged(index), caption=caption)
-        mesh = self.mesh(index)
-        moved = Mesh(
-            augmented(mesh.vertices, stretch * self.config.scale, turn * self.config.turn),
-            mesh.faces,
-        )
-        with named(self.path(index)):
-            return MeshExample.of(moved, self.config.bins, caption, place * self.config.jitter)
+        train = self.without_augmentation().build(captions=False).train
+        return MeshSampleMetric(train, self.bins)
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
 
-    def mesh(self, index: int) -> Mesh:
-        """As it stands in the file, or simplified; of the size and in the place that it has
-        there."""
-        with named(self.path(index)):
-            state, config = file_signature(self.path(index)), self.config
-            return fitting_kept(state, config.polygons, config.up, config.max_faces, config.large)
-
-    def unchanged(self, index: int) -> MeshExample:
-        """As it is learnt from without augmentation, and without its caption, which may change
-        while the file does not."""
-        with named(self.path(index)):
-            state, config = file_signature(self.path(index)), self.config
-            return prepared(
-                state,
-                config.polygons,
-                config.up,
-                config.max_faces,
-                config.large,
-                config.bins,
-                config.keep,
+    def example_from_media(self, media: Any) -> MeshExample:
+        """Preprocess a Mesh, or a pair of arrays: vertices (V, 3) and faces (F, 3)."""
+        is_pair = isinstance(media, tuple) and len(media) == 2
+        mesh = Mesh(*media) if is_pair else media
+        if not isinstance(mesh, Mesh):
+            raise UserError(
+                "Expected a Mesh, a path or a pair of arrays (vertices, faces), got a "
+                f"{type(media).__name__}."
             )
+        if len(mesh.faces) > self.max_faces and self.on_large == "decimate":
+            mesh = mesh.simplify(self.max_faces)
+        if len(mesh.faces) > self.max_faces:
+            raise UserError(
+                f"The mesh has {len(mesh.faces):,} faces, but the model supports {self.max_faces:,}: "
+                "simplify it first (Mesh.simplify)."
+            )
+        return MeshExample.from_mesh(mesh, self.bins, "")
 
 
-@lru_cache(maxsize=KEPT_IN_MEMORY)
-def prepared(
-    state: FileSignature,
-    polygons: Shape,
+@dataclass(frozen=True)
+class MeshFolderDataset(FileDataset):
+    config: MeshDataConfig
+
+    def item(self, index: int, rng: np.random.Generator) -> MeshExample:
+        """Draw seven random numbers: three scales, one rotation and three shifts."""
+        config = self.config
+        scale, (rotation,), shift = np.split(rng.uniform(-1, 1, 7), [3, 4])
+        caption = self.sample_caption(index, rng)
+        with add_path(self.path(index)):
+            signature = file_signature(self.path(index))
+            settings = (config.polygons, config.up, config.max_faces, config.on_large)
+            if config == config.without_augmentation():
+                example = load_example(signature, *settings, config.bins, config.cache_dir)
+                return replace(example, caption=caption)
+            mesh = load_mesh_cached(signature, *settings)
+            vertices = augment(mesh.vertices, scale * config.scale, rotation * config.rotation)
+            moved = Mesh(vertices, mesh.faces)
+            return MeshExample.from_mesh(moved, config.bins, caption, shift * config.jitter)
+
+    def collate(self, examples: list[MeshExample]) -> MeshBatch:
+        return collate(examples)
+
+
+@lru_cache(maxsize=CACHED_MESHES)
+def load_example(
+    signature: FileSignature,
+    polygons: FaceType,
     up: Up | None,
-    most: int,
-    large: Literal["skip", "decimate"],
+    max_faces: int,
+    on_large: OnLarge,
     bins: int,
-    keep: str | None,
+    cache_dir: str | None,
 ) -> MeshExample:
-    """The mesh in a file in canonical form, and which of its faces touch. Remembered as long as the
-    file is the same."""
+    """Load a mesh in canonical form, without its caption."""
 
-    def make() -> MeshExample:
-        return MeshExample.of(fitting(state, polygons, up, most, large), bins, caption="")
+    def create() -> MeshExample:
+        mesh = load_mesh(signature, polygons, up, max_faces, on_large)
+        return MeshExample.from_mesh(mesh, bins, caption="")
 
-    return (
-        make() if keep is None else kept(keep, [vars(state), polygons, up, most, large, bins], make)
-    )
+    if cache_dir is None:
+        return create()
+    depends_on = [vars(signature), polygons, up, max_faces, on_large, bins]
+    return load_or_create(cache_dir, depends_on, create)
 
 
-def fitting(
-    state: FileSignature,
-    polygons: Shape,
+def load_mesh(
+    signature: FileSignature,
+    polygons: FaceType,
     up: Up | None,
-    most: int,
-    large: Literal["skip", "decimate"],
+    max_faces: int,
+    on_large: OnLarge,
 ) -> Mesh:
-    """The mesh in a file, of at most so many faces."""
-    if large == "decimate":
-        return read(state.path, polygons, up).simplified(most)
-    mesh = read(state.path, polygons, up, most=min(MOST_READ, HEADROOM * most))
-    if len(mesh.faces) > most:
+    """Load a mesh of at most `max_faces` faces; simplify or reject larger ones."""
+    if on_large == "decimate":
+        return read_mesh(signature.path, polygons, up).simplify(max_faces)
+    limit = min(MAX_FACES, HEADROOM * max_faces)
+    mesh = read_mesh(signature.path, polygons, up, max_faces=limit)
+    if len(mesh.faces) > max_faces:
         raise UnreadableFile(
-            f"it has {len(mesh.faces):,} {polygons}, more than the {most:,} asked for: "
-            "leave it out, raise max_faces, or let it be simplified (large=decimate)"
+            f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: raise max_faces, "
+            "or simplify large meshes (on_large=decimate)"
         )
     return mesh
 
 
-fitting_kept = lru_cache(maxsize=KEPT_IN_MEMORY)(fitting)
-"""The same, remembered as long as the file is the same."""
+load_mesh_cached = lru_cache(maxsize=CACHED_MESHES)(load_mesh)
+"""`load_mesh`, cached while the file stays the same."""
 
 
-def augmented(vertices: np.ndarray, stretch: np.ndarray, degrees: float) -> np.ndarray:
-    """Stretched, then turned about z."""
-    x, y, z = (vertices * (1 + stretch)).T
+def augment(vertices: np.ndarray, scale: np.ndarray, degrees: float) -> np.ndarray:
+    """Scale along the axes, then rotate about z."""
+    x, y, z = (vertices * (1 + scale)).T
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return np.stack([x * cosine - y * sine, x * sine + y * cosine, z], axis=1)

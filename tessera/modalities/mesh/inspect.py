@@ -1,9 +1,9 @@
-"""What is in a folder of meshes, what is unusable and why: every file is read and written down
-once, as training would.
+"""Inspect a folder of meshes: which files are usable, and why the others are not.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
-torch. A mesh of too many faces is usable, and counted: a run leaves it out or simplifies it, as its
-configuration says.
+Every file is read and canonicalized once, as in training. `inspect_folder(path)` returns a report;
+its `lines()` are for people and `as_json()` is for programs. Meshes with too many faces are usable
+and counted separately: a run leaves them out or simplifies them, depending on its configuration.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,65 +15,68 @@ from pathlib import Path
 from statistics import median_low
 
 from tessera.data.captions import Captions
-from tessera.data.discovery import find
+from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
-    count,
-    megabytes,
+    count_nouns,
+    hash_file,
+    format_megabytes,
     scan_folder,
-    tallied,
-    told_of_all,
-    unmatched,
+    count_lines,
+    common_fields,
+    unmatched_lines,
 )
 from tessera.modalities.mesh.adjacency import count_edges
-from tessera.modalities.mesh.canonical import canonical
+from tessera.modalities.mesh.canonical import canonicalize
 from tessera.modalities.mesh.dataset import MeshDataConfig
-from tessera.modalities.mesh.io import ENDINGS
-from tessera.modalities.mesh.media import read
-from tessera.modalities.video.inspect import weigh
+from tessera.modalities.mesh.io import SUFFIXES
+from tessera.modalities.mesh.media import read_mesh
 
 HISTOGRAM = (50, 100, 200, 400, 800, 1_600, 3_200, 10_000, 100_000)
-"""The upper ends of its bars, in triangles; the last bar is what is larger."""
+"""The upper limits of the histogram's bins, in triangles; one more bin counts larger meshes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshFileReport(FileReport):
-    kind: str = ""
-    """the ending, without the dot"""
+    format: str = ""
+    """The file name suffix without the dot."""
     triangles: int = 0
     watertight: bool = False
-    crowded: int = 0
-    """edges that three or more faces share"""
+    non_manifold: int = 0
+    """The number of edges that three or more faces share."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshReport(Report):
     meshes: int
-    kinds: dict[str, int]
+    formats: dict[str, int]
+    """The number of usable files of each format."""
     triangles: tuple[int, int, int] | None
-    """fewest, median and most; None where nothing is usable"""
+    """The minimum, median and maximum number of triangles; None if no mesh is usable."""
     histogram: dict[str, int]
-    """ "up to 100", in triangles, and how many usable meshes have that many"""
+    """The number of usable meshes by their number of triangles, such as "up to 100"."""
     large: int
-    """usable meshes of more than `max_faces` triangles"""
+    """The number of usable meshes with more than `max_faces` triangles."""
     max_faces: int
     watertight: int
-    crowded: int
-    """usable meshes with edges that three or more faces share"""
+    """The number of usable watertight meshes."""
+    non_manifold: int
+    """The number of usable meshes with edges that three or more faces share."""
     captions_without_mesh: list[str]
+    """Names in the metadata for which there is no file."""
 
     def lines(self) -> list[str]:
         meshes = "1 mesh" if self.meshes == 1 else f"{self.meshes:,} meshes"
         return [
-            f"{self.path}: {meshes}, {self.usable:,} usable, {megabytes(self.bytes)}",
+            f"{self.path}: {meshes}, {self.usable:,} usable, {format_megabytes(self.bytes)}",
             *self.triangle_lines(),
             *self.surface_lines(),
-            *tallied("formats", self.kinds),
+            *count_lines("formats", self.formats),
             *self.caption_lines("file"),
-            *unmatched("meshes", self.captions_without_mesh),
+            *unmatched_lines("meshes", self.captions_without_mesh),
             *self.duplicate_lines("file"),
             *self.other_lines(),
             *self.unusable_lines("file"),
@@ -82,70 +85,79 @@ class MeshReport(Report):
     def triangle_lines(self) -> Iterator[str]:
         if self.triangles is None:
             return
-        fewest, median, most = self.triangles
-        yield f"triangles: {fewest:,} to {most:,}, median {median:,}"
+        low, median, high = self.triangles
+        yield f"triangles: {low:,} to {high:,}, median {median:,}"
         yield "  " + ", ".join(
-            f"{bar}: {number:,}" for bar, number in self.histogram.items() if number
+            f"{label}: {number:,}" for label, number in self.histogram.items() if number
         )
         if self.large:
-            yield f"large: {count(self.large, 'file')} of more than {self.max_faces:,}, left out unless large=decimate"
+            yield (
+                f"large: {count_nouns(self.large, 'file')} of more than {self.max_faces:,}, "
+                "left out unless on_large=decimate"
+            )
 
     def surface_lines(self) -> Iterator[str]:
         if self.usable:
             yield f"watertight: {self.watertight:,} ({self.watertight / self.usable:.0%})"
-        if self.crowded:
-            yield f"non-manifold: {count(self.crowded, 'file')} with edges that three or more faces share"
+        if self.non_manifold:
+            files = count_nouns(self.non_manifold, "file")
+            yield f"non-manifold: {files} with edges that three or more faces share"
 
 
-def check(
+def inspect_folder(
     path: str | Path,
     *,
     config: MeshDataConfig | None = None,
     num_workers: int | None = None,
     progress: Progress | None = None,
 ) -> MeshReport:
-    """Looks at every mesh; `progress` is told how many of how many are done. No mesh at all is
-    Refused.
+    """Inspect every mesh of a folder.
 
-    `config` says what a run would ask of them: number of steps, most faces, upward axis.
+    Args:
+        config: The requirements of a run: number of bins, maximum number of faces, upward axis.
+        progress: Called with the number of inspected files and the number of all files.
+
+    Raises:
+        UserError: If there is no mesh at all.
     """
-    asked = config or MeshDataConfig()
-    asked.require_libraries()
-    looked = scan_folder(
-        find(path, ENDINGS, "meshes"),
-        lambda root, name, captions: inspect_file(root, name, captions, asked),
+    settings = config or MeshDataConfig()
+    settings.require_libraries()
+    scan = scan_folder(
+        find_files(path, SUFFIXES, "meshes"),
+        lambda root, name, captions: inspect_file(root, name, captions, settings),
         num_workers,
         progress,
     )
-    triangles = sorted(look.triangles for look in looked.usable)
+    triangles = sorted(file.triangles for file in scan.usable)
     return MeshReport(
-        **told_of_all(path, looked) | {"sizes": None},
-        meshes=len(looked.looks),
-        kinds=dict(Counter(look.kind for look in looked.usable).most_common()),
+        **common_fields(path, scan) | {"sizes": None},
+        meshes=len(scan.files),
+        formats=dict(Counter(file.format for file in scan.usable).most_common()),
         triangles=(triangles[0], median_low(triangles), triangles[-1]) if triangles else None,
-        histogram=histogram_of(triangles),
-        large=sum(number > asked.max_faces for number in triangles),
-        max_faces=asked.max_faces,
-        watertight=sum(look.watertight for look in looked.usable),
-        crowded=sum(look.crowded > 0 for look in looked.usable),
-        captions_without_mesh=list(looked.captions.unmatched),
+        histogram=build_histogram(triangles),
+        large=sum(number > settings.max_faces for number in triangles),
+        max_faces=settings.max_faces,
+        watertight=sum(file.watertight for file in scan.usable),
+        non_manifold=sum(file.non_manifold > 0 for file in scan.usable),
+        captions_without_mesh=list(scan.captions.unmatched),
     )
 
 
 def inspect_file(
-    root: Path, name: str, captions: Captions, asked: MeshDataConfig
+    root: Path, name: str, captions: Captions, config: MeshDataConfig
 ) -> MeshFileReport:
+    """Read one file as training would, and report what it contains or why it is unusable."""
     path = root / name
     try:
-        size, digest = weigh(path)
+        size, digest = hash_file(path)
     except OSError as error:
         return MeshFileReport(
             name=name, reason=f"the file cannot be opened ({error.strerror or error})"
         )
     try:
-        mesh = read(path, asked.polygons, asked.up)
-        canonical(mesh, asked.bins)
-        caption = captions.of(name)
+        mesh = read_mesh(path, config.polygons, config.up)
+        canonicalize(mesh, config.bins)
+        caption = captions.get(name)
     except UnreadableFile as error:
         return MeshFileReport(name=name, bytes=size, reason=str(error))
     edges = count_edges(mesh.faces)
@@ -154,16 +166,18 @@ def inspect_file(
         bytes=size,
         digest=digest,
         caption=caption,
-        kind=path.suffix.lower().removeprefix("."),
+        format=path.suffix.lower().removeprefix("."),
         triangles=len(mesh.triangles()),
         watertight=edges.watertight,
-        crowded=edges.crowded,
+        non_manifold=edges.non_manifold,
     )
 
 
-def histogram_of(triangles: Sequence[int]) -> dict[str, int]:
-    bars = {f"up to {end:,}": 0 for end in HISTOGRAM} | {f"over {HISTOGRAM[-1]:,}": 0}
+def build_histogram(triangles: Sequence[int]) -> dict[str, int]:
+    """Count meshes by the bins of HISTOGRAM."""
+    last = f"over {HISTOGRAM[-1]:,}"
+    counts = {f"up to {limit:,}": 0 for limit in HISTOGRAM} | {last: 0}
     for number in triangles:
-        end = next((end for end in HISTOGRAM if number <= end), None)
-        bars[f"over {HISTOGRAM[-1]:,}" if end is None else f"up to {end:,}"] += 1
-    return bars
+        limit = next((limit for limit in HISTOGRAM if number <= limit), None)
+        counts[last if limit is None else f"up to {limit:,}"] += 1
+    return counts

@@ -1,9 +1,8 @@
-"""Meshes: any common file in, vertices and faces in the middle, GLB and OBJ out, and a picture to
-look at.
+"""The Mesh class: load common mesh files, hold vertices and faces, save and render them.
 
-V counts vertices, F faces, K the corners of a face: 3, or 4 for quads. z is up. How files are read,
-`modalities/mesh/io.py` knows, and how a mesh is drawn, `modalities/mesh/render.py`. Colours,
-textures and normals are left behind.
+V counts vertices, F faces, K the corners of a face: 3, or 4 for quads. z is up. Files are parsed in
+`modalities/mesh/io.py`, and meshes are rendered in `modalities/mesh/render.py`. Colours, textures
+and normals are not kept.
 """
 
 from __future__ import annotations
@@ -11,46 +10,49 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
-from tessera.data.errors import UnreadableFile, named
+from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.media import Image
-from tessera.modalities.mesh.io import MOST_READ, UP, Polygons, Up, read_polygons
-from tessera.modalities.mesh.polygons import beginning_inward, quads_of, triangles_of
-from tessera.modalities.mesh.render import draw
-from tessera.modalities.mesh.trimesh_library import library, simplification
+from tessera.modalities.mesh.io import (
+    MAX_FACES,
+    UP_AXIS,
+    Polygons,
+    Up,
+    read_polygons,
+    require_simplification,
+    require_trimesh,
+)
+from tessera.modalities.mesh.polygons import build_quads, start_at_reflex_corner, triangulate
+from tessera.modalities.mesh.render import render
 
-if TYPE_CHECKING:  # listing, checking and drawing meshes needs no torch
-    pass
-
-
-Shape = Literal["triangles", "quads"]
+FaceType = Literal["triangles", "quads"]
+SAVED_SUFFIXES = (".glb", ".obj", ".ply", ".stl")
 GRIDS = (None, 256, 128, 64)
-"""Steps of the longest side to which vertices are moved before a mesh is simplified, each coarser
-one where that stopped too early: loose and nearly touching parts, which cannot be simplified any
-further, fall together."""
+"""Before a mesh is simplified its vertices are snapped to a grid with this many cells along the
+longest side, each coarser grid only where the one before did not suffice: separate and nearly
+touching parts, which cannot be simplified further, are merged."""
 PASSES = 2
-"""A second pass begins with a low threshold again, and gets further where the first one stopped."""
-LEAST_SURFACE = 0.5
-"""The share of its surface that a simplified mesh must keep: a tree that has lost its leaves is no
-tree any more."""
+"""A second pass starts with a low threshold again, and gets further where the first stopped."""
+MIN_SURFACE_FRACTION = 0.5
+"""The fraction of its surface that a simplified mesh must keep: a tree must not lose its leaves."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Mesh:
     vertices: np.ndarray
-    """(V, 3) float64"""
+    """(V, 3) float64."""
     faces: np.ndarray
-    """(F, 3) or (F, 4) int64: vertices in the order in which they are seen counterclockwise from
-    outside"""
+    """(F, 3) or (F, 4) int64: vertex indices, counterclockwise as seen from outside."""
 
     def __post_init__(self) -> None:
         self.vertices, self.faces = np.asarray(self.vertices, np.float64), np.asarray(self.faces)
         if self.vertices.ndim != 2 or self.vertices.shape[1] != 3:
             raise ValueError(
-                f"a Mesh has vertices of the shape (vertices, 3), but was given {self.vertices.shape}"
+                f"The vertices of a Mesh must have shape (vertices, 3), got {self.vertices.shape}."
             )
         if (
             self.faces.ndim != 2
@@ -58,187 +60,212 @@ class Mesh:
             or not np.issubdtype(self.faces.dtype, np.integer)
         ):
             raise ValueError(
-                "a Mesh has faces of the shape (faces, 3) or (faces, 4), whole numbers, but was given "
-                f"{self.faces.shape} of {self.faces.dtype}"
+                "The faces of a Mesh must be integers of shape (faces, 3) or (faces, 4), got "
+                f"{self.faces.shape} of {self.faces.dtype}."
             )
         if self.faces.size and not 0 <= self.faces.min() <= self.faces.max() < len(self.vertices):
             raise ValueError(
-                f"a Mesh of {len(self.vertices)} vertices has faces that name vertices {self.faces.min()} to "
-                f"{self.faces.max()}: they are counted from 0"
+                f"The faces of a Mesh of {len(self.vertices)} vertices must refer to vertices 0 to "
+                f"{len(self.vertices) - 1}, got {self.faces.min()} to {self.faces.max()}."
             )
         self.faces = self.faces.astype(np.int64, copy=False)
+
+    def __repr__(self) -> str:
+        return f"Mesh(vertices={len(self.vertices)}, faces={len(self.faces)})"
 
     @classmethod
     def load(
         cls,
         path: str | Path,
-        polygons: Shape = "triangles",
+        polygons: FaceType = "triangles",
         up: Up | None = None,
-        most: int = MOST_READ,
+        max_faces: int = MAX_FACES,
     ) -> Mesh:
-        """The mesh in a file, repaired, all parts of a scene as one. Raises Unreadable with the
-        file and the reason.
+        """Load and repair the mesh in a file; all parts of a scene become one mesh.
 
-        `up` is the file's upward axis, where it is not the usual one of its format. A file of more
-        than `most` faces is refused before it is read.
+        Args:
+            polygons: Whether faces are converted to triangles or to quads.
+            up: The upward axis of the file; None takes the usual one of its format.
+            max_faces: A file with more faces is not parsed.
+
+        Raises:
+            UnreadableFile: With the file name and the reason.
         """
-        with named(path):
-            return read(path, polygons, up, most)
+        with add_path(path):
+            return read_mesh(path, polygons, up, max_faces)
 
-    def save(self, stem: str | Path) -> Path:
-        """A GLB, and beside it an OBJ, which keeps quads; gives back the GLB."""
-        path = Path(f"{stem}.glb")  # not with_suffix, which would eat the end of "epoch-0.5"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        turned = self.to_y_up()
-        path.write_bytes(
-            library()
-            .Trimesh(turned.vertices, turned.triangles(), process=False)
-            .export(file_type="glb")
-        )
-        Path(f"{stem}.obj").write_text(turned.as_obj(), encoding="utf-8")
-        return path
+    def save(self, path: str | Path) -> Path:
+        """Save as .glb, .obj, .ply or .stl and return the path.
+
+        A path without a suffix becomes a .glb file, with an .obj file next to it. Only .obj keeps
+        quads; in the other formats they become triangles.
+
+        Raises:
+            ValueError: If the suffix belongs to another format.
+        """
+        target = resolve_suffix(path, ".glb", SAVED_SUFFIXES)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        suffix = target.suffix.lower()
+        if suffix == ".obj":
+            target.write_text(self.to_y_up().to_obj(), encoding="utf-8")
+            return target
+        rotated = self.to_y_up() if suffix == ".glb" else self
+        exported = require_trimesh().Trimesh(rotated.vertices, rotated.triangles(), process=False)
+        target.write_bytes(exported.export(file_type=suffix.removeprefix(".")))
+        if target != Path(path):
+            target.with_suffix(".obj").write_text(self.to_y_up().to_obj(), encoding="utf-8")
+        return target
 
     @classmethod
     def sheet(cls, items: Sequence[Mesh], columns: int | None = None) -> Image:
-        """A contact sheet of rendered meshes, read like a page."""
+        """Return a contact sheet of rendered meshes, row by row."""
         if not items:
-            raise ValueError("a sheet of no meshes was asked for: give at least one")
-        return Image.sheet([item.picture() for item in items], columns)
+            raise ValueError("A contact sheet needs at least one mesh, got none.")
+        return Image.sheet([item.render() for item in items], columns)
 
     @classmethod
-    def beside(cls, left: Mesh, right: Mesh) -> Mesh:
-        """Two meshes of cubes with a side of 1 next to each other: an original and its
+    def side_by_side(cls, left: Mesh, right: Mesh) -> Mesh:
+        """Return two meshes of unit cubes next to each other: an original and its
         reconstruction."""
-        apart = right.vertices + np.array([1.2, 0.0, 0.0])
+        shifted = right.vertices + np.array([1.2, 0.0, 0.0])
         return cls(
-            np.concatenate([left.vertices, apart]),
+            np.concatenate([left.vertices, shifted]),
             np.concatenate([left.faces, right.faces + len(left.vertices)]),
         )
 
-    def picture(self, size: int = 192) -> Image:
-        """Seen from the front, the right and above, lit from the left; `size` x `size` pixels."""
-        faces = (
-            self.faces if self.faces.shape[1] == 3 else beginning_inward(self.vertices, self.faces)
-        )
-        return draw(self.vertices, faces, size)
+    def render(self, size: int = 192) -> Image:
+        """Render the mesh from the front, right and above; `size` x `size` pixels."""
+        is_quad = self.faces.shape[1] == 4
+        faces = start_at_reflex_corner(self.vertices, self.faces) if is_quad else self.faces
+        return render(self.vertices, faces, size)
 
     def triangles(self) -> np.ndarray:
-        """The faces, each quad as two triangles that follow each other and begin at the same
+        """Return the faces, each quad as two consecutive triangles that start at the same
         vertex."""
-        return triangles_of(self.vertices, self.faces)
+        return triangulate(self.vertices, self.faces)
 
     def area(self) -> float:
+        """Return the surface area."""
         one, two, three = self.vertices[self.triangles()].transpose(1, 0, 2)
         return float(np.linalg.norm(np.cross(two - one, three - one), axis=1).sum() / 2)
 
-    def simplified(self, most: int) -> Mesh:
-        """Triangles, at most that many, by quadric error (Garland and Heckbert 1997). Raises
-        Unreadable if that cannot be."""
-        to_fp32 = Mesh(self.vertices, self.triangles())
-        for steps in GRIDS:
-            simpler = to_fp32 if steps is None else to_fp32.on_grid(steps)
+    def simplify(self, max_faces: int) -> Mesh:
+        """Reduce to at most `max_faces` triangles by quadric error (Garland and Heckbert 1997).
+
+        Raises:
+            UnreadableFile: If that is impossible, or if too little of the surface is left.
+        """
+        original = Mesh(self.vertices, self.triangles())
+        for cells in GRIDS:
+            simpler = original if cells is None else original.snap_to_grid(cells)
             for _ in range(PASSES):
-                if len(simpler.faces) > most:
-                    found = simplification().simplify(
-                        simpler.vertices, simpler.faces, target_count=most
+                if len(simpler.faces) > max_faces:
+                    reduced = require_simplification().simplify(
+                        simpler.vertices, simpler.faces, target_count=max_faces
                     )
-                    simpler = Mesh(*tidy(*found))
-            if len(simpler.faces) <= most and simpler.area() >= LEAST_SURFACE * to_fp32.area():
+                    simpler = Mesh(*clean_mesh(*reduced))
+            large_enough = simpler.area() >= MIN_SURFACE_FRACTION * original.area()
+            if len(simpler.faces) <= max_faces and large_enough:
                 return simpler
-        left = simpler.area() / max(to_fp32.area(), np.finfo(np.float64).tiny)
+        left = simpler.area() / max(original.area(), np.finfo(np.float64).tiny)
         raise UnreadableFile(
-            f"its {len(to_fp32.faces):,} triangles cannot be simplified to {most:,}: "
+            f"its {len(original.faces):,} triangles cannot be simplified to {max_faces:,}: "
             f"{len(simpler.faces):,} are left, with {left:.0%} of its surface"
         )
 
-    def on_grid(self, steps: int) -> Mesh:
-        """Vertices moved to the nearest of so many steps; those at the same place become one."""
-        step = np.ptp(self.vertices, axis=0).max() / steps
-        return Mesh(*tidy(np.rint(self.vertices / step) * step, self.faces))
+    def snap_to_grid(self, cells: int) -> Mesh:
+        """Move vertices to a grid with so many cells along the longest side, and merge those that
+        coincide."""
+        cell = np.ptp(self.vertices, axis=0).max() / cells
+        return Mesh(*clean_mesh(np.rint(self.vertices / cell) * cell, self.faces))
 
-    def as_obj(self) -> str:
-        """%.9g gives back every float32 as it was."""
-        points = "".join(
+    def to_obj(self) -> str:
+        """Return the content of an OBJ file; %.9g preserves every float32."""
+        vertices = "".join(
             "v {:.9g} {:.9g} {:.9g}\n".format(*vertex) for vertex in self.vertices.tolist()
         )
         faces = "".join(f"f {' '.join(map(str, face))}\n" for face in (self.faces + 1).tolist())
-        return points + faces
+        return vertices + faces
 
     def from_y_up(self) -> Mesh:
-        """From y up to z up: a quarter turn about x."""
+        """Rotate from y up to z up: a quarter turn about x."""
         x, y, z = self.vertices.T
         return Mesh(np.stack([x, -z, y], axis=1), self.faces)
 
     def to_y_up(self) -> Mesh:
-        """From z up to y up."""
+        """Rotate from z up to y up."""
         x, y, z = self.vertices.T
         return Mesh(np.stack([x, z, -y], axis=1), self.faces)
 
 
-def read(
-    path: str | Path, polygons: Shape = "triangles", up: Up | None = None, most: int = MOST_READ
+def read_mesh(
+    path: str | Path,
+    polygons: FaceType = "triangles",
+    up: Up | None = None,
+    max_faces: int = MAX_FACES,
 ) -> Mesh:
-    """As Mesh.load, with a reason that does not name the file."""
-    found = read_polygons(path, most)
-    examine(found)
-    mesh = repaired(found.vertices, faces_of(found, polygons))
-    return mesh.from_y_up() if (up or UP[found.kind]) == "y" else mesh
+    """Load a mesh as `Mesh.load` does, with errors that do not name the file."""
+    content = read_polygons(path, max_faces)
+    validate_polygons(content)
+    mesh = repair(content.vertices, build_faces(content, polygons))
+    return mesh.from_y_up() if (up or UP_AXIS[content.format]) == "y" else mesh
 
 
-def examine(found: Polygons) -> None:
-    """Refuses what cannot be a mesh, before anything is computed with it."""
-    if not found.by_corners:
-        points = [f"{len(found.vertices):,} points"] if len(found.vertices) else []
-        there = " and ".join([*points, *([found.beside] if found.beside else [])])
-        raise UnreadableFile(f"it holds no faces ({there or 'nothing at all'})")
-    used = np.unique(np.concatenate([polygons.ravel() for polygons in found.by_corners.values()]))
-    count = len(found.vertices)
+def validate_polygons(content: Polygons) -> None:
+    """Raise UnreadableFile if there are no faces, or if they have missing or non-finite
+    vertices."""
+    if not content.by_corners:
+        points = [f"{len(content.vertices):,} points"] if len(content.vertices) else []
+        others = [content.other_content] if content.other_content else []
+        present = " and ".join([*points, *others])
+        raise UnreadableFile(f"it has no faces ({present or 'nothing at all'})")
+    used = np.unique(np.concatenate([polygons.ravel() for polygons in content.by_corners.values()]))
+    count = len(content.vertices)
     if used[0] < 0 or used[-1] >= count:
         raise UnreadableFile(
-            f"its faces name vertices {used[0] + 1:,} to {used[-1] + 1:,}, but it has {count:,}"
+            f"its faces refer to vertices {used[0] + 1:,} to {used[-1] + 1:,}, but it has {count:,}"
         )
-    if wrong := int((~np.isfinite(found.vertices[used])).any(axis=1).sum()):
+    if wrong := int((~np.isfinite(content.vertices[used])).any(axis=1).sum()):
         raise UnreadableFile(
-            f"{wrong:,} of its {len(used):,} vertices are not numbers (NaN or infinite)"
+            f"{wrong:,} of its {len(used):,} vertices are not finite (NaN or infinite)"
         )
 
 
-def faces_of(found: Polygons, wanted: Shape) -> np.ndarray:
-    """All polygons as triangles, or all as quads."""
-    if wanted == "quads":
-        return np.concatenate([quads_of(polygons) for polygons in found.by_corners.values()])
+def build_faces(content: Polygons, polygons: FaceType) -> np.ndarray:
+    """Convert all polygons to triangles, or all to quads."""
+    if polygons == "quads":
+        return np.concatenate([build_quads(each) for each in content.by_corners.values()])
     return np.concatenate(
-        [triangles_of(found.vertices, polygons) for polygons in found.by_corners.values()]
+        [triangulate(content.vertices, each) for each in content.by_corners.values()]
     )
 
 
-def repaired(vertices: np.ndarray, faces: np.ndarray) -> Mesh:
-    """Vertices at the same place become one; faces that are no faces, or stand there twice, go."""
-    mesh = Mesh(*tidy(vertices, faces))
+def repair(vertices: np.ndarray, faces: np.ndarray) -> Mesh:
+    """Merge vertices that coincide, and remove degenerate and duplicate faces."""
+    mesh = Mesh(*clean_mesh(vertices, faces))
     if not len(mesh.faces):
         raise UnreadableFile(
-            f"all of its {len(faces):,} faces are degenerate: each has corners at the same place"
+            f"all of its {len(faces):,} faces are degenerate: each has corners at the same position"
         )
     return mesh
 
 
-def tidy(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Each place once, in the order in which faces first name it, and each face once; only what a
-    face needs."""
-    _, first, same = np.unique(
-        vertices + 0.0, axis=0, return_index=True, return_inverse=True
-    )  # + 0.0: -0 is 0
+def clean_mesh(vertices: np.ndarray, faces: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Merge vertices that coincide, and remove degenerate faces, duplicate faces and unused
+    vertices; vertices are in the order in which faces first refer to them."""
+    # Adding 0.0 turns -0 into 0.
+    _, first, same = np.unique(vertices + 0.0, axis=0, return_index=True, return_inverse=True)
     faces = first[same.reshape(-1)][faces]
-    faces = faces[whole(faces)]
+    faces = faces[has_distinct_corners(faces)]
     faces = faces[np.sort(np.unique(np.sort(faces, axis=1), axis=0, return_index=True)[1])]
-    used, first_named, numbers = np.unique(faces, return_index=True, return_inverse=True)
-    order = np.argsort(first_named)
+    used, first_use, indices = np.unique(faces, return_index=True, return_inverse=True)
+    order = np.argsort(first_use)
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    return vertices[used[order]], rank[numbers.reshape(faces.shape)]
+    return vertices[used[order]], rank[indices.reshape(faces.shape)]
 
 
-def whole(faces_FK: np.ndarray) -> np.ndarray:
-    """Which faces have as many different corners as they should: (F,) bool."""
+def has_distinct_corners(faces_FK: np.ndarray) -> np.ndarray:
+    """Return (F,) bool: which faces have no vertex twice."""
     ordered = np.sort(faces_FK, axis=1)
     return (ordered[:, 1:] != ordered[:, :-1]).all(axis=1)

@@ -36,17 +36,30 @@ def meshes_autoencoder(
     # at least that. Of furniture, after 1,000 steps, 1.8 % of held-out triangles were right with 2
     # x 10 bits for 128 bins, and 70 % with 3 x 10 for 64.
     cascade = ResidualConfig(
-        quantizer=quantizer_of(quantizer, bits), levels=3 if preset == "small" else 2
+        quantizer=quantizer_of(quantizer, bits), num_quantizers=3 if preset == "small" else 2
     )
     model = {
         "tiny": MeshAutoencoderConfig(
-            bins=32, coordinate_dim=16, angle_dim=8, area_dim=8, normal_dim=8, encoder=(16, 32), code_dim=32, decoder=(32, 32),
+            bins=32,
+            coordinate_dim=16,
+            angle_dim=8,
+            area_dim=8,
+            normal_dim=8,
+            encoder=(16, 32),
+            code_dim=32,
+            decoder=(32, 32),
             quantizer=cascade,
         ),
-        "small": MeshAutoencoderConfig(bins=64, encoder=(64, 128, 128), code_dim=128, decoder=(128, 128), quantizer=cascade),
-        "base": MeshAutoencoderConfig(encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade),
-        "paper": MeshAutoencoderConfig(encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade),
-    }[preset]  # fmt: skip
+        "small": MeshAutoencoderConfig(
+            bins=64, encoder=(64, 128, 128), code_dim=128, decoder=(128, 128), quantizer=cascade
+        ),
+        "base": MeshAutoencoderConfig(
+            encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade
+        ),
+        "paper": MeshAutoencoderConfig(
+            encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade
+        ),
+    }[preset]
     engine = engine_defaults(
         preset,
         steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
@@ -54,9 +67,9 @@ def meshes_autoencoder(
         num_workers=4 if preset in ("base", "paper") else 0,
     )
     data = {
-        "tiny": MeshDataConfig(bins=32, max_faces=200, toys=24, val_fraction=0.25),
+        "tiny": MeshDataConfig(bins=32, max_faces=200, num_synthetic=24, val_fraction=0.25),
         "small": MeshDataConfig(bins=64, max_faces=200),
-        "base": MeshDataConfig(scale=0.25, large="decimate"),
+        "base": MeshDataConfig(scale=0.25, on_large="decimate"),
         "paper": MeshDataConfig(scale=0.25),
     }[preset]
     warmup = max(10, engine.steps // 50)
@@ -71,7 +84,7 @@ def meshes_autoencoder(
         task=MeshTokenizerConfig(model=model, optimizer=optimizer),
         data=data,
         engine=engine,
-        published=MESHGPT if preset == "paper" else "",
+        reference=MESHGPT if preset == "paper" else "",
     )
 
 
@@ -88,7 +101,7 @@ def meshes_transformer(
     """
     from tessera.modalities.mesh.dataset import MeshDataConfig
     from tessera.modalities.mesh.transformer import MeshTransformerConfig
-    from tessera.objectives.autoregressive import AutoregressiveConfig
+    from tessera.modalities.mesh.generation import MeshGeneratorConfig
     from tessera.run.config import Run
 
     dim, depth, heads = {
@@ -110,29 +123,35 @@ def meshes_transformer(
         batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
         sample_count=8,
     )
-    toys, held_out = (24, 0.25) if preset == "tiny" else (2000, 0.05)
+    num_synthetic, held_out = (24, 0.25) if preset == "tiny" else (2000, 0.05)
     data = MeshDataConfig(
         bins={"tiny": 32, "small": 64, "base": 128, "paper": 128}[preset],
         max_faces=max_len,
-        toys=toys,
+        num_synthetic=num_synthetic,
         val_fraction=held_out,
-        large="decimate" if preset == "base" else "skip",
+        on_large="decimate" if preset == "base" else "skip",
     )
     optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
     return Run(
         recipe="meshes-transformer",
-        task=AutoregressiveConfig(
+        task=MeshGeneratorConfig(
             tokenizer=tokenizer,
             model=MeshTransformerConfig(
-                dim=dim, depth=depth, heads=heads, fine_dim=fine_dim, fine_depth=fine_depth,
-                fine_heads=max(2, fine_dim // 32), max_len=max_len, text=text_of(preset, text),
+                dim=dim,
+                depth=depth,
+                heads=heads,
+                fine_dim=fine_dim,
+                fine_depth=fine_depth,
+                fine_heads=max(2, fine_dim // 32),
+                max_len=max_len,
+                text=text_of(preset, text),
             ),
             optimizer=optimizer,
         ),
         data=data,
         engine=engine,
-        published=MESHGPT_TRANSFORMER if preset == "paper" else "",
-    )  # fmt: skip
+        reference=MESHGPT_TRANSFORMER if preset == "paper" else "",
+    )
 
 
 MESHGPT_TRANSFORMER = (

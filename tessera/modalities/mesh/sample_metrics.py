@@ -1,18 +1,18 @@
-"""The judge of sampled meshes: do they come to an end, are they whole, and are they new?
+"""Metrics of sampled meshes: whether they end, are valid and are new.
 
-- `eos_rate`: the share that ended by themselves. A mesh with as many faces as there may be was
-  stopped.
-- `valid_rate`: the share that ended, have a face, have none of no extent and none twice, as their
-  symbols were read and before anything was mended, and in which no edge belongs to more than two
-  faces. `training_valid_rate` is the share of the training meshes of which the last is true: what
-  was learnt from is seldom without fault.
-- `novelty`: the share of the samples with a face that are none of the training meshes, in canonical
-  form.
-- `nearest_chamfer_bins`: from each of them to the nearest training mesh, the median over samples.
-  As everywhere the distance is the mean, over the vertices of both, of how far the nearest vertex
-  of the other is; both fill the cube.
+- `eos_rate`: the fraction that ended with the end token. A mesh with the maximum number of faces
+  was cut off.
+- `valid_rate`: the fraction that ended, has at least one face, none without area and none twice as
+  decoded, before any repair, and in which no edge belongs to more than two faces.
+  `training_valid_rate` is the fraction of training meshes that meet the last condition: training
+  data is rarely free of defects.
+- `novelty`: the fraction of the samples with at least one face that equal no training mesh in
+  canonical form.
+- `nearest_chamfer_bins`: the distance of each such sample to the nearest training mesh, as the
+  median over samples. The distance is the mean, over the vertices of both meshes, of the distance
+  to the nearest vertex of the other; both meshes fill the cube.
 
-S samples, N training meshes, V vertices of a mesh, M those of many.
+S samples, N training meshes, V vertices of a mesh, M vertices of many meshes.
 """
 
 from __future__ import annotations
@@ -27,130 +27,131 @@ import numpy as np
 from tessera.data.errors import UnreadableFile
 from tessera.data.sample_metrics import SampleMetrics, Samples
 from tessera.modalities.mesh.adjacency import count_edges
-from tessera.modalities.mesh.canonical import canonical
+from tessera.modalities.mesh.canonical import CanonicalMesh, MeshExample, canonicalize
 from tessera.modalities.mesh.media import Mesh
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-AT_ONCE = 1 << 22
-"""Distances that are held in memory at a time: 16 MB."""
+MAX_DISTANCES = 1 << 22
+"""The number of distances that are held in memory at a time: 16 MB."""
 
 
 @dataclass(frozen=True)
 class MeshSampleMetric:
     training: Any
-    """the source of the meshes that were learnt from, unaugmented"""
+    """The dataset of training meshes, without augmentation."""
     bins: int
-    by_prompt = False
+    """The number of bins along each axis."""
+    uses_prompts = False
 
-    def __call__(self, shown: Samples) -> SampleMetrics:
-        known = list(examples_of(self.training))
-        written = [faces_in(codes) for codes in shown.codes]
-        ended = [count < len(codes) for count, codes in zip(written, shown.codes, strict=True)]
-        rows = zip(shown.media, written, ended, strict=True)
-        valid = [end and is_whole(mesh, count) for mesh, count, end in rows]
-        numbers = {
+    def __call__(self, samples: Samples) -> SampleMetrics:
+        known = list(readable_examples(self.training))
+        face_counts = [count_faces(codes) for codes in samples.codes]
+        pairs = zip(face_counts, samples.codes, strict=True)
+        ended = [count < len(codes) for count, codes in pairs]
+        rows = zip(samples.media, face_counts, ended, strict=True)
+        valid = [end and is_valid(mesh, count) for mesh, count, end in rows]
+        manifold = [is_manifold(example.faces) for example in known]
+        values = {
             "eos_rate": float(np.mean(ended)),
             "valid_rate": float(np.mean(valid)),
-            "training_valid_rate": float(np.mean([is_surface(example.faces) for example in known])),
+            "training_valid_rate": float(np.mean(manifold)),
         }
-        return SampleMetrics(
-            numbers | newness(list(self.written_down(shown.media)), known), of=len(valid)
-        )
+        novelty = compute_novelty(list(self.canonical_forms(samples.media)), known)
+        return SampleMetrics(values | novelty, num_samples=len(valid))
 
-    def written_down(self, meshes: Sequence[Mesh]) -> Iterator[Any]:
-        """Those of which something is there, in canonical form."""
+    def canonical_forms(self, meshes: Sequence[Mesh]) -> Iterator[CanonicalMesh]:
+        """Yield the canonical form of each mesh that has faces."""
         for mesh in meshes:
             with contextlib.suppress(UnreadableFile):
-                yield canonical(mesh, self.bins)
+                yield canonicalize(mesh, self.bins)
 
 
-def examples_of(source: Any) -> Iterator[Any]:
-    """All that can be read."""
-    for index in range(len(source)):
+def readable_examples(dataset: Any) -> Iterator[MeshExample]:
+    """Yield all examples that can be read."""
+    for index in range(len(dataset)):
         with contextlib.suppress(UnreadableFile):
-            yield source.item(index, np.random.default_rng(0))
+            yield dataset.item(index, np.random.default_rng(0))
 
 
-def faces_in(codes: Tensor) -> int:
-    """Of a grid (faces, corners, ...)."""
+def count_faces(codes: Tensor) -> int:
+    """Return the number of real faces of a token grid (faces, corners, ...)."""
     return int((codes.flatten(1)[:, 0] >= 0).sum())
 
 
-def is_whole(mesh: Mesh, written: int) -> bool:
-    """Whether there is something, nothing had to be taken away of so many faces, and it is a
-    surface everywhere."""
-    return 0 < len(mesh.faces) == written and is_surface(mesh.faces)
+def is_valid(mesh: Mesh, face_count: int) -> bool:
+    """Return whether a mesh has faces, kept all `face_count` of them, and is manifold."""
+    return 0 < len(mesh.faces) == face_count and is_manifold(mesh.faces)
 
 
-def is_surface(faces_FK: np.ndarray) -> bool:
-    return count_edges(faces_FK).crowded == 0
+def is_manifold(faces_FK: np.ndarray) -> bool:
+    """Return whether no edge belongs to more than two faces."""
+    return count_edges(faces_FK).non_manifold == 0
 
 
-# ---- what is new
+# ---- novelty
 
 
-def newness(samples: Sequence[Any], known: Sequence[Any]) -> dict[str, float]:
-    """Nothing, where there is no sample to speak of."""
+def compute_novelty(
+    samples: Sequence[CanonicalMesh], known: Sequence[MeshExample]
+) -> dict[str, float]:
+    """Compare samples with the training meshes; without samples or training meshes return {}."""
     if not samples or not known:
         return {}
-    seen = {mark_of(example) for example in known}
-    crowd = Crowd.of([example.vertices for example in known])
+    known_keys = {mesh_key(example) for example in known}
+    reference = ReferenceMeshes.from_vertices([example.vertices for example in known])
+    nearest = [reference.chamfer(sample.vertices).min() for sample in samples]
     return {
-        "novelty": float(np.mean([mark_of(sample) not in seen for sample in samples])),
-        "nearest_chamfer_bins": float(
-            np.median([crowd.chamfer(sample.vertices).min() for sample in samples])
-        ),
+        "novelty": float(np.mean([mesh_key(sample) not in known_keys for sample in samples])),
+        "nearest_chamfer_bins": float(np.median(nearest)),
     }
 
 
-def mark_of(written: Any) -> bytes:
-    """The same for the same mesh in canonical form."""
-    return written.vertices[written.faces].tobytes()
+def mesh_key(mesh: CanonicalMesh | MeshExample) -> bytes:
+    """Return bytes that are equal for equal meshes in canonical form."""
+    return mesh.vertices[mesh.faces].tobytes()
 
 
 @dataclass(frozen=True)
-class Crowd:
-    """The vertices of many meshes, one mesh below the other."""
+class ReferenceMeshes:
+    """The vertices of many meshes, concatenated."""
 
     vertices_M3: np.ndarray
     counts_N: np.ndarray
 
     @classmethod
-    def of(cls, meshes: Sequence[np.ndarray]) -> Crowd:
+    def from_vertices(cls, meshes: Sequence[np.ndarray]) -> ReferenceMeshes:
         return cls(
             np.concatenate(meshes).astype(np.float32), np.array([len(mesh) for mesh in meshes])
         )
 
     def chamfer(self, vertices_V3: np.ndarray) -> np.ndarray:
-        """(N,): how far each of them is from another mesh."""
-        parts = [
-            self.some(vertices_V3.astype(np.float32), few)
-            for few in self.handfuls(len(vertices_V3))
-        ]
-        return np.concatenate(parts)
+        """Return (N,): the distance of each reference mesh to another mesh."""
+        vertices = vertices_V3.astype(np.float32)
+        return np.concatenate(
+            [self.chunk_distances(vertices, chunk) for chunk in self.chunks(len(vertices))]
+        )
 
-    def handfuls(self, vertices: int) -> Iterator[slice]:
-        """Meshes in a row whose distances to so many vertices fit in memory; one at least."""
+    def chunks(self, vertices: int) -> Iterator[slice]:
+        """Yield ranges of meshes whose distances to so many vertices fit in memory, each of at
+        least one mesh."""
         first = 0
         while first < len(self.counts_N):
-            fitting = int(
-                np.searchsorted(np.cumsum(self.counts_N[first:]) * vertices, AT_ONCE, side="right")
-            )
-            yield slice(first, first + max(1, fitting))
-            first += max(1, fitting)
+            distances = np.cumsum(self.counts_N[first:]) * vertices
+            count = max(1, int(np.searchsorted(distances, MAX_DISTANCES, side="right")))
+            yield slice(first, first + count)
+            first += count
 
-    def some(self, vertices_V3: np.ndarray, few: slice) -> np.ndarray:
-        ends, counts = np.cumsum(self.counts_N), self.counts_N[few]
-        there_M3 = self.vertices_M3[
-            ends[few.start] - counts[0] : ends[few.start] - counts[0] + counts.sum()
-        ]
+    def chunk_distances(self, vertices_V3: np.ndarray, chunk: slice) -> np.ndarray:
+        ends, counts = np.cumsum(self.counts_N), self.counts_N[chunk]
+        begin = ends[chunk.start] - counts[0]
+        others_M3 = self.vertices_M3[begin : begin + counts.sum()]
         starts = np.cumsum(counts) - counts
-        # Squares of whole numbers of steps and their sums are exact in float32 up to 2,000 bins.
+        # Squares of integer coordinates and their sums are exact in float32 up to 2,000 bins.
         squares_VM = (
-            (vertices_V3**2).sum(1)[:, None] + (there_M3**2).sum(1) - 2 * vertices_V3 @ there_M3.T
+            (vertices_V3**2).sum(1)[:, None] + (others_M3**2).sum(1) - 2 * vertices_V3 @ others_M3.T
         )
-        here = np.sqrt(np.minimum.reduceat(squares_VM, starts, axis=1)).mean(axis=0)
-        there = np.add.reduceat(np.sqrt(squares_VM.min(axis=0)), starts) / counts
-        return (here + there) / 2
+        forward = np.sqrt(np.minimum.reduceat(squares_VM, starts, axis=1)).mean(axis=0)
+        backward = np.add.reduceat(np.sqrt(squares_VM.min(axis=0)), starts) / counts
+        return (forward + backward) / 2

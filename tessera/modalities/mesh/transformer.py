@@ -1,17 +1,16 @@
-"""MeshGPT's second stage: which face comes next? (Siddiqui et al. 2023, arXiv 2311.15475, section
-3.2)
+"""The autoregressive transformer of MeshGPT (Siddiqui et al. 2023, arXiv 2311.15475, section 3.2).
 
-A face is S symbols, those of its corners. One transformer goes over faces: at each it has seen all
-faces before and says, as one vector, what the next will be like. A second, small one goes over the
-symbols of that face, from that vector on. So most of the attention runs over S times fewer places
-than there are symbols (as in MEGABYTE; Yu 2023, arXiv 2305.07185, section 2).
+A mesh is a sequence of N faces of S tokens each. One transformer runs over the faces: at each it
+attends to all earlier faces and returns one vector for the next face. A second, small transformer
+predicts the S tokens of that face from this vector. Most of the attention therefore runs over
+sequences that are S times shorter than the number of tokens (as in MEGABYTE; Yu 2023,
+arXiv 2305.07185, section 2).
 
-The mesh's end is a symbol too, and stands only where a face could begin: every mesh is a whole
-number of faces.
+The end-of-sequence token is possible only where a face would begin, so every mesh is a whole number
+of faces.
 
-B meshes, F faces, S symbols of a face, W width, E width within a face, L levels of the tokenizer, V
-vocabulary; V itself is the end. Codes are (B, F, S), corner by corner, and -1 after a mesh's last
-face.
+B meshes, N faces, S tokens of a face, W `dim`, E `fine_dim`, V vocabulary; token id V is the end of
+the sequence. Tokens are (B, N, S), corner by corner, with -1 after the last face of a mesh.
 """
 
 from __future__ import annotations
@@ -27,248 +26,269 @@ from torch import Tensor, nn
 from tessera.nn.causal_transformer import CausalTransformer, KVCache
 from tessera.nn.precision import to_fp32
 from tessera.nn.transformer import ContextKV, States, linear
-from tessera.text.encoder import LearnedTextConfig, PretrainedTextConfig
+from tessera.text.learned import LearnedTextConfig
+from tessera.text.pretrained import PretrainedTextConfig
 
-FEWEST_ROWS = 4
-"""Some CPUs round products of fewer rows otherwise, and a seed's mesh would depend on the batch."""
+MIN_ROWS = 4
+"""Some CPUs round matrix products of fewer rows differently, and the mesh of a seed would depend on
+the batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeshTransformerConfig:
     dim: int = 256
+    """The embedding dimension of the transformer over faces."""
     depth: int = 6
+    """The number of blocks of the transformer over faces."""
     heads: int = 8
+    """The number of attention heads of the transformer over faces."""
     fine_dim: int = 128
-    """Of the transformer within a face."""
+    """The embedding dimension of the transformer within a face."""
     fine_depth: int = 2
+    """The number of blocks of the transformer within a face."""
     fine_heads: int = 4
+    """The number of attention heads of the transformer within a face."""
     max_len: int = 800
-    """Faces of the largest mesh."""
+    """The maximum number of faces of a mesh."""
     text: LearnedTextConfig | PretrainedTextConfig | None = field(default_factory=LearnedTextConfig)
-    """What reads the captions; none makes a model without prompts."""
+    """The text encoder for captions; none trains a model without prompts."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "width",
-            "depth",
-            "heads",
-            "fine_width",
-            "fine_depth",
-            "fine_heads",
-            "longest",
-        ):
+        for name in ("dim", "depth", "heads", "fine_dim", "fine_depth", "fine_heads", "max_len"):
             if getattr(self, name) < 1:
                 raise ValueError(
-                    f"A mesh transformer's {name} is at least 1, but it is {getattr(self, name)}."
+                    f"{name} of a mesh transformer must be at least 1, got {getattr(self, name)}."
                 )
 
-    def build(self, vocab_size: int, corners: int, levels: int) -> MeshTransformer:
-        return MeshTransformer(self, vocab_size, corners, levels)
+    def build(self, vocab_size: int, corners: int, num_quantizers: int) -> MeshTransformer:
+        """Build the model for a tokenizer with `num_quantizers` tokens per corner."""
+        return MeshTransformer(self, vocab_size, corners, num_quantizers)
 
 
 @dataclass
-class Guesses:
-    """How likely each symbol was, for every symbol that some meshes have, their ends included and
-    padding not."""
+class NextTokenPredictions:
+    """The logits and targets of all M tokens of a batch, ends included and padding excluded."""
 
     logits_MV: Tensor
-    """(M, V + 1); the end is impossible where no face begins"""
+    """(M, V + 1); the end has logit -inf within a face."""
     targets_M: Tensor
-    mesh_M: Tensor
-    """Which mesh of the batch each belongs to"""
-    meshes: int
+    """The true token ids."""
+    example_M: Tensor
+    """The row of the batch that each token belongs to."""
+    num_examples: int
+    """The batch size."""
 
     def cross_entropy_B(self) -> Tensor:
-        """The mean over each mesh's symbols."""
-        lost_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
-        symbols_B = torch.bincount(self.mesh_M, minlength=self.meshes)
-        return lost_M.new_zeros(self.meshes).index_add(0, self.mesh_M, lost_M) / symbols_B
+        """Return the mean cross-entropy over the tokens of each mesh."""
+        loss_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
+        count_B = torch.bincount(self.example_M, minlength=self.num_examples)
+        return loss_M.new_zeros(self.num_examples).index_add(0, self.example_M, loss_M) / count_B
 
 
 class MeshTransformer(nn.Module):
-    def __init__(self, config: MeshTransformerConfig, vocab_size: int, corners: int, levels: int):
+    def __init__(
+        self, config: MeshTransformerConfig, vocab_size: int, corners: int, num_quantizers: int
+    ):
         super().__init__()
-        self.config, self.vocab_size, self.slots = config, vocab_size, corners * levels
+        self.config, self.vocab_size = config, vocab_size
+        self.tokens_per_position = corners * num_quantizers
         self.text = config.text.build() if config.text is not None else None
         context = self.text.dim if self.text is not None else None
         dim, fine = config.dim, config.fine_dim
-        self.faces = CausalTransformer(
-            dim, config.depth, config.heads, config.max_len + 1, context=context
+        self.face_transformer = CausalTransformer(
+            dim, config.depth, config.heads, config.max_len + 1, context_dim=context
         )
-        self.within = CausalTransformer(fine, config.fine_depth, config.fine_heads, self.slots)
-        self.tokens = nn.Embedding(
-            levels * vocab_size, fine
-        )  # a symbol says the same of any corner, but not at any level
-        self.to_face = linear(self.slots * fine, dim)
-        self.beginning = nn.Parameter(torch.randn(dim))
-        self.to_symbols = linear(dim, fine)
-        self.slot = nn.Parameter(torch.randn(self.slots, fine) * 0.5)
+        self.token_transformer = CausalTransformer(
+            fine, config.fine_depth, config.fine_heads, self.tokens_per_position
+        )
+        # One table for all corners, but one for each quantizer of the tokenizer.
+        self.token_embedding = nn.Embedding(num_quantizers * vocab_size, fine)
+        self.to_face = linear(self.tokens_per_position * fine, dim)
+        self.bos_embedding = nn.Parameter(torch.randn(dim))
+        self.to_first_token = linear(dim, fine)
+        self.position_embedding = nn.Parameter(torch.randn(self.tokens_per_position, fine) * 0.5)
         self.head = linear(fine, vocab_size + 1)
-        nn.init.normal_(self.head.weight, std=0.02)  # nearly even, but for no two symbols the same
-        offsets = torch.arange(levels).repeat(corners) * vocab_size
+        nn.init.normal_(self.head.weight, std=0.02)  # nearly uniform, but no two tokens alike
+        offsets = torch.arange(num_quantizers).repeat(corners) * vocab_size
+        impossible_SV = build_impossible_mask(self.tokens_per_position, vocab_size)
         self.register_buffer("offsets", offsets, persistent=False)
-        self.register_buffer("impossible_SV", impossible(self.slots, vocab_size), persistent=False)
+        self.register_buffer("impossible_SV", impossible_SV, persistent=False)
         self.offsets: Tensor
         self.impossible_SV: Tensor
 
     @property
-    def end(self) -> int:
-        """What stands for a mesh's end."""
+    def eos_token_id(self) -> int:
+        """The token id of the end of a mesh."""
         return self.vocab_size
 
+    @property
+    def max_len(self) -> int:
+        """The maximum number of faces of a mesh."""
+        return self.config.max_len
+
     def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> list[ContextKV] | None:
-        """What the texts say, nothing where they are dropped or empty."""
+        """Encode the texts as keys and values of each block; mask dropped and empty texts."""
         if self.text is None:
             return None
         states = self.text(texts)
         kept = torch.tensor(
-            [bool(text) and not one for text, one in zip(texts, dropped)], device=states.mask.device
+            [bool(text) and not drop for text, drop in zip(texts, dropped)],
+            device=states.mask.device,
         )
-        return self.faces.project_context(States(states.values, states.mask & kept[:, None]))
+        masked = States(states.values, states.mask & kept[:, None])
+        return self.face_transformer.project_context(masked)
 
-    # ---- all at once
+    # ---- teacher forcing
 
-    def guesses(self, codes_BFS: Tensor, condition: list[ContextKV] | None) -> Guesses:
-        """Each symbol from all before it. Only what is asked for is computed within faces: padding
-        costs nothing there."""
-        self.refuse_strange(codes_BFS)
-        batch, most, _ = codes_BFS.shape
-        read_BFSE = self.read(codes_BFS)
-        states_BFW = self.states(read_BFSE, condition)
-        mesh_P, face_P = (codes_BFS[..., 0] >= 0).nonzero(as_tuple=True)
-        mesh_B = torch.arange(batch, device=codes_BFS.device)
-        last_B = torch.bincount(
-            mesh_P, minlength=batch
-        )  # F + 1 places: behind a mesh's last face there is one for its end
-        asked = mesh_P * (most + 1) + face_P, mesh_B * (most + 1) + last_B
-        states_PW, states_BW = (states_BFW.flatten(0, 1).index_select(0, rows) for rows in asked)
-        rows_P = mesh_P * most + face_P
+    def predict(
+        self, tokens_BNS: Tensor, condition: list[ContextKV] | None
+    ) -> NextTokenPredictions:
+        """Predict each token from all earlier ones.
+
+        The transformer within faces runs on real faces only, so padding costs nothing there.
+        """
+        self.validate_tokens(tokens_BNS)
+        batch, count, _ = tokens_BNS.shape
+        embedded_BNSE = self.embed(tokens_BNS)
+        states_BNW = self.face_states(embedded_BNSE, condition)
+        example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
+        example_B = torch.arange(batch, device=tokens_BNS.device)
+        # There are N + 1 states: the one after the last face of a mesh predicts its end.
+        last_B = torch.bincount(example_P, minlength=batch)
+        rows = example_P * (count + 1) + face_P, example_B * (count + 1) + last_B
+        states_PW, states_BW = (states_BNW.flatten(0, 1).index_select(0, row) for row in rows)
+        face_rows_P = example_P * count + face_P
         inner_PSV = self.token_logits(
-            states_PW, read_BFSE.flatten(0, 1).index_select(0, rows_P)[:, :-1]
+            states_PW, embedded_BNSE.flatten(0, 1).index_select(0, face_rows_P)[:, :-1]
         )
-        end_B1V = self.token_logits(states_BW, read_BFSE.new_empty(batch, 0, read_BFSE.shape[-1]))
-        return Guesses(
+        end_B1V = self.token_logits(
+            states_BW, embedded_BNSE.new_empty(batch, 0, embedded_BNSE.shape[-1])
+        )
+        targets_PS = tokens_BNS.flatten(0, 1)[face_rows_P]
+        return NextTokenPredictions(
             torch.cat([inner_PSV.flatten(0, 1), end_B1V.flatten(0, 1)]),
-            torch.cat(
-                [codes_BFS.flatten(0, 1)[rows_P].flatten(), torch.full_like(mesh_B, self.end)]
-            ),
-            torch.cat([mesh_P.repeat_interleave(self.slots), mesh_B]),
+            torch.cat([targets_PS.flatten(), torch.full_like(example_B, self.eos_token_id)]),
+            torch.cat([example_P.repeat_interleave(self.tokens_per_position), example_B]),
             batch,
         )
 
-    def read(self, codes_BFS: Tensor) -> Tensor:
-        """A vector for each symbol, (B, F, S, E)."""
-        return self.tokens(codes_BFS.clamp_min(0) + self.offsets)
+    def embed(self, tokens_BNS: Tensor) -> Tensor:
+        """Return an embedding for each token, (B, N, S, E)."""
+        return self.token_embedding(tokens_BNS.clamp_min(0) + self.offsets)
 
-    def states(
-        self, read_BFSE: Tensor, condition: list[ContextKV] | None, cache: KVCache | None = None
+    def face_states(
+        self,
+        embedded_BNSE: Tensor,
+        condition: list[ContextKV] | None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """(B, F + 1, W): at the beginning and after each face, what will come next."""
-        faces_BFW = self.to_face(read_BFSE.flatten(2))
-        begun = torch.cat(
-            [self.beginning.to(faces_BFW.dtype).expand(len(faces_BFW), 1, -1), faces_BFW], dim=1
-        )
-        return self.faces(begun, condition, cache)
+        """Return (B, N + 1, W): the state at the start and after each face, for the next face."""
+        faces_BNW = self.to_face(embedded_BNSE.flatten(2))
+        bos_B1W = self.bos_embedding.to(faces_BNW.dtype).expand(len(faces_BNW), 1, -1)
+        return self.face_transformer(torch.cat([bos_B1W, faces_BNW], dim=1), condition, cache)
 
-    def token_logits(self, states_PW: Tensor, read_PSE: Tensor) -> Tensor:
-        """For faces from their states on: logits of their first symbol, and of one more behind each
-        symbol that is read."""
-        x_PSE = torch.cat([self.to_symbols(states_PW)[:, None], read_PSE], dim=1)
-        return self.judged(self.within(x_PSE + self.slot[: x_PSE.shape[1]]), first=0)
+    def token_logits(self, states_PW: Tensor, embedded_PSE: Tensor) -> Tensor:
+        """Return (P, S + 1, V + 1): the logits of the first token of each face, and of one more
+        token after each that is given."""
+        x_PSE = torch.cat([self.to_first_token(states_PW)[:, None], embedded_PSE], dim=1)
+        count = x_PSE.shape[1]
+        states_PSE = self.token_transformer(x_PSE + self.position_embedding[:count])
+        return self.head(states_PSE).masked_fill_(self.impossible_SV[:count], -math.inf)
 
-    def judged(self, states_PSE: Tensor, first: int) -> Tensor:
-        """(P, S, V + 1), the first of them those of slot `first`."""
-        slots = slice(first, first + states_PSE.shape[1])
-        return self.head(states_PSE).masked_fill_(self.impossible_SV[slots], -math.inf)
-
-    # ---- symbol by symbol
+    # ---- token by token
 
     @torch.no_grad()
-    def start(self, condition: list[ContextKV] | None, faces_BFS: Tensor) -> DecodingState:
-        """Meshes that begin with these faces, as many in each and maybe none, and can be gone on
-        with."""
-        self.refuse_strange(faces_BFS)
-        return DecodingState(self, condition, faces_BFS)
+    def start_decoding(
+        self, condition: list[ContextKV] | None, prefix_BNS: Tensor
+    ) -> DecodingState:
+        """Start decoding after these faces, the same number for each mesh and possibly none."""
+        self.validate_tokens(prefix_BNS)
+        return DecodingState(self, condition, prefix_BNS)
 
-    def refuse_strange(self, codes_BFS: Tensor) -> None:
-        if codes_BFS.ndim != 3 or codes_BFS.shape[2] != self.slots:
+    def validate_tokens(self, tokens_BNS: Tensor) -> None:
+        """Raise ValueError for a wrong shape, too many faces or unknown token ids."""
+        if tokens_BNS.ndim != 3 or tokens_BNS.shape[2] != self.tokens_per_position:
             raise ValueError(
-                f"Codes of shape {tuple(codes_BFS.shape)} came to a transformer whose faces have {self.slots} symbols: give "
-                f"them as (meshes, faces, {self.slots}). Those of another tokenizer mean nothing here."
+                f"Got tokens of shape {tuple(tokens_BNS.shape)}, expected (meshes, faces, "
+                f"{self.tokens_per_position}): use the tokenizer that this model was trained with."
             )
-        if codes_BFS.shape[1] > self.config.max_len:
+        if tokens_BNS.shape[1] > self.max_len:
             raise ValueError(
-                f"A mesh of {codes_BFS.shape[1]} faces came to a transformer that knows {self.config.max_len}: leave out or "
-                "simplify larger ones, or build it with a larger `max_len`."
+                f"Got a mesh of {tokens_BNS.shape[1]} faces, but the maximum of this transformer "
+                f"is {self.max_len}: leave out or simplify larger meshes, or build it with a "
+                "larger `max_len`."
             )
-        if (
-            codes_BFS.numel() and int(codes_BFS.max()) >= self.vocab_size
-        ):  # it would be read as one of the next level
+        # A larger id would be embedded as a token of the next quantizer.
+        if tokens_BNS.numel() and int(tokens_BNS.max()) >= self.vocab_size:
             raise ValueError(
-                f"Symbol {int(codes_BFS.max())} came to a transformer that knows {self.vocab_size}, 0 to "
-                f"{self.vocab_size - 1}: it is another tokenizer's, or an end, which belongs to no face."
+                f"Got token id {int(tokens_BNS.max())}, expected 0 to {self.vocab_size - 1}: use "
+                "the tokenizer that this model was trained with, and no end token within the faces."
             )
 
 
 class DecodingState:
-    """Meshes in the making: told the symbols that were just laid, it gives logits for those to
-    come."""
+    """Decodes a batch of meshes: called with the tokens just chosen, it returns the next logits."""
 
     def __init__(
-        self, model: MeshTransformer, condition: list[ContextKV] | None, faces_BFS: Tensor
+        self, model: MeshTransformer, condition: list[ContextKV] | None, prefix_BNS: Tensor
     ):
-        self.model, self.count = model, len(faces_BFS)
-        self.more = torch.arange(FEWEST_ROWS, device=faces_BFS.device).clamp_max(self.count - 1)
-        """What stands in the rows, where meshes are fewer than rows must be"""
+        self.model, self.count = model, len(prefix_BNS)
+        self.padding_rows = torch.arange(MIN_ROWS, device=prefix_BNS.device).clamp_max(
+            self.count - 1
+        )
+        """The rows of the batch that are repeated up to MIN_ROWS."""
         self.condition = (
-            [self.rows_of(context_kv) for context_kv in condition]
+            [self.pad_context(context_kv) for context_kv in condition]
             if condition is not None
             else None
         )
-        self.coarse, self.fine = KVCache(), KVCache()
-        self.offsets, self.slots, self.impossible = (
-            model.offsets.tolist(),
-            model.slot.unbind(0),
-            model.impossible_SV.unbind(0),
-        )
-        self.begun: list[Tensor] = []
-        """Of the face that is begun, the vectors of its symbols so far, (B, E) each"""
-        self.state_BW = model.states(
-            model.read(self.enough(faces_BFS)), self.condition, self.coarse
-        )[:, -1]
+        self.face_cache, self.token_cache = KVCache(), KVCache()
+        self.offsets = model.offsets.tolist()
+        self.positions = model.position_embedding.unbind(0)
+        self.impossible = model.impossible_SV.unbind(0)
+        self.current_face: list[Tensor] = []
+        """The embeddings of the tokens of the unfinished face so far, (B, E) each."""
+        embedded = model.embed(self.pad_rows(prefix_BNS))
+        self.state_BW = model.face_states(embedded, self.condition, self.face_cache)[:, -1]
 
     @torch.no_grad()
-    def __call__(self, symbols_B: Tensor | None) -> Tensor:
-        """(B, V + 1); None before the first."""
-        if symbols_B is not None:
-            self.lay(self.enough(symbols_B))
-        slot = len(self.begun)
-        x_BE = self.begun[-1] if slot else self.model.to_symbols(self.state_BW)
-        states_BE = self.model.within.one_more(x_BE + self.slots[slot], None, self.fine)
-        return to_fp32(
-            self.model.head(states_BE).masked_fill_(self.impossible[slot], -math.inf)[: self.count]
+    def __call__(self, tokens_B: Tensor | None) -> Tensor:
+        """Return logits (B, V + 1) for the token after `tokens_B`, which is None at first."""
+        if tokens_B is not None:
+            self.append(self.pad_rows(tokens_B))
+        position = len(self.current_face)
+        x_BE = self.current_face[-1] if position else self.model.to_first_token(self.state_BW)
+        states_BE = self.model.token_transformer.decode_step(
+            x_BE + self.positions[position], None, self.token_cache
         )
+        logits_BV = self.model.head(states_BE).masked_fill_(self.impossible[position], -math.inf)
+        return to_fp32(logits_BV[: self.count])
 
-    def lay(self, symbols_B: Tensor) -> None:
-        self.begun.append(self.model.tokens(symbols_B + self.offsets[len(self.begun)]))
-        if len(self.begun) == self.model.slots:
-            face_BW = self.model.to_face(torch.cat(self.begun, dim=1))
-            self.state_BW = self.model.faces.one_more(face_BW, self.condition, self.coarse)
-            self.begun, self.fine.length = [], 0
+    def append(self, tokens_B: Tensor) -> None:
+        """Add a token to the unfinished face, and the face to its mesh if it is complete."""
+        offset = self.offsets[len(self.current_face)]
+        self.current_face.append(self.model.token_embedding(tokens_B + offset))
+        if len(self.current_face) == self.model.tokens_per_position:
+            face_BW = self.model.to_face(torch.cat(self.current_face, dim=1))
+            self.state_BW = self.model.face_transformer.decode_step(
+                face_BW, self.condition, self.face_cache
+            )
+            self.current_face, self.token_cache.length = [], 0
 
-    def enough(self, rows: Tensor) -> Tensor:
-        return rows if self.count >= FEWEST_ROWS else rows[self.more]
+    def pad_rows(self, rows: Tensor) -> Tensor:
+        """Repeat rows of the batch until there are MIN_ROWS."""
+        return rows if self.count >= MIN_ROWS else rows[self.padding_rows]
 
-    def rows_of(self, context_kv: ContextKV) -> ContextKV:
+    def pad_context(self, context_kv: ContextKV) -> ContextKV:
         return ContextKV(
-            self.enough(context_kv.keys),
-            self.enough(context_kv.values),
-            self.enough(context_kv.mask),
+            self.pad_rows(context_kv.keys),
+            self.pad_rows(context_kv.values),
+            self.pad_rows(context_kv.mask),
         )
 
 
-def impossible(slots: int, vocab_size: int) -> Tensor:
-    """(S, V + 1): a mesh does not end within a face."""
-    table = torch.zeros(slots, vocab_size + 1, dtype=torch.bool)
-    table[1:, vocab_size] = True
-    return table
+def build_impossible_mask(tokens_per_position: int, vocab_size: int) -> Tensor:
+    """Return (S, V + 1) bool: True for the end token at all but the first token of a face."""
+    mask = torch.zeros(tokens_per_position, vocab_size + 1, dtype=torch.bool)
+    mask[1:, vocab_size] = True
+    return mask

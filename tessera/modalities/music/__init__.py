@@ -7,12 +7,12 @@ from tessera.modalities import DemoStep, Modality, Recipe
 MODALITY = Modality(
     name="music",
     suffixes=(),
-    media="tessera.modalities.audio.media:Sound",
+    media="tessera.modalities.audio.media:Audio",
     recipes=(
         Recipe(
             build="tessera.modalities.music.recipes:music_mulan",
-            task="tessera.modalities.music.contrastive:ContrastMusic",
-            data="tessera.modalities.music.dataset:Music",
+            task="tessera.modalities.music.contrastive:MusicContrastiveConfig",
+            data="tessera.modalities.music.dataset:MusicDataConfig",
         ),
     ),
     demo=(

@@ -1,13 +1,16 @@
-"""What the contrastive task has to know of music: which networks it can be, and how a clip is
-shown."""
+"""The contrastive objective for music and text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from torch import Tensor
+
+from tessera.engine.task import Batch
 from tessera.modalities.audio.media import Audio
+from tessera.modalities.music.media import MusicBatch
 from tessera.modalities.music.mulan import MuLaNConfig
+from tessera.modalities.music.similarity_sheet import SimilarityRow
 from tessera.objectives.contrastive import ContrastiveConfig
 
 
@@ -15,11 +18,16 @@ from tessera.objectives.contrastive import ContrastiveConfig
 class MusicContrastiveConfig(ContrastiveConfig):
     model: MuLaNConfig = field(default_factory=MuLaNConfig)
 
-    def shown(self, examples: Any) -> list[Audio]:
-        """Of each clip what is real."""
-        samples = examples.samples.cpu().float().numpy()
-        lengths = examples.lengths.tolist()
-        return [
+    def show(
+        self, batch: Batch[MusicBatch], media_BD: Tensor, text_BD: Tensor
+    ) -> list[SimilarityRow]:
+        """Return one row of the similarity sheet for each example."""
+        examples = batch.examples
+        samples, lengths = examples.samples.cpu().float().numpy(), examples.lengths.tolist()
+        audio = [
             Audio(one[:, : max(1, length)], examples.rate_hz)
             for one, length in zip(samples, lengths, strict=True)
         ]
+        embeddings = (one.cpu().numpy() for one in (media_BD, text_BD))
+        rows = zip(batch.names, examples.captions, audio, *embeddings, strict=True)
+        return [SimilarityRow(*row) for row in rows]

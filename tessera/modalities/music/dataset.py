@@ -1,82 +1,89 @@
-"""Music with what is said about it: clips as `modalities/audio/dataset.py` cuts them, each with one
-of its captions, drawn at each visit.
+"""Music with captions: examples as in `modalities/audio/dataset.py`, with a random one of their
+captions.
 
-A clip may have several captions: the lines of its name.txt, or a list in metadata.jsonl; and tags,
-which become captions as well (`data/captions.py`). What has no caption is not learnt from, and the
-run says how many these are.
+An example can have several captions: the lines of its name.txt, a list in metadata.jsonl, or phrases
+made from tags. Examples without a caption are left out of training, and the run reports their number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from tessera.data.dataset import Split
-from tessera.data.discovery import find
+from tessera.data.dataset import Split, choose_caption
+from tessera.data.discovery import find_files
 from tessera.modalities.audio.dataset import AudioDataConfig, AudioFolderDataset
-from tessera.modalities.audio.io.files import ENDINGS
+from tessera.modalities.audio.io.files import SUFFIXES
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.modalities.music.synthetic import SyntheticMusic
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
-FEWEST_PAIRS = 2
+MIN_PAIRS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class MusicDataConfig(AudioDataConfig):
     lines: bool = True
-    """Each line of a name.txt is a caption of its own; off: the whole file is one."""
+    """Whether each line of a name.txt is a caption of its own, or the whole file is one."""
 
     def synthetic_dataset(self) -> SyntheticMusic:
         return SyntheticMusic(
-            self.toys,
+            self.num_synthetic,
             samples=self.length,
             rate_hz=self.rate_hz,
             loudness_db=self.loudness_db,
-            seed=self.toy_seed,
+            seed=self.synthetic_seed,
         )
 
-    def folder_dataset(self) -> MusicFolderDataset:
-        """All clips, with captions and without."""
-        return MusicFolderDataset.of(find(str(self.path), ENDINGS, "recordings"), self)
+    def folder_dataset(self, captions: bool = True) -> MusicFolderDataset:
+        """Return all files, with and without captions."""
+        found = find_files(str(self.path), SUFFIXES, "audio files")
+        return MusicFolderDataset.from_found(found, self, captions)
 
-    def folder_split(self) -> Split:
-        folder = self.folder_dataset()
-        told = folder.told()
-        if len(told) < FEWEST_PAIRS:
+    def folder_split(self, captions: bool = True) -> Split:
+        """Split the files that have captions."""
+        dataset = self.folder_dataset(captions)
+        captioned = dataset.captioned_indices()
+        if len(captioned) < MIN_PAIRS:
             raise UserError(
-                f"Of {len(folder):,} recording(s) in {self.path} {len(told)} has a caption, and what belongs to what can be "
-                f"learnt from {FEWEST_PAIRS} or more: put name.txt beside each file, or a metadata.jsonl with file_name and "
-                "text or tags."
+                f"{self.path} has {len(dataset):,} audio file(s), {len(captioned)} of them with a "
+                f"caption, but training needs {MIN_PAIRS} or more: put name.txt beside each file, or a "
+                "metadata.jsonl with file_name and text or tags."
             )
-        split = (
-            super().folder_split() if len(told) == len(folder) else self.split_of(folder.only(told))
-        )
-        return Split(
-            replace(split.train, without_caption=len(folder) - len(told)), split.validation
-        )
+        split = self.split_files(dataset.select(captioned))
+        missing = len(dataset) - len(captioned)
+        assert isinstance(split.train, MusicFolderDataset)
+        return Split(replace(split.train, num_without_caption=missing), split.validation)
+
+    def collate(self, examples: list[Any]) -> MusicBatch:
+        return collate(examples)
 
 
 @dataclass(frozen=True)
 class MusicFolderDataset(AudioFolderDataset):
     config: MusicDataConfig
-    without_caption: int = 0
-    """clips that were left out because nothing is said about them"""
+    num_without_caption: int = 0
 
     def all_captions(self, index: int) -> list[str]:
-        return self.captions.all_of(self.names[index], lines=self.config.lines)
+        return self.captions.get_all(self.names[index], lines=self.config.lines)
 
-    def told(self) -> list[int]:
-        """The clips about which something is said."""
-        return [
-            index for index, name in enumerate(self.names) if self.captions.where(name) != "nowhere"
-        ]
+    def captioned_indices(self) -> list[int]:
+        return [i for i, name in enumerate(self.names) if self.captions.source(name) != "none"]
 
     def item(self, index: int, rng: np.random.Generator) -> MusicExample:
-        """A draw for the beginning, and one for the caption where there are several."""
-        sound = super().item(index, rng)
-        return MusicExample(**vars(sound), tags=self.captions.tags.get(self.names[index], ()))
+        """Draw a random number for the start and, if there are several, one for the caption."""
+        example = self.load_example(index, rng)
+        captions = self.all_captions(index)
+        return MusicExample(
+            example.samples,
+            example.length,
+            example.rate_hz,
+            choose_caption(captions, rng),
+            tags=self.captions.tags.get(self.names[index], ()),
+            caption_set=tuple(captions),
+        )
 
-    def collate(self, examples: list[MusicExample]) -> MusicBatch:
+    def collate(self, examples: list[MusicExample]) -> MusicBatch:  # type: ignore[override]
         return collate(examples)

@@ -47,9 +47,15 @@ def music_mulan(
     }[preset]
     rate_hz, window, hop = (8_000, 512, 128) if preset in ("tiny", "small") else (16_000, 1024, 256)
     audio = SpectrogramTransformerConfig(
-        rate_hz=rate_hz, window=window, hop=hop, bands=32 if preset == "tiny" else 64 if preset == "small" else 128,
-        patch=(16, 8) if preset == "tiny" else (16, 16), dim=dim, depth=depth, heads=heads,
-    )  # fmt: skip
+        rate_hz=rate_hz,
+        window=window,
+        hop=hop,
+        bands=32 if preset == "tiny" else 64 if preset == "small" else 128,
+        patch=(16, 8) if preset == "tiny" else (16, 16),
+        dim=dim,
+        depth=depth,
+        heads=heads,
+    )
     engine = engine_defaults(
         preset,
         steps={"tiny": 20, "small": 300, "base": 100_000, "paper": 500_000}[preset],
@@ -57,10 +63,10 @@ def music_mulan(
         num_workers=8 if preset in ("base", "paper") else 0,
     )
     data = {
-        "tiny": MusicDataConfig(rate_hz=rate_hz, seconds=0.5, toys=64, val_fraction=0.25),
-        "small": MusicDataConfig(rate_hz=rate_hz, seconds=2.0, toys=2048, val_fraction=0.125),
-        "base": MusicDataConfig(rate_hz=rate_hz, seconds=10.0, toys=20_000, val_fraction=0.02),
-        "paper": MusicDataConfig(rate_hz=rate_hz, seconds=10.0, toys=20_000, val_fraction=0.02),
+        "tiny": MusicDataConfig(rate_hz=rate_hz, seconds=0.5, num_synthetic=64, val_fraction=0.25),
+        "small": MusicDataConfig(rate_hz=rate_hz, seconds=2.0, num_synthetic=2048, val_fraction=0.125),
+        "base": MusicDataConfig(rate_hz=rate_hz, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
+        "paper": MusicDataConfig(rate_hz=rate_hz, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
     }[preset]
     optimizer = for_transformer(preset, warmup=max(10, engine.steps // 10))
     return Run(
@@ -70,5 +76,5 @@ def music_mulan(
         ),
         data=data,
         engine=engine,
-        published=MULAN if preset == "paper" else "",
+        reference=MULAN if preset == "paper" else "",
     )

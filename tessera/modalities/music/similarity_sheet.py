@@ -1,12 +1,10 @@
-"""What belongs to what, to look at: examples with their captions, and on one sheet how near each
-caption is to each example.
+"""Show the similarities of captions and examples as an image of their matrix and as text.
 
-The sheet is a table of colours: a row is a caption, a column an example in the same order, so that
-in a good model the diagonal is the brightest. At the end of a row stands the rank of the right
-example. Beside the picture the same is told in
-words: for each caption the nearest examples.
+In the image a row is a caption and a column an example, in the same order, so that for a good model
+the diagonal is the brightest. The rank of the correct example is at the end of each row. The text
+lists the most similar examples for each caption.
 
-N examples, D numbers of an embedding.
+N examples, D dimension of an embedding.
 """
 
 from __future__ import annotations
@@ -21,84 +19,95 @@ import PIL.Image
 import PIL.ImageDraw
 import PIL.ImageFont
 
-from tessera.modalities.audio.plot import HEAT
+from tessera.data.paths import resolve_suffix
+from tessera.modalities.audio.plot import COLORMAP
 from tessera.modalities.image.media import Image
 
-CELL, WORDS, MARGIN, LETTER = 26, 640, 14, 13  # pixels
-LONGEST = 96
-"""Letters of a caption that are shown."""
-BEST = 3
-"""Examples that are told for each caption."""
+CELL, CAPTION_WIDTH, MARGIN, FONT_SIZE = 26, 640, 14, 13  # pixels
+MAX_CAPTION_LEN = 96
+"""The number of characters of a caption that are shown."""
+NUM_BEST = 3
+"""The number of examples that are listed for each caption."""
 
 
 @dataclass(eq=False)
 class SimilarityRow:
-    """An example, what is said about it, and where both lie."""
+    """An example and its caption, with the embeddings of both."""
 
     name: str
     caption: str
     media: Any
-    """the example itself: something that knows how to save itself"""
-    first_D: np.ndarray
-    second_D: np.ndarray
+    """The example as an object with a `save` method."""
+    media_D: np.ndarray
+    """The embedding of the example."""
+    text_D: np.ndarray
+    """The embedding of the caption."""
 
-    def save(self, stem: Path) -> Path:
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{stem}.txt").write_text(self.caption + "\n", encoding="utf-8")
-        return self.media.save(stem)
+    def save(self, path: str | Path) -> Path:
+        """Save the example, and next to it a text file with the caption; return the path of the
+        example."""
+        saved = Path(self.media.save(path))
+        saved.with_suffix(".txt").write_text(self.caption + "\n", encoding="utf-8")
+        return saved
 
     @classmethod
     def sheet(cls, items: Sequence[SimilarityRow]) -> SimilarityMatrix:
+        """Compute the similarities of all captions and all examples."""
         return SimilarityMatrix(
             [item.name for item in items],
             [item.caption for item in items],
-            np.stack([item.second_D for item in items])
-            @ np.stack([item.first_D for item in items]).T,
+            np.stack([item.text_D for item in items])
+            @ np.stack([item.media_D for item in items]).T,
         )
 
 
 @dataclass(eq=False)
 class SimilarityMatrix:
-    """How near each caption is to each example."""
+    """The similarity of each caption (row) and each example (column)."""
 
     names: list[str]
     captions: list[str]
-    nearness_NN: np.ndarray
+    similarity_NN: np.ndarray
 
     def ranks(self) -> list[int]:
-        own = self.nearness_NN.diagonal()[:, None]
-        return (1 + (self.nearness_NN > own).sum(1)).tolist()
+        """Return the rank of the correct example for each caption, from 1."""
+        own = self.similarity_NN.diagonal()[:, None]
+        return (1 + (self.similarity_NN > own).sum(1)).tolist()
 
-    def save(self, stem: Path) -> Path:
-        """A PNG, and beside it a text with the best matches; gives back the PNG."""
-        stem.parent.mkdir(parents=True, exist_ok=True)
-        Path(f"{stem}.txt").write_text("\n".join(self.lines()) + "\n", encoding="utf-8")
-        return self.picture().save(stem)
+    def save(self, path: str | Path) -> Path:
+        """Save a PNG, and next to it a text file with the best matches; return the path of the
+        PNG."""
+        target = resolve_suffix(path, ".png", (".png",))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.with_suffix(".txt").write_text("\n".join(self.lines()) + "\n", encoding="utf-8")
+        return self.render().save(target)
 
     def lines(self) -> list[str]:
-        """For each caption the nearest examples; the right one is marked."""
+        """List the most similar examples for each caption, with an asterisk at the correct one."""
         lines = []
         for row, (caption, rank) in enumerate(zip(self.captions, self.ranks(), strict=True)):
-            lines.append(
-                f"{row:3}  {caption}   (the right one comes {ordinal(rank)} of {len(self.names)})"
-            )
-            for column in np.argsort(-self.nearness_NN[row], kind="stable")[:BEST]:
-                signature = "*" if column == row else " "
+            lines.append(f"{row:3}  {caption}   (correct: {ordinal(rank)} of {len(self.names)})")
+            for column in np.argsort(-self.similarity_NN[row], kind="stable")[:NUM_BEST]:
+                marker = "*" if column == row else " "
+                similarity = self.similarity_NN[row, column]
                 lines.append(
-                    f"    {signature} {self.nearness_NN[row, column]:6.3f}  {self.names[column]}: {self.captions[column]}"
+                    f"    {marker} {similarity:6.3f}  {self.names[column]}: {self.captions[column]}"
                 )
         return lines
 
-    def picture(self) -> Image:
+    def render(self) -> Image:
+        """Draw the matrix with captions and ranks."""
         count = len(self.names)
-        width, height = 2 * MARGIN + WORDS + (count + 2) * CELL, 2 * MARGIN + (count + 2) * CELL
+        width = 2 * MARGIN + CAPTION_WIDTH + (count + 2) * CELL
+        height = 2 * MARGIN + (count + 2) * CELL
         page = PIL.Image.new("RGB", (width, height), "white")
-        pen, font = PIL.ImageDraw.Draw(page), PIL.ImageFont.load_default(LETTER)
-        left, top = MARGIN + WORDS, MARGIN + CELL
-        colours = coloured(self.nearness_NN)
+        pen, font = PIL.ImageDraw.Draw(page), PIL.ImageFont.load_default(FONT_SIZE)
+        left, top = MARGIN + CAPTION_WIDTH, MARGIN + CELL
+        colours = apply_colormap(self.similarity_NN)
         for row, (caption, rank) in enumerate(zip(self.captions, self.ranks(), strict=True)):
             middle = top + (row + 0.5) * CELL
-            pen.text((left - 8, middle), f"{shown(caption)}  {row}", "black", font, anchor="rm")
+            label = f"{shorten(caption)}  {row}"
+            pen.text((left - 8, middle), label, "black", font, anchor="rm")
             pen.text(
                 (left + (count + 1) * CELL, middle),
                 str(rank),
@@ -110,8 +119,11 @@ class SimilarityMatrix:
                 corner = (left + column * CELL, top + row * CELL)
                 frame = "#20a040" if column == row else None
                 pen.rectangle(
-                    (*corner, corner[0] + CELL - 2, corner[1] + CELL - 2), tuple(colours[row, column]), frame, 2
-                )  # fmt: skip
+                    (*corner, corner[0] + CELL - 2, corner[1] + CELL - 2),
+                    tuple(colours[row, column]),
+                    frame,
+                    2,
+                )
         for column in range(count):
             pen.text(
                 (left + (column + 0.5) * CELL, MARGIN + CELL / 2),
@@ -121,11 +133,14 @@ class SimilarityMatrix:
                 anchor="mm",
             )
         pen.text((left + (count + 1) * CELL, MARGIN + CELL / 2), "rank", "black", font, anchor="mm")
-        lowest, highest = float(self.nearness_NN.min()), float(self.nearness_NN.max())
-        told = f"rows: captions; columns: examples; dark is far ({lowest:.2f}), bright near ({highest:.2f}); framed: the right one"
+        low, high = float(self.similarity_NN.min()), float(self.similarity_NN.max())
+        legend = (
+            f"rows: captions; columns: examples; similarity from {low:.2f} (dark) to {high:.2f} "
+            "(bright); framed: correct"
+        )
         pen.text(
             (left - 8 + count * CELL, top + (count + 0.5) * CELL),
-            told,
+            legend,
             "#555555",
             font,
             anchor="rm",
@@ -133,23 +148,26 @@ class SimilarityMatrix:
         return Image(np.asarray(page))
 
 
-def coloured(nearness_NN: np.ndarray) -> np.ndarray:
-    """(N, N, 3) bytes: from the farthest, dark, to the nearest, bright."""
-    span = float(nearness_NN.max() - nearness_NN.min())
-    heights = (nearness_NN - nearness_NN.min()) / (span or 1.0) * (len(HEAT) - 1)
-    below = np.minimum(heights.astype(int), len(HEAT) - 2)
-    share = (heights - below)[..., None]
-    return np.rint(HEAT[below] * (1 - share) + HEAT[below + 1] * share).astype(np.uint8)
+def apply_colormap(similarity_NN: np.ndarray) -> np.ndarray:
+    """Return (N, N, 3) uint8: from dark for the lowest to bright for the highest similarity."""
+    span = float(similarity_NN.max() - similarity_NN.min())
+    heights = (similarity_NN - similarity_NN.min()) / (span or 1.0) * (len(COLORMAP) - 1)
+    below = np.minimum(heights.astype(int), len(COLORMAP) - 2)
+    fraction = (heights - below)[..., None]
+    mixed = COLORMAP[below] * (1 - fraction) + COLORMAP[below + 1] * fraction
+    return np.rint(mixed).astype(np.uint8)
 
 
-def shown(caption: str) -> str:
-    """What the font has letters for, and no more than fits."""
-    plain = caption.encode("latin-1", "replace").decode("latin-1")
-    return plain if len(plain) <= LONGEST else plain[: LONGEST - 3] + "..."
+def shorten(caption: str) -> str:
+    """Replace characters that the font does not have, and truncate to MAX_CAPTION_LEN."""
+    printable = caption.encode("latin-1", "replace").decode("latin-1")
+    if len(printable) <= MAX_CAPTION_LEN:
+        return printable
+    return printable[: MAX_CAPTION_LEN - 3] + "..."
 
 
 def ordinal(number: int) -> str:
-    ending = (
+    suffix = (
         "th" if 10 <= number % 100 <= 20 else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
     )
-    return f"{number}{ending}"
+    return f"{number}{suffix}"

@@ -1,18 +1,19 @@
-"""The spectrogram transformer: a clip's log-mel picture in patches, as an image transformer reads a
-picture (Gong 2021, arXiv 2104.01778), and one vector out for the whole clip.
+"""The spectrogram transformer: patches of a log-mel spectrogram, read as an image transformer reads
+an image (Gong 2021, arXiv 2104.01778), and one vector for the whole segment.
 
-- A patch is normed before and after its projection (Kumar 2023, 2302.01327). The first norm takes
-  away how loud a patch is, which in music says something, so its mean and its deviation are given
-  beside it.
-- Where a patch lies is said by rotation along time and frequency; which band it is, by a vector
-  that is added, since pitch is heard absolutely and time is not.
-- In training a share of the patches is left out (Li 2022, 2212.00794), and the picture is stretched
-  and hidden in part (SpecAugment, Park 2019, 1904.08779). What is drawn for a clip comes from the
-  clip's own generator.
-- A clip is the same whatever silence is laid behind it: what is not real is quiet, unseen by
-  attention, and left out of the mean.
+- A patch is normalized before and after its projection (Kumar 2023, 2302.01327). The first norm
+  removes the loudness of a patch, which matters in music, so its mean and standard deviation are
+  projected separately and added.
+- The position of a patch is encoded by rotary embeddings along time and frequency, and its band by
+  a learned vector that is added, since pitch is perceived absolutely and time is not.
+- In training a fraction of the patches is dropped (Li 2022, 2212.00794), and the spectrogram is
+  stretched and masked (SpecAugment, Park 2019, 1904.08779). The random numbers of a segment come
+  from its own generator.
+- Padding after a segment has no influence: it is silent, masked in attention, and excluded from the
+  mean.
 
-B clips, N samples, M mel bands, F frames, P patches of V numbers, K patches that are kept, W width.
+B segments, N samples, M mel bands, F frames, P patches of V values, K patches that are kept, W
+`dim`.
 """
 
 from __future__ import annotations
@@ -26,85 +27,97 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from tessera.losses.spectra import QUIET, log_mel
+from tessera.losses.spectrogram import MIN_MAGNITUDE, log_mel_spectrogram
 from tessera.nn.transformer import Norm, Rotary, Transformer, grid_positions, linear, rope_cache
 
-SILENCE = math.log(QUIET)
-CENTRE, SPREAD = -6.0, 3.0
-"""About the mean and the deviation of log-mel magnitudes of music; the norms do the rest."""
+SILENCE = math.log(MIN_MAGNITUDE)
+MEAN, STD = -6.0, 3.0
+"""The approximate mean and standard deviation of log-mel magnitudes of music; the norms do the
+rest."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpecAugmentConfig:
-    """Stretches a clip in time, and hides bands and moments of it."""
+    """Time stretching, and masking of bands and of time."""
 
     stretch: float = 0.1
-    """A clip is played up to this share faster or slower, at its own pitch; 0: at its own tempo."""
+    """The maximum change of tempo, at the same pitch, as a fraction; 0 turns time stretching
+    off."""
     band_masks: int = 1
-    band_share: float = 0.15
-    """Most of the bands that one mask hides."""
+    """The number of masks along frequency."""
+    max_band_fraction: float = 0.15
+    """The maximum fraction of the bands that one mask covers."""
     time_masks: int = 1
-    time_share: float = 0.15
-    """Most of a clip that one mask hides."""
+    """The number of masks along time."""
+    max_time_fraction: float = 0.15
+    """The maximum fraction of a segment that one mask covers."""
 
     def __post_init__(self) -> None:
-        for name in ("stretch", "band_share", "time_share"):
+        for name in ("stretch", "max_band_fraction", "max_time_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(
-                    f"{name} is a share, at least 0 and below 1, but it is {getattr(self, name)}."
+                    f"{name} must be at least 0 and less than 1, got {getattr(self, name)}."
                 )
         for name in ("band_masks", "time_masks"):
             if getattr(self, name) < 0:
-                raise ValueError(f"{name} is 0 or more, but it is {getattr(self, name)}.")
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
 
     @property
-    def draws(self) -> int:
-        """Numbers that are drawn for a clip: the tempo, and width and place of each mask."""
+    def num_random(self) -> int:
+        """The number of random values per segment: the tempo, and width and position of each
+        mask."""
         return 1 + 2 * (self.band_masks + self.time_masks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SpectrogramTransformerConfig:
     rate_hz: int = 16_000
-    """Samples a second of what it hears: the data's."""
+    """The sampling rate of the audio, which must be that of the data."""
     window: int = 1024
-    """Samples that one frame of the spectrogram looks at: 64 ms at 16 kHz, enough to tell two
-    semitones apart."""
+    """The number of samples of one frame of the spectrogram: 64 ms at 16 kHz, enough to resolve two
+    semitones."""
     hop: int = 256
-    """Samples from one frame to the next."""
+    """The number of samples from one frame to the next."""
     bands: int = 64
-    """Mel bands."""
+    """The number of mel bands."""
     patch: tuple[int, int] = (16, 8)
-    """Bands and frames of a patch."""
+    """The number of bands and frames of a patch."""
     dim: int = 128
+    """The embedding dimension of the transformer."""
     depth: int = 4
-    """Transformer blocks."""
+    """The number of transformer blocks."""
     heads: int = 4
+    """The number of attention heads."""
     drop: float = 0.25
-    """The share of a clip's patches that is left out at each visit in training."""
+    """The fraction of the patches of a segment that is dropped at each training step."""
     augment: SpecAugmentConfig | None = field(default_factory=SpecAugmentConfig)
+    """The augmentation of spectrograms in training, or none."""
 
     def __post_init__(self) -> None:
         bands, frames = self.patch
         if bands < 1 or frames < 1 or self.bands % bands:
             raise ValueError(
-                f"{self.bands} mel bands cannot be cut into patches of {bands} bands and {frames} frames: the bands of a patch "
-                "divide them, and both are at least 1."
+                f"{self.bands} mel bands cannot be divided into patches of {bands} bands and "
+                f"{frames} frames: both must be at least 1, and the bands of a patch must divide "
+                "the mel bands."
             )
         if not 1 <= self.hop <= self.window:
             raise ValueError(
-                f"A hop is at least 1 sample and at most the window, but they are {self.hop} and {self.window}."
+                f"hop must be at least 1 and at most the window of {self.window} samples, got "
+                f"{self.hop}."
             )
         if self.depth < 1:
-            raise ValueError(f"A transformer has at least 1 block, but depth is {self.depth}.")
+            raise ValueError(f"depth must be at least 1, got {self.depth}.")
         if not 0 <= self.drop < 1:
-            raise ValueError(f"drop is a share, at least 0 and below 1, but it is {self.drop}.")
+            raise ValueError(f"drop must be at least 0 and less than 1, got {self.drop}.")
 
     def validate_data(self, data: Any) -> None:
+        """Raise ValueError if the data has another sampling rate."""
         if data.rate_hz != self.rate_hz:
             raise ValueError(
-                f"The clips come at {data.rate_hz:,} samples a second, but the network hears {self.rate_hz:,}: "
-                f"use --data.rate-hz {self.rate_hz}, or --task.model.audio.rate-hz {data.rate_hz}."
+                f"The audio has a sampling rate of {data.rate_hz:,} Hz, but the model expects "
+                f"{self.rate_hz:,} Hz: use --data.rate-hz {self.rate_hz}, or "
+                f"--task.model.audio.rate-hz {data.rate_hz}."
             )
 
     def build(self) -> SpectrogramTransformer:
@@ -112,21 +125,23 @@ class SpectrogramTransformerConfig:
 
 
 @dataclass
-class Heard:
-    """Log-mel pictures of some clips, and how many frames of each are real."""
+class Spectrogram:
+    """A padded batch of log-mel spectrograms."""
 
-    spectrum_BMF: Tensor
+    values_BMF: Tensor
     frames_B: Tensor
+    """The number of real frames of each segment."""
 
 
 @dataclass
 class Patches:
     values_BPV: Tensor
-    """frame by frame, and within these from the lowest band up, so that the real ones come first"""
+    """Frame by frame and within frames from the lowest band up, so that the real ones come
+    first."""
     real_B: Tensor
-    """how many of each clip are real"""
+    """The number of real patches of each segment."""
     grid: tuple[int, int]
-    """along time and along frequency"""
+    """The number of patches along time and along frequency."""
 
 
 class SpectrogramTransformer(nn.Module):
@@ -135,171 +150,166 @@ class SpectrogramTransformer(nn.Module):
         self.config, self.dim = config, config.dim
         bands, frames = config.patch
         self.patch_norm, self.token_norm = Norm(bands * frames), Norm(config.dim)
-        self.to_token = linear(bands * frames, config.dim)
-        self.to_level = linear(2, config.dim)
-        self.band = nn.Parameter(0.02 * torch.randn(config.bands // bands, config.dim))
+        self.project_patch = linear(bands * frames, config.dim)
+        self.project_stats = linear(2, config.dim)
+        self.band_embedding = nn.Parameter(0.02 * torch.randn(config.bands // bands, config.dim))
         self.transformer = Transformer(config.dim, config.depth, config.heads)
 
     def forward(
         self,
         samples_BN: Tensor,
         lengths_B: Tensor,
-        chances: Sequence[Generator] | None = None,
+        generators: Sequence[Generator] | None = None,
         layers: Sequence[int] = (),
     ) -> list[Tensor]:
-        """The mean (B, W) of each clip's states after each of `layers` blocks and, last, after all
-        of them and the last norm.
+        """Return the mean (B, W) of each segment's states after each of `layers` blocks and, last,
+        after all blocks and the final norm.
 
-        In training something is left out of each clip, as its generator in `chances` says; without
-        generators nothing is.
+        In training, with one generator per segment, the input is augmented and patches are dropped;
+        without generators it is not.
         """
-        heard = self.hear(samples_BN, lengths_B)
-        if self.training and chances is not None and self.config.augment is not None:
-            heard = augmented(heard, self.config.augment, chances)
-        patches = self.patches(heard)
-        turned = rope_cache(
+        spectrogram = self.compute_spectrogram(samples_BN, lengths_B)
+        if self.training and generators is not None and self.config.augment is not None:
+            spectrogram = augment_spectrogram(spectrogram, self.config.augment, generators)
+        patches = self.patchify(spectrogram)
+        rope = rope_cache(
             grid_positions(patches.grid).to(patches.values_BPV), self.transformer.head_dim
         )
         band_P = torch.arange(patches.grid[1], device=samples_BN.device).repeat(patches.grid[0])
-        if self.training and chances is not None and self.config.drop:
-            kept_BK, real_B = some_of(patches.real_B, self.config.drop, chances)
+        if self.training and generators is not None and self.config.drop:
+            kept_BK, real_B = sample_patches(patches.real_B, self.config.drop, generators)
             values_BKV = patches.values_BPV.gather(
                 1, kept_BK[..., None].expand(-1, -1, patches.values_BPV.shape[2])
             )
-            patches, band_P = (
-                replace(patches, values_BPV=values_BKV, real_B=real_B),
-                band_P[kept_BK],
-            )
-            turned = Rotary(turned.cosine[kept_BK].unsqueeze(1), turned.sine[kept_BK].unsqueeze(1))
-        tokens_BPW = self.tokens(patches.values_BPV) + self.band[band_P]
-        mask_BP = (
-            torch.arange(tokens_BPW.shape[1], device=tokens_BPW.device) < patches.real_B[:, None]
-        )
-        seen = None if bool(mask_BP.all()) else mask_BP  # attention without a mask is faster
+            patches = replace(patches, values_BPV=values_BKV, real_B=real_B)
+            band_P = band_P[kept_BK]
+            rope = Rotary(rope.cos[kept_BK].unsqueeze(1), rope.sin[kept_BK].unsqueeze(1))
+        tokens_BPW = self.embed_patches(patches.values_BPV) + self.band_embedding[band_P]
+        index_P = torch.arange(tokens_BPW.shape[1], device=tokens_BPW.device)
+        mask_BP = index_P < patches.real_B[:, None]
+        attention_mask = None if bool(mask_BP.all()) else mask_BP  # faster without a mask
         return [
-            mean_of(states, mask_BP)
-            for states in self.transformer.layers(tokens_BPW, turned, seen, at=layers)
+            masked_mean(states, mask_BP)
+            for states in self.transformer.hidden_states(
+                tokens_BPW, rope, attention_mask, at=layers
+            )
         ]
 
-    def hear(self, samples_BN: Tensor, lengths_B: Tensor) -> Heard:
+    def compute_spectrogram(self, samples_BN: Tensor, lengths_B: Tensor) -> Spectrogram:
+        """Compute the log-mel spectrograms, with silence after the real samples."""
         config = self.config
-        spectrum_BMF = log_mel(
+        values_BMF = log_mel_spectrogram(
             samples_BN,
             rate_hz=config.rate_hz,
             window=config.window,
             hop=config.hop,
             bands=config.bands,
-            quiet=QUIET,
-        ).to(self.band.dtype)
+            min_magnitude=MIN_MAGNITUDE,
+        ).to(self.band_embedding.dtype)
         frames_B = -(-lengths_B // config.hop)
-        return Heard(quiet_after(spectrum_BMF, frames_B), frames_B)
+        return Spectrogram(silence_padding(values_BMF, frames_B), frames_B)
 
-    def patches(self, heard: Heard) -> Patches:
+    def patchify(self, spectrogram: Spectrogram) -> Patches:
+        """Divide normalized spectrograms into patches."""
         bands, frames = self.config.patch
-        count = heard.spectrum_BMF.shape[2]
-        spectrum = F.pad(heard.spectrum_BMF, (0, -count % frames), value=SILENCE)
-        cut = spectrum.unflatten(2, (-1, frames)).unflatten(
-            1, (-1, bands)
-        )  # B, bands of patches, bands, times, frames
-        cut = cut.permute(0, 3, 1, 2, 4)
-        grid = (cut.shape[1], cut.shape[2])
-        real_B = -(-heard.frames_B // frames) * grid[1]
-        return Patches(
-            ((cut - CENTRE) / SPREAD).flatten(3).flatten(1, 2), real_B.clamp_min(1), grid
-        )
+        count = spectrogram.values_BMF.shape[2]
+        padded = F.pad(spectrogram.values_BMF, (0, -count % frames), value=SILENCE)
+        # (B, bands of patches, bands, times of patches, frames) -> times and bands of patches first
+        patches = padded.unflatten(2, (-1, frames)).unflatten(1, (-1, bands))
+        patches = patches.permute(0, 3, 1, 2, 4)
+        grid = (patches.shape[1], patches.shape[2])
+        real_B = -(-spectrogram.frames_B // frames) * grid[1]
+        values_BPV = ((patches - MEAN) / STD).flatten(3).flatten(1, 2)
+        return Patches(values_BPV, real_B.clamp_min(1), grid)
 
-    def tokens(self, values_BPV: Tensor) -> Tensor:
+    def embed_patches(self, values_BPV: Tensor) -> Tensor:
+        """Return the token (B, P, W) of each patch."""
         mean = values_BPV.mean(2)
-        deviation = (
-            (values_BPV.square().mean(2) - mean.square()).clamp_min(0).sqrt()
-        )  # std_mean: 0.85 ms, not 0.05
-        tokens = self.to_token(self.patch_norm(values_BPV)) + self.to_level(
-            torch.stack([mean, deviation], dim=-1)
+        # torch.std_mean takes 0.85 ms instead of 0.05.
+        std = (values_BPV.square().mean(2) - mean.square()).clamp_min(0).sqrt()
+        tokens = self.project_patch(self.patch_norm(values_BPV)) + self.project_stats(
+            torch.stack([mean, std], dim=-1)
         )
         return self.token_norm(tokens)
 
 
-def mean_of(states_BPW: Tensor, mask_BP: Tensor) -> Tensor:
+def masked_mean(states_BPW: Tensor, mask_BP: Tensor) -> Tensor:
+    """Return the mean (B, W) over the positions where the mask is True."""
     weights = mask_BP.to(states_BPW.dtype)
     return (states_BPW * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
 
 
-def quiet_after(spectrum_BMF: Tensor, frames_B: Tensor) -> Tensor:
-    """Nothing is heard after the last real frame: not even the end of a sound in a window that
-    reaches back."""
-    if int(frames_B.min()) >= spectrum_BMF.shape[2]:
-        return spectrum_BMF
-    real_BF = torch.arange(spectrum_BMF.shape[2], device=spectrum_BMF.device) < frames_B[:, None]
-    return spectrum_BMF.masked_fill(~real_BF[:, None], SILENCE)
+def silence_padding(values_BMF: Tensor, frames_B: Tensor) -> Tensor:
+    """Set all frames after the last real one to silence, including those whose window still reaches
+    real samples."""
+    if int(frames_B.min()) >= values_BMF.shape[2]:
+        return values_BMF
+    real_BF = torch.arange(values_BMF.shape[2], device=values_BMF.device) < frames_B[:, None]
+    return values_BMF.masked_fill(~real_BF[:, None], SILENCE)
 
 
-# ---- what is left out in training
+# ---- augmentation
 
 
-def augmented(heard: Heard, config: SpecAugmentConfig, chances: Sequence[Generator]) -> Heard:
-    drawn_BC = torch.stack([torch.rand(config.draws, generator=chance) for chance in chances]).to(
-        heard.spectrum_BMF
-    )
+def augment_spectrogram(
+    spectrogram: Spectrogram, config: SpecAugmentConfig, generators: Sequence[Generator]
+) -> Spectrogram:
+    """Stretch spectrograms in time and mask bands and frames."""
+    random_BC = torch.stack(
+        [torch.rand(config.num_random, generator=generator) for generator in generators]
+    ).to(spectrogram.values_BMF)
     if config.stretch:
-        heard = stretched(
-            heard,
-            (1 - config.stretch) * ((1 + config.stretch) / (1 - config.stretch)) ** drawn_BC[:, 0],
-        )
-    spectrum_BMF, number = heard.spectrum_BMF, 1
-    hidden_BMF = torch.zeros_like(spectrum_BMF, dtype=torch.bool)
-    all_bands_B = torch.full_like(heard.frames_B, spectrum_BMF.shape[1])
+        slowest, ratio = 1 - config.stretch, (1 + config.stretch) / (1 - config.stretch)
+        spectrogram = time_stretch(spectrogram, slowest * ratio ** random_BC[:, 0])
+    values_BMF, frames_B = spectrogram.values_BMF, spectrogram.frames_B
+    bands, frames = values_BMF.shape[1:]
+    mask_BMF = torch.zeros_like(values_BMF, dtype=torch.bool)
+    all_bands_B = torch.full_like(frames_B, bands)
+    pairs = iter(random_BC[:, 1:].split(2, dim=1))
     for _ in range(config.band_masks):
-        hidden_BMF |= hidden(
-            all_bands_B, spectrum_BMF.shape[1], config.band_share, drawn_BC[:, number : number + 2]
-        )[..., None]
-        number += 2
+        mask_BMF |= span_mask(all_bands_B, bands, config.max_band_fraction, next(pairs))[..., None]
     for _ in range(config.time_masks):
-        hidden_BMF |= hidden(
-            heard.frames_B,
-            spectrum_BMF.shape[2],
-            config.time_share,
-            drawn_BC[:, number : number + 2],
-        )[:, None]
-        number += 2
-    return Heard(
-        quiet_after(torch.where(hidden_BMF, CENTRE, spectrum_BMF), heard.frames_B), heard.frames_B
-    )
+        mask_BMF |= span_mask(frames_B, frames, config.max_time_fraction, next(pairs))[:, None]
+    masked_BMF = torch.where(mask_BMF, MEAN, values_BMF)
+    return Spectrogram(silence_padding(masked_BMF, frames_B), frames_B)
 
 
-def stretched(heard: Heard, tempo_B: Tensor) -> Heard:
-    """Played at so many times its tempo: each frame is what lies that much further on, between two
-    frames.
+def time_stretch(spectrogram: Spectrogram, tempo_B: Tensor) -> Spectrogram:
+    """Change the tempo by a factor, with linear interpolation between frames.
 
-    What becomes longer than the picture is cut off.
+    A segment that becomes longer than the spectrogram is cut off.
     """
-    spectrum_BMF = heard.spectrum_BMF
-    bands, count = spectrum_BMF.shape[1:]
-    from_BF = torch.arange(count, device=spectrum_BMF.device) * tempo_B[:, None]
-    frames_B = (heard.frames_B / tempo_B).ceil().clamp(1, count).to(heard.frames_B)
-    left_BF = from_BF.long().clamp_max(count - 1)
+    values_BMF = spectrogram.values_BMF
+    bands, count = values_BMF.shape[1:]
+    source_BF = torch.arange(count, device=values_BMF.device) * tempo_B[:, None]
+    frames_B = (spectrogram.frames_B / tempo_B).ceil().clamp(1, count).to(spectrogram.frames_B)
+    left_BF = source_BF.long().clamp_max(count - 1)
     right_BF = (left_BF + 1).clamp_max(count - 1)
     left, right = (
-        spectrum_BMF.gather(2, at[:, None].expand(-1, bands, -1)) for at in (left_BF, right_BF)
+        values_BMF.gather(2, index[:, None].expand(-1, bands, -1)) for index in (left_BF, right_BF)
     )
-    return Heard(
-        quiet_after(torch.lerp(left, right, (from_BF - left_BF)[:, None]), frames_B), frames_B
-    )
+    stretched_BMF = torch.lerp(left, right, (source_BF - left_BF)[:, None])
+    return Spectrogram(silence_padding(stretched_BMF, frames_B), frames_B)
 
 
-def hidden(real_B: Tensor, count: int, share: float, drawn_B2: Tensor) -> Tensor:
-    """(B, count): a stretch of at most `share` of what is real, anywhere in it."""
-    width_B = drawn_B2[:, 0] * share * real_B
-    start_B = drawn_B2[:, 1] * (real_B - width_B)
-    places = torch.arange(count, device=real_B.device)
-    return (places >= start_B[:, None]) & (places + 1 <= (start_B + width_B)[:, None])
+def span_mask(real_B: Tensor, count: int, max_fraction: float, random_B2: Tensor) -> Tensor:
+    """Return (B, count) bool: a span of at most `max_fraction` of the real positions."""
+    width_B = random_B2[:, 0] * max_fraction * real_B
+    start_B = random_B2[:, 1] * (real_B - width_B)
+    positions = torch.arange(count, device=real_B.device)
+    return (positions >= start_B[:, None]) & (positions + 1 <= (start_B + width_B)[:, None])
 
 
-def some_of(real_B: Tensor, drop: float, chances: Sequence[Generator]) -> tuple[Tensor, Tensor]:
-    """(B, K) numbers of the patches that are kept of each clip, in their order, and how many these
-    are; the rest of a row is 0."""
+def sample_patches(
+    real_B: Tensor, drop: float, generators: Sequence[Generator]
+) -> tuple[Tensor, Tensor]:
+    """Sample the patches that are kept.
+
+    Returns their sorted indices (B, K), padded with 0, and how many there are of each segment.
+    """
     rows = []
-    for real, chance in zip(real_B.tolist(), chances, strict=True):
+    for real, generator in zip(real_B.tolist(), generators, strict=True):
         keep = max(1, round(real * (1 - drop)))
-        rows.append(torch.randperm(real, generator=chance)[:keep].sort().values)
+        rows.append(torch.randperm(real, generator=generator)[:keep].sort().values)
     kept_BK = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(real_B.device)
     return kept_BK, torch.tensor([len(row) for row in rows], device=real_B.device)

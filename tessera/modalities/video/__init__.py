@@ -8,12 +8,12 @@ MODALITY = Modality(
     name="video",
     suffixes=(".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"),
     media="tessera.modalities.video.media:Video",
-    inspect="tessera.modalities.video.inspect:check",
+    inspect="tessera.modalities.video.inspect:inspect_folder",
     recipes=(
         Recipe(
             build="tessera.modalities.video.recipes:videos_magvit2",
-            task="tessera.modalities.video.reconstruction:TokenizeVideos",
-            data="tessera.modalities.video.dataset:Videos",
+            task="tessera.modalities.video.reconstruction:VideoTokenizerTaskConfig",
+            data="tessera.modalities.video.dataset:VideoDataConfig",
         ),
     ),
     demo=(

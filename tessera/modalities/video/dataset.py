@@ -1,99 +1,96 @@
-"""Clips from a folder, or the built-in toys: equal numbers of square frames, each clip with its
-caption.
+"""Videos from a folder, or synthetic ones: square frames of one size and number, with captions.
 
-Where a clip begins and how its squares are cut is drawn once for all of its frames, from the
-example's own generator. Every frame is resized until its short side fits and then cut, in one
-antialiased step, as `modalities/image/dataset.py` does it. Pictures in the same folder are clips of
-one frame (`modalities/video/examples.py` tells how they share a batch with others). Which files are
-held out depends on their names alone (`data/split.py`), and those are never augmented.
+Images count as videos of a single frame, so both can be trained on together. Where a training video
+starts is drawn from the example's generator, and only that part of the file is decoded.
 """
 
 from __future__ import annotations
 
 import math
 import posixpath
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 import numpy as np
 import PIL.Image
 
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import Found, find
+from tessera.data.discovery import Found, find_files
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.dataset import ImageDataConfig, cut
-from tessera.modalities.video.io.base import Facts
-from tessera.modalities.video.io.files import ENDINGS, PICTURES, examine, probe
-from tessera.modalities.video.io.pyav import library
-from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_clip
+from tessera.modalities.image.dataset import ImageDataConfig, crop_square
+from tessera.modalities.video.io.base import VideoInfo, import_av
+from tessera.modalities.video.io.files import IMAGE_SUFFIXES, SUFFIXES, decode_all, probe
+from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_video
 from tessera.modalities.video.synthetic import SyntheticVideos
+from tessera.run.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoDataConfig(DataConfig):
     path: str | None = None
-    """A folder of clips, with subfolders; or one clip. None: the built-in toys."""
+    """A folder of videos, with subfolders, or one video; None generates synthetic videos."""
     size: int = 64
-    """The side of the square frames, in pixels."""
+    """The side of the square frames in pixels."""
     frames: int = 17
-    """How many frames a clip has."""
+    """The number of frames of an example."""
     rate_hz: float | None = None
-    """Frames a second, whatever the file's own rate is; None takes the file's. Toys have no
-    rate."""
+    """The number of frames per second; None uses the rate of each file."""
     stride: int = 1
-    """Take every n-th of those frames."""
+    """Use every n-th frame only."""
     crop: Literal["random", "centre"] = "random"
-    """Where a training clip is cut from, in time and in space; centre is the middle of both."""
+    """The position of the crop of a training video, in time and space."""
     min_scale: float = 1.0
-    """The smallest random square, as a share of the frame's short side; 1 takes as much as there
-    is."""
+    """The smallest random crop as a fraction of the short side; 1 uses the whole short side."""
     flip: bool = False
-    """Mirror half of the training clips. Right for tokenizers; wrong where a caption says left or
-    right."""
-    short: Literal["pad", "skip"] = "pad"
-    """What becomes of clips with fewer frames: the last one is repeated, or they are left out."""
+    """Mirror half of the training videos. Do not use it where captions mention left or right."""
+    on_short: Literal["pad", "skip"] = "pad"
+    """What to do with videos of fewer frames: repeat the last frame, or skip them."""
     images: Literal["single", "skip"] = "single"
-    """Pictures in the folder count as clips of a single frame, or are left out."""
+    """Whether images in the folder are videos of a single frame or are skipped."""
     folders: Literal["pictures", "clips"] = "pictures"
-    """What a folder of pictures is: so many pictures, or one clip, its frames in the order of their
-    numbers (24 a second)."""
+    """Whether a folder of images holds single images (`pictures`), or is one video of numbered frames
+    at 24 per second (`clips`)."""
     val_fraction: float = 0.05
-    """The share held out, chosen by file name; 0 validates on the training clips themselves."""
+    """The fraction held out, chosen by file name; 0 validates on the training videos."""
     split_seed: int = 0
-    """Another seed holds out other files."""
-    toys: int = 2000
-    """How many toy clips to learn from; those held out come on top."""
-    toy_seed: int = 0
-    """Another seed is another set of toys."""
+    """The seed of the choice of held-out files."""
+    num_synthetic: int = 2000
+    """The number of synthetic training videos; the held-out ones come on top."""
+    synthetic_seed: int = 0
+    """The seed of the synthetic videos."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.squares()  # refuses what cannot be of the fields that both have
+        self.frame_config()  # checks the fields that images have too
         if self.frames < 1:
-            raise ValueError(f"A clip has at least 1 frame, but frames is {self.frames}.")
+            raise ValueError(f"frames must be at least 1, got {self.frames}.")
         if self.rate_hz is not None and not 0 < self.rate_hz < math.inf:
             raise ValueError(
-                f"rate_hz is a number of frames a second, above 0, or None for the file's; not {self.rate_hz}."
+                f"rate_hz must be above 0, or None for the rate of each file, got {self.rate_hz}."
             )
         if self.stride < 1:
-            raise ValueError(
-                f"A stride of 1 takes every frame and of 2 every second one, but stride is {self.stride}."
-            )
+            raise ValueError(f"stride must be at least 1, got {self.stride}.")
+
+    def frame_config(self) -> ImageDataConfig:
+        """Return the configuration by which each frame is cropped."""
+        return ImageDataConfig(
+            size=self.size, crop=self.crop, min_scale=self.min_scale, flip=self.flip
+        )
 
     def synthetic_dataset(self) -> SyntheticVideos:
-        return SyntheticVideos(self.toys, size=self.size, frames=self.frames, seed=self.toy_seed)
+        return SyntheticVideos(
+            self.num_synthetic, size=self.size, frames=self.frames, seed=self.synthetic_seed
+        )
 
-    def folder_dataset(self) -> VideoFolderDataset:
-        return VideoFolderDataset.of(find_clips(str(self.path), self.images, self.folders), self)
+    def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
+        found = find_videos(str(self.path), self.images, self.folders)
+        return VideoFolderDataset.from_found(found, self, captions)
 
-    def libraries(self) -> tuple[Callable[[], ModuleType], ...]:
-        return (library,)
+    def check_libraries(self) -> None:
+        import_av()
 
     def preprocessing(self) -> dict[str, Any]:
-        """How a clip is prepared before it is tokenized or measured."""
         return {
             "size": self.size,
             "frames": self.frames,
@@ -104,107 +101,119 @@ class VideoDataConfig(DataConfig):
     def without_augmentation(self) -> VideoDataConfig:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
 
-    def sample_metric(self) -> None:
-        """Nothing here can tell whether a clip shows what its prompt says."""
+    def collate(self, examples: list[VideoExample]) -> VideoBatch:
+        return collate(examples)
 
-    def squares(self) -> ImageDataConfig:
-        """How each frame is cut: as a picture would be."""
-        return ImageDataConfig(
-            size=self.size, crop=self.crop, min_scale=self.min_scale, flip=self.flip
-        )
+    def example_from_media(self, media: Any) -> VideoExample:
+        """Preprocess a Video, or an array (T, H, W, 3) of uint8: its middle frames."""
+        video = Video(media, self.rate_hz or 24.0) if isinstance(media, np.ndarray) else media
+        if not isinstance(video, Video):
+            raise UserError(
+                "Expected a Video, a path or an array (frames, height, width, 3) of uint8, got a "
+                f"{type(media).__name__}."
+            )
+        step = video.rate_hz / (self.rate_hz or video.rate_hz) * self.stride
+        count = min(self.frames, max(1, math.floor((len(video.frames) - 1) / step) + 1))
+        first = (len(video.frames) - 1 - (count - 1) * step) / 2
+        indices = [round(first + i * step) for i in range(count)]
+        chosen = Video(video.frames[indices], video.rate_hz / step)
+        config = self.without_augmentation().frame_config()
+        squares = crop_frames(chosen, config, np.random.default_rng(0))
+        return pad_frames(squares, self.frames, "")
 
 
-def find_clips(
+def find_videos(
     path: str | Path,
     images: Literal["single", "skip"] = "single",
     folders: Literal["pictures", "clips"] = "pictures",
 ) -> Found:
-    """The clips of a folder: its files, and, where they are asked for, its folders of pictures ("."
-    is the folder itself)."""
-    pictures = PICTURES if images == "single" or folders == "clips" else ()
-    found = find(path, ENDINGS + pictures, "clips")
+    """Find videos: files and, if requested, folders of frames ("." is the folder itself)."""
+    suffixes = IMAGE_SUFFIXES if images == "single" or folders == "clips" else ()
+    found = find_files(path, SUFFIXES + suffixes, "videos")
     if folders == "pictures" or Path(path).expanduser().is_file():
         return found
-    frames = {name for name in found.names if name.lower().endswith(PICTURES)}
-    clips = {posixpath.dirname(name) or "." for name in frames}
-    return Found(found.root, sorted(clips | set(found.names) - frames), found.beside)
+    frames = {name for name in found.names if name.lower().endswith(IMAGE_SUFFIXES)}
+    frame_folders = {posixpath.dirname(name) or "." for name in frames}
+    names = sorted(frame_folders | set(found.names) - frames)
+    return Found(found.root, names, found.other_files)
 
 
 @dataclass(frozen=True)
 class VideoFolderDataset(FileDataset):
-    """The source: files of one folder, cut as the configuration says."""
-
     config: VideoDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
-        """Always five draws: one for the beginning and four for the squares."""
-        drawn = rng.random()
-        moment = drawn if self.config.crop == "random" else 0.5
-        video = self.clip(self.path(index), moment)
-        squares = cut_alike(video, self.config.squares(), rng)
-        length = len(squares.frames)
-        padded = squares.floats()[:, np.minimum(np.arange(self.config.frames), length - 1)]
-        return VideoExample(padded, length, video.rate_hz, self.sample_caption(index, rng))
+        """Draw five random numbers: one for the start and four for the crop."""
+        u = rng.random()
+        position = u if self.config.crop == "random" else 0.5
+        video = self.load_part(self.path(index), position)
+        squares = crop_frames(video, self.config.frame_config(), rng)
+        return pad_frames(squares, self.config.frames, self.sample_caption(index, rng))
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
-    def clip(self, path: str, moment: float) -> Video:
-        """The part of a file that begins at `moment`, 0 for the earliest beginning to 1 for the
-        last."""
-        facts = probe(path)
-        if facts.still:
-            return self.picture(path)
-        video = self.part(path, facts, moment)
-        if len(video.frames) < self.config.frames and self.config.short == "skip":
+    def load_part(self, path: str, position: float) -> Video:
+        """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
+        info = probe(path)
+        if info.still:
+            return self.load_image(path)
+        video = self.read_part(path, info, position)
+        if len(video.frames) < self.config.frames and self.config.on_short == "skip":
             raise UnreadableFile(
-                f"{path}: it gives {len(video.frames)} frames at {video.rate_hz:g} a second, "
-                f"fewer than the {self.config.frames} asked for"
+                f"{path}: it has {len(video.frames)} frames at {video.rate_hz:g} per second, fewer than "
+                f"the requested {self.config.frames}"
             )
         return video
 
-    def picture(self, path: str) -> Video:
+    def load_image(self, path: str) -> Video:
         if self.config.images == "skip":
-            raise UnreadableFile(f"{path}: it is a still picture, and only clips are asked for")
-        return read_clip(path, 0.0, 1, 1.0, shortest=self.config.squares().enough)
+            raise UnreadableFile(f"{path}: it is an image, and images are skipped")
+        return read_video(path, 0.0, 1, 1.0, min_side=self.config.frame_config().decode_size)
 
-    def part(self, path: str, facts: Facts, moment: float) -> Video:
-        """From the length that the file claims; where that does not hold, from what can be read of
-        it."""
+    def read_part(self, path: str, info: VideoInfo, position: float) -> Video:
+        """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
-            video = self.part_of(path, facts, facts.seconds, moment)
-            promised = math.floor(last_beginning(facts, facts.seconds) * self.rate(facts)) + 1
-            if len(video.frames) >= min(self.config.frames, promised):
+            video = self.read_at(path, info, info.seconds, position)
+            stated = math.floor(last_start(info, info.seconds) * self.rate_hz(info)) + 1
+            if len(video.frames) >= min(self.config.frames, stated):
                 return video
         except UnreadableFile:
             pass
-        return self.part_of(path, facts, examine(path).seconds, moment)
+        return self.read_at(path, info, decode_all(path).seconds, position)
 
-    def part_of(self, path: str, facts: Facts, seconds: float, moment: float) -> Video:
-        """The beginning is that of a frame of the file, each as likely as the others."""
-        span = (self.config.frames - 1) / self.rate(facts)
-        later = max(0, math.floor((last_beginning(facts, seconds) - span) * facts.rate_hz))
-        start = min(later, int(moment * (later + 1))) / facts.rate_hz
-        return read_clip(
-            path, start, self.config.frames, self.rate(facts), shortest=self.config.squares().enough
+    def read_at(self, path: str, info: VideoInfo, seconds: float, position: float) -> Video:
+        """Read from the start of a frame of the file; all frames are equally likely."""
+        span = (self.config.frames - 1) / self.rate_hz(info)
+        num_later = max(0, math.floor((last_start(info, seconds) - span) * info.rate_hz))
+        start = min(num_later, int(position * (num_later + 1))) / info.rate_hz
+        decode_size = self.config.frame_config().decode_size
+        return read_video(
+            path, start, self.config.frames, self.rate_hz(info), min_side=decode_size
         )
 
-    def rate(self, facts: Facts) -> float:
-        return (self.config.rate_hz or facts.rate_hz) / self.config.stride
+    def rate_hz(self, info: VideoInfo) -> float:
+        return (self.config.rate_hz or info.rate_hz) / self.config.stride
 
 
-def last_beginning(facts: Facts, seconds: float) -> float:
-    """When the last frame of a file begins that ends at `seconds`; and a quarter of a frame more,
-    for rounded stamps."""
-    return seconds - 0.75 / facts.rate_hz
+def last_start(info: VideoInfo, seconds: float) -> float:
+    """Return when the last frame of a file of this length starts, plus a quarter of a frame for
+    rounded time stamps."""
+    return seconds - 0.75 / info.rate_hz
 
 
-def cut_alike(video: Video, squares: ImageDataConfig, rng: np.random.Generator) -> Video:
-    """Every frame is cut with the same four draws: each time the generator is as it was before the
-    first."""
-    before = rng.bit_generator.state
-    cuts = []
+def crop_frames(video: Video, config: ImageDataConfig, rng: np.random.Generator) -> Video:
+    """Crop all frames alike, with the four random numbers of one image."""
+    state = rng.bit_generator.state
+    squares = []
     for frame in video.frames:
-        rng.bit_generator.state = before
-        cuts.append(np.asarray(cut(PIL.Image.fromarray(frame), squares, rng)))
-    return Video(np.stack(cuts), video.rate_hz)
+        rng.bit_generator.state = state
+        squares.append(np.asarray(crop_square(PIL.Image.fromarray(frame), config, rng)))
+    return Video(np.stack(squares), video.rate_hz)
+
+
+def pad_frames(video: Video, count: int, caption: str) -> VideoExample:
+    """Repeat the last frame up to `count` frames."""
+    length = len(video.frames)
+    padded = video.to_floats()[:, np.minimum(np.arange(count), length - 1)]
+    return VideoExample(padded, length, video.rate_hz, caption)

@@ -1,11 +1,11 @@
-"""The judge of motion: says of every patch of a clip, in time and space, how real it looks.
+"""The temporal discriminator of videos, which classifies patches in time and space.
 
-A patch discriminator (modalities/image/discriminator.py) with time as a third direction, as
-MAGVIT-v2 judges whole clips (arXiv 2310.05737, section 3.2). Single frames are left to the judge of
-images. What flickers and what drags show at different speeds, so several judges may look at a clip,
-each at its own frame rate: `judge(slowed(clip, 2))`.
+A patch discriminator (modalities/image/discriminator.py) with time as a third dimension, as in
+MAGVIT-v2 (arXiv 2310.05737, section 3.2). Single frames are left to the discriminator of images.
+Flicker and lag are visible at different frame rates, so a video may have several discriminators,
+each at its own rate: `discriminator(subsample_frames(video, 2))`.
 
-B examples, C channels, t, h and w patches. Clips are (B, C, T, H, W) in [-1, 1].
+B examples, C channels, t, h and w patches. Videos are (B, C, T, H, W) in [-1, 1].
 """
 
 from __future__ import annotations
@@ -18,111 +18,113 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tessera.modalities.image.discriminator import SLOPE, Discriminated, through
-from tessera.nn.init import start
+from tessera.nn.discriminator import LEAKY_SLOPE, DiscriminatorOutput, run_layers
+from tessera.nn.init import init_fan_in_
 
 
 @dataclass(frozen=True, kw_only=True)
 class TemporalDiscriminatorConfig:
     dim: int = 64
-    """Channels after the first layer; every further layer doubles them."""
+    """Channels after the first layer; each further layer doubles them."""
     max_channels: int = 512
-    """The most channels that doubling leads to."""
+    """The maximum number of channels."""
     layers: int = 3
-    """How often the clip is halved, in time and in space. A patch is 26, 54 or 110 pixels wide with
-    2, 3 or 4 layers, and 23, 47 or 95 frames long: of most clips it sees the whole length."""
+    """The number of downsamplings by two, in time and in space. A patch is 26, 54 or 110 pixels
+    wide with 2, 3 or 4 layers and 23, 47 or 95 frames long, which is all of most videos."""
     channels: int = 3
-    """Of the clips."""
+    """Channels of the videos."""
     norm: Literal["group", "none"] = "group"
-    """What steadies the hidden layers; batch norm would let examples see each other."""
+    """The normalization of the hidden layers. Batch norm is not available, since it would make
+    examples depend on each other."""
     groups: int = 8
-    """Groups of the group norm."""
+    """The number of groups of the group norm."""
 
     def __post_init__(self) -> None:
         if self.layers < 1:
+            raise ValueError(f"layers must be at least 1, got {self.layers}.")
+        invalid = [channels for channels in self.stage_channels if channels % self.groups]
+        if self.norm == "group" and invalid:
             raise ValueError(
-                f"A temporal discriminator halves the clip, so layers ({self.layers}) must be 1 or more."
-            )
-        unfit = [width for width in self.stage_channels if width % self.groups]
-        if self.norm == "group" and unfit:
-            raise ValueError(
-                f"Group norm divides channels into {self.groups} equal groups, and {unfit[0]} channels do not divide "
-                f"so: make dim ({self.dim}) and widest ({self.max_channels}) multiples of {self.groups}, or change groups."
+                f"{invalid[0]} channels are not divisible into the {self.groups} groups of the "
+                f"group norm: make dim ({self.dim}) and max_channels ({self.max_channels}) "
+                f"multiples of {self.groups}, or change groups."
             )
 
     @property
     def stage_channels(self) -> list[int]:
-        """Of the layers: one for each halving, and one more before the logits."""
+        """Channels after each downsampling, and after one more layer before the logits."""
         return [min(self.dim * 2**layer, self.max_channels) for layer in range(self.layers + 1)]
 
     def build(self) -> TemporalDiscriminator:
         return TemporalDiscriminator(self)
 
-    def build_norm(self, width: int) -> nn.Module:
-        return nn.GroupNorm(self.groups, width) if self.norm == "group" else nn.Identity()
+    def build_norm(self, channels: int) -> nn.Module:
+        """Build the normalization of one layer."""
+        return nn.GroupNorm(self.groups, channels) if self.norm == "group" else nn.Identity()
 
 
 class Layer(nn.Module):
-    """Convolution, norm, activation."""
+    """Convolution, norm and activation."""
 
     def __init__(self, convolution: nn.Conv3d, norm: nn.Module) -> None:
         super().__init__()
         self.convolution, self.norm = convolution, norm
-        start(convolution, gain=nn.init.calculate_gain("leaky_relu", SLOPE))
+        init_fan_in_(convolution, gain=nn.init.calculate_gain("leaky_relu", LEAKY_SLOPE))
 
-    def forward(self, clip: Tensor) -> Tensor:
-        return F.leaky_relu(self.norm(self.convolution(clip)), SLOPE)
+    def forward(self, x: Tensor) -> Tensor:
+        return F.leaky_relu(self.norm(self.convolution(x)), LEAKY_SLOPE)
 
 
-def halving(inputs: int, outputs: int) -> nn.Conv3d:
-    """T frames become (T + 1) // 2, so that a single one is left alone; sides are halved."""
+def downsample_2x(inputs: int, outputs: int) -> nn.Conv3d:
+    """Build a convolution that halves both sides and reduces T frames to (T + 1) // 2."""
     return nn.Conv3d(inputs, outputs, (3, 4, 4), stride=2, padding=1)
 
 
 class TemporalDiscriminator(nn.Module):
-    """From (B, C, T, H, W) to logits (B, 1, t, h, w), high where a patch looks real.
+    """Map videos (B, C, T, H, W) to logits (B, 1, t, h, w), high for patches classified as real.
 
-    The first layer is not normalised: brightness and contrast are among the things that are judged.
+    The first layer is not normalized, so that brightness and contrast remain visible to the
+    network.
     """
 
     def __init__(self, config: TemporalDiscriminatorConfig) -> None:
         super().__init__()
         self.config = config
-        *halved, last = config.stage_channels
-        self.layers = nn.Sequential(Layer(halving(config.channels, halved[0]), nn.Identity()))
-        for inputs, outputs in pairwise(halved):
-            self.layers.append(Layer(halving(inputs, outputs), config.build_norm(outputs)))
+        *channels, last = config.stage_channels
+        self.layers = nn.Sequential(
+            Layer(downsample_2x(config.channels, channels[0]), nn.Identity())
+        )
+        for inputs, outputs in pairwise(channels):
+            self.layers.append(Layer(downsample_2x(inputs, outputs), config.build_norm(outputs)))
         self.layers.append(
-            Layer(nn.Conv3d(halved[-1], last, 3, padding=1), config.build_norm(last))
+            Layer(nn.Conv3d(channels[-1], last, 3, padding=1), config.build_norm(last))
         )
         self.logit = nn.Conv3d(last, 1, 3, padding=1)
-        start(self.logit, gain=1.0)
+        init_fan_in_(self.logit, gain=1.0)
 
-    def forward(self, clips: Tensor) -> Tensor:
-        return self.discriminate(clips).logits
+    def forward(self, videos: Tensor) -> Tensor:
+        return self.discriminate(videos).logits
 
-    def discriminate(self, clips: Tensor) -> Discriminated:
-        smallest = 2**self.config.layers
+    def discriminate(self, videos: Tensor) -> DiscriminatorOutput:
+        """Return the logits and the features of every layer."""
+        min_size = 2**self.config.layers
         if (
-            clips.ndim != 5
-            or clips.shape[1] != self.config.channels
-            or min(clips.shape[3:]) < smallest
+            videos.ndim != 5
+            or videos.shape[1] != self.config.channels
+            or min(videos.shape[3:]) < min_size
         ):
             raise ValueError(
-                f"Clips of shape {tuple(clips.shape)} were given; this discriminator judges "
-                f"(B, {self.config.channels}, T, H, W) and halves it {self.config.layers} times, so H and W must be "
-                f"{smallest} or more. Use larger frames or fewer layers."
+                f"Videos have the shape {tuple(videos.shape)}, but this discriminator expects "
+                f"(B, {self.config.channels}, T, H, W) and downsamples {self.config.layers} times, "
+                f"so H and W must be at least {min_size}: use larger frames or fewer layers."
             )
-        return through(
-            self.layers, self.logit, clips.contiguous(memory_format=torch.channels_last_3d)
+        return run_layers(
+            self.layers, self.logit, videos.contiguous(memory_format=torch.channels_last_3d)
         )
 
 
-def slowed(clips: Tensor, factor: int) -> Tensor:
-    """Every `factor`-th frame of clips (B, C, T, H, W), the first among them: the same motion at a
-    lower frame rate."""
+def subsample_frames(videos: Tensor, factor: int) -> Tensor:
+    """Return every `factor`-th frame of videos (B, C, T, H, W), beginning with the first."""
     if factor < 1:
-        raise ValueError(
-            f"A clip is slowed by taking every n-th frame, with n of 1 (all of them) or more, not {factor}."
-        )
-    return clips[:, :, ::factor]
+        raise ValueError(f"factor must be at least 1, got {factor}.")
+    return videos[:, :, ::factor]

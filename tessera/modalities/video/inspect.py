@@ -1,14 +1,12 @@
-"""What is in a folder of clips, what is unusable and why: every file is decoded once, from its
-beginning to its end.
+"""Inspect a folder of videos: what it contains, which files are unusable and why.
 
-`check(path)` gives a Report; its `lines()` are for people, `as_json()` is for programs. Imports no
-torch. A file that breaks half-way is listed with the place, and counts as usable: a run takes its
-clips from what can be read.
+`inspect_folder(path)` decodes every file once, from start to end, and returns a `VideoReport` with
+`lines()` for people and `as_json()` for programs. Imports no torch. A file that can be decoded only
+up to some time is listed with that time and counts as usable: training reads the part before it.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,156 +20,169 @@ from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
-    count,
-    listed,
-    megabytes,
+    count_nouns,
+    format_duration,
+    hash_file,
+    list_problems,
+    format_megabytes,
     scan_folder,
-    tallied,
-    told_of_all,
-    unmatched,
+    count_lines,
+    common_fields,
+    unmatched_lines,
 )
-from tessera.modalities.video.dataset import VideoDataConfig, find_clips
-from tessera.modalities.video.io.files import examine, probe
+from tessera.modalities.video.dataset import VideoDataConfig, find_videos
+from tessera.modalities.video.io.files import decode_all, probe
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoFileReport(FileReport):
+    """What was found in one file or folder of frames."""
+
     seconds: float = 0.0
-    """as far as it can be read"""
+    """The duration of the part that can be decoded."""
     rate_hz: float = 0.0
+    """Frames per second."""
     frames: int = 0
+    """The number of frames that can be decoded."""
     codec: str = ""
-    broke: str = ""
-    """where it breaks, and why; "" for a clip that can be read to its end"""
+    """The codec, as in `VideoInfo`."""
+    error: str = ""
+    """Where and why decoding fails; "" if all frames can be decoded."""
 
 
 @dataclass(frozen=True)
-class Lengths:
-    shortest: float
-    median: float
-    max_len: float
-    total: float
-    """seconds"""
-    fewest_frames: int
-    most_frames: int
+class Durations:
+    """Durations of several videos in seconds, and in frames."""
+
+    min_seconds: float
+    median_seconds: float
+    max_seconds: float
+    total_seconds: float
+    min_frames: int
+    max_frames: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoReport(Report):
+    """What was found in a folder of videos."""
+
     files: int
-    clips: int
-    """usable ones of more than a single picture"""
-    pictures: int
-    """usable still pictures, which count as clips of one frame"""
-    lengths: Lengths | None
-    """of the clips; None where there is none"""
+    """The number of files, and of folders that are videos."""
+    videos: int
+    """The number of usable files that are not still images."""
+    images: int
+    """The number of usable still images, which count as videos of one frame."""
+    durations: Durations | None
+    """The durations of the videos; None if there are none."""
     rates: list[tuple[float, int]]
-    """frames a second, and how many clips have them"""
+    """The most common frame rates, with the number of videos of each."""
     codecs: dict[str, int]
-    captions_without_clip: list[str]
-    broken: list[dict[str, str]]
-    """name, and where and why the file breaks; what comes before is used"""
+    """The number of usable files per codec."""
+    captions_without_video: list[str]
+    """File names in the captions that do not exist."""
+    partly_readable: list[dict[str, str]]
+    """Names of files that cannot be decoded to their end, and the reason."""
 
     def lines(self) -> list[str]:
-        kinds = f"{count(self.clips, 'clip')} and {count(self.pictures, 'picture')}"
+        """Return the report as lines of text."""
+        kinds = f"{count_nouns(self.videos, 'video')} and {count_nouns(self.images, 'image')}"
         return [
-            f"{self.path}: {count(self.files, 'file')}, {self.usable:,} usable ({kinds}), {megabytes(self.bytes)}",
-            *self.length_lines(),
+            f"{self.path}: {count_nouns(self.files, 'file')}, {self.usable:,} usable ({kinds}), "
+            f"{format_megabytes(self.bytes)}",
+            *self.duration_lines(),
             *self.size_lines(),
-            *tallied("codecs", self.codecs),
+            *count_lines("codecs", self.codecs),
             *self.caption_lines("file"),
-            *unmatched("clips", self.captions_without_clip),
+            *unmatched_lines("videos", self.captions_without_video),
             *self.duplicate_lines("file"),
             *self.other_lines(),
-            *listed("broken", self.broken, "file", "of which the part before is used"),
+            *list_problems("partly readable", self.partly_readable, "file", "used up to the error"),
             *self.unusable_lines("file"),
         ]
 
-    def length_lines(self) -> Iterator[str]:
-        if self.lengths is None:
+    def duration_lines(self) -> Iterator[str]:
+        """Yield lines with the durations and the frame rates."""
+        if self.durations is None:
             return
-        shortest, median, max_len = self.lengths.shortest, self.lengths.median, self.lengths.max_len
-        frames = f"{self.lengths.fewest_frames:,} to {self.lengths.most_frames:,} frames"
-        yield f"lengths: {shortest:.2f} to {max_len:.2f} s, median {median:.2f} s; {frames}; in all {clock(self.lengths.total)}"
-        yield "rates: " + ", ".join(f"{rate:g} a second ({n:,})" for rate, n in self.rates)
+        found = self.durations
+        yield (
+            f"durations: {found.min_seconds:.2f} to {found.max_seconds:.2f} s, "
+            f"median {found.median_seconds:.2f} s; "
+            f"{found.min_frames:,} to {found.max_frames:,} frames; "
+            f"total {format_duration(found.total_seconds)}"
+        )
+        yield "frame rates: " + ", ".join(f"{rate:g} Hz ({n:,})" for rate, n in self.rates)
 
 
-def check(
+def inspect_folder(
     path: str | Path,
     *,
     folders: Literal["pictures", "clips"] = "pictures",
     num_workers: int | None = None,
     progress: Progress | None = None,
 ) -> VideoReport:
-    """Looks through every clip; `progress` is told how many of how many are done. No clip at all is
-    Refused.
+    """Decode every video in a folder and report what was found.
 
-    `folders` says what a folder of pictures is, as in `VideoDataConfig`.
+    Args:
+        path: A folder of videos, or one video.
+        folders: How folders of images are interpreted, as in `VideoDataConfig`.
+        num_workers: The number of threads; None for one per CPU.
+        progress: Called with the number of finished files and the number of all files.
+
+    Raises:
+        UserError: If there is no video or PyAV is not installed.
     """
     VideoDataConfig().require_libraries()
-    looked = scan_folder(find_clips(path, "single", folders), inspect_file, num_workers, progress)
-    clips = [look for look in looked.usable if look.codec != "still"]
+    scan = scan_folder(find_videos(path, "single", folders), inspect_file, num_workers, progress)
+    videos = [file for file in scan.usable if file.codec != "still"]
     return VideoReport(
-        **told_of_all(path, looked),
-        files=len(looked.looks),
-        clips=len(clips),
-        pictures=len(looked.usable) - len(clips),
-        lengths=lengths_of(clips),
-        rates=Counter(round(look.rate_hz, 2) for look in clips).most_common(5),
-        codecs=dict(Counter(look.codec for look in looked.usable).most_common()),
-        captions_without_clip=list(looked.captions.unmatched),
-        broken=[{"name": look.name, "reason": look.broke} for look in looked.usable if look.broke],
+        **common_fields(path, scan),
+        files=len(scan.files),
+        videos=len(videos),
+        images=len(scan.usable) - len(videos),
+        durations=summarize_durations(videos),
+        rates=Counter(round(file.rate_hz, 2) for file in videos).most_common(5),
+        codecs=dict(Counter(file.codec for file in scan.usable).most_common()),
+        captions_without_video=list(scan.captions.unmatched),
+        partly_readable=[
+            {"name": file.name, "reason": file.error} for file in scan.usable if file.error
+        ],
     )
 
 
 def inspect_file(root: Path, name: str, captions: Captions) -> VideoFileReport:
+    """Decode one file or folder of frames."""
     path = root / name
     try:
-        size, digest = weigh(path)
+        size, digest = hash_file(path)
     except OSError as error:
         return VideoFileReport(
             name=name, reason=f"the file cannot be opened ({error.strerror or error})"
         )
     try:
-        facts, examined, caption = probe(path), examine(path), captions.of(name)
+        info, decoded, caption = probe(path), decode_all(path), captions.get(name)
     except UnreadableFile as error:
         return VideoFileReport(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
     return VideoFileReport(
         name=name,
         bytes=size,
         digest=digest,
-        width=facts.width,
-        height=facts.height,
+        width=info.width,
+        height=info.height,
         caption=caption,
-        seconds=examined.seconds,
-        rate_hz=facts.rate_hz,
-        frames=examined.frames,
-        codec=facts.codec,
-        broke=examined.broke,
+        seconds=decoded.seconds,
+        rate_hz=info.rate_hz,
+        frames=decoded.frames,
+        codec=info.codec,
+        error=decoded.error,
     )
 
 
-def weigh(path: Path) -> tuple[int, str]:
-    """Bytes and digest of a file, or of the files of a folder; in pieces, since films do not fit
-    into memory."""
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        with file.open("rb") as data:
-            digest.update(hashlib.file_digest(data, "blake2b").digest())
-    return sum(file.stat().st_size for file in files), digest.hexdigest()
-
-
-def lengths_of(looks: Sequence[VideoFileReport]) -> Lengths | None:
-    if not looks:
+def summarize_durations(files: Sequence[VideoFileReport]) -> Durations | None:
+    """Return the durations of several videos, or None if there are none."""
+    if not files:
         return None
-    seconds, frames = [look.seconds for look in looks], [look.frames for look in looks]
-    return Lengths(
+    seconds, frames = [file.seconds for file in files], [file.frames for file in files]
+    return Durations(
         min(seconds), median_low(seconds), max(seconds), sum(seconds), min(frames), max(frames)
     )
-
-
-def clock(seconds: float) -> str:
-    """ "1:02:03": hours, minutes and seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"

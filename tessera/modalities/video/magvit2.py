@@ -1,21 +1,26 @@
-"""MAGVIT-v2: clips as a small grid of symbols in time and space, and back (Yu et al. 2023, arXiv
-2310.05737).
+"""MAGVIT-v2: a causal video tokenizer (Yu et al. 2023, arXiv 2310.05737).
 
-The first frame stands alone, and then each symbol covers `time_factor` frames and a square of
-`stride` pixels. No frame looks ahead, so a picture is a clip of one frame, with the codes it would
-have as any clip's first, and clips of any length pass in pieces (`encode_chunks`, `decode_chunks`).
-Clips are (B, C, T, H, W) in [-1, 1]; codes are (B, t, h, w) with T = 1 + time_factor * (t - 1) and
-H = stride * h; residual quantizers add a last dimension of levels.
+The first frame is encoded separately; after it, each code covers `time_factor` frames and a square
+of `stride` pixels. All layers are causal in time, so an image is a video of one frame and has the
+codes that it would have as the first frame of any video, and videos of any length can be processed
+in chunks (`encode_chunks`, `decode_chunks`). Videos are (B, C, T, H, W) in [-1, 1]; codes are
+(B, t, h, w) with T = 1 + time_factor * (t - 1) and H = stride * h; residual quantizers add a last
+dimension, one code per quantizer.
 
-The network is a list of layers by name, in the order of the encoder; the decoder has them mirrored:
+The network is a list of layer names in the order of the encoder; the decoder mirrors them:
 
-    residual                looks one pixel around and two frames back; consecutive_residual:3 is three of them
-    compress_space          halves both sides and doubles the width, up to `max_channels`; compress_space:96 makes it 96
-    compress_time           halves the frames after the first, and widens likewise
-    attend_space            every place of a frame looks at every other; linear_attend_space: at a lower cost, for large frames
-    attend_time             every place looks at itself in the newest `attend_time_window` frames
-    gateloop_time           a recurrence over time: remembers further back than any window, at a cost that does not grow
-    cond_...                any of these but the compressions and consecutive_residual, conditioned on a vector
+    residual             3D convolutions over adjacent pixels and the two previous frames;
+                         consecutive_residual:3 is three of them
+    compress_space       halves both sides and doubles the channels, up to `max_channels`;
+                         compress_space:96 sets the channels to 96
+    compress_time        halves the frames after the first, with channels as above
+    attend_space         self-attention over all positions of a frame
+    linear_attend_space  the same with linear attention, at a lower cost for large frames
+    attend_time          self-attention of each position over the last `attend_time_window` frames
+    gateloop_time        a recurrence over time, with a longer memory than any window at constant
+                         cost
+    cond_...             any of these except the compressions and consecutive_residual,
+                         conditioned on a vector
 """
 
 from __future__ import annotations
@@ -25,33 +30,33 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
 
-from tessera.modalities.image.vqgan import Reconstruction
 from tessera.nn.causal_conv import (
     CausalConv,
-    Chain,
+    ChannelLayerNorm,
     GateLoop,
     Kernel,
     LinearSpaceAttention,
-    PlaceNorm,
     Residual,
     SeparateFirstFrameConv,
     SpaceAttention,
+    SpatialDownsample2x,
     SpatialUpsample2x,
+    StreamingSequential,
     StreamingState,
     TimeAttention,
+    TimeDownsample2x,
     TimeUpsample2x,
-    spatial_downsample_2x,
-    time_downsample_2x,
 )
 from tessera.nn.precision import to_fp32
-from tessera.nn.quantize import FSQConfig, LFQConfig, Quantizer, ResidualConfig, VQConfig
+from tessera.nn.quantize import LFQConfig, Quantizer, QuantizerConfig
+from tessera.nn.reconstruction import Reconstruction
 
-Kind = Literal[
+LayerKind = Literal[
     "residual",
     "consecutive_residual",
     "compress_space",
@@ -62,18 +67,19 @@ Kind = Literal[
     "gateloop_time",
 ]
 
-WRITTEN = re.compile(r"(cond_)?([a-z_]+)(?::(\d+))?")
-"""A layer as it is written: `cond_` or not, its name, a number or none."""
+LAYER_PATTERN = re.compile(r"(cond_)?([a-z_]+)(?::(\d+))?")
+"""A layer name: an optional `cond_`, the kind and an optional number."""
 
 
 @dataclass(frozen=True)
-class Layer:
-    """A layer of the encoder, and its mirror image in the decoder."""
+class LayerSpec:
+    """A layer of the encoder and its counterpart in the decoder."""
 
-    kind: Kind
+    kind: LayerKind
     inputs: int
+    """Input channels in the encoder."""
     outputs: int
-    """Channels that leave it; other than `inputs` only where it compresses."""
+    """Output channels in the encoder; different from `inputs` only for compressions."""
     repeats: int = 1
     conditioned: bool = False
 
@@ -81,10 +87,11 @@ class Layer:
 @dataclass(frozen=True, kw_only=True)
 class VideoTokenizerConfig:
     channels: int = 3
-    """Colour channels of the clips."""
+    """Colour channels of the videos."""
     dim: int = 64
-    """Width at full resolution; it doubles with each compression, up to `max_channels`."""
+    """Channels at full resolution; they double with each compression, up to `max_channels`."""
     max_channels: int = 512
+    """The maximum number of channels."""
     layers: tuple[str, ...] = (
         "residual",
         "compress_space",
@@ -100,96 +107,106 @@ class VideoTokenizerConfig:
         "consecutive_residual:2",
         "attend_time",
     )
-    """The encoder's layers, in order; the decoder mirrors them. The top of
-    modalities/video/magvit2.py tells what there is."""
-    quantizer: FSQConfig | LFQConfig | VQConfig | ResidualConfig = field(default_factory=LFQConfig)
+    """The layers of the encoder in order, mirrored in the decoder; all layers are listed at the top
+    of modalities/video/magvit2.py."""
+    quantizer: QuantizerConfig = field(default_factory=LFQConfig)
+    """The quantizer."""
     separate_first_frame: bool = False
-    """The first frame, and so every picture, has the first and the last convolution to itself."""
+    """Whether the first frame, and so every image, has separate first and last convolutions."""
     input_kernel: int = 7
-    """Side of the first convolution, in pixels and in frames."""
+    """The size of the first convolution, in pixels and in frames."""
     output_kernel: int = 3
-    """Side of the last one."""
+    """The size of the last convolution, in pixels and in frames."""
     heads: int = 8
-    """Of attention."""
+    """The number of attention heads."""
     head_dim: int = 32
+    """Channels of each attention head."""
     linear_heads: int = 16
-    """Of linear attention, whose cost grows with the square of its heads' width: many and
-    narrow."""
+    """The number of heads of linear attention, whose cost grows with the square of the channels of
+    a head: use many small ones."""
     linear_head_dim: int = 8
+    """Channels of each head of linear attention."""
     attend_time_window: int = 16
-    """Frames that attend_time looks at, counted where it stands: the present one and those before
-    it."""
+    """The number of frames that attend_time attends to, at its own frame rate: the current one and
+    those before it."""
     cond_dim: int | None = None
-    """Width of the vector that the cond_ layers are conditioned on."""
+    """Channels of the vector that the cond_ layers are conditioned on."""
 
     def __post_init__(self) -> None:
-        for name in ("channels", "dim", "widest", "heads", "linear_heads", "attend_time_window"):
+        for name in (
+            "channels",
+            "dim",
+            "max_channels",
+            "heads",
+            "linear_heads",
+            "attend_time_window",
+        ):
             if getattr(self, name) < 1:
-                raise ValueError(
-                    f"There is no clip tokenizer with {name} of {getattr(self, name)}: use 1 or more."
-                )
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("input_kernel", "output_kernel"):
             if (side := getattr(self, name)) < 1 or side % 2 == 0:
+                raise ValueError(f"{name} must be odd and at least 1, got {side}: use 3, say.")
+        for name in ("head_dim", "linear_head_dim"):
+            if (dim := getattr(self, name)) < 4 or dim % 2:
                 raise ValueError(
-                    f"A convolution looks equally far to all sides, so {name} is odd, not {side}: use 3, say."
+                    f"{name} must be even and at least 4, since pairs of channels are rotated by "
+                    f"the position in two directions, got {dim}: use {max(4, dim // 2 * 2)}."
                 )
-        for name in ("head_width", "linear_head_width"):
-            if (width := getattr(self, name)) < 4 or width % 2:
-                raise ValueError(
-                    f"A head turns pairs of its channels by their place in two directions, so {name} is even and 4 or more, "
-                    f"not {width}: use {max(4, width // 2 * 2)}."
-                )
-        conditioned = [text for text, layer in zip(self.layers, self.plan) if layer.conditioned]
+        conditioned = [
+            text for text, spec in zip(self.layers, self.layer_specs) if spec.conditioned
+        ]
         if conditioned and (self.cond_dim is None or self.cond_dim < 1):
             raise ValueError(
-                f"The layer {conditioned[0]!r} is conditioned on a vector, but condition_width is {self.cond_dim}: give "
-                f"the vector's width, or write {conditioned[0].removeprefix('cond_')!r}."
+                f"The layer {conditioned[0]!r} is conditioned on a vector, but cond_dim is "
+                f"{self.cond_dim}: set cond_dim to the size of the vector, or use "
+                f"{conditioned[0].removeprefix('cond_')!r}."
             )
         if self.cond_dim is not None and not conditioned:
             raise ValueError(
-                f"condition_width is {self.cond_dim}, but no layer is conditioned, so the vector would be ignored: "
-                "write 'cond_residual' for 'residual', say, or leave condition_width out."
+                f"cond_dim is {self.cond_dim}, but no layer is conditioned, so the vector would "
+                "have no effect: use layers such as 'cond_residual', or leave cond_dim out."
             )
 
     @property
-    def plan(self) -> list[Layer]:
-        """The layers as they are meant; what cannot be meant is refused."""
-        plan: list[Layer] = []
+    def layer_specs(self) -> list[LayerSpec]:
+        """The parsed layers; invalid names raise a ValueError."""
+        specs: list[LayerSpec] = []
         for text in self.layers:
-            plan.append(planned(text, plan[-1].outputs if plan else self.dim, self.max_channels))
-        return plan
+            inputs = specs[-1].outputs if specs else self.dim
+            specs.append(parse_layer(text, inputs, self.max_channels))
+        return specs
 
     @property
-    def deepest(self) -> int:
+    def latent_dim(self) -> int:
         """Channels of the latent."""
-        return self.plan[-1].outputs if self.layers else self.dim
+        return self.layer_specs[-1].outputs if self.layers else self.dim
 
     @property
     def stride(self) -> int:
-        """Pixels along a side of the square that one symbol stands for."""
-        return 2 ** sum(layer.kind == "compress_space" for layer in self.plan)
+        """The side of the square that one code covers, in pixels."""
+        return 2 ** sum(spec.kind == "compress_space" for spec in self.layer_specs)
 
     @property
     def time_factor(self) -> int:
-        """Frames that one symbol stands for, after the first."""
-        return 2 ** sum(layer.kind == "compress_time" for layer in self.plan)
+        """The number of frames that one code covers, after the first."""
+        return 2 ** sum(spec.kind == "compress_time" for spec in self.layer_specs)
 
     def validate_data(self, data: Any) -> None:
-        """Refuses data whose clips this network cannot take; pictures are clips of one frame."""
+        """Raise a ValueError if the videos or images of a data configuration do not fit."""
         if self.channels != 3:
             raise ValueError(
-                f"Clips are read in three colours, but this tokenizer has channels of {self.channels}: use 3."
+                f"Videos are read with 3 colour channels, but channels is {self.channels}: use 3."
             )
         if self.cond_dim is not None:
             raise ValueError(
-                "Layers that are conditioned on a vector are for whoever has one to give, from Python: a folder of clips has "
-                "none. Leave cond_ and condition_width out."
+                "Layers that are conditioned on a vector can be used only from Python, since a "
+                "folder of videos provides no vectors: leave out the cond_ layers and cond_dim."
             )
-        self.refuse_size(data.size, data.size)
-        self.refuse_frames(getattr(data, "frames", 1))
+        self.validate_size(data.size, data.size)
+        self.validate_frames(getattr(data, "frames", 1))
 
     def grid(self, data: Any) -> tuple[int, ...]:
-        """The sides of the grid of symbols that such clips become."""
+        """Return the shape of the code grid for videos of a data configuration."""
         frames = getattr(data, "frames", 1)
         return (
             1 + (frames - 1) // self.time_factor,
@@ -197,111 +214,120 @@ class VideoTokenizerConfig:
             data.size // self.stride,
         )
 
-    def refuse_size(self, high: int, to_fp32: int) -> None:
-        """A letter if frames of this size do not fit the grid."""
-        for side in (high, to_fp32):
+    def validate_size(self, height: int, width: int) -> None:
+        """Raise a ValueError unless both sides are multiples of the stride."""
+        for side in (height, width):
             if side < 1 or side % self.stride:
                 below = side // self.stride * self.stride
                 raise ValueError(
-                    f"Frames of {high} x {to_fp32} do not fit: one symbol stands for a square of {self.stride} pixels, so both "
-                    f"sides must be multiples of {self.stride}. Instead of {side}, use "
-                    f"{f'{below} or ' if below else ''}{below + self.stride}."
+                    f"The frames are {height} x {width}, but one code covers a square of "
+                    f"{self.stride} pixels, so both sides must be multiples of {self.stride}: "
+                    f"instead of {side}, use {f'{below} or ' if below else ''}"
+                    f"{below + self.stride}."
                 )
 
-    def refuse_frames(self, frames: int) -> None:
-        """A letter if so many frames do not fill whole symbols."""
+    def validate_frames(self, frames: int) -> None:
+        """Raise a ValueError unless the number of frames is 1 plus a multiple of `time_factor`."""
         factor = self.time_factor
         if frames < 1 or (frames - 1) % factor:
             below = 1 + max(0, frames - 1) // factor * factor
             above = below + factor
             raise ValueError(
-                f"A clip of {frames} frames does not fit: after the first frame, which stands alone, this tokenizer takes "
-                f"{factor} at a time, so their number must be 1 more than a multiple of {factor}. Use {below} or {above}: "
-                f"{above} frames at time factor {factor} give {1 + (above - 1) // factor} latent frames."
+                f"The video has {frames} frames, but after the first frame one code covers "
+                f"{factor} frames, so their number must be 1 more than a multiple of {factor}: use "
+                f"{below} or {above}, for example {above} frames for "
+                f"{1 + (above - 1) // factor} latent frames."
             )
 
     def build(self) -> VideoTokenizer:
         return VideoTokenizer(self)
 
 
-def planned(text: str, inputs: int, max_channels: int) -> Layer:
-    """The layer that a name means, for so many channels; a letter if it means none."""
-    found = WRITTEN.fullmatch(text)
+def parse_layer(text: str, inputs: int, max_channels: int) -> LayerSpec:
+    """Parse a layer name for the given number of input channels."""
+    found = LAYER_PATTERN.fullmatch(text)
     name = found[2] if found else text
-    if found is None or name not in get_args(Kind):
-        near = difflib.get_close_matches(
-            text.partition(":")[0].removeprefix("cond_"), get_args(Kind), n=1, cutoff=0.5
+    if found is None or name not in get_args(LayerKind):
+        close = difflib.get_close_matches(
+            text.partition(":")[0].removeprefix("cond_"), get_args(LayerKind), n=1, cutoff=0.5
         )
-        meant = f": did you mean {near[0]!r}?" if near else "."
+        suggestion = f": did you mean {close[0]!r}?" if close else "."
         raise ValueError(
-            f"There is no layer {text!r}{meant} There are {', '.join(get_args(Kind))}; some take a number, as in "
-            "consecutive_residual:2 or compress_space:96, and some a condition, as in cond_residual."
+            f"There is no layer {text!r}{suggestion} The layers are "
+            f"{', '.join(get_args(LayerKind))}; some take a number, as in consecutive_residual:2 "
+            "or compress_space:96, and some a condition, as in cond_residual."
         )
-    kind: Kind = name
+    kind = cast(LayerKind, name)
     conditioned, number = found[1] is not None, int(found[3]) if found[3] else None
     compresses = kind in ("compress_space", "compress_time")
     if conditioned and (compresses or kind == "consecutive_residual"):
         raise ValueError(
-            f"The layer {text!r} has no conditioned form: write {text.removeprefix('cond_')!r}."
+            f"The layer {text!r} has no conditioned form: use {text.removeprefix('cond_')!r}."
         )
     if number is not None and not compresses and kind != "consecutive_residual":
-        raise ValueError(f"The layer {text!r} takes no number: write {text.partition(':')[0]!r}.")
+        raise ValueError(f"The layer {text!r} takes no number: use {text.partition(':')[0]!r}.")
     if number == 0 or (number is None and kind == "consecutive_residual"):
         raise ValueError(
-            f"The layer {text!r} needs a number of 1 or more after its name, such as {kind}:2."
+            f"The layer {text!r} needs a number of at least 1 after its name, such as {kind}:2."
         )
     if compresses:
-        return Layer(kind, inputs, number or min(2 * inputs, max_channels))
-    return Layer(kind, inputs, inputs, repeats=number or 1, conditioned=conditioned)
+        return LayerSpec(kind, inputs, number or min(2 * inputs, max_channels))
+    return LayerSpec(kind, inputs, inputs, repeats=number or 1, conditioned=conditioned)
 
 
 class VideoTokenizer(nn.Module):
+    """A causal 3D autoencoder with a quantized bottleneck."""
+
     def __init__(self, config: VideoTokenizerConfig):
         super().__init__()
         self.config = config
-        self.encoder = encoder(config)
-        self.quantizer: Quantizer = config.quantizer.build(config.deepest)
-        self.decoder = decoder(config)
+        self.encoder = build_encoder(config)
+        self.quantizer: Quantizer = config.quantizer.build(config.latent_dim)
+        self.decoder = build_decoder(config)
 
     @property
     def vocab_size(self) -> int:
+        """The number of different codes."""
         return self.quantizer.vocab_size
 
     @property
-    def levels(self) -> tuple[int, ...]:
-        """The last dimension of codes, where the quantizer writes several symbols for one place."""
-        return (self.quantizer.levels,) if self.quantizer.levels > 1 else ()
+    def level_axes(self) -> tuple[int, ...]:
+        """The last dimension of the codes, for quantizers with several codes per position."""
+        return (self.quantizer.num_quantizers,) if self.quantizer.num_quantizers > 1 else ()
 
     @property
     def last_layer(self) -> nn.Parameter:
-        """Where the strengths of two losses are compared (Esser 2021, arXiv 2012.09841, eq. 7)."""
+        """The weight at which the gradients of two losses are compared (Esser 2021, arXiv
+        2012.09841, eq. 7)."""
         return self.decoder[-1].weight  # type: ignore[return-value]
 
     def forward(
         self,
-        clip: Tensor,
+        video: Tensor,
         condition: Tensor | None = None,
         *,
         num_quantizers_B: Tensor | None = None,
     ) -> Reconstruction:
-        quantized = self.quantizer(self.latent(clip, condition), num_quantizers_B=num_quantizers_B)
+        quantized = self.quantizer(
+            self.encode_latent(video, condition), num_quantizers_B=num_quantizers_B
+        )
         return Reconstruction(
-            self.clip(quantized.latent, condition), quantized.codes, quantized.penalties
+            self.decode_latent(quantized.latent, condition), quantized.codes, quantized.penalties
         )
 
-    def encode(self, clip: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Clips (B, C, T, H, W), or pictures (B, C, H, W), to symbols (B, t, h, w)."""
-        return self.quantizer(self.latent(clip, condition)).codes
+    def encode(self, video: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Encode videos (B, C, T, H, W), or images (B, C, H, W), to codes (B, t, h, w)."""
+        return self.quantizer(self.encode_latent(video, condition)).codes
 
     def decode(self, codes: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Symbols (B, t, h, w) to clips (B, C, T, H, W)."""
-        self.refuse_codes(codes)
-        return self.clip(self.quantizer.decode(codes), condition)
+        """Decode codes (B, t, h, w) to videos (B, C, T, H, W)."""
+        self.validate_codes(codes)
+        return self.decode_latent(self.quantizer.decode(codes), condition)
 
     @torch.no_grad()
-    def tokenize(self, clip: Tensor, condition: Tensor | None = None) -> Tensor:
-        """`encode`, by the name that the research code gave it, and without gradients."""
-        return self.encode(clip, condition)
+    def tokenize(self, video: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Call `encode` without gradients; the name is that of the research code."""
+        return self.encode(video, condition)
 
     def decode_from_code_indices(
         self,
@@ -310,207 +336,227 @@ class VideoTokenizer(nn.Module):
         *,
         shape: tuple[int, ...] | None = None,
     ) -> Tensor:
-        """`decode`, which also takes symbols in a row, (B, t*h*w), as a language model writes them.
+        """Call `decode`, also for flattened codes (B, t*h*w), as a language model generates them.
 
-        `shape` is their grid, (t, h, w) or (h, w); it may be left out only where there is but one
-        with square frames.
+        `shape` is their grid, (t, h, w) or (h, w). It may be left out only if exactly one grid with
+        square frames is possible.
         """
-        if codes.ndim == 2 + len(self.levels):
-            codes = codes.unflatten(1, grid_of(codes.shape[1], shape))
+        if codes.ndim == 2 + len(self.level_axes):
+            codes = codes.unflatten(1, infer_grid(codes.shape[1], shape))
         return self.decode(codes, condition)
 
-    # ---- clips of any length
+    # ---- chunks
 
     @torch.no_grad()
     def encode_chunks(
-        self, clips: Iterable[Tensor], condition: Tensor | None = None
+        self, videos: Iterable[Tensor], condition: Tensor | None = None
     ) -> Iterator[Tensor]:
-        """A clip in pieces (B, C, t_i, H, W) of any lengths, to the codes of the whole in pieces,
-        as soon as each is certain.
+        """Encode one video given in chunks (B, C, T_i, H, W) of any lengths.
 
-        Only what the layers look back on stays in memory. Whatever the pieces are, all frames
-        together must fill whole symbols.
+        Yields the codes in chunks, as soon as they are determined. Only the temporal context of the
+        layers is kept in memory. The total number of frames must be valid, the chunks need not be.
         """
-        passage, frames, like = StreamingState(self.checked(condition), memory={}), 0, None
-        for piece in clips:
-            new_BTHWC = self.frames(piece)
-            like = refuse_mixture(new_BTHWC.shape, like)
+        stream, frames, previous = self.open_stream(condition), 0, None
+        for chunk in videos:
+            new_BTHWC = self.to_channels_last(chunk)
+            previous = validate_chunk(new_BTHWC.shape, previous)
             frames += new_BTHWC.shape[1]
-            latent = self.encoder(new_BTHWC, passage)
+            latent = self.encoder(new_BTHWC, stream)
             if latent.shape[1]:
                 yield self.quantizer(latent).codes
-        self.config.refuse_frames(frames)
+        self.config.validate_frames(frames)
 
     @torch.no_grad()
     def decode_chunks(
         self, codes: Iterable[Tensor], condition: Tensor | None = None
     ) -> Iterator[Tensor]:
-        """Codes in pieces (B, t_i, h, w) of any lengths, to the clip in pieces (B, C, T_i, H,
-        W)."""
-        passage, like = StreamingState(self.checked(condition), memory={}), None
-        for piece in codes:
-            self.refuse_codes(piece)
-            like = refuse_mixture(piece.shape, like)
-            yield painted(self.decoder(self.quantizer.decode(piece), passage))
+        """Decode codes given in chunks (B, t_i, h, w), to the video in chunks (B, C, T_i, H, W)."""
+        stream, previous = self.open_stream(condition), None
+        for chunk in codes:
+            self.validate_codes(chunk)
+            previous = validate_chunk(chunk.shape, previous)
+            yield to_channels_first(self.decoder(self.quantizer.decode(chunk), stream))
 
-    # ---- halves of the way
+    def open_stream(self, condition: Tensor | None) -> StreamingState:
+        """Return the state with which a video is processed in chunks."""
+        return StreamingState(self.validate_condition(condition), memory={})
 
-    def latent(self, clip: Tensor, condition: Tensor | None = None) -> Tensor:
-        """(B, C, T, H, W) -> (B, t, h, w, D), before quantization."""
-        frames_BTHWC = self.frames(clip)
-        self.config.refuse_frames(frames_BTHWC.shape[1])
-        return self.encoder(frames_BTHWC, StreamingState(self.checked(condition)))
+    # ---- latents
 
-    def batch_stats(self, clip: Tensor, *, num_quantizers_B: Tensor | None = None) -> Tensor:
-        """Their share of what the quantizer expects; see `Quantizer.batch_stats`."""
-        return self.quantizer.batch_stats(self.latent(clip), num_quantizers_B=num_quantizers_B)
+    def encode_latent(self, video: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Encode (B, C, T, H, W) to (B, t, h, w, D), before quantization."""
+        frames_BTHWC = self.to_channels_last(video)
+        self.config.validate_frames(frames_BTHWC.shape[1])
+        return self.encoder(frames_BTHWC, StreamingState(self.validate_condition(condition)))
 
-    def clip(self, latent: Tensor, condition: Tensor | None = None) -> Tensor:
-        """(B, t, h, w, D) -> (B, C, T, H, W)."""
-        return painted(self.decoder(latent, StreamingState(self.checked(condition))))
+    def decode_latent(self, latent: Tensor, condition: Tensor | None = None) -> Tensor:
+        """Decode (B, t, h, w, D) to (B, C, T, H, W)."""
+        state = StreamingState(self.validate_condition(condition))
+        return to_channels_first(self.decoder(latent, state))
 
-    def frames(self, clip: Tensor) -> Tensor:
-        """Clips (B, C, T, H, W), or pictures as clips of one frame, laid out as the layers take
-        them: (B, T, H, W, C)."""
+    def batch_stats(self, video: Tensor, *, num_quantizers_B: Tensor | None = None) -> Tensor:
+        """Return what the quantizer needs from the whole batch; see `Quantizer.batch_stats`."""
+        return self.quantizer.batch_stats(
+            self.encode_latent(video), num_quantizers_B=num_quantizers_B
+        )
+
+    def to_channels_last(self, video: Tensor) -> Tensor:
+        """Convert videos (B, C, T, H, W), or images (B, C, H, W), to (B, T, H, W, C)."""
         if (
-            clip.ndim not in (4, 5)
-            or clip.shape[1] != self.config.channels
-            or not clip.is_floating_point()
+            video.ndim not in (4, 5)
+            or video.shape[1] != self.config.channels
+            or not video.is_floating_point()
         ):
             raise ValueError(
-                f"A tensor of shape {tuple(clip.shape)} and type {clip.dtype} is no batch of clips: give floats in [-1, 1] of "
-                f"shape (batch, {self.config.channels}, frames, height, width), without the frames for pictures."
+                f"The input has the shape {tuple(video.shape)} and the type {video.dtype}, but "
+                "videos are floats in [-1, 1] of shape "
+                f"(batch, {self.config.channels}, frames, height, width), and images the same "
+                "without the frames."
             )
-        self.config.refuse_size(clip.shape[-2], clip.shape[-1])
-        return (clip.unsqueeze(2) if clip.ndim == 4 else clip).movedim(1, -1).contiguous()
+        self.config.validate_size(video.shape[-2], video.shape[-1])
+        return (video.unsqueeze(2) if video.ndim == 4 else video).movedim(1, -1).contiguous()
 
-    # ---- refusals
+    # ---- validation
 
-    def refuse_codes(self, codes: Tensor) -> None:
+    def validate_codes(self, codes: Tensor) -> None:
+        """Raise a ValueError unless codes have the shape (B, t, h, w), plus `level_axes`."""
         if (
-            codes.ndim != 4 + len(self.levels)
-            or codes.shape[4:] != self.levels
+            codes.ndim != 4 + len(self.level_axes)
+            or codes.shape[4:] != self.level_axes
             or not all(codes.shape)
         ):
-            axes = ", ".join(["batch", "frames", "height", "width", *map(str, self.levels)])
+            axes = ", ".join(["batch", "frames", "height", "width", *map(str, self.level_axes)])
             raise ValueError(
-                f"Codes of shape {tuple(codes.shape)} are not on a grid of time and space: give ({axes}), or codes in a row to "
-                "decode_from_code_indices together with their shape."
+                f"The codes have the shape {tuple(codes.shape)}, but ({axes}) is expected: give "
+                "this shape, or call decode_from_code_indices with flattened codes and their shape."
             )
 
-    def checked(self, condition: Tensor | None) -> Tensor | None:
+    def validate_condition(self, condition: Tensor | None) -> Tensor | None:
+        """Return the condition, or raise a ValueError if it does not fit the layers."""
         expected = self.config.cond_dim
         if expected is None and condition is not None:
             raise ValueError(
-                "A condition was given, but no layer of this tokenizer looks at one: leave it out."
+                "A condition was given, but no layer of this tokenizer is conditioned: leave it "
+                "out."
             )
         if expected is not None and (
             condition is None or condition.ndim != 2 or condition.shape[1] != expected
         ):
-            met = (
-                "none was given"
-                if condition is None
-                else f"one of shape {tuple(condition.shape)} was given"
-            )
+            found = "None" if condition is None else f"the shape {tuple(condition.shape)}"
             raise ValueError(
-                f"This tokenizer is conditioned on a vector of shape (batch, {expected}), but {met}."
+                f"This tokenizer needs a condition of shape (batch, {expected}), got {found}."
             )
         return condition
 
 
-def refuse_mixture(shape: torch.Size, like: torch.Size | None) -> torch.Size:
-    """Pieces of one clip differ in nothing but their length, the second dimension."""
-    if like is not None and (shape[:1], shape[2:]) != (like[:1], like[2:]):
+def validate_chunk(shape: torch.Size, previous: torch.Size | None) -> torch.Size:
+    """Return the shape, or raise a ValueError if it differs in more than the second dimension."""
+    if previous is not None and (shape[:1], shape[2:]) != (previous[:1], previous[2:]):
         raise ValueError(
-            f"A piece of (batch, frames, height, width, ...) = {tuple(shape)} came after one of {tuple(like)}: pieces of one "
-            "clip differ in their number of frames only."
+            f"A chunk of (batch, frames, height, width, ...) = {tuple(shape)} follows one of "
+            f"{tuple(previous)}, but the chunks of a video may differ only in their number of "
+            "frames."
         )
     return shape
 
 
-def painted(frames_BTHWC: Tensor) -> Tensor:
+def to_channels_first(frames_BTHWC: Tensor) -> Tensor:
+    """Convert decoded frames to float32 of shape (B, C, T, H, W)."""
     return to_fp32(frames_BTHWC.movedim(-1, 1).contiguous())
 
 
-def grid_of(count: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
-    """The grid (t, h, w) of so many symbols in a row."""
+def infer_grid(count: int, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    """Return the grid (t, h, w) of `count` flattened codes."""
     if shape is not None:
-        to_fp32 = (count // max(1, math.prod(shape)), *shape) if len(shape) == 2 else shape
-        if len(to_fp32) != 3 or math.prod(to_fp32) != count:
+        grid = (count // max(1, math.prod(shape)), *shape) if len(shape) == 2 else shape
+        if len(grid) != 3 or math.prod(grid) != count:
             raise ValueError(
-                f"{count} codes in a row do not fill a grid of {shape}: give (frames, height, width) of the codes."
+                f"{count} flattened codes do not fill a grid of {shape}: give "
+                "(frames, height, width) of the codes."
             )
-        return to_fp32
+        return grid
     squares = [
         (count // side**2, side, side)
         for side in range(1, math.isqrt(count) + 1)
         if count % side**2 == 0
     ]
     if len(squares) != 1:
-        some = " or ".join(str(grid) for grid in squares[::-1][:3])
+        candidates = " or ".join(str(grid) for grid in squares[::-1][:3])
         raise ValueError(
-            f"{count} codes in a row may be a grid of {some}: say which, as shape=(frames, height, width)."
+            f"The grid of {count} flattened codes is ambiguous, it may be {candidates}: give "
+            "shape=(frames, height, width)."
         )
     return squares[0]
 
 
-# ---------------------------------------------------------------------------------------------------------- the layers
+# ---- layers
 
 
-def encoder(config: VideoTokenizerConfig) -> Chain:
-    layers = [made for layer in config.plan for made in downward(layer, config)]
-    return Chain(
-        outermost(config, config.channels, config.dim, config.input_kernel),
+def build_encoder(config: VideoTokenizerConfig) -> StreamingSequential:
+    """Build the encoder: (B, T, H, W, C) to (B, t, h, w, D)."""
+    layers = [layer for spec in config.layer_specs for layer in build_encoder_layers(spec, config)]
+    return StreamingSequential(
+        build_outer_conv(config, config.channels, config.dim, config.input_kernel),
         *layers,
-        PlaceNorm(config.deepest),
+        ChannelLayerNorm(config.latent_dim),
     )
 
 
-def decoder(config: VideoTokenizerConfig) -> Chain:
-    layers = [made for layer in reversed(config.plan) for made in upward(layer, config)]
-    return Chain(*layers, outermost(config, config.dim, config.channels, config.output_kernel))
+def build_decoder(config: VideoTokenizerConfig) -> StreamingSequential:
+    """Build the decoder: (B, t, h, w, D) to (B, T, H, W, C)."""
+    layers = [
+        layer
+        for spec in reversed(config.layer_specs)
+        for layer in build_decoder_layers(spec, config)
+    ]
+    return StreamingSequential(
+        *layers, build_outer_conv(config, config.dim, config.channels, config.output_kernel)
+    )
 
 
-def outermost(config: VideoTokenizerConfig, inputs: int, outputs: int, side: int) -> nn.Module:
+def build_outer_conv(
+    config: VideoTokenizerConfig, inputs: int, outputs: int, side: int
+) -> nn.Module:
+    """Build the first or the last convolution."""
     convolution = SeparateFirstFrameConv if config.separate_first_frame else CausalConv
     return convolution(inputs, outputs, Kernel(side, side))
 
 
-def downward(layer: Layer, config: VideoTokenizerConfig) -> list[nn.Module]:
-    match layer.kind:
+def build_encoder_layers(spec: LayerSpec, config: VideoTokenizerConfig) -> list[nn.Module]:
+    """Build the modules of one layer of the encoder."""
+    match spec.kind:
         case "compress_space":
-            return [spatial_downsample_2x(layer.inputs, layer.outputs)]
+            return [SpatialDownsample2x(spec.inputs, spec.outputs)]
         case "compress_time":
-            return [time_downsample_2x(layer.inputs, layer.outputs)]
+            return [TimeDownsample2x(spec.inputs, spec.outputs)]
         case _:
-            return [level(layer, config) for _ in range(layer.repeats)]
+            return [build_layer(spec, config) for _ in range(spec.repeats)]
 
 
-def upward(layer: Layer, config: VideoTokenizerConfig) -> list[nn.Module]:
-    match layer.kind:
+def build_decoder_layers(spec: LayerSpec, config: VideoTokenizerConfig) -> list[nn.Module]:
+    """Build the modules of one layer of the decoder."""
+    match spec.kind:
         case "compress_space":
-            return [SpatialUpsample2x(layer.outputs, layer.inputs)]
+            return [SpatialUpsample2x(spec.outputs, spec.inputs)]
         case "compress_time":
-            return [TimeUpsample2x(layer.outputs, layer.inputs)]
+            return [TimeUpsample2x(spec.outputs, spec.inputs)]
         case _:
-            return [level(layer, config) for _ in range(layer.repeats)]
+            return [build_layer(spec, config) for _ in range(spec.repeats)]
 
 
-def level(layer: Layer, config: VideoTokenizerConfig) -> nn.Module:
-    """A layer that keeps the shape, the same in both directions."""
-    width, condition = layer.inputs, config.cond_dim if layer.conditioned else None
-    match layer.kind:
+def build_layer(spec: LayerSpec, config: VideoTokenizerConfig) -> nn.Module:
+    """Build a layer that preserves the shape, which is the same in encoder and decoder."""
+    dim, cond_dim = spec.inputs, config.cond_dim if spec.conditioned else None
+    match spec.kind:
         case "attend_space":
-            return SpaceAttention(width, config.heads, config.head_dim, condition)
+            return SpaceAttention(dim, config.heads, config.head_dim, cond_dim)
         case "linear_attend_space":
-            return LinearSpaceAttention(
-                width, config.linear_heads, config.linear_head_dim, condition
-            )
+            return LinearSpaceAttention(dim, config.linear_heads, config.linear_head_dim, cond_dim)
         case "attend_time":
             return TimeAttention(
-                width, config.heads, config.head_dim, config.attend_time_window, condition
+                dim, config.heads, config.head_dim, config.attend_time_window, cond_dim
             )
         case "gateloop_time":
-            return GateLoop(width, condition)
+            return GateLoop(dim, cond_dim)
         case _:
-            return Residual(width, condition)
+            return Residual(dim, cond_dim)

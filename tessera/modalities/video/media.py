@@ -1,9 +1,8 @@
-"""Clips: films, animations and folders of frames in, (T, H, W, 3) bytes in the middle, MP4 and GIF
-out. T counts frames.
+"""The `Video` class: read videos, animations and folders of frames, write MP4 and GIF.
 
-Models see a clip as float32 of shape (3, T, H, W) in [-1, 1]; what the values mean,
-`modalities/image/media.py` knows. How files are read, `modalities/video/io/files.py` knows, and how
-they are written, `modalities/video/io/writer.py`. What is transparent is laid on white.
+A `Video` holds (T, H, W, 3) uint8, with T frames. Models take float32 of shape (3, T, H, W) in
+[-1, 1], converted as in `modalities/image/media.py`. `modalities/video/io/files.py` reads files and
+`modalities/video/io/writer.py` writes them. Transparent videos are composited over white.
 """
 
 from __future__ import annotations
@@ -16,46 +15,59 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.io.files import probe, read_frames
 from tessera.modalities.video.io.writer import write_gif, write_mp4
 
-if TYPE_CHECKING:  # listing, checking and drawing clips needs no torch
+if TYPE_CHECKING:  # listing, inspecting and rendering videos must not import torch
     import torch
+
+
+SAVE_SUFFIXES = (".mp4", ".gif")
+"""File suffixes that are written."""
 
 
 @dataclass
 class VideoExample:
-    clip: np.ndarray
-    """(3, T, S, S) float32 in [-1, 1]"""
+    """One preprocessed video and its caption."""
+
+    video: np.ndarray
+    """Float32 of shape (3, T, S, S) in [-1, 1]."""
     length: int
-    """how many frames are real; 1 for a picture"""
+    """The number of frames without padding; 1 for an image."""
     rate_hz: float
-    """how many frames a second, to show it as it was"""
+    """Frames per second, for playback."""
     caption: str
-    """"" where nothing is said about the clip"""
+    """The caption, or "" if there is none."""
 
 
 @dataclass
 class VideoBatch:
-    clips: torch.Tensor
-    """(B, 3, T, S, S) float32 in [-1, 1]"""
+    """Several videos of one size, padded to one length, and their captions."""
+
+    videos: torch.Tensor
+    """Float32 of shape (B, 3, T, S, S) in [-1, 1]."""
     lengths: torch.Tensor
-    """(B,) int64: how many frames of each clip are real"""
+    """The number of frames of each video without padding, (B,) int64."""
     rates_hz: list[float]
+    """Frames per second of each video."""
     captions: list[str]
+    """One caption per video, "" for none."""
 
     def to(self, device: torch.device | str) -> VideoBatch:
-        return replace(self, clips=self.clips.to(device), lengths=self.lengths.to(device))
+        """Return the batch with its tensors on `device`."""
+        return replace(self, videos=self.videos.to(device), lengths=self.lengths.to(device))
 
 
 def collate(examples: Sequence[VideoExample]) -> VideoBatch:
+    """Stack examples of one size and length into a batch."""
     import torch
 
-    clips = torch.from_numpy(np.stack([example.clip for example in examples]))
+    videos = torch.from_numpy(np.stack([example.video for example in examples]))
     lengths = torch.tensor([example.length for example in examples])
     return VideoBatch(
-        clips,
+        videos,
         lengths,
         [example.rate_hz for example in examples],
         [example.caption for example in examples],
@@ -64,9 +76,12 @@ def collate(examples: Sequence[VideoExample]) -> VideoBatch:
 
 @dataclass(eq=False)
 class Video:
+    """An RGB video without audio."""
+
     frames: np.ndarray
-    """(T, H, W, 3) uint8"""
+    """Uint8 of shape (T, H, W, 3)."""
     rate_hz: float
+    """Frames per second."""
 
     def __post_init__(self) -> None:
         if (
@@ -76,77 +91,89 @@ class Video:
             or not len(self.frames)
         ):
             raise ValueError(
-                f"a Video holds (frames, height, width, 3) bytes, but was given {self.frames.shape} of "
-                f"{self.frames.dtype}; for (3, frames, height, width) floats in [-1, 1] use Video.from_floats"
+                "Video expects uint8 frames of shape (frames, height, width, 3), got "
+                f"{self.frames.dtype} of shape {self.frames.shape}: for floats in [-1, 1] of "
+                "shape (3, frames, height, width) use Video.from_floats"
             )
         if not 0 < self.rate_hz < math.inf:
-            raise ValueError(f"a Video shows some frames a second, but its rate is {self.rate_hz}")
+            raise ValueError(f"rate_hz must be positive and finite, got {self.rate_hz}")
 
     @classmethod
     def load(cls, path: str | Path) -> Video:
-        """All of a file that can be read, at its average rate. Raises Unreadable with the file and
-        the reason."""
-        facts = probe(path)
-        return read_clip(path, 0.0, facts.frames, facts.rate_hz)
+        """Read all frames of a file that can be decoded, at its average frame rate.
 
-    def save(self, stem: str | Path) -> Path:
-        """An MP4, and beside it a GIF, which shows everywhere; gives back the MP4."""
-        path = Path(f"{stem}.mp4")  # not with_suffix, which would eat the end of "epoch-0.5"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_mp4(self, path)
-        write_gif(self, Path(f"{stem}.gif"))
-        return path
+        Raises:
+            UnreadableFile: With the path and the reason.
+        """
+        info = probe(path)
+        return read_video(path, 0.0, info.frames, info.rate_hz)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the video and return the path written.
+
+        The suffix selects the format, .mp4 or .gif. Without one of these, both files are written,
+        since a GIF can be displayed almost anywhere, and the path of the MP4 is returned. Missing
+        folders are created.
+        """
+        resolved = resolve_suffix(path, ".mp4", SAVE_SUFFIXES)
+        resolved.parent.mkdir(parents=True, exist_ok=True)
+        if resolved.suffix.lower() == ".gif":
+            write_gif(self, resolved)
+            return resolved
+        write_mp4(self, resolved)
+        if resolved != Path(path):  # the suffix was appended
+            write_gif(self, Path(f"{path}.gif"))
+        return resolved
 
     @classmethod
     def sheet(cls, items: Sequence[Video], columns: int | None = None) -> Video:
-        """A contact sheet that moves, as long as the longest of its clips; the others stay on their
-        last frame."""
+        """Arrange videos on a contact sheet, as long as the longest of them.
+
+        Shorter videos hold their last frame.
+        """
         if not items:
-            raise ValueError("a sheet of no clips was asked for: give at least one")
-        return cls.together(items, lambda pictures: Image.sheet(pictures, columns))
+            raise ValueError("a contact sheet needs at least one video, got none")
+        return cls.combine(items, lambda images: Image.sheet(images, columns))
 
     @classmethod
-    def beside(cls, left: Video, right: Video) -> Video:
-        """Two clips with a thin gap between them: an original and its reconstruction."""
-        return cls.together([left, right], lambda pictures: Image.beside(*pictures))
+    def side_by_side(cls, left: Video, right: Video) -> Video:
+        """Join two videos with a thin gap between them: an original and its reconstruction."""
+        return cls.combine([left, right], lambda images: Image.side_by_side(*images))
 
     @classmethod
-    def together(cls, items: Sequence[Video], lay_out: Callable[[list[Image]], Image]) -> Video:
-        """Several clips at the same time, each at its own speed."""
+    def combine(cls, items: Sequence[Video], arrange: Callable[[list[Image]], Image]) -> Video:
+        """Combine videos frame by frame at the highest frame rate, each at its own speed."""
         rate = max(item.rate_hz for item in items)
         count = max(round(len(item.frames) * rate / item.rate_hz) for item in items)
-        pages = [lay_out([item.at(moment / rate) for item in items]) for moment in range(count)]
+        pages = [arrange([item.frame_at(index / rate) for item in items]) for index in range(count)]
         return cls(np.stack([page.pixels for page in pages]), rate)
 
-    def at(self, seconds: float) -> Image:
-        """What is on the screen; after the end, the last frame."""
-        number = int(seconds * self.rate_hz + 0.01)  # 0.01 of a frame, for rounding
+    def frame_at(self, seconds: float) -> Image:
+        """Return the frame displayed at a time; after the end, the last frame."""
+        number = int(seconds * self.rate_hz + 0.01)  # 0.01 of a frame against rounding errors
         return Image(self.frames[min(number, len(self.frames) - 1)])
 
-    def floats(self) -> np.ndarray:
-        """(3, T, H, W) float32 in [-1, 1]: what models see."""
+    def to_floats(self) -> np.ndarray:
+        """Return the model input: float32 of shape (3, T, H, W) in [-1, 1]."""
         count, height, width, _ = self.frames.shape
-        column = Image(
-            self.frames.reshape(count * height, width, 3)
-        )  # the frames below each other are one tall picture
-        return column.floats().reshape(3, count, height, width)
+        column = Image(self.frames.reshape(count * height, width, 3))  # all frames as one image
+        return column.to_floats().reshape(3, count, height, width)
 
     @classmethod
     def from_floats(cls, array: np.ndarray, rate_hz: float) -> Video:
-        """The nearest bytes, as Image.from_floats finds them."""
+        """Round (3, T, H, W) floats in [-1, 1] to bytes, as `Image.from_floats` does."""
         array = np.asarray(array)
         if array.ndim != 4 or array.shape[0] != 3:
             raise ValueError(
-                f"a clip of floats has the shape (3, frames, height, width), but this one is {array.shape}"
+                f"Video.from_floats expects the shape (3, frames, height, width), got {array.shape}"
             )
         _, count, height, width = array.shape
         column = Image.from_floats(array.reshape(3, count * height, width))
         return cls(column.pixels.reshape(count, height, width, 3), rate_hz)
 
 
-def read_clip(
-    path: str | Path, start_seconds: float, count: int, rate_hz: float, shortest: int | None = None
+def read_video(
+    path: str | Path, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
 ) -> Video:
-    """The part of a file that begins at start, at that rate: `count` frames, or fewer; `shortest`
-    as in `read_frames`."""
-    return Video(read_frames(path, start_seconds, count, rate_hz, shortest), rate_hz)
+    """Read `count` frames from `start_seconds` on, or fewer; see `read_frames`."""
+    return Video(read_frames(path, start_seconds, count, rate_hz, min_side), rate_hz)

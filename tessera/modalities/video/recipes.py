@@ -1,40 +1,82 @@
-"""Recipes over clips."""
+"""Recipes for videos: a tokenizer."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, engine_defaults, perceptual_of, quantizer_of
+from tessera.recipes.presets import (
+    AdversaryChoice,
+    Preset,
+    build_perceptual_config,
+    build_quantizer_config,
+    discriminator_optimizer,
+    engine_defaults,
+    has_adversary,
+    tokenizer_optimizer,
+)
 
 if TYPE_CHECKING:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
     from tessera.run.config import Run
 
+VideoQuantizerChoice = Literal["fsq", "lfq", "bsq"]
+
 MAGVIT2 = (
-    "MAGVIT-v2 (Yu 2023, arXiv 2310.05737): 17 frames of 128 pixels to 5 x 16 x 16 symbols of a codebook of 2^18; "
-    "the sources at hand state no parameter count for its tokenizer."
+    "MAGVIT-v2 (Yu 2023, arXiv 2310.05737): 17 frames of 128 pixels to 5 x 16 x 16 tokens of a "
+    "codebook of 2^18; no published parameter count of its tokenizer was found."
 )
+
+TINY_LAYERS = ("compress_space", "compress_time", "residual", "compress_time", "attend_time")
+
+SMALL_LAYERS = (
+    "compress_space",
+    "compress_space",
+    "residual",
+    "compress_time",
+    "residual",
+    "compress_time",
+    "residual",
+)
+"""There is no residual layer before space is compressed twice: one at half the resolution makes a
+step 1.4 times as long."""
+
+PAPER_LAYERS = (
+    "consecutive_residual:4",
+    "compress_space:256",
+    "consecutive_residual:4",
+    "compress_space:256",
+    "compress_time:256",
+    "consecutive_residual:4",
+    "compress_space:512",
+    "compress_time:512",
+    "consecutive_residual:4",
+)
+"""17 x 128 x 128 pixels to 5 x 16 x 16 tokens, with four residual layers at each resolution and
+128, 256, 256 and 512 channels."""
 
 
 def videos_magvit2(
     preset: Preset = "small",
-    quantizer: Literal["fsq", "lfq", "bsq"] = "fsq",
+    quantizer: VideoQuantizerChoice = "fsq",
     perceptual: str = "auto",
-    adversary: Literal["auto", "on", "off"] = "auto",
+    adversary: AdversaryChoice = "auto",
 ) -> Run:
-    """A video tokenizer (MAGVIT-v2): clips and pictures to a small grid of symbols in time and
-    space, and back.
+    """Train a video tokenizer (MAGVIT-v2): videos and images to a grid of tokens, and back.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks (paper takes
-        lfq whatever is said here). perceptual: on, off, the path of a VGG16 file, or auto: on for
-        base and paper where tessera[perceptual] is installed. adversary: judges of frames and of
-        motion: on, off, or auto: on for base and paper.
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
+            (one GPU) or paper (as published).
+        quantizer: The quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks. The
+            preset paper always uses lfq.
+        perceptual: The perceptual loss: on, off, the path of a VGG16 file, or auto, which is on for
+            base and paper if tessera[perceptual] is installed.
+        adversary: The discriminators of frames and of motion: on, off, or auto, which is on for
+            base and paper.
     """
-    from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
-    from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig
-    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
     from tessera.modalities.video.reconstruction import (
         VideoAdversaryConfig,
         VideoReconstructionConfig,
@@ -42,76 +84,141 @@ def videos_magvit2(
     )
     from tessera.run.config import Run
 
-    model = {
-        "tiny": VideoTokenizerConfig(
-            dim=8, max_channels=32, layers=("compress_space", "compress_time", "residual", "compress_time", "attend_time"),
-            quantizer=quantizer_of(quantizer, 6), input_kernel=3, heads=2, head_dim=8,
-        ),
-        "small": VideoTokenizerConfig(
-            dim=16, max_channels=64, layers=SMALL, quantizer=quantizer_of(quantizer, 10), input_kernel=3, heads=4, head_dim=16,
-        ),
-        "base": VideoTokenizerConfig(dim=64, max_channels=512, quantizer=quantizer_of(quantizer, 14)),
-        "paper": VideoTokenizerConfig(dim=128, max_channels=512, layers=PAPER, quantizer=quantizer_of("lfq", 18)),
-    }[preset]  # fmt: skip
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 2000, "base": 200_000, "paper": 1_000_000}[preset],
-        batch_size={"tiny": 4, "small": 4, "base": 32, "paper": 256}[preset],
-        num_workers=8 if preset in ("base", "paper") else 0,
-    )
-    data = {
-        "tiny": VideoDataConfig(size=16, frames=5, toys=32, val_fraction=0.25),
-        "small": VideoDataConfig(size=64, frames=9),
-        "base": VideoDataConfig(size=128, frames=17, min_scale=0.7, flip=True),
-        "paper": VideoDataConfig(size=128, frames=17, min_scale=0.7, flip=True),
-    }[preset]
-    warmup = max(10, engine.steps // 50)
-    optimizer = OptimizerConfig(
-        lr={"tiny": 2e-3, "small": 2e-3, "base": 2e-4, "paper": 1e-4}[preset],
-        schedule="cosine",
-        warmup_steps=warmup,
-        min_lr_ratio=0.05,
-    )
-    judged = adversary == "on" or (adversary == "auto" and preset in ("base", "paper"))
-    dim, layers = {"tiny": (8, 2), "small": (16, 3), "base": (64, 3), "paper": (64, 4)}[preset]
-    discriminators = VideoAdversaryConfig(
-        frames=PatchDiscriminatorConfig(dim=dim, layers=layers),
-        motion=TemporalDiscriminatorConfig(dim=dim, layers=layers),
-        start_step=engine.steps // 4,
-        warmup_steps=engine.steps // 10,
-        optimizer=OptimizerConfig(
-            lr=optimizer.lr / 2, betas=(0.5, 0.9), schedule="warmup", warmup_steps=warmup
-        ),
-    )
+    builders = {
+        "tiny": _magvit2_tiny,
+        "small": _magvit2_small,
+        "base": _magvit2_base,
+        "paper": _magvit2_paper,
+    }
+    parts = builders[preset](quantizer)
+    optimizer = tokenizer_optimizer(parts.lr, steps=parts.steps)
+    discriminators = None
+    if has_adversary(preset, adversary):
+        dim, layers = parts.discriminator_dim, parts.discriminator_layers
+        discriminators = VideoAdversaryConfig(
+            frames=PatchDiscriminatorConfig(dim=dim, layers=layers),
+            motion=TemporalDiscriminatorConfig(dim=dim, layers=layers),
+            start_step=parts.steps // 4,
+            warmup_steps=parts.steps // 10,
+            optimizer=discriminator_optimizer(optimizer, betas=(0.5, 0.9)),
+        )
     return Run(
         recipe="videos-magvit2",
         task=VideoTokenizerTaskConfig(
-            model=model,
-            reconstruction=VideoReconstructionConfig(perceptual=perceptual_of(preset, perceptual)),
-            adversary=discriminators if judged else None,
+            model=parts.model,
+            reconstruction=VideoReconstructionConfig(
+                perceptual=build_perceptual_config(preset, perceptual)
+            ),
+            adversary=discriminators,
             optimizer=optimizer,
         ),
-        data=data,
-        engine=engine,
-        published=MAGVIT2 if preset == "paper" else "",
+        data=parts.data,
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            num_workers=parts.num_workers,
+        ),
+        reference=parts.reference,
     )
 
 
-SMALL = (
-    "compress_space",
-    "compress_space",
-    "residual",
-    "compress_time",
-    "residual",
-    "compress_time",
-    "residual",
-)
-"""No residual before space is compressed twice: one at half the resolution makes a step 1.4 times
-as long."""
+@dataclass(frozen=True, kw_only=True)
+class _MAGVIT2Preset:
+    model: VideoTokenizerConfig
+    discriminator_dim: int
+    discriminator_layers: int
+    data: VideoDataConfig
+    steps: int
+    batch_size: int
+    lr: float
+    num_workers: int = 0
+    reference: str = ""
 
-PAPER = (
-    "consecutive_residual:4", "compress_space:256", "consecutive_residual:4", "compress_space:256", "compress_time:256",
-    "consecutive_residual:4", "compress_space:512", "compress_time:512", "consecutive_residual:4",
-)  # fmt: skip
-"""17 x 128 x 128 to 5 x 16 x 16 with four residual layers at each resolution and widths of 128,
-256, 256 and 512."""
+
+def _magvit2_tiny(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+
+    return _MAGVIT2Preset(
+        model=VideoTokenizerConfig(
+            dim=8,
+            max_channels=32,
+            layers=TINY_LAYERS,
+            quantizer=build_quantizer_config(quantizer, 6),
+            input_kernel=3,
+            heads=2,
+            head_dim=8,
+        ),
+        discriminator_dim=8,
+        discriminator_layers=2,
+        data=VideoDataConfig(size=16, frames=5, num_synthetic=32, val_fraction=0.25),
+        steps=20,
+        batch_size=4,
+        lr=2e-3,
+    )
+
+
+def _magvit2_small(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+
+    return _MAGVIT2Preset(
+        model=VideoTokenizerConfig(
+            dim=16,
+            max_channels=64,
+            layers=SMALL_LAYERS,
+            quantizer=build_quantizer_config(quantizer, 10),
+            input_kernel=3,
+            heads=4,
+            head_dim=16,
+        ),
+        discriminator_dim=16,
+        discriminator_layers=3,
+        data=VideoDataConfig(size=64, frames=9),
+        steps=2000,
+        batch_size=4,
+        lr=2e-3,
+    )
+
+
+def _magvit2_base(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+
+    return _MAGVIT2Preset(
+        model=VideoTokenizerConfig(
+            dim=64, max_channels=512, quantizer=build_quantizer_config(quantizer, 14)
+        ),
+        discriminator_dim=64,
+        discriminator_layers=3,
+        data=VideoDataConfig(size=128, frames=17, min_scale=0.7, flip=True),
+        steps=200_000,
+        batch_size=32,
+        lr=2e-4,
+        num_workers=8,
+    )
+
+
+def _magvit2_paper(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
+    """Return the published size; its quantizer is always LFQ, because 2^18 codes are too many for
+    FSQ's recommended levels."""
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+
+    return _MAGVIT2Preset(
+        model=VideoTokenizerConfig(
+            dim=128,
+            max_channels=512,
+            layers=PAPER_LAYERS,
+            quantizer=build_quantizer_config("lfq", 18),
+        ),
+        discriminator_dim=64,
+        discriminator_layers=4,
+        data=VideoDataConfig(size=128, frames=17, min_scale=0.7, flip=True),
+        steps=1_000_000,
+        batch_size=256,
+        lr=1e-4,
+        num_workers=8,
+        reference=MAGVIT2,
+    )

@@ -1,11 +1,10 @@
-"""Toy clips: one or two shapes that move, bounce, turn and pass each other, drawn afresh for every
-number.
+"""Synthetic videos: one or two shapes that move, bounce, turn and pass each other, with captions.
 
-Toy number `i` of a seed is a pure function of `(seed, i)`, at any size and any number of frames: a
-`Play` says who is in it and what each does from the beginning (progress 0) to the end (progress 1)
-of the clip, in units of the picture's side (x to the right, y down), and a still `Scene` of any
-moment is painted as a toy picture is. Shapes stay in the picture. What the caption says of kinds,
-colours, motions and of who passes in front of whom is true. Toys are never mirrored.
+Video number `i` of a seed is a pure function of `(seed, i)` at any size and any number of frames. A
+`MovingScene` lists its shapes and their motions from the start (progress 0) to the end (progress 1)
+of the video, in units of the image's side (x to the right, y down). The still `Scene` at any
+progress is rendered like a synthetic image. Shapes never leave the image, and captions state kinds,
+colours, motions and occlusion correctly. Synthetic videos are never flipped.
 """
 
 from __future__ import annotations
@@ -17,71 +16,78 @@ from typing import Literal
 import numpy as np
 
 from tessera.data.dataset import SyntheticDataset
+from tessera.data.synthetic import pick
 from tessera.modalities.image.synthetic import (
-    AIR,
     COLOURS,
+    MIN_GAP,
     RADII,
     Background,
     Kind,
     Scene,
     Shape,
     Size,
-    distinct_looks,
+    describe_shape,
     draw,
-    imagine_background,
-    imagine_shape,
-    noun,
-    pick,
-    reach,
-    seen_on,
+    find_visible_colours,
+    outline_radius,
+    sample_background,
+    sample_distinct_looks,
+    sample_shape,
 )
 from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate
 
-Doing = Literal["resting", "moving", "bouncing", "turning"]
-Way = Literal["", "left", "right", "up", "down", "clockwise", "counterclockwise"]
-Place = tuple[float, float]
+Motion = Literal["resting", "moving", "bouncing", "turning"]
+Direction = Literal["", "left", "right", "up", "down", "clockwise", "counterclockwise"]
+Point = tuple[float, float]
 
-RATE_HZ = 12.0  # at which a toy is shown; what happens in it happens in the whole clip, however many frames that is
-SAME_WHEN_TURNED = ("circle", "ring")
-TURN = (math.radians(80), math.radians(140))
-"""Few enough that 5 frames show which way: a star looks the same after 72 degrees, so a step must
-stay below 36."""
-HOPS = (2, 3)
+RATE_HZ = 12.0
+"""The frame rate of synthetic videos. Motions take the whole video, however many frames it has."""
+ROTATION_INVARIANT = ("circle", "ring")
+"""Kinds whose rotation is not visible."""
+ROTATION_RANGE = (math.radians(80), math.radians(140))
+"""Total rotation in radians; small enough for its direction to be visible in 5 frames: a star is
+symmetric under 72 degrees, so a step must stay below 36."""
+HOP_COUNTS = (2, 3)
 HOP_HEIGHT = (0.25, 0.4)
-LEEWAY = 0.2
-"""How much of the room for a way may be left at each of its ends."""
+MAX_MARGIN = 0.2
+"""The maximum fraction of the available path that a motion leaves unused at each end."""
 
 
 @dataclass(frozen=True)
 class Actor:
-    """A shape and what it does: from the centre of `shape` to `goal`, in hops or straight, and
-    turning by `turn`."""
+    """A shape and its motion from the centre of `shape` to `goal`, straight or in hops."""
 
     shape: Shape
-    doing: Doing
-    way: Way = ""
-    goal: Place | None = None
+    motion: Motion
+    direction: Direction = ""
+    goal: Point | None = None
+    """The centre at the end; None for the centre of `shape`."""
     hops: int = 0
     hop_height: float = 0.0
-    turn: float = 0.0
-    """radians, clockwise"""
+    rotation: float = 0.0
+    """The total rotation in radians, clockwise."""
 
     def at(self, progress: float) -> Shape:
+        """Return the shape at a progress from 0 to 1."""
         x, y = self.shape.centre
         goal_x, goal_y = self.goal or self.shape.centre
         hop = self.hop_height * abs(math.sin(math.pi * self.hops * progress))
         centre = (x + (goal_x - x) * progress, y + (goal_y - y) * progress - hop)
-        return replace(self.shape, centre=centre, turn=self.shape.turn + self.turn * progress)
+        rotation = self.shape.rotation + self.rotation * progress
+        return replace(self.shape, centre=centre, rotation=rotation)
 
 
 @dataclass(frozen=True)
-class Play:
+class MovingScene:
+    """The contents of one video and its caption."""
+
     actors: tuple[Actor, ...]
-    """in the order in which they are painted: the last one is in front"""
+    """The moving shapes in the order of painting: the last one is in front."""
     background: Background
     caption: str
 
     def at(self, progress: float) -> Scene:
+        """Return the contents of the frame at a progress from 0 to 1."""
         return Scene(
             tuple(actor.at(progress) for actor in self.actors), self.background, self.caption
         )
@@ -89,121 +95,140 @@ class Play:
 
 @dataclass(frozen=True)
 class SyntheticVideos(SyntheticDataset):
+    """A dataset of synthetic videos."""
+
     size: int
+    """The side of the square frames in pixels."""
     frames: int
+    """The number of frames of each video."""
 
-    def caption(self, index: int) -> str:
-        return self.play(index).caption
-
-    def signature(self, index: int) -> str:
-        """All that a toy depends on beside its number."""
-        return f"{self.seed} {self.size} {self.frames}"
-
-    def play(self, index: int) -> Play:
+    def scene(self, index: int) -> MovingScene:
+        """Return the contents of a video."""
         return sample_scene(self.seed, self.number(index))
 
+    def all_captions(self, index: int) -> list[str]:
+        """Return the only caption of a video without rendering it."""
+        return [self.scene(index).caption]
+
+    def signature(self, index: int) -> str:
+        """Return everything that an example depends on besides its number."""
+        return f"{self.seed} {self.size} {self.frames}"
+
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
-        play = self.play(index)
-        return VideoExample(
-            film(play, self.size, self.frames).floats(), self.frames, RATE_HZ, play.caption
-        )
+        """Render one example; nothing is drawn from `rng`."""
+        scene = self.scene(index)
+        video = draw_video(scene, self.size, self.frames)
+        return VideoExample(video.to_floats(), self.frames, RATE_HZ, scene.caption)
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
+        """Stack examples into a batch."""
         return collate(examples)
 
 
-def film(play: Play, size: int, frames: int) -> Video:
-    """A play as a clip of `frames` frames of `size` x `size` pixels; of a single frame, its
-    beginning."""
-    moments = np.linspace(0, 1, frames).tolist()
-    return Video(np.stack([draw(play.at(moment), size).pixels for moment in moments]), RATE_HZ)
+def draw_video(scene: MovingScene, size: int, frames: int) -> Video:
+    """Render a video of `size` x `size` pixels; a single frame shows the start."""
+    steps = np.linspace(0, 1, frames).tolist()
+    return Video(np.stack([draw(scene.at(progress), size).pixels for progress in steps]), RATE_HZ)
 
 
-# ---- what happens
+# ---- contents
 
 
-def sample_scene(seed: int, number: int) -> Play:
-    """The play of one toy."""
+def sample_scene(seed: int, number: int) -> MovingScene:
+    """Sample the contents and the caption of one video."""
     rng = np.random.default_rng([seed, number])
-    background = imagine_background(rng)
-    says = tuple(bool(say) for say in rng.random(3) < (0.7, 0.8, 0.6))
-    plot = (imagine_one, imagine_pair, imagine_passing)[int(rng.choice(3, p=[0.3, 0.25, 0.45]))]
-    return plot(rng, background, Words(*says))
+    background = sample_background(rng)
+    choices = tuple(bool(choice) for choice in rng.random(3) < (0.7, 0.8, 0.6))
+    sample = (sample_single, sample_pair, sample_passing)[int(rng.choice(3, p=[0.3, 0.25, 0.45]))]
+    return sample(rng, background, CaptionStyle(*choices))
 
 
 @dataclass(frozen=True)
-class Words:
-    """What a caption chooses to tell."""
+class CaptionStyle:
+    """Which properties a caption mentions."""
 
     size: bool
     texture: bool
     background: bool
 
-    def of(self, actor: Actor) -> str:
-        motion = "" if actor.doing == "resting" else f"{actor.doing} {actor.way}"
-        return f"{noun(actor.shape, self.size, self.texture)} {motion}".strip()
+    def describe_actor(self, actor: Actor) -> str:
+        """Return a noun phrase: "a small red circle moving left"."""
+        motion = "" if actor.motion == "resting" else f"{actor.motion} {actor.direction}"
+        return f"{describe_shape(actor.shape, self.size, self.texture)} {motion}".strip()
 
-    def told(self, sentence: str, background: Background) -> str:
+    def add_background(self, sentence: str, background: Background) -> str:
+        """Append the background to a sentence if the style includes it."""
         return f"{sentence} on a {background.colour} background" if self.background else sentence
 
 
-def imagine_one(rng: np.random.Generator, background: Background, words: Words) -> Play:
-    """One shape, moving, bouncing or turning."""
-    doing: Doing = pick(rng, ("moving", "bouncing", "turning"))
+def sample_single(
+    rng: np.random.Generator, background: Background, style: CaptionStyle
+) -> MovingScene:
+    """Sample one shape that moves, bounces or turns."""
+    motion: Motion = pick(rng, ("moving", "bouncing", "turning"))
     size: Size = pick(
-        rng, ("small", "medium", "large") if doing == "turning" else ("small", "medium")
+        rng, ("small", "medium", "large") if motion == "turning" else ("small", "medium")
     )
-    shape = imagine_actor(rng, background, turning_look(rng, background, doing), size)
-    actor = set_in_motion(rng, shape, doing, pick(rng, WAYS[doing]), Room.of(shape))
-    return Play((actor,), background, words.told(words.of(actor), background))
+    shape = sample_actor_shape(rng, background, sample_look(rng, background, motion), size)
+    actor = sample_actor(rng, shape, motion, pick(rng, DIRECTIONS[motion]), Area.inside(shape))
+    caption = style.add_background(style.describe_actor(actor), background)
+    return MovingScene((actor,), background, caption)
 
 
-def imagine_pair(rng: np.random.Generator, background: Background, words: Words) -> Play:
-    """Two shapes that keep to their own halves, beside or above each other; one of them may
-    rest."""
-    upright = bool(rng.integers(2))
-    doings: list[Doing] = [
+def sample_pair(
+    rng: np.random.Generator, background: Background, style: CaptionStyle
+) -> MovingScene:
+    """Sample two shapes in separate halves of the image; one of them may rest."""
+    left_right = bool(rng.integers(2))
+    motions: list[Motion] = [
         pick(rng, ("moving", "turning")),
         pick(rng, ("moving", "turning", "resting")),
     ]
-    looks = distinct_looks(rng, 2, seen_on(background.colour))
+    looks = sample_distinct_looks(rng, 2, find_visible_colours(background.colour))
     actors = []
-    for half, (doing, look) in enumerate(zip(doings, looks)):
-        shape = imagine_actor(rng, background, look, pick(rng, ("small", "medium")))
-        room = Room.of(shape).half(half, upright)
-        doing = "moving" if doing == "turning" and look[0] in SAME_WHEN_TURNED else doing
-        ways: tuple[Way, ...] = (
-            WAYS[doing] if doing != "moving" else ("up", "down") if upright else ("left", "right")
-        )
-        actors.append(set_in_motion(rng, shape, doing, pick(rng, ways), room))
-    sentence = f"{words.of(actors[0])} and {words.of(actors[1])}"
-    return Play(tuple(actors), background, words.told(sentence, background))
+    for half, (motion, look) in enumerate(zip(motions, looks)):
+        shape = sample_actor_shape(rng, background, look, pick(rng, ("small", "medium")))
+        area = Area.inside(shape).half(half, left_right)
+        motion = "moving" if motion == "turning" and look[0] in ROTATION_INVARIANT else motion
+        directions = DIRECTIONS[motion]
+        if motion == "moving":
+            directions = ("up", "down") if left_right else ("left", "right")
+        actors.append(sample_actor(rng, shape, motion, pick(rng, directions), area))
+    sentence = f"{style.describe_actor(actors[0])} and {style.describe_actor(actors[1])}"
+    return MovingScene(tuple(actors), background, style.add_background(sentence, background))
 
 
-def imagine_passing(rng: np.random.Generator, background: Background, words: Words) -> Play:
-    """A small shape crosses the whole picture and passes in front of, or behind, a larger one that
-    stays in its place."""
-    look, other_look = looks_of_two_colours(rng, background)
-    doing: Doing = pick(rng, ("moving", "moving", "bouncing"))
-    shape = imagine_actor(rng, background, look, "small")
-    mover = set_in_motion(rng, shape, doing, pick(rng, WAYS[doing]), Room.of(shape), leeway=0.0)
-    standing = imagine_actor(rng, background, other_look, "medium")
-    room = Room.of(standing)
-    standing = replace(standing, centre=room.nearest(mover.at(0.5).centre))
-    turns = other_look[0] not in SAME_WHEN_TURNED and rng.random() < 0.3
-    other_doing: Doing = "turning" if turns else "resting"
-    other = set_in_motion(
-        rng, standing, other_doing, pick(rng, WAYS[other_doing]), Room.only(standing.centre)
+def sample_passing(
+    rng: np.random.Generator, background: Background, style: CaptionStyle
+) -> MovingScene:
+    """Sample a small shape that crosses the image in front of or behind a larger one."""
+    look, other_look = sample_contrasting_looks(rng, background)
+    motion: Motion = pick(rng, ("moving", "moving", "bouncing"))
+    shape = sample_actor_shape(rng, background, look, "small")
+    direction = pick(rng, DIRECTIONS[motion])
+    mover = sample_actor(rng, shape, motion, direction, Area.inside(shape), max_margin=0.0)
+    other_shape = sample_actor_shape(rng, background, other_look, "medium")
+    centre = Area.inside(other_shape).nearest(mover.at(0.5).centre)
+    turns = other_look[0] not in ROTATION_INVARIANT and rng.random() < 0.3
+    other_motion: Motion = "turning" if turns else "resting"
+    other = sample_actor(
+        rng,
+        replace(other_shape, centre=centre),
+        other_motion,
+        pick(rng, DIRECTIONS[other_motion]),
+        Area.point(centre),
     )
     in_front = bool(rng.integers(2))
-    where = "in front of" if in_front else "behind"
-    sentence = f"{words.of(mover)}, passing {where} {words.of(other)}"
-    return Play(
-        (other, mover) if in_front else (mover, other), background, words.told(sentence, background)
+    relation = "in front of" if in_front else "behind"
+    sentence = f"{style.describe_actor(mover)}, passing {relation} {style.describe_actor(other)}"
+    return MovingScene(
+        (other, mover) if in_front else (mover, other),
+        background,
+        style.add_background(sentence, background),
     )
 
 
-WAYS: dict[Doing, tuple[Way, ...]] = {
+DIRECTIONS: dict[Motion, tuple[Direction, ...]] = {
     "resting": ("",),
     "moving": ("left", "right", "up", "down"),
     "bouncing": ("left", "right"),
@@ -211,36 +236,37 @@ WAYS: dict[Doing, tuple[Way, ...]] = {
 }
 
 
-def turning_look(
-    rng: np.random.Generator, background: Background, doing: Doing
+def sample_look(
+    rng: np.random.Generator, background: Background, motion: Motion
 ) -> tuple[Kind, str]:
-    """A shape whose turning can be seen, if it is to turn."""
+    """Sample a kind and a colour; the rotation of a turning shape must be visible."""
     while True:
-        (look,) = distinct_looks(rng, 1, seen_on(background.colour))
-        if doing != "turning" or look[0] not in SAME_WHEN_TURNED:
+        (look,) = sample_distinct_looks(rng, 1, find_visible_colours(background.colour))
+        if motion != "turning" or look[0] not in ROTATION_INVARIANT:
             return look
 
 
-def looks_of_two_colours(
+def sample_contrasting_looks(
     rng: np.random.Generator, background: Background
 ) -> list[tuple[Kind, str]]:
-    """So that it can be seen which of two shapes covers the other."""
+    """Sample the looks of two shapes whose colours differ enough to show which one is in front."""
     while True:
-        looks = distinct_looks(rng, 2, seen_on(background.colour))
+        looks = sample_distinct_looks(rng, 2, find_visible_colours(background.colour))
         if math.dist(COLOURS[looks[0][1]], COLOURS[looks[1][1]]) > 60:
             return looks
 
 
-def imagine_actor(
+def sample_actor_shape(
     rng: np.random.Generator, background: Background, look: tuple[Kind, str], size: Size
 ) -> Shape:
+    """Sample a shape in the centre of the image."""
     radius = float(rng.uniform(*RADII[size]))
-    return imagine_shape(rng, background, *look, size, radius, (0.5, 0.5))
+    return sample_shape(rng, background, *look, size, radius, (0.5, 0.5))
 
 
 @dataclass(frozen=True)
-class Room:
-    """Where a centre may be: from `left` to `right` and from `top` to `bottom`."""
+class Area:
+    """A rectangle in which a centre may be."""
 
     left: float
     right: float
@@ -248,57 +274,70 @@ class Room:
     bottom: float
 
     @classmethod
-    def of(cls, shape: Shape) -> Room:
-        """So that the shape stays in the picture however it turns."""
-        margin = shape.radius * reach(shape.kind) + AIR
+    def inside(cls, shape: Shape) -> Area:
+        """Return the area in which a shape stays inside the image at any rotation."""
+        margin = shape.radius * outline_radius(shape.kind) + MIN_GAP
         return cls(margin, 1 - margin, margin, 1 - margin)
 
-    def half(self, second: int, upright: bool) -> Room:
-        """The part of the room in the first or second half of the picture, left and right or else
-        above and below."""
-        if upright:
+    @classmethod
+    def point(cls, point: Point) -> Area:
+        """Return the area that contains only a point."""
+        return cls(point[0], point[0], point[1], point[1])
+
+    def half(self, second: int, left_right: bool) -> Area:
+        """Return the part in the first (0) or second (1) half of the image.
+
+        The halves are left and right, or top and bottom.
+        """
+        if left_right:
             return replace(self, left=self.left + second / 2, right=self.right - (1 - second) / 2)
         return replace(self, top=self.top + second / 2, bottom=self.bottom - (1 - second) / 2)
 
-    @classmethod
-    def only(cls, place: Place) -> Room:
-        return cls(place[0], place[0], place[1], place[1])
-
-    def nearest(self, place: Place) -> Place:
-        return min(max(place[0], self.left), self.right), min(max(place[1], self.top), self.bottom)
+    def nearest(self, point: Point) -> Point:
+        """Return the nearest point of the area."""
+        return min(max(point[0], self.left), self.right), min(max(point[1], self.top), self.bottom)
 
 
-def set_in_motion(
+def sample_actor(
     rng: np.random.Generator,
     shape: Shape,
-    doing: Doing,
-    way: Way,
-    room: Room,
-    leeway: float = LEEWAY,
+    motion: Motion,
+    direction: Direction,
+    area: Area,
+    max_margin: float = MAX_MARGIN,
 ) -> Actor:
-    x, y = float(rng.uniform(room.left, room.right)), float(rng.uniform(room.top, room.bottom))
-    still = replace(shape, centre=(x, y))
-    if doing == "turning":
-        turn = float(rng.uniform(*TURN))
-        return Actor(still, doing, way, turn=turn if way == "clockwise" else -turn)
-    if doing == "resting":
-        return Actor(still, doing)
-    upward = way in ("up", "down")
-    low, high = (room.top, room.bottom) if upward else (room.left, room.right)
-    near, far = rng.uniform(0, leeway, 2).tolist()
+    """Sample the path of a shape within an area."""
+    x, y = float(rng.uniform(area.left, area.right)), float(rng.uniform(area.top, area.bottom))
+    placed = replace(shape, centre=(x, y))
+    if motion == "turning":
+        angle = float(rng.uniform(*ROTATION_RANGE))
+        rotation = angle if direction == "clockwise" else -angle
+        return Actor(placed, motion, direction, rotation=rotation)
+    if motion == "resting":
+        return Actor(placed, motion)
+    vertical = direction in ("up", "down")
+    low, high = (area.top, area.bottom) if vertical else (area.left, area.right)
+    near, far = rng.uniform(0, max_margin, 2).tolist()
     begin, end = low + (high - low) * near, high - (high - low) * far
-    if way in ("left", "up"):
+    if direction in ("left", "up"):
         begin, end = end, begin
-    if doing == "bouncing":
-        return bouncing(rng, shape, way, begin, end, room)
-    start, goal = ((x, begin), (x, end)) if upward else ((begin, y), (end, y))
-    return Actor(replace(shape, centre=start), doing, way, goal)
+    if motion == "bouncing":
+        return sample_bouncing_actor(rng, shape, direction, begin, end, area)
+    start, goal = ((x, begin), (x, end)) if vertical else ((begin, y), (end, y))
+    return Actor(replace(shape, centre=start), motion, direction, goal)
 
 
-def bouncing(
-    rng: np.random.Generator, shape: Shape, way: Way, begin: float, end: float, room: Room
+def sample_bouncing_actor(
+    rng: np.random.Generator,
+    shape: Shape,
+    direction: Direction,
+    begin: float,
+    end: float,
+    area: Area,
 ) -> Actor:
+    """Sample the height and the number of hops from x = `begin` to `end`."""
     height = float(rng.uniform(*HOP_HEIGHT))
-    floor = float(rng.uniform(max(0.6, room.top + height), room.bottom))
-    hops = pick(rng, HOPS)
-    return Actor(replace(shape, centre=(begin, floor)), "bouncing", way, (end, floor), hops, height)
+    floor = float(rng.uniform(max(0.6, area.top + height), area.bottom))
+    hops = pick(rng, HOP_COUNTS)
+    start, goal = (begin, floor), (end, floor)
+    return Actor(replace(shape, centre=start), "bouncing", direction, goal, hops, height)

@@ -1,8 +1,7 @@
-"""Interchangeable quantizers: `config.build(dim)` makes any of them, and all keep the contract of
-`Quantizer`.
+"""Interchangeable quantizers: `config.build(dim)` builds any of them as a `Quantizer`.
 
-FSQ rounds, LFQ takes signs, VQ learns a table; the residual form stacks levels of one of them, and
-the grouped form sets residual ones side by side.
+FSQ rounds, LFQ takes signs, and VQ learns a codebook. The residual form stacks several quantizers
+of one kind, and the grouped form applies residual quantizers to parts of the latent.
 """
 
 from __future__ import annotations
@@ -11,11 +10,14 @@ from tessera.nn.quantize.base import Quantized, Quantizer
 from tessera.nn.quantize.fsq import FSQ, FSQConfig
 from tessera.nn.quantize.grouped import GroupedConfig, GroupedQuantizer
 from tessera.nn.quantize.lfq import LFQ, LFQConfig
-from tessera.nn.quantize.residual import ResidualConfig, ResidualQuantizer
+from tessera.nn.quantize.residual import LevelQuantizerConfig, ResidualConfig, ResidualQuantizer
 from tessera.nn.quantize.vq import VQ, ProcessGroup, VQConfig
 
-QuantizerConfig = FSQConfig | LFQConfig | VQConfig | ResidualConfig | GroupedConfig
-"""The type of a model's field that lets the user choose."""
+QuantizerConfig = FSQConfig | LFQConfig | VQConfig | ResidualConfig
+"""Quantizers of tokenizers with any number of codes per position: images, videos and meshes."""
+
+MultiCodeQuantizerConfig = ResidualConfig | GroupedConfig
+"""Quantizers with several codes per position, as codecs of audio use them."""
 
 __all__ = [
     "FSQ",
@@ -25,7 +27,9 @@ __all__ = [
     "GroupedConfig",
     "GroupedQuantizer",
     "LFQConfig",
-    "Meeting",
+    "LevelQuantizerConfig",
+    "MultiCodeQuantizerConfig",
+    "ProcessGroup",
     "Quantized",
     "Quantizer",
     "QuantizerConfig",

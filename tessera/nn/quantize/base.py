@@ -1,13 +1,13 @@
-"""What every quantizer is: continuous latents in; symbols, and the latents that those symbols stand
-for, out.
+"""The interface of all quantizers and the arithmetic that they share.
 
-A kind of quantizer (FSQ, LFQ, VQ) says how one row of its own narrow width is brought into its
-range, which symbol is nearest to it, and what a symbol stands for. Everything else stands here
-once: projections, padding, precision, straight-through gradients, and what micro-batches have to
-tell each other. The residual form arranges several of a kind into a cascade.
+A quantizer maps continuous latents to integer codes and codes back to latents. Each kind (FSQ, LFQ,
+VQ) defines three operations on rows of its code dimension: `bound` maps a row into the range of the
+codes, `nearest` finds its code, and `lookup` returns the vector of a code. The rest is implemented
+here once: projections, padding, precision, straight-through gradients, and the exchange of
+statistics between micro-batches. `residual.py` stacks several quantizers of one kind.
 
-Letters: B examples, D width of the latent, P real (unpadded) places of the batch, W width in which
-symbols are chosen, V vocabulary, L levels of a residual cascade, S length of a statistic.
+Shape suffixes: B examples, D latent dimension, P valid (not padded) positions of the batch, W code
+dimension, V vocabulary size, L number of residual quantizers, S length of the statistics.
 """
 
 from __future__ import annotations
@@ -24,235 +24,257 @@ from tessera.nn.precision import full_precision, to_fp32
 
 @dataclass
 class Quantized:
-    """What became of a latent."""
+    """The output of a quantizer."""
 
     latent: Tensor
-    """(B, ..., D): what the symbols stand for; gradients pass straight through to the input. Zero
-    at masked places."""
+    """(B, ..., D): the quantized latents, with straight-through gradients to the input. Zero at
+    masked positions."""
     codes: Tensor
-    """(B, ...) int64 in [0, vocabulary); residual: (B, ..., L). Zero at masked places and at
+    """(B, ...) int64 in [0, vocab_size); residual: (B, ..., L). Zero at masked positions and at
     dropped levels."""
     penalties: dict[str, Tensor]
-    """Weighted scalars; their sum belongs in the loss. Empty where nothing needs coaxing (FSQ)."""
+    """Weighted scalars whose sum is added to the loss. Empty for quantizers without an auxiliary
+    loss (FSQ)."""
 
 
 class Quantizer(nn.Module):
-    """The contract of all quantizers, and the arithmetic they share.
+    """Base class of all quantizers.
 
-    Several micro-batches and processes are one batch: a penalty that is not a plain mean over
-    examples first asks all of them. `batch_stats` gives one micro-batch's share of the answer, the
-    caller sums the shares over micro-batches and processes, and `set_global_stats` hands the sum
-    back before the losses are computed. `needs_global_stats` says whether the question needs to be
-    asked at all; with padding of uneven amounts it makes the plain means exact too.
+    Micro-batches and processes together form one batch, so a penalty that is not a plain mean over
+    examples needs statistics of all of them. `batch_stats` computes the share of one micro-batch,
+    the caller sums the shares over micro-batches and processes, and `set_global_stats` receives the
+    sum before the losses are computed. `needs_global_stats` is True if this exchange is required.
+    When padding is uneven, the exchange also makes the plain means exact.
     """
 
-    levels: int = 1
+    num_quantizers: int = 1
     needs_global_stats: bool = False
     has_quantizer_dropout: bool = False
-    """Whether a training example may be written in its first few levels only: its caller then draws
-    how many."""
+    """Whether a training example may be encoded by its first few quantizers only. The caller then
+    draws how many."""
 
     def __init__(self, *, dim: int, code_dim: int, vocab_size: int) -> None:
         super().__init__()
         self.dim, self.code_dim, self.vocab_size = dim, code_dim, vocab_size
-        self.project_in: nn.Module = Projection(dim, code_dim) if dim != code_dim else nn.Identity()
-        self.project_out: nn.Module = (
-            Projection(code_dim, dim) if dim != code_dim else nn.Identity()
-        )
-        self.expected_S: Tensor | None = None
-        self.register_buffer(
-            "like", torch.empty(0), persistent=False
-        )  # tells decode() its device and precision
-        self.like: Tensor
+        self.in_proj: nn.Module = Projection(dim, code_dim) if dim != code_dim else nn.Identity()
+        self.out_proj: nn.Module = Projection(code_dim, dim) if dim != code_dim else nn.Identity()
+        self.global_stats_S: Tensor | None = None
+        # Holds the device and the dtype that decode() uses.
+        self.register_buffer("dummy", torch.empty(0), persistent=False)
+        self.dummy: Tensor
 
     def forward(
         self, latent: Tensor, mask: Tensor | None = None, *, num_quantizers_B: Tensor | None = None
     ) -> Quantized:
-        """Latents (B, ..., D) as symbols; mask (B, ...) is True where a place is real and not
-        padding.
+        """Quantize latents (B, ..., D); mask (B, ...) is True at valid positions.
 
-        Masked places take no part in anything: their latent and their code come back as zero,
-        whatever stood there. `num_quantizers_B` is for several levels (`residual.py`); of one level
-        nothing can be left out.
+        Masked positions have no effect: their latent and their code are returned as zero, whatever
+        their input is. `num_quantizers_B` applies to several quantizers (`residual.py`) and is
+        ignored by a single one.
         """
-        places = self.places(latent, mask)
+        positions = self.position_mask(latent, mask)
         with full_precision(latent.device.type):
-            rows_PW = self.native(latent, places)
+            rows_PW = self.project_in(latent, positions)
             codes_P = self.nearest(rows_PW)
-            values_PW = self.values(codes_P, rows_PW.dtype)
-            penalties = self.penalties(rows_PW, values_PW, places.count)
-            self.accumulate_stats(rows_PW, codes_P, places.per_example_B)
-            rows_PD = self.project_out(straight_through(rows_PW, values_PW))
-        return Quantized(places.put(rows_PD.to(latent.dtype)), places.put(codes_P), penalties)
+            quantized_PW = self.lookup(codes_P, rows_PW.dtype)
+            penalties = self.penalties(rows_PW, quantized_PW, positions.count)
+            self.accumulate_stats(rows_PW, codes_P, positions.per_example_B)
+            rows_PD = self.out_proj(straight_through(rows_PW, quantized_PW))
+        return Quantized(
+            positions.scatter(rows_PD.to(latent.dtype)), positions.scatter(codes_P), penalties
+        )
 
     def decode(self, codes: Tensor) -> Tensor:
-        """The latents (B, ..., D) that codes (B, ...) stand for: `forward(...).latent` wherever the
-        place was real."""
+        """Return the latents (B, ..., D) of codes (B, ...).
+
+        They equal `forward(...).latent` at valid positions.
+        """
         self.check_codes(codes)
         with full_precision(codes.device.type):
-            return self.project_out(self.values(codes, to_fp32(self.like).dtype)).to(
-                self.like.dtype
-            )
+            quantized = self.lookup(codes, to_fp32(self.dummy).dtype)
+            return self.out_proj(quantized).to(self.dummy.dtype)
 
     @torch.no_grad()
     def batch_stats(
         self, latent: Tensor, mask: Tensor | None = None, *, num_quantizers_B: Tensor | None = None
     ) -> Tensor:
-        """This micro-batch's share (S,) of what `set_global_stats` wants; shares are to be added.
-        Changes nothing."""
-        places = self.places(latent, mask)
+        """Compute the additive statistics (S,) of one micro-batch, without side effects."""
+        positions = self.position_mask(latent, mask)
         with full_precision(latent.device.type):
-            return self.statistic(self.native(latent, places), places.count)
+            return self.compute_stats(self.project_in(latent, positions), positions.count)
 
     def set_global_stats(self, total_S: Tensor | None) -> None:
-        """The sum of `batch_stats` over every micro-batch and process of this step; None: each
-        batch stands for itself.
+        """Set the sum of `batch_stats` over all micro-batches and processes of this step.
 
-        Only train mode listens, so that a validation between two steps never meets a total that is
-        not its own.
+        None: each batch uses its own statistics. The sum is used in train mode only, so it does not
+        affect a validation between two steps.
         """
-        self.expected_S = total_S
+        self.global_stats_S = total_S
 
-    def table(self) -> Tensor | None:
-        """What each symbol stands for, (V, W); None where a symbol says nothing by itself, as in a
-        cascade."""
-        every = torch.arange(self.vocab_size, device=self.like.device)
-        return self.values(every, to_fp32(self.like).dtype).detach()
+    def codebook(self) -> Tensor | None:
+        """Return the vectors (V, W) of all codes, or None if a code has no vector of its own.
 
-    # What a kind of quantizer says of itself, on rows (P, W) of real places.
+        The latter is the case for several residual quantizers.
+        """
+        codes = torch.arange(self.vocab_size, device=self.dummy.device)
+        return self.lookup(codes, to_fp32(self.dummy).dtype).detach()
+
+    # Defined by each kind of quantizer, on rows (P, W) of valid positions.
 
     def bound(self, rows_PW: Tensor) -> Tensor:
-        """Rows brought into the range of the symbols, differentiably."""
+        """Map rows into the range of the codes, differentiably."""
         return rows_PW
 
     def nearest(self, rows_PW: Tensor) -> Tensor:
-        """The code (P,) of each row."""
+        """Return the code (P,) of each row."""
         raise NotImplementedError
 
-    def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        """What codes (...) stand for, (..., W)."""
+    def lookup(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the vectors (..., W) of codes (...)."""
         raise NotImplementedError
 
-    def penalties(self, rows_PW: Tensor, values_PW: Tensor, places: int) -> dict[str, Tensor]:
-        """Weighted scalars. `places` counts the batch's real places; in a cascade, fewer may have
-        come this deep."""
+    def penalties(
+        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+    ) -> dict[str, Tensor]:
+        """Compute the weighted auxiliary losses.
+
+        `num_positions` counts the valid positions of the batch. With quantizer dropout, a residual
+        level may receive fewer rows than that.
+        """
         return {}
 
     def accumulate_stats(self, rows_PW: Tensor, codes_P: Tensor, per_example_B: Tensor) -> None:
-        """Kinds that learn outside the gradient take notes here; example b owns the next
-        `per_example_B[b]` rows."""
+        """Accumulate what a codebook without gradients needs for its update.
 
-    def statistic(self, rows_PW: Tensor, places: int) -> Tensor:
-        """(S,), additive: a kind's own sums, and last: rows that took part, real places,
-        micro-batches."""
-        return rows_PW.new_tensor([len(rows_PW), places, 1])
+        Example b has the next `per_example_B[b]` rows.
+        """
+
+    def compute_stats(self, rows_PW: Tensor, num_positions: int) -> Tensor:
+        """Compute additive statistics (S,).
+
+        The sums of the kind come first; the last three entries count the rows, the valid positions
+        and the micro-batches.
+        """
+        return rows_PW.new_tensor([len(rows_PW), num_positions, 1])
 
     @property
-    def ready(self) -> bool:
-        """Whether the symbols already mean something; a level below waits for it."""
+    def is_initialized(self) -> bool:
+        """Whether the codebook is initialized; the next residual level waits for it."""
         return True
 
-    # What the kinds share.
+    # Shared by all kinds.
 
-    def places(self, latent: Tensor, mask: Tensor | None) -> PositionMask:
+    def position_mask(self, latent: Tensor, mask: Tensor | None) -> PositionMask:
+        """Check the shapes of a latent and its mask, and return the valid positions."""
         if latent.ndim < 2 or latent.shape[-1] != self.dim:
             raise ValueError(
-                f"a latent of shape {tuple(latent.shape)} came to a quantizer of width {self.dim}: give it as"
-                f" (batch, ..., {self.dim}), channels last, or build the quantizer with dim={latent.shape[-1]}"
+                f"A latent of shape {tuple(latent.shape)} was given to a quantizer with"
+                f" dim={self.dim}: give it as (batch, ..., {self.dim}), channels last, or build the"
+                f" quantizer with dim={latent.shape[-1]}."
             )
         if mask is not None and (mask.shape != latent.shape[:-1] or mask.dtype != torch.bool):
             raise ValueError(
-                f"a mask of shape {tuple(mask.shape)} and type {mask.dtype} came with a latent of shape"
-                f" {tuple(latent.shape)}: give a bool mask of shape {tuple(latent.shape[:-1])}, True at real places"
+                f"A mask of shape {tuple(mask.shape)} and dtype {mask.dtype} was given with a"
+                f" latent of shape {tuple(latent.shape)}: give a bool mask of shape"
+                f" {tuple(latent.shape[:-1])} that is True at valid positions."
             )
         return PositionMask(latent.shape[:-1], mask, latent.device)
 
-    def native(self, latent: Tensor, places: PositionMask) -> Tensor:
-        """The real places as rows (P, W), in the range where symbols are chosen."""
-        return self.bound(self.project_in(to_fp32(places.pick(latent))))
+    def project_in(self, latent: Tensor, positions: PositionMask) -> Tensor:
+        """Project the valid positions to bounded rows (P, W) of the code dimension."""
+        return self.bound(self.in_proj(to_fp32(positions.select(latent))))
 
     def check_codes(self, codes: Tensor) -> None:
+        """Raise a ValueError if a code is outside the vocabulary."""
         if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
             raise ValueError(
-                f"codes between {int(codes.min())} and {int(codes.max())} came to a quantizer with {self.vocab_size}"
-                f" symbols, which knows 0 to {self.vocab_size - 1}: they are another quantizer's, or hold a mask or end"
-                " symbol that must be left out"
+                f"Codes between {int(codes.min())} and {int(codes.max())} were given to a quantizer"
+                f" with {self.vocab_size} codes, which range from 0 to {self.vocab_size - 1}: use"
+                " the quantizer that encoded them, and remove mask and end tokens before decoding."
             )
 
     @property
-    def whole_S(self) -> Tensor | None:
-        """The statistic of the whole step, if it is known and this is a step."""
-        return self.expected_S if self.training else None
+    def step_stats_S(self) -> Tensor | None:
+        """The statistics of the whole step in train mode, if they were set."""
+        return self.global_stats_S if self.training else None
 
-    def mean_weight(self, places: int) -> float | Tensor:
-        """The factor that makes a sum over rows this micro-batch's share of a mean over all real
-        places.
+    def mean_weight(self, num_positions: int) -> float | Tensor:
+        """Return the factor that turns a sum over rows into a share of the mean over positions.
 
-        The caller averages losses over micro-batches. So where the whole step is known, the share
-        is weighted such that this average is the mean over all places, also when padding left the
-        micro-batches with uneven numbers of them.
+        The caller averages losses over micro-batches. With global statistics the share is weighted
+        such that this average is the mean over all valid positions, even if padding gives the
+        micro-batches different numbers of them.
         """
-        if self.whole_S is None:
-            return 1 / max(places, 1)
-        _, all_places, batches = self.whole_S[-3:]
-        return batches / all_places.clamp_min(1)
+        if self.step_stats_S is None:
+            return 1 / max(num_positions, 1)
+        _, all_positions, num_batches = self.step_stats_S[-3:]
+        return num_batches / all_positions.clamp_min(1)
 
-    def mean_distance(self, rows_PW: Tensor, values_PW: Tensor, places: int) -> Tensor:
-        """How far rows are from what their symbols stand for: the mean square, which moves the rows
-        alone."""
-        return (rows_PW - values_PW.detach()).square().mean(-1).sum() * self.mean_weight(places)
+    def commitment_loss(self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int) -> Tensor:
+        """Return the mean squared distance of rows to their codes, with gradients to the rows."""
+        distance_P = (rows_PW - quantized_PW.detach()).square().mean(-1)
+        return distance_P.sum() * self.mean_weight(num_positions)
 
 
 class Projection(nn.Linear):
-    """A linear layer that keeps the precision of its input, so that a model cast to half still
-    chooses in float32."""
+    """A linear layer that computes in the precision of its input.
+
+    A model cast to half precision then still chooses its codes in float32.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return F.linear(input, self.weight.to(input.dtype), self.bias.to(input.dtype))
 
 
 class PositionMask:
-    """The real places of a batch (B, ...): picks them out as rows, and puts rows back among
-    zeros."""
+    """The valid positions of a batch (B, ...).
+
+    `select` returns them as rows, and `scatter` writes rows back, with zeros at masked positions.
+    """
 
     def __init__(self, shape: torch.Size, mask: Tensor | None, device: torch.device) -> None:
         self.shape = shape
-        self.real = None if mask is None else mask.reshape(-1)
+        self.mask = None if mask is None else mask.reshape(-1)
         self.count = prod(shape) if mask is None else int(mask.sum())
-        each = prod(shape[1:])
+        per_example = prod(shape[1:])
         self.per_example_B = (
-            torch.full(shape[:1], each, device=device)
+            torch.full(shape[:1], per_example, device=device)
             if mask is None
-            else mask.reshape(shape[0], each).sum(1)
+            else mask.reshape(shape[0], per_example).sum(1)
         )
 
-    def pick(self, latent: Tensor) -> Tensor:
+    def select(self, latent: Tensor) -> Tensor:
+        """Return the valid positions of a latent (B, ..., D) as rows (P, D)."""
         rows = latent.reshape(-1, latent.shape[-1])
-        return rows if self.real is None else rows[self.real]
+        return rows if self.mask is None else rows[self.mask]
 
-    def put(self, rows: Tensor) -> Tensor:
-        rows = rows if self.real is None else among_zeros(rows, self.real)
+    def scatter(self, rows: Tensor) -> Tensor:
+        """Return rows (P, ...) at their positions (B, ...), with zeros at masked positions."""
+        rows = rows if self.mask is None else scatter_rows(rows, self.mask)
         return rows.reshape(*self.shape, *rows.shape[1:])
 
 
-def among_zeros(rows: Tensor, where: Tensor) -> Tensor:
-    """Rows at the places where the mask is True, zeros elsewhere."""
-    spread = rows.new_zeros(len(where), *rows.shape[1:])
-    spread[where] = rows
-    return spread
+def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
+    """Place rows where the mask is True and zeros elsewhere."""
+    scattered = rows.new_zeros(len(mask), *rows.shape[1:])
+    scattered[mask] = rows
+    return scattered
 
 
-def straight_through(rows: Tensor, values: Tensor) -> Tensor:
-    """The values, with the gradient of the rows.
+def straight_through(rows: Tensor, quantized: Tensor) -> Tensor:
+    """Return the quantized rows, with gradients to the rows.
 
-    The difference is taken on the rows alone, where it is exactly zero (the usual `rows + (values -
-    rows)` rounds), so that decode() gives the very same numbers. A row that is not finite makes it
-    NaN, as the engine's guard needs.
+    The difference is taken between the rows and themselves, where it is exactly zero (the usual
+    `rows + (quantized - rows)` rounds), so decode() returns exactly the same numbers. A row that is
+    not finite gives NaN, which the engine's check for finite values relies on.
     """
-    return values.detach() + (rows - rows.detach())
+    return quantized.detach() + (rows - rows.detach())
 
 
-def unit(rows: Tensor) -> Tensor:
-    """Rows on the unit sphere. Below a length of 1e-6 there is no direction, and a lower floor
-    makes gradients vast."""
+def l2_normalize(rows: Tensor) -> Tensor:
+    """Project rows onto the unit sphere.
+
+    Rows shorter than 1e-6 have no meaningful direction, and a smaller epsilon would make their
+    gradients very large.
+    """
     return F.normalize(rows, dim=-1, eps=1e-6)

@@ -1,9 +1,8 @@
-"""How evenly symbols are used: the entropy of their mean probabilities, over a batch or over a
-whole step.
+"""The batch entropy: how evenly codes are used, over a batch or over a whole step.
 
-The entropy of a mean is no mean of entropies, so micro-batches and processes must hear of each
-other: `whole_S` is the sum of their statistics (base.py), and the slope below makes the mean of
-their gradients the gradient of the whole.
+The entropy of a mean distribution is not a mean of entropies, so micro-batches and processes need
+the sum of their statistics (`Quantizer.set_global_stats`). With it, the linear term below makes the
+mean of the micro-batches' gradients equal to the gradient of the whole batch.
 """
 
 from __future__ import annotations
@@ -14,38 +13,39 @@ import torch
 from torch import Tensor
 
 
-def entropy_of_mean(
-    sums: list[Tensor], took_part: int, places: int, whole_S: Tensor | None
+def batch_entropy(
+    prob_sums: list[Tensor], num_rows: int, num_positions: int, step_stats_S: Tensor | None
 ) -> Tensor:
-    """The entropy of the mean distribution: over the whole step if it is known, else over this
-    batch.
+    """Compute the entropy of the mean distribution over the codes.
 
-    `sums` are probabilities summed over the rows that took part, one table for each group of
-    independent symbols; entropies of groups add up. Where a cascade lets only some places come this
-    deep, it counts by their share, as means over rows do.
+    The mean is over the whole step if its statistics are given, else over this batch. `prob_sums`
+    holds probabilities summed over the rows, one tensor for each group of independent codes;
+    entropies of groups add up. If quantizer dropout leaves fewer rows than positions, the entropy
+    is scaled by the fraction of rows, as means over rows are.
     """
-    if whole_S is None:
-        means = [part / max(took_part, 1) for part in sums]
-        return sum_of(entropy(mean) for mean in means) * (took_part / max(places, 1))
+    if step_stats_S is None:
+        means = [probs / max(num_rows, 1) for probs in prob_sums]
+        return sum_scalars(entropy(mean) for mean in means) * (num_rows / max(num_positions, 1))
 
-    all_rows, all_places, batches = whole_S[-3:]
-    means = [
-        part / all_rows.clamp_min(1) for part in whole_S[:-3].split([len(part) for part in sums])
-    ]
-    value = sum_of(entropy(mean) for mean in means)
-    slope = sum_of((-safe_log(mean) * part).sum() for mean, part in zip(means, sums, strict=True))
-    slope = slope * batches / all_rows.clamp_min(1)
-    return (value + slope - slope.detach()) * all_rows / all_places.clamp_min(1)
-
-
-def entropy(probabilities: Tensor) -> Tensor:
-    return -(probabilities * safe_log(probabilities)).sum()
+    all_rows, all_positions, num_batches = step_stats_S[-3:]
+    all_sums = step_stats_S[:-3].split([len(probs) for probs in prob_sums])
+    means = [probs / all_rows.clamp_min(1) for probs in all_sums]
+    value = sum_scalars(entropy(mean) for mean in means)
+    linear = sum_scalars(
+        (-safe_log(mean) * probs).sum() for mean, probs in zip(means, prob_sums, strict=True)
+    )
+    linear = linear * num_batches / all_rows.clamp_min(1)
+    return (value + linear - linear.detach()) * all_rows / all_positions.clamp_min(1)
 
 
-def safe_log(probabilities: Tensor) -> Tensor:
-    """A symbol that nobody uses has probability 0, and its slope must be steep but finite."""
-    return probabilities.clamp_min(torch.finfo(probabilities.dtype).tiny).log()
+def entropy(probs: Tensor) -> Tensor:
+    return -(probs * safe_log(probs)).sum()
 
 
-def sum_of(terms: Iterable[Tensor]) -> Tensor:
+def safe_log(probs: Tensor) -> Tensor:
+    """Compute a logarithm whose gradient stays finite at the probability 0 of an unused code."""
+    return probs.clamp_min(torch.finfo(probs.dtype).tiny).log()
+
+
+def sum_scalars(terms: Iterable[Tensor]) -> Tensor:
     return torch.stack(list(terms)).sum()

@@ -1,12 +1,11 @@
-"""What is known of a quantizer's symbols before anything is learnt about them: symbols that mean
-nearly the same look alike.
+"""Features of codes, from the vectors that they represent: similar codes have similar features.
 
-A transformer that takes symbols for mere names must see each of them often before it knows that 417
-and 418 are two shades of one red. Here a symbol is described by what it stands for: the digits of
-FSQ and LFQ, each as one of a few kinds (so that a linear layer can prefer a middle one), and the
-numbers of a learnt codebook's row.
+A transformer that treats codes as arbitrary ids has to see each of them often before it can relate
+code 417 to code 418, which may be two shades of one red. Here a code is described by its vector:
+the digits of FSQ and LFQ one-hot encoded (so that a linear layer can prefer a middle value), and
+the entries of a learned codebook as they are.
 
-V symbols, W dimensions, F features.
+Shape suffixes: V codes, W dimensions, F features.
 """
 
 from __future__ import annotations
@@ -15,19 +14,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-FEW = 32
-"""A dimension with so many different values, or fewer, is a digit."""
+MAX_ONE_HOT_VALUES = 32
+"""A dimension with at most this many distinct values is one-hot encoded."""
 
 
-def features(values_VW: Tensor) -> Tensor:
-    """(V, F), of mean square 1 along each row."""
-    described = [
-        digit(column) if len(column.unique()) <= FEW else column[:, None] for column in values_VW.T
+def code_features(codebook_VW: Tensor) -> Tensor:
+    """Return features (V, F) with a mean square of 1 along each row."""
+    columns = [
+        one_hot(column) if len(column.unique()) <= MAX_ONE_HOT_VALUES else column[:, None]
+        for column in codebook_VW.T
     ]
-    features_VF = torch.cat(described, dim=1).float()
+    features_VF = torch.cat(columns, dim=1).float()
     return features_VF / features_VF.square().mean(1, keepdim=True).sqrt().clamp_min(1e-6)
 
 
-def digit(column_V: Tensor) -> Tensor:
-    kinds, which = column_V.unique(return_inverse=True)
-    return F.one_hot(which, len(kinds)).to(column_V.dtype)
+def one_hot(column_V: Tensor) -> Tensor:
+    values, indices = column_V.unique(return_inverse=True)
+    return F.one_hot(indices, len(values)).to(column_V.dtype)

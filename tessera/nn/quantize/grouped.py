@@ -1,21 +1,22 @@
-"""Grouped residual quantization: the latent in several parts, each written by a residual cascade of
-its own.
+"""Grouped residual quantization: the latent is split into groups, each with its own residual
+quantizer.
 
-Several small tables say as much as one vast table: two groups of 1,024 symbols tell a million
-things apart at every level, and each table is filled by every place of the batch (Yang et al. 2023,
-HiFi-Codec, arXiv 2305.02765). The latent is projected once, to the width of all groups together, so
-any width can be parted, and what goes into which group is learnt.
+Several small codebooks are as expressive as one very large codebook: two groups of 1,024 codes
+distinguish a million combinations at each level, and each codebook is trained by every position of
+the batch (Yang et al. 2023, HiFi-Codec, arXiv 2305.02765). The latent is projected once, to the
+code dimension of all groups together, so any dimension can be split and the assignment of content
+to groups is learned.
 
-**The order of symbols is coarse to fine**: first the symbols that all groups have for level 0, then
-those for level 1, and so on. So whatever speaks of "the first k levels" (codes cut short,
-`num_quantizers_B`, a generator that works level by level) means what it means for one cascade, and
-`levels` is their whole number, groups times the levels of each. It need not be a multiple of the
-groups: those symbols that are left out add nothing to the part they speak of.
+**Codes are ordered from coarse to fine**: first the codes of all groups for level 0, then those for
+level 1, and so on. "The first k quantizers" (codes of the first levels, `num_quantizers_B`, a
+generator that works level by level) therefore has the meaning that it has for one residual
+quantizer, and `num_quantizers` is the total number: groups times the levels of each. k need not be
+a multiple of the groups: codes that are left out add nothing to their part of the latent.
 
-Like a cascade, this has no `commit`: the engine finds those of the levels.
+As for a residual quantizer, there is no `commit` here: the engine finds the `commit` of each level.
 
-Letters: B examples, P real places, W width of all groups together, G groups, L levels of all groups
-together.
+Shape suffixes: B examples, P valid positions, W code dimension of all groups together, G groups, L
+quantizers of all groups together.
 """
 
 from __future__ import annotations
@@ -30,22 +31,28 @@ from torch import Tensor, nn
 
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize.base import PositionMask, Quantized, Quantizer
-from tessera.nn.quantize.residual import ResidualConfig, ResidualQuantizer
+from tessera.nn.quantize.residual import (
+    ResidualConfig,
+    ResidualQuantizer,
+    average_penalties,
+    check_num_quantizers,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class GroupedConfig:
-    """Several residual cascades side by side, each for a part of the latent."""
+    """Grouped residual quantization: one residual quantizer for each part of the latent."""
 
     residual: ResidualConfig = field(default_factory=ResidualConfig)
-    """The cascade of every group. Its dropout drops a level of all groups at once."""
+    """The residual quantizer of every group. Its dropout drops a level of all groups at once."""
     groups: int = 2
-    """Parts of the latent; a place has so many symbols at each level."""
+    """Number of parts of the latent, which is the number of codes per position at each level."""
 
     def __post_init__(self) -> None:
         if type(self.groups) is not int or self.groups < 1:
             raise ValueError(
-                f"a latent cannot be parted into {self.groups!r} groups: use 1 or more, such as 2"
+                f"groups of a grouped quantizer is {self.groups!r}, but it must be a whole number"
+                " of 1 or more: use 2, for example."
             )
 
     def build(self, dim: int) -> GroupedQuantizer:
@@ -53,133 +60,144 @@ class GroupedConfig:
 
 
 class GroupedQuantizer(Quantizer):
+    """Several residual quantizers, each for its part of the latent."""
+
     def __init__(self, config: GroupedConfig, *, dim: int) -> None:
         code_dim = config.residual.quantizer.build_level(0).code_dim
-        parts = [Part(config.residual, dim=code_dim) for _ in range(config.groups)]
-        super().__init__(dim=dim, code_dim=code_dim * config.groups, vocab_size=parts[0].vocab_size)
+        groups = [GroupQuantizer(config.residual, dim=code_dim) for _ in range(config.groups)]
+        super().__init__(
+            dim=dim, code_dim=code_dim * config.groups, vocab_size=groups[0].vocab_size
+        )
         self.config = config
         self.groups = config.groups
-        self.levels = config.residual.levels * config.groups
-        self.parts = nn.ModuleList(parts)
-        self.needs_global_stats = parts[0].needs_global_stats
-        self.has_quantizer_dropout = parts[0].has_quantizer_dropout
+        self.num_quantizers = config.residual.num_quantizers * config.groups
+        self.group_quantizers = nn.ModuleList(groups)
+        self.needs_global_stats = groups[0].needs_global_stats
+        self.has_quantizer_dropout = groups[0].has_quantizer_dropout
 
-    def table(self) -> None:
-        """Symbols of several groups say nothing by themselves."""
+    def codebook(self) -> None:
+        """Return None: a code has no vector of its own."""
 
     def forward(
         self, latent: Tensor, mask: Tensor | None = None, *, num_quantizers_B: Tensor | None = None
     ) -> Quantized:
-        """As Quantizer.forward, with codes (B, ..., L); example b is written in its first
-        `num_quantizers_B[b]` symbols only."""
-        places = self.places(latent, mask)
-        num_quantizers_B = self.kept(num_quantizers_B, latent)
+        """Quantize latents as `Quantizer.forward` does, with codes (B, ..., L).
+
+        Example b uses only its first `num_quantizers_B[b]` quantizers.
+        """
+        positions = self.position_mask(latent, mask)
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, latent)
         with full_precision(latent.device.type):
-            written = [
-                part(share, mask, num_quantizers_B=keep)
-                for part, share, keep in self.shares(latent, places, num_quantizers_B)
+            outputs = [
+                quantizer(part, mask, num_quantizers_B=group_num_B)
+                for quantizer, part, group_num_B in self.split_groups(
+                    latent, positions, num_quantizers_B
+                )
             ]
-            rows_PD = self.project_out(
-                places.pick(torch.cat([one.latent for one in written], dim=-1))
-            )
+            quantized = torch.cat([output.latent for output in outputs], dim=-1)
+            rows_PD = self.out_proj(positions.select(quantized))
         return Quantized(
-            places.put(rows_PD.to(latent.dtype)),
-            torch.stack([one.codes for one in written], dim=-1).flatten(-2),
-            mean_over_groups([one.penalties for one in written]),
+            positions.scatter(rows_PD.to(latent.dtype)),
+            torch.stack([output.codes for output in outputs], dim=-1).flatten(-2),
+            average_penalties([output.penalties for output in outputs]),
         )
 
     def decode(self, codes: Tensor, *, num_quantizers_B: Tensor | None = None) -> Tensor:
-        """The latents of codes (B, ..., k), of all L symbols or the first k; of example b only its
-        first `num_quantizers_B[b]`."""
+        """Return the latents of codes (B, ..., k) of all L quantizers or of the first k.
+
+        For example b only the first `num_quantizers_B[b]` codes are used.
+        """
         given = codes.shape[-1]
-        if not 1 <= given <= self.levels:
+        if not 1 <= given <= self.num_quantizers:
             raise ValueError(
-                f"codes of shape {tuple(codes.shape)} have {given} symbols per place, but {self.groups} groups of"
-                f" {self.levels // self.groups} levels have {self.levels}: give (batch, ..., k) with k from 1 to {self.levels}"
+                f"Codes of shape {tuple(codes.shape)} have {given} codes per position, but"
+                f" {self.groups} groups of {self.num_quantizers // self.groups} quantizers have"
+                f" {self.num_quantizers}: give (batch, ..., k) with k from 1 to"
+                f" {self.num_quantizers}."
             )
         self.check_codes(codes)
-        num_quantizers_B = self.kept(num_quantizers_B, codes).clamp_max(given)
-        codes_by_group = (
-            F.pad(codes, (0, self.levels - given)).unflatten(-1, (-1, self.groups)).unbind(-1)
-        )
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, codes).clamp_max(given)
+        padded = F.pad(codes, (0, self.num_quantizers - given))
+        codes_by_group = padded.unflatten(-1, (-1, self.groups)).unbind(-1)
         with full_precision(codes.device.type):
             decoded = [
-                part.decode(part_codes, num_quantizers_B=self.of_group(number, num_quantizers_B))
-                for number, (part, part_codes) in enumerate(
-                    zip(self.each(), codes_by_group, strict=True)
+                quantizer.decode(
+                    group_codes, num_quantizers_B=self.group_num_quantizers(group, num_quantizers_B)
+                )
+                for group, (quantizer, group_codes) in enumerate(
+                    zip(self.quantizer_list(), codes_by_group, strict=True)
                 )
             ]
-            return self.project_out(to_fp32(torch.cat(decoded, dim=-1))).to(self.like.dtype)
+            return self.out_proj(to_fp32(torch.cat(decoded, dim=-1))).to(self.dummy.dtype)
 
     @torch.no_grad()
     def batch_stats(
         self, latent: Tensor, mask: Tensor | None = None, *, num_quantizers_B: Tensor | None = None
     ) -> Tensor:
-        places = self.places(latent, mask)
+        positions = self.position_mask(latent, mask)
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, latent)
         with full_precision(latent.device.type):
-            shares = self.shares(latent, places, self.kept(num_quantizers_B, latent))
             return torch.cat(
                 [
-                    part.batch_stats(share, mask, num_quantizers_B=keep)
-                    for part, share, keep in shares
+                    quantizer.batch_stats(part, mask, num_quantizers_B=group_num_B)
+                    for quantizer, part, group_num_B in self.split_groups(
+                        latent, positions, num_quantizers_B
+                    )
                 ]
             )
 
     def set_global_stats(self, total_S: Tensor | None) -> None:
         totals = [None] * self.groups if total_S is None else total_S.chunk(self.groups)
-        for part, total in zip(self.each(), totals, strict=True):
-            part.set_global_stats(total)
+        for quantizer, total in zip(self.quantizer_list(), totals, strict=True):
+            quantizer.set_global_stats(total)
 
-    def num_quantizers_to_keep(self, chance_B: Tensor) -> Tensor:
-        """How many symbols examples keep, by one number in [0, 1) each: those of whole levels,
-        alike in all groups."""
-        return self.groups * self.each()[0].num_quantizers_to_keep(chance_B)
+    def sample_num_quantizers(self, u_B: Tensor) -> Tensor:
+        """Return how many quantizers each example uses, given a uniform number in [0, 1) for each.
 
-    def shares(
-        self, latent: Tensor, places: PositionMask, num_quantizers_B: Tensor
-    ) -> Iterator[tuple[Part, Tensor, Tensor]]:
-        """Each group's cascade, its part (B, ..., W / G) of the latent, and how many levels its
-        examples keep."""
-        projected = places.put(self.project_in(to_fp32(places.pick(latent))))
-        for number, (part, share) in enumerate(
-            zip(self.each(), projected.chunk(self.groups, dim=-1), strict=True)
+        The result counts whole levels, the same in all groups.
+        """
+        return self.groups * self.quantizer_list()[0].sample_num_quantizers(u_B)
+
+    def split_groups(
+        self, latent: Tensor, positions: PositionMask, num_quantizers_B: Tensor
+    ) -> Iterator[tuple[GroupQuantizer, Tensor, Tensor]]:
+        """Yield each group's quantizer, its part (B, ..., W / G) of the projected latent, and how
+        many of its quantizers each example uses."""
+        projected = positions.scatter(self.in_proj(to_fp32(positions.select(latent))))
+        for group, (quantizer, part) in enumerate(
+            zip(self.quantizer_list(), projected.chunk(self.groups, dim=-1), strict=True)
         ):
-            yield part, share, self.of_group(number, num_quantizers_B)
+            yield quantizer, part, self.group_num_quantizers(group, num_quantizers_B)
 
-    def of_group(self, number: int, num_quantizers_B: Tensor) -> Tensor:
-        """How many of an example's first `num_quantizers_B` symbols are this group's: they are
-        dealt to the groups in turn."""
+    def group_num_quantizers(self, group: int, num_quantizers_B: Tensor) -> Tensor:
+        """Return how many of an example's first `num_quantizers_B` codes belong to a group.
+
+        Codes alternate between the groups.
+        """
         return torch.div(
-            num_quantizers_B - number + self.groups - 1, self.groups, rounding_mode="floor"
+            num_quantizers_B - group + self.groups - 1, self.groups, rounding_mode="floor"
         )
 
-    def each(self) -> list[Part]:
-        return cast("list[Part]", list(self.parts))
+    def quantizer_list(self) -> list[GroupQuantizer]:
+        return cast("list[GroupQuantizer]", list(self.group_quantizers))
 
-    def kept(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
+    def resolve_num_quantizers(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
+        """Return the number of quantizers of each example, over all groups: all by default."""
         if num_quantizers_B is None:
-            return torch.full(batch.shape[:1], self.levels, device=batch.device)
-        if (
-            num_quantizers_B.shape != batch.shape[:1]
-            or not 1 <= int(num_quantizers_B.min()) <= int(num_quantizers_B.max()) <= self.levels
-        ):
-            raise ValueError(
-                f"keep_B is {num_quantizers_B.tolist()} for a batch of {len(batch)}: give one number of symbols per example,"
-                f" from 1 to {self.levels}, all groups counted together"
-            )
+            return torch.full(batch.shape[:1], self.num_quantizers, device=batch.device)
+        check_num_quantizers(
+            num_quantizers_B, len(batch), self.num_quantizers, noun="quantizers of all groups"
+        )
         return num_quantizers_B
 
 
-class Part(ResidualQuantizer):
-    """The cascade of one group. An example that keeps few symbols may have none here, and then this
-    part of it is nothing."""
+class GroupQuantizer(ResidualQuantizer):
+    """The residual quantizer of one group.
 
-    def kept(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
-        """The whole has looked at it."""
+    An example with few codes may have none in this group; this part of its latent is then zero.
+    """
+
+    def resolve_num_quantizers(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
+        """Return the given numbers, which `GroupedQuantizer` has checked and which may be zero."""
         assert num_quantizers_B is not None
         return num_quantizers_B
-
-
-def mean_over_groups(each: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """So that a weight means the same for any number of them."""
-    return {name: torch.stack([penalties[name] for penalties in each]).mean() for name in each[0]}

@@ -1,35 +1,35 @@
-"""Lookup-free quantization: a symbol is a word of bits, one per dimension, so 2^18 symbols need no
-table.
+"""Lookup-free quantization: a code is a string of bits, one per dimension, so 2^18 codes need no
+codebook.
 
-LFQ (Yu et al. 2023, MAGVIT-v2, arXiv 2310.05737): bit i is 1 where z_i > 0 and stands for +1, else
-for -1 (eq. 3); the code is the sum of 2^i bit_i. The spherical form (BSQ; Zhao et al. 2024, arXiv
-2406.07548) first brings z onto the unit sphere, and bits stand for +-1/sqrt(W), so symbols lie on
+LFQ (Yu et al. 2023, MAGVIT-v2, arXiv 2310.05737): bit i is 1 where z_i > 0 and represents +1, else
+-1 (eq. 3); the code is the sum of 2^i bit_i. The spherical form (BSQ; Zhao et al. 2024, arXiv
+2406.07548) first projects z onto the unit sphere, and bits represent +-1/sqrt(W), so codes lie on
 it too.
 
-The entropy penalty (LFQ eq. 5), E[H(p(c|z))] - diversity * H(E[p(c|z)]), wants every latent sure of
-its symbol and all symbols used. With p(c|z) the softmax of -inverse_temperature |z - c|^2, bits are
-independent given z, each with logit 4 inverse_temperature c_i z_i, hence:
+The entropy penalty (LFQ eq. 5), E[H(p(c|z))] - diversity * H(E[p(c|z)]), encourages confident
+assignments (low sample entropy) and even code usage (high batch entropy). With p(c|z) the softmax
+of -inverse_temperature |z - c|^2, bits are independent given z, each with logit
+4 inverse_temperature c_i z_i. It follows that:
 
-- the first term is a sum of Bernoulli entropies, exactly; nothing as wide as the vocabulary
-  appears;
-- the mean of p over the batch does not factorise. But p(c|z) is an outer product of the left and
-  the right half of the bits, so the sum over the batch is a matrix product of (P, 2^(W/2)) tables:
-  exact, and again no (P, 2^W) tensor. Only the mean itself is 2^W wide. Beyond `group_bits` bits
-  the word is cut into even groups and the entropies of the groups are added, as BSQ does: an upper
-  bound of the entropy of the word, tight when the groups are independent.
+- the sample entropy is a sum of Bernoulli entropies, exactly, without a tensor of vocabulary size;
+- the mean of p over the batch does not factorize. But p(c|z) is an outer product of the left and
+  the right half of the bits, so the sum over the batch is a matrix product of (P, 2^(W/2)) tensors:
+  exact, and again without a (P, 2^W) tensor. Only the mean itself has 2^W entries. Beyond
+  `group_bits` bits the code is split into even groups and the entropies of the groups are added, as
+  in BSQ: an upper bound of the batch entropy, tight when the groups are independent.
 
 H(E[p]) is not a mean over examples, so micro-batches and processes cannot each compute their own
-(see Quantizer.observe). When the sum over the whole step is known, the penalty has the entropy of
-the whole mean as its value, and as its gradient that of sum_c -log(mean_c) p_c, linear in the
-examples: averaged over micro-batches it is the gradient of the whole.
+(see `Quantizer.batch_stats`). With the sum over the whole step, the penalty has the entropy of the
+global mean as its value and the gradient of sum_c -log(mean_c) p_c, which is linear in the
+examples: averaged over micro-batches it is the gradient of the whole batch.
 
-Default sharpness and weight by measurement (256 symbols, 32 numbers through a small autoencoder,
-600 steps, two seeds): error 0.344 with every symbol used at inverse temperature 1, 0.346 (all) at
-10, 0.366 (96 %) at 100, which is customary but leaves a slope only where |z| < 0.01; 0.412 (5 %)
-without the penalty. Cost of exactness, forward and backward of 5,120 rows on one core: 33 ms for 14
-bits, 191 ms for 18, 14 ms for 18 in two groups.
+Defaults of the inverse temperature and the weight are measured (256 codes, 32 numbers through a
+small autoencoder, 600 steps, two seeds): error 0.344 with all codes in use at inverse temperature
+1, 0.346 (all) at 10, 0.366 (96 %) at 100, which is common but has a gradient only where |z| < 0.01;
+0.412 (5 %) without the penalty. Cost of the exact entropy, forward and backward of 5,120 rows on
+one core: 33 ms for 14 bits, 191 ms for 18, 14 ms for 18 in two groups.
 
-Letters: P rows, W bits, G bits of one group, S length of the statistic.
+Shape suffixes: P rows, W bits, G bits of one group.
 """
 
 from __future__ import annotations
@@ -40,47 +40,50 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.nn.quantize.base import Quantizer, unit
-from tessera.nn.quantize.entropy import entropy_of_mean
+from tessera.nn.quantize.base import Quantizer, l2_normalize
+from tessera.nn.quantize.entropy import batch_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
 class LFQConfig:
-    """One bit per dimension: the sign of the latent."""
+    """Lookup-free quantization: one bit per dimension, the sign of the latent."""
 
     codebook_size: int = 2**14
-    """Symbols: a power of two."""
+    """Number of codes, a power of two."""
     spherical: bool = False
-    """Latents and symbols on the unit sphere (BSQ)."""
+    """Whether latents and codes lie on the unit sphere (BSQ)."""
     entropy_weight: float = 0.1
-    """Weight of the entropy penalty: sure of each symbol, fond of all of them."""
+    """Weight of the entropy penalty, which encourages confident assignments and even code usage."""
     diversity: float = 1.0
-    """How much more the use of all symbols counts than being sure of each (gamma)."""
+    """Weight of the batch entropy relative to the sample entropy (gamma)."""
     commitment_weight: float = 0.25
-    """Weight of the squared distance between a latent and its symbol."""
+    """Weight of the squared distance between a latent and its code."""
     inverse_temperature: float = 1.0
-    """Sharpness of the distribution over symbols in the entropy penalty."""
+    """Sharpness of the distribution over codes in the entropy penalty."""
     group_bits: int = 14
-    """The use of symbols is measured exactly up to this many bits, and beyond it in even groups of
-    at most so many."""
+    """Maximum number of bits of a group in the batch entropy. It is exact for codes of at most this
+    many bits; longer ones are split into even groups."""
 
     def __post_init__(self) -> None:
         size = self.codebook_size
         if type(size) is not int or not 2 <= size <= 2**62 or size & (size - 1):
             raise ValueError(
-                f"an LFQ codebook of {size!r} symbols is no power of two: {self.hint()}"
+                f"LFQ codebook_size is {size!r}, but it must be a power of two:"
+                f" {self.suggest_size()}."
             )
         if not 1 <= self.group_bits <= 24:
             raise ValueError(
-                f"LFQ group_bits is {self.group_bits}, but a group of n bits is measured in a table of 2^n numbers:"
-                " use 1 to 24, such as 14"
+                f"LFQ group_bits is {self.group_bits}, but the entropy of a group of n bits needs a"
+                " tensor of 2^n numbers: use 1 to 24, such as 14."
             )
         if self.inverse_temperature <= 0:
             raise ValueError(
-                f"LFQ inverse_temperature is {self.inverse_temperature}, but must be above 0, such as 1"
+                f"LFQ inverse_temperature is {self.inverse_temperature}, but it must be above 0:"
+                " use 1, for example."
             )
 
-    def hint(self) -> str:
+    def suggest_size(self) -> str:
+        """Return which valid sizes are close to an invalid `codebook_size`."""
         size = self.codebook_size
         if type(size) is not int or size < 2:
             return "use 2, 4, 8, ..., for example 16384"
@@ -95,103 +98,106 @@ class LFQConfig:
     def build(self, dim: int) -> LFQ:
         return LFQ(self, dim=dim)
 
-    def build_level(self, number: int) -> LFQ:
-        """Level `number` of a cascade, in its own width: each level's symbols lie half as far out
-        as those above.
+    def build_level(self, level: int) -> LFQ:
+        """Build one level of a residual quantizer, without projections.
 
-        z in (-2, 2) lies within 1 of its symbol +-1, and so on: the cascade is the binary expansion
-        of z.
+        The values of its bits are half of those of the level above. A z in (-2, 2) is within 1 of
+        its code +-1, and so on: the levels are the binary expansion of z.
         """
-        if number >= 24:
+        if level >= 24:
             raise ValueError(
-                f"{number + 1} residual levels halve the reach of the symbols {number} times, but a 32 bit float tells"
-                " 2^24 steps apart: use 24 levels or fewer"
+                f"{level + 1} residual quantizers halve the values of the codes {level} times, but"
+                " a 32 bit float distinguishes 2^24 steps: use 24 quantizers or fewer."
             )
-        return LFQ(self, dim=self.bits, level=number)
+        return LFQ(self, dim=self.bits, level=level)
 
 
 class LFQ(Quantizer):
+    """Lookup-free quantizer."""
+
     def __init__(self, config: LFQConfig, *, dim: int, level: int = 0) -> None:
         super().__init__(dim=dim, code_dim=config.bits, vocab_size=config.codebook_size)
         self.config = config
         self.scale = 0.5**level
-        self.reach = self.scale * (
-            self.code_dim**-0.5 if config.spherical else 1.0
-        )  # where symbols lie: +-reach
-        self.groups = even_groups(self.code_dim, config.group_bits)
+        # A bit represents +bit_value or -bit_value.
+        self.bit_value = self.scale * (self.code_dim**-0.5 if config.spherical else 1.0)
+        self.group_sizes = split_evenly(self.code_dim, config.group_bits)
         self.needs_global_stats = config.entropy_weight != 0 and config.diversity != 0
-        self.register_buffer("places_W", torch.arange(self.code_dim), persistent=False)
-        self.places_W: Tensor
+        self.register_buffer("shifts_W", torch.arange(self.code_dim), persistent=False)
+        self.shifts_W: Tensor
 
     def bound(self, rows_PW: Tensor) -> Tensor:
-        return unit(rows_PW) if self.config.spherical else rows_PW
+        return l2_normalize(rows_PW) if self.config.spherical else rows_PW
 
     def nearest(self, rows_PW: Tensor) -> Tensor:
-        return ((rows_PW > 0).long() << self.places_W).sum(-1)
+        return ((rows_PW > 0).long() << self.shifts_W).sum(-1)
 
-    def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        bits = codes.unsqueeze(-1) >> self.places_W & 1
-        return (2 * bits - 1).to(dtype) * self.reach
+    def lookup(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        bits = codes.unsqueeze(-1) >> self.shifts_W & 1
+        return (2 * bits - 1).to(dtype) * self.bit_value
 
-    def penalties(self, rows_PW: Tensor, values_PW: Tensor, places: int) -> dict[str, Tensor]:
-        found = {}
+    def penalties(
+        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+    ) -> dict[str, Tensor]:
+        penalties = {}
         if self.config.entropy_weight:
             logits_PW = self.bit_logits(rows_PW)
-            doubt = bit_entropies(logits_PW).sum() * self.mean_weight(places)
-            use = self.use(logits_PW, places)
-            found["entropy"] = self.config.entropy_weight * (doubt - self.config.diversity * use)
+            sample_entropy = bit_entropy(logits_PW).sum() * self.mean_weight(num_positions)
+            prob_sums = self.sum_group_probs(logits_PW)
+            mean_entropy = batch_entropy(
+                prob_sums, len(logits_PW), num_positions, self.step_stats_S
+            )
+            penalties["entropy"] = self.config.entropy_weight * (
+                sample_entropy - self.config.diversity * mean_entropy
+            )
         if self.config.commitment_weight:
-            distance = self.mean_distance(rows_PW, values_PW, places)
-            found["commitment"] = self.config.commitment_weight * distance
-        return found
+            distance = self.commitment_loss(rows_PW, quantized_PW, num_positions)
+            penalties["commitment"] = self.config.commitment_weight * distance
+        return penalties
 
-    def statistic(self, rows_PW: Tensor, places: int) -> Tensor:
-        sums = [group_sums(part) for part in self.bit_logits(rows_PW).split(self.groups, dim=-1)]
-        return torch.cat([*sums, super().statistic(rows_PW, places)])
+    def compute_stats(self, rows_PW: Tensor, num_positions: int) -> Tensor:
+        prob_sums = self.sum_group_probs(self.bit_logits(rows_PW))
+        return torch.cat([*prob_sums, super().compute_stats(rows_PW, num_positions)])
 
     def bit_logits(self, rows_PW: Tensor) -> Tensor:
-        """log p(bit = 1) / p(bit = 0), in units of the level, so that all levels of a cascade are
-        equally sharp."""
-        return rows_PW * (4 * self.config.inverse_temperature * self.reach / self.scale**2)
+        """Return log p(bit = 1) / p(bit = 0).
 
-    def use(self, logits_PW: Tensor, places: int) -> Tensor:
-        """The entropy of the mean distribution: over the whole step if it is known, else over this
-        batch.
-
-        Where a cascade lets only some places come this deep, it counts by their share, as the means
-        over rows do.
+        It is relative to the scale of the level, so all residual levels are equally sharp.
         """
-        sums = [group_sums(part) for part in logits_PW.split(self.groups, dim=-1)]
-        return entropy_of_mean(sums, len(logits_PW), places, self.whole_S)
+        return rows_PW * (4 * self.config.inverse_temperature * self.bit_value / self.scale**2)
+
+    def sum_group_probs(self, logits_PW: Tensor) -> list[Tensor]:
+        """Return the probabilities of all codes of each group of bits, summed over the rows."""
+        return [sum_code_probs(logits) for logits in logits_PW.split(self.group_sizes, dim=-1)]
 
 
-def even_groups(bits: int, most: int) -> list[int]:
-    """Bits dealt to as few groups as hold at most so many, as evenly as can be."""
-    groups = -(-bits // most)
-    each, over = divmod(bits, groups)
-    return [each + 1] * over + [each] * (groups - over)
+def split_evenly(bits: int, max_bits: int) -> list[int]:
+    """Split bits as evenly as possible into the smallest number of groups of at most `max_bits`."""
+    groups = -(-bits // max_bits)
+    size, remainder = divmod(bits, groups)
+    return [size + 1] * remainder + [size] * (groups - remainder)
 
 
-def group_sums(logits_PG: Tensor) -> Tensor:
-    """(2^G,): the probability of every word of these bits, summed over the rows."""
+def sum_code_probs(logits_PG: Tensor) -> Tensor:
+    """Return the probabilities (2^G,) of all codes of these bits, summed over the rows."""
     middle = logits_PG.shape[1] // 2
-    return (
-        word_probabilities(logits_PG[:, :middle]).T @ word_probabilities(logits_PG[:, middle:])
-    ).flatten()
+    left, right = code_probs(logits_PG[:, :middle]), code_probs(logits_PG[:, middle:])
+    return (left.T @ right).flatten()
 
 
-def word_probabilities(logits_PG: Tensor) -> Tensor:
-    """(P, 2^G): the probability of every word of these independent bits, for every row."""
-    words = logits_PG.new_ones(len(logits_PG), 1)
+def code_probs(logits_PG: Tensor) -> Tensor:
+    """Return the probabilities (P, 2^G) of all codes of these independent bits, for each row."""
+    probs = logits_PG.new_ones(len(logits_PG), 1)
     for logit_P in logits_PG.unbind(1):
         logit_P1 = logit_P.unsqueeze(1)
-        words = torch.cat(
-            [words * torch.sigmoid(-logit_P1), words * torch.sigmoid(logit_P1)], dim=1
+        probs = torch.cat(
+            [probs * torch.sigmoid(-logit_P1), probs * torch.sigmoid(logit_P1)], dim=1
         )
-    return words
+    return probs
 
 
-def bit_entropies(logits: Tensor) -> Tensor:
+def bit_entropy(logits: Tensor) -> Tensor:
+    """Return the entropy of independent bits with these logits, elementwise."""
     return -(
         torch.sigmoid(logits) * F.logsigmoid(logits)
         + torch.sigmoid(-logits) * F.logsigmoid(-logits)

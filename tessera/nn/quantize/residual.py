@@ -1,20 +1,19 @@
-"""Residual quantization: each level writes, in symbols of its own, what the levels above left over.
+"""Residual quantization: each quantizer encodes the remainder that the quantizers above it leave.
 
-The cascade refines one space, that of the first level's symbols: a latent is projected there and
-brought into range once, and each level then picks its symbol for the remainder (Zeghidour et al.
-2021, SoundStream, arXiv 2107.03312, algorithm 1). FSQ and LFQ levels are ever finer copies of one
-grid; VQ levels learn theirs. Any first k levels decode by themselves, the better the more there
-are.
+All levels refine one space, that of the first quantizer's codes: a latent is projected and bounded
+once, and each level then quantizes the remainder (Zeghidour et al. 2021, SoundStream, arXiv
+2107.03312, algorithm 1). FSQ and LFQ levels are finer and finer copies of one grid; VQ levels learn
+their codebooks. The codes of the first k levels can be decoded alone, and quality grows with k.
 
-Quantizer dropout (section III-C there) teaches that: in training some examples keep only their
-first few levels. The draw belongs to the example, so the caller makes it, from the example's own
-generator, and passes `num_quantizers_B`. Levels that an example does not keep do not see it:
-nothing is noted or penalised there, and its codes there are 0, a valid symbol that decode() must be
-told to leave out (the same `num_quantizers_B`), since 0 would otherwise speak.
+Quantizer dropout (section III-C there) trains for this: some training examples use only their first
+few quantizers. The number is drawn per example, so the caller draws it from the example's own
+generator and passes `num_quantizers_B`. The quantizers that an example does not use do not receive
+it: it adds nothing to their statistics and penalties, and its codes there are 0. Since 0 is a valid
+code, decode() needs the same `num_quantizers_B` to leave these levels out.
 
-The cascade itself has no `commit`: the engine finds those of its levels.
+The residual quantizer itself has no `commit`: the engine finds the `commit` of each level.
 
-Letters: B examples, P real places, W width of the cascade, L levels.
+Shape suffixes: B examples, P valid positions, W code dimension, L residual quantizers.
 """
 
 from __future__ import annotations
@@ -31,33 +30,39 @@ from tessera.nn.quantize.base import (
     PositionMask,
     Quantized,
     Quantizer,
-    among_zeros,
+    scatter_rows,
     straight_through,
 )
 from tessera.nn.quantize.fsq import FSQConfig
 from tessera.nn.quantize.lfq import LFQConfig
 from tessera.nn.quantize.vq import VQConfig
 
+LevelQuantizerConfig = FSQConfig | LFQConfig | VQConfig
+"""Quantizers with one code per position, which can be the levels of a residual quantizer."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ResidualConfig:
-    """Several quantizers of one kind, each writing what those above left over."""
+    """Residual quantization: each quantizer encodes the remainder of those above it."""
 
-    quantizer: FSQConfig | LFQConfig | VQConfig = field(default_factory=VQConfig)
-    """The kind of every level."""
-    levels: int = 8
-    """Symbols per place."""
+    quantizer: LevelQuantizerConfig = field(default_factory=VQConfig)
+    """The quantizer of every level."""
+    num_quantizers: int = 8
+    """Number of residual quantizers, which is the number of codes per position."""
     dropout: float = 0.0
-    """How often a training example keeps only some first levels, their number drawn evenly."""
+    """Probability that a training example uses only its first few quantizers, whose number is drawn
+    uniformly."""
 
     def __post_init__(self) -> None:
-        if type(self.levels) is not int or self.levels < 1:
+        if type(self.num_quantizers) is not int or self.num_quantizers < 1:
             raise ValueError(
-                f"a residual cascade of {self.levels!r} levels writes nothing: use 1 or more, such as 8"
+                f"num_quantizers of a residual quantizer is {self.num_quantizers!r}, but it must be"
+                " a whole number of 1 or more: use 8, for example."
             )
         if not 0 <= self.dropout <= 1:
             raise ValueError(
-                f"residual dropout is {self.dropout}, but it is a probability: use 0 to 1, such as 0.5"
+                f"dropout of a residual quantizer is {self.dropout}, but it is a probability: use 0"
+                " to 1, such as 0.5."
             )
 
     def build(self, dim: int) -> ResidualQuantizer:
@@ -65,144 +70,175 @@ class ResidualConfig:
 
 
 class ResidualQuantizer(Quantizer):
+    """A stack of quantizers of one kind, each of which encodes the remainder of those above it."""
+
     def __init__(self, config: ResidualConfig, *, dim: int) -> None:
-        cascade = [config.quantizer.build_level(number) for number in range(config.levels)]
-        super().__init__(dim=dim, code_dim=cascade[0].code_dim, vocab_size=cascade[0].vocab_size)
+        levels = [config.quantizer.build_level(level) for level in range(config.num_quantizers)]
+        super().__init__(dim=dim, code_dim=levels[0].code_dim, vocab_size=levels[0].vocab_size)
         self.config = config
-        self.levels = config.levels
-        self.cascade = nn.ModuleList(cascade)
-        self.needs_global_stats = any(level.needs_global_stats for level in cascade)
+        self.num_quantizers = config.num_quantizers
+        self.quantizers = nn.ModuleList(levels)
+        self.needs_global_stats = any(quantizer.needs_global_stats for quantizer in levels)
         self.has_quantizer_dropout = config.dropout > 0
 
     def forward(
         self, latent: Tensor, mask: Tensor | None = None, *, num_quantizers_B: Tensor | None = None
     ) -> Quantized:
-        """As Quantizer.forward, with codes (B, ..., L); example b is written in its first
-        `num_quantizers_B[b]` levels only."""
-        places = self.places(latent, mask)
-        num_quantizers_B = self.kept(num_quantizers_B, latent)
+        """Quantize latents as `Quantizer.forward` does, with codes (B, ..., L).
+
+        Example b uses only its first `num_quantizers_B[b]` quantizers.
+        """
+        positions = self.position_mask(latent, mask)
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, latent)
         with full_precision(latent.device.type):
-            rows_PW = self.native(latent, places)
-            visits = list(self.descend(rows_PW, places, num_quantizers_B))
-            total_PW = torch.stack([visit.spread(visit.values) for visit in visits]).sum(0)
-            codes_PL = torch.stack([visit.spread(visit.codes) for visit in visits], dim=-1)
-            penalties = self.mean_penalties(visits, places)
-            self.accumulate_stats(visits)
-            rows_PD = self.project_out(straight_through(rows_PW, total_PW))
-        return Quantized(places.put(rows_PD.to(latent.dtype)), places.put(codes_PL), penalties)
+            rows_PW = self.project_in(latent, positions)
+            outputs = list(self.quantize_levels(rows_PW, positions, num_quantizers_B))
+            total_PW = torch.stack([output.scatter(output.quantized) for output in outputs]).sum(0)
+            codes_PL = torch.stack([output.scatter(output.codes) for output in outputs], dim=-1)
+            penalties = self.mean_penalties(outputs, positions)
+            self.accumulate_level_stats(outputs)
+            rows_PD = self.out_proj(straight_through(rows_PW, total_PW))
+        return Quantized(
+            positions.scatter(rows_PD.to(latent.dtype)), positions.scatter(codes_PL), penalties
+        )
 
     def decode(self, codes: Tensor, *, num_quantizers_B: Tensor | None = None) -> Tensor:
-        """The latents of codes (B, ..., k), of all L levels or the first k; of example b only its
-        first `num_quantizers_B[b]`."""
-        if not 1 <= codes.shape[-1] <= self.levels:
+        """Return the latents of codes (B, ..., k) of all L quantizers or of the first k.
+
+        For example b only the first `num_quantizers_B[b]` codes are used.
+        """
+        if not 1 <= codes.shape[-1] <= self.num_quantizers:
             raise ValueError(
-                f"codes of shape {tuple(codes.shape)} have {codes.shape[-1]} symbols per place, but this cascade has"
-                f" {self.levels} levels: give (batch, ..., k) with k from 1 to {self.levels}"
+                f"Codes of shape {tuple(codes.shape)} have {codes.shape[-1]} codes per position,"
+                f" but this residual quantizer has {self.num_quantizers} quantizers: give"
+                f" (batch, ..., k) with k from 1 to {self.num_quantizers}."
             )
         self.check_codes(codes)
-        num_quantizers_B = self.kept(num_quantizers_B, codes).reshape(-1, *[1] * (codes.ndim - 1))
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, codes)
+        num_quantizers = num_quantizers_B.reshape(-1, *[1] * (codes.ndim - 1))
         with full_precision(codes.device.type):
-            dtype = to_fp32(self.like).dtype
+            dtype = to_fp32(self.dummy).dtype
             parts = [
-                self.level(number).values(level_codes, dtype) * (num_quantizers_B > number)
-                for number, level_codes in enumerate(codes.unbind(-1))
+                self.quantizer(level).lookup(level_codes, dtype) * (num_quantizers > level)
+                for level, level_codes in enumerate(codes.unbind(-1))
             ]
-            return self.project_out(torch.stack(parts).sum(0)).to(self.like.dtype)
+            return self.out_proj(torch.stack(parts).sum(0)).to(self.dummy.dtype)
 
     @torch.no_grad()
     def batch_stats(
         self, latent: Tensor, mask: Tensor | None = None, *, num_quantizers_B: Tensor | None = None
     ) -> Tensor:
-        places = self.places(latent, mask)
+        positions = self.position_mask(latent, mask)
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, latent)
         with full_precision(latent.device.type):
-            visits = self.descend(
-                self.native(latent, places), places, self.kept(num_quantizers_B, latent)
+            rows_PW = self.project_in(latent, positions)
+            return torch.cat(
+                [
+                    output.quantizer.compute_stats(output.rows, positions.count)
+                    for output in self.quantize_levels(rows_PW, positions, num_quantizers_B)
+                ]
             )
-            return torch.cat([visit.level.statistic(visit.rows, places.count) for visit in visits])
 
     def set_global_stats(self, total_S: Tensor | None) -> None:
-        parts = [None] * self.levels if total_S is None else total_S.chunk(self.levels)
-        for number, part in enumerate(parts):
-            self.level(number).set_global_stats(part)
+        count = self.num_quantizers
+        totals = [None] * count if total_S is None else total_S.chunk(count)
+        for level, total in enumerate(totals):
+            self.quantizer(level).set_global_stats(total)
 
-    def num_quantizers_to_keep(self, chance_B: Tensor) -> Tensor:
-        """How many levels examples keep, by one number in [0, 1) each, drawn from the example's own
-        generator."""
+    def sample_num_quantizers(self, u_B: Tensor) -> Tensor:
+        """Return how many quantizers each example uses, given a uniform number in [0, 1) for each.
+
+        The caller draws the numbers from the examples' own generators.
+        """
         if self.config.dropout == 0:
-            return torch.full_like(chance_B, self.levels, dtype=torch.long)
-        some_B = 1 + (chance_B / self.config.dropout * self.levels).long()
-        return some_B.clamp_max(self.levels)
+            return torch.full_like(u_B, self.num_quantizers, dtype=torch.long)
+        num_quantizers_B = 1 + (u_B / self.config.dropout * self.num_quantizers).long()
+        return num_quantizers_B.clamp_max(self.num_quantizers)
 
-    def table(self) -> Tensor | None:
-        return self.level(0).table() if self.levels == 1 else None
+    def codebook(self) -> Tensor | None:
+        return self.quantizer(0).codebook() if self.num_quantizers == 1 else None
 
     def bound(self, rows_PW: Tensor) -> Tensor:
-        return self.level(0).bound(rows_PW)
+        return self.quantizer(0).bound(rows_PW)
 
-    def descend(
-        self, rows_PW: Tensor, places: PositionMask, num_quantizers_B: Tensor
-    ) -> Iterator[Visit]:
-        """Level by level, the rows that come so deep and the symbols they get. Gradients reach
-        every remainder."""
-        keep_P = num_quantizers_B.repeat_interleave(places.per_example_B)
-        for number in range(self.levels):
-            level, here_P = self.level(number), keep_P > number
-            rows = rows_PW[here_P]
-            codes = level.nearest(rows)
-            values = level.values(codes, rows.dtype)
-            visit = Visit(
-                level,
-                here_P,
-                places.per_example_B * (num_quantizers_B > number),
-                rows,
-                codes,
-                values,
-            )
-            yield visit
-            rows_PW = rows_PW - visit.spread(visit.values)
+    def quantize_levels(
+        self, rows_PW: Tensor, positions: PositionMask, num_quantizers_B: Tensor
+    ) -> Iterator[LevelOutput]:
+        """Quantize level by level, each the rows that use it. Gradients reach every remainder."""
+        num_quantizers_P = num_quantizers_B.repeat_interleave(positions.per_example_B)
+        for level in range(self.num_quantizers):
+            quantizer, mask_P = self.quantizer(level), num_quantizers_P > level
+            rows = rows_PW[mask_P]
+            codes = quantizer.nearest(rows)
+            quantized = quantizer.lookup(codes, rows.dtype)
+            per_example_B = positions.per_example_B * (num_quantizers_B > level)
+            output = LevelOutput(quantizer, mask_P, per_example_B, rows, codes, quantized)
+            yield output
+            rows_PW = rows_PW - output.scatter(output.quantized)
 
-    def mean_penalties(self, visits: list[Visit], places: PositionMask) -> dict[str, Tensor]:
-        """The mean over levels, so that a weight means the same for any number of them."""
-        each = [visit.level.penalties(visit.rows, visit.values, places.count) for visit in visits]
-        return {
-            name: torch.stack([penalties[name] for penalties in each]).mean() for name in each[0]
-        }
+    def mean_penalties(
+        self, outputs: list[LevelOutput], positions: PositionMask
+    ) -> dict[str, Tensor]:
+        """Average the penalties over levels, so that weights do not depend on their number."""
+        return average_penalties(
+            [
+                output.quantizer.penalties(output.rows, output.quantized, positions.count)
+                for output in outputs
+            ]
+        )
 
-    def accumulate_stats(self, visits: list[Visit]) -> None:
-        """Of every level down to the first that has not started: below it, remainders mean nothing
-        yet."""
-        for visit in visits:
-            visit.level.accumulate_stats(visit.rows, visit.codes, visit.per_example_B)
-            if not visit.level.ready:
+    def accumulate_level_stats(self, outputs: list[LevelOutput]) -> None:
+        """Accumulate statistics down to the first level whose codebook is not initialized.
+
+        Below it, remainders are not meaningful yet.
+        """
+        for output in outputs:
+            output.quantizer.accumulate_stats(output.rows, output.codes, output.per_example_B)
+            if not output.quantizer.is_initialized:
                 break
 
-    def level(self, number: int) -> Quantizer:
-        return cast(Quantizer, self.cascade[number])
+    def quantizer(self, level: int) -> Quantizer:
+        return cast(Quantizer, self.quantizers[level])
 
-    def kept(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
+    def resolve_num_quantizers(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
+        """Return the number of quantizers of each example: all by default."""
         if num_quantizers_B is None:
-            return torch.full(batch.shape[:1], self.levels, device=batch.device)
-        if (
-            num_quantizers_B.shape != batch.shape[:1]
-            or not 1 <= int(num_quantizers_B.min()) <= int(num_quantizers_B.max()) <= self.levels
-        ):
-            raise ValueError(
-                f"keep_B is {num_quantizers_B.tolist()} for a batch of {len(batch)}: give one number of levels per example,"
-                f" from 1 to {self.levels}"
-            )
+            return torch.full(batch.shape[:1], self.num_quantizers, device=batch.device)
+        check_num_quantizers(num_quantizers_B, len(batch), self.num_quantizers)
         return num_quantizers_B
 
 
 @dataclass
-class Visit:
-    """What happened at one level of the cascade to the rows that came so deep."""
+class LevelOutput:
+    """What one level computes for the rows that use it."""
 
-    level: Quantizer
-    here_P: Tensor
+    quantizer: Quantizer
+    mask_P: Tensor
+    """Which of the P positions use this level."""
     per_example_B: Tensor
     rows: Tensor
     codes: Tensor
-    values: Tensor
+    quantized: Tensor
 
-    def spread(self, rows: Tensor) -> Tensor:
-        return among_zeros(rows, self.here_P)
+    def scatter(self, rows: Tensor) -> Tensor:
+        """Return rows at their positions (P, ...), with zeros elsewhere."""
+        return scatter_rows(rows, self.mask_P)
+
+
+def check_num_quantizers(
+    num_quantizers_B: Tensor, batch_size: int, max_quantizers: int, noun: str = "quantizers"
+) -> None:
+    """Raise a ValueError unless there is a valid number of quantizers for each example."""
+    if (
+        num_quantizers_B.shape != (batch_size,)
+        or not 1 <= int(num_quantizers_B.min()) <= int(num_quantizers_B.max()) <= max_quantizers
+    ):
+        raise ValueError(
+            f"num_quantizers_B is {num_quantizers_B.tolist()} for a batch of {batch_size}: give one"
+            f" number of {noun} per example, from 1 to {max_quantizers}."
+        )
+
+
+def average_penalties(penalties: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """Average penalties by name."""
+    return {name: torch.stack([one[name] for one in penalties]).mean() for name in penalties[0]}

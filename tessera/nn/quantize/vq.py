@@ -1,34 +1,36 @@
-"""Vector quantization (van den Oord et al. 2017, arXiv 1711.00937): a symbol is a row of a learnt
-table.
+"""Vector quantization (van den Oord et al. 2017, arXiv 1711.00937): a code is a row of a learned
+codebook.
 
-Symbols are looked up in few dimensions and on the unit sphere, which keeps nearly all of them in
-use (LlamaGen, arXiv 2406.06525; DAC, arXiv 2306.06546). The table is no parameter: each row is the
-moving average of the latents that chose it (1711.00937, appendix A.1, eq. 6 to 8); a latent is
-drawn to its row by the commitment penalty (eq. 3).
+Codes are looked up in few dimensions and on the unit sphere, which keeps nearly all of them in use
+(LlamaGen, arXiv 2406.06525; DAC, arXiv 2306.06546). The codebook is not a parameter: each row is
+the exponential moving average of the latents that are assigned to it (1711.00937, appendix A.1, eq.
+6 to 8); the commitment penalty pulls a latent toward its row (eq. 3).
 
-**Nothing moves during forward.** In train mode forward only takes notes: how many rows chose each
-symbol, their sum, and a sample of the rows themselves. The engine ends every step with one of
+**The codebook does not change during forward.** In train mode, forward only accumulates statistics:
+how many rows are assigned to each code, their sum, and a sample of the rows. The engine ends every
+step with one of
 
-    settle(meeting, step)    the step was finite: the notes of all processes meet, and the table moves alike on all
-    discard()                the step was skipped: the notes are thrown away
+    commit(dist, step)    the step was finite: the statistics of all processes are combined, and the
+                          codebook is updated identically on all of them
+    rollback()            the step was skipped: the statistics are discarded
 
-so a batch that is not finite never reaches the table, four micro-batches are one batch, and
-replicas stay equal. A `dist` has `sum(tensor)`, over processes, and `rows(tensor)`, which joins
-tensors (examples, ...) of all processes in the order of the global batch.
+so a batch that is not finite never reaches the codebook, four micro-batches are equivalent to one
+batch, and replicas stay identical.
 
-- The first settle starts the table by k-means on the sample. In a cascade a level waits until the
-  level above has started: what a random table leaves over says nothing about what a good one will.
-- A symbol whose average count falls far below its even share is revived: it becomes a row of the
-  batch, chosen by a generator seeded with the step, and *its averages are reset with it*. With
-  stale averages the next update would pull it straight back to where it died (espnet PR 6284).
+- The first commit initializes the codebook by k-means on the sample. A residual level waits until
+  the level above is initialized: the remainders of a random codebook are not those of a trained
+  one.
+- A code whose average count falls far below an even share expires: it is replaced by a row of the
+  batch, chosen by a generator that is seeded with the step, and *its averages are reset with it*.
+  With stale averages the next update would move it straight back (espnet PR 6284).
 
-The notes are plain attributes and no buffers: DistributedDataParallel overwrites buffers with those
-of rank 0 at each forward, which would count the first process several times and the others never.
-Forward must run once per micro-batch, so this module does not belong inside activation
+The statistics are plain attributes and not buffers: DistributedDataParallel overwrites buffers with
+those of rank 0 at each forward, which would count the first process several times and the others
+never. Forward must run once per micro-batch, so this module must not be used inside activation
 checkpointing.
 
-Letters: B examples, P rows, W code dimensions, C = W + 1 (a row with a mark), V symbols, R sampled
-rows per example, M rows of the whole sample, K centres.
+Shape suffixes: B examples, P rows, W code dimension, C = W + 1 (a row and a 1 that counts it), V
+codes, R sampled rows per example, M rows of the whole sample, K centroids.
 """
 
 from __future__ import annotations
@@ -39,250 +41,269 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera.nn.quantize.base import Quantizer, unit
+from tessera.nn.quantize.base import Quantizer, l2_normalize
 
-SAMPLE_PER_EXAMPLE = 256
-K_MEANS_ROUNDS = 10
-SCORES_AT_ONCE = 2**24
+SAMPLES_PER_EXAMPLE = 256
+KMEANS_ITERATIONS = 10
+MAX_SCORES = 2**24
+"""Number of row-to-code scores that are computed at once."""
 
 
 class ProcessGroup(Protocol):
-    """How processes agree. Both are called on all of them, in the same order."""
+    """Collective operations, which all processes call in the same order."""
 
-    def sum(self, tensor: Tensor) -> Tensor: ...
+    def all_reduce_sum(self, tensor: Tensor) -> Tensor:
+        """Return the sum over processes."""
 
-    def rows(self, tensor: Tensor) -> Tensor: ...
+    def all_gather_rows(self, tensor: Tensor) -> Tensor:
+        """Concatenate tensors (examples, ...) of all processes in the order of the global batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VQConfig:
-    """A learnt table of symbols, each the moving average of the latents that chose it."""
+    """Vector quantization: a learned codebook, updated by exponential moving averages."""
 
     codebook_size: int = 1024
-    """Symbols."""
+    """Number of codes."""
     code_dim: int = 8
-    """Width in which symbols are looked up. A residual cascade refines this same space: give it
-    more, such as 32."""
+    """Dimension in which codes are looked up. The levels of a residual quantizer all refine this
+    space, so they need more, such as 32."""
     normalised: bool = True
-    """Latents and symbols on the unit sphere, nearest by angle."""
+    """Whether latents and codes lie on the unit sphere, where the nearest code is the one with the
+    smallest angle."""
     decay: float = 0.99
-    """How much of its averages a symbol keeps at each step."""
+    """Decay of the exponential moving averages at each step."""
     commitment_weight: float = 0.25
-    """Weight of the squared distance between a latent and its symbol."""
+    """Weight of the squared distance between a latent and its code."""
     expire_below: float = 0.1
-    """A symbol used less than this fraction of an even share is revived from the batch; 0:
-    never."""
+    """A code that is used less than this fraction of an even share is replaced by a latent of the
+    batch. 0 disables this."""
 
     def __post_init__(self) -> None:
         if type(self.codebook_size) is not int or self.codebook_size < 2:
             raise ValueError(
-                f"a VQ codebook of {self.codebook_size!r} symbols can tell nothing apart: use 2 or more, such as 1024"
+                f"VQ codebook_size is {self.codebook_size!r}, but a codebook needs a whole number"
+                " of codes, 2 or more: use 1024, for example."
             )
-        least, where = (2, "on a sphere ") if self.normalised else (1, "")
-        if type(self.code_dim) is not int or self.code_dim < least:
+        min_dim, where = (2, "on the unit sphere ") if self.normalised else (1, "")
+        if type(self.code_dim) is not int or self.code_dim < min_dim:
             raise ValueError(
-                f"VQ code_dim is {self.code_dim!r}, but symbols {where}need {least} or more dimensions: use 8, say"
+                f"VQ code_dim is {self.code_dim!r}, but codes {where}need {min_dim} or more"
+                " dimensions: use 8, for example."
             )
         if not 0 <= self.decay < 1:
             raise ValueError(
-                f"VQ decay is {self.decay}, but from 1 on the table never moves: use 0 up to below 1, such as 0.99"
+                f"VQ decay is {self.decay}, but from 1 on the codebook never changes: use a value"
+                " in [0, 1), such as 0.99."
             )
         if not 0 <= self.expire_below < 1:
             raise ValueError(
-                f"VQ revive_below is {self.expire_below}, but it is a fraction of an even share, and about half of all"
-                " symbols lie below the share itself: use 0 (never) up to below 1, such as 0.1"
+                f"VQ expire_below is {self.expire_below}, but it is a fraction of an even share,"
+                " and about half of all codes are below the share itself: use 0 (never) up to below"
+                " 1, such as 0.1."
             )
 
     def build(self, dim: int) -> VQ:
         return VQ(self, dim=dim)
 
-    def build_level(self, number: int) -> VQ:
-        """Level `number` of a cascade, in its own width. Only the first is on the sphere:
-        remainders have lengths."""
-        return VQ(self, dim=self.code_dim, level=number)
+    def build_level(self, level: int) -> VQ:
+        """Build one level of a residual quantizer, without projections.
+
+        Only the first level is on the unit sphere: remainders have different lengths.
+        """
+        return VQ(self, dim=self.code_dim, level=level)
 
 
 class VQ(Quantizer):
+    """Vector quantizer with a codebook of exponential moving averages."""
+
     def __init__(self, config: VQConfig, *, dim: int, level: int = 0) -> None:
         super().__init__(dim=dim, code_dim=config.code_dim, vocab_size=config.codebook_size)
         self.config, self.level = config, level
         self.on_sphere = config.normalised and level == 0
-        self.notes: CodebookStats | None = None
-        table_VW = unit(torch.randn(self.vocab_size, self.code_dim)) * 0.5**level
-        self.register_buffer("table_VW", table_VW)
-        self.register_buffer("average_count_V", torch.zeros(self.vocab_size))
-        self.register_buffer("average_sum_VW", torch.zeros_like(table_VW))
-        self.register_buffer("started", torch.tensor(False))
-        self.table_VW: Tensor
-        self.average_count_V: Tensor
-        self.average_sum_VW: Tensor
-        self.started: Tensor
+        self.stats: CodebookStats | None = None
+        codebook_VW = l2_normalize(torch.randn(self.vocab_size, self.code_dim)) * 0.5**level
+        self.register_buffer("codebook_VW", codebook_VW)
+        self.register_buffer("ema_count_V", torch.zeros(self.vocab_size))
+        self.register_buffer("ema_sum_VW", torch.zeros_like(codebook_VW))
+        self.register_buffer("initialized", torch.tensor(False))
+        self.codebook_VW: Tensor
+        self.ema_count_V: Tensor
+        self.ema_sum_VW: Tensor
+        self.initialized: Tensor
 
     def bound(self, rows_PW: Tensor) -> Tensor:
-        return unit(rows_PW) if self.config.normalised else rows_PW
+        return l2_normalize(rows_PW) if self.config.normalised else rows_PW
 
     @torch.no_grad()
     def nearest(self, rows_PW: Tensor) -> Tensor:
-        return nearest_rows(rows_PW, self.table_VW.to(rows_PW.dtype))
+        return find_nearest(rows_PW, self.codebook_VW.to(rows_PW.dtype))
 
-    def values(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
-        return self.table_VW.to(dtype)[codes]
+    def lookup(self, codes: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.codebook_VW.to(dtype)[codes]
 
-    def penalties(self, rows_PW: Tensor, values_PW: Tensor, places: int) -> dict[str, Tensor]:
+    def penalties(
+        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+    ) -> dict[str, Tensor]:
         if self.config.commitment_weight == 0:
             return {}
-        return {
-            "commitment": self.config.commitment_weight
-            * self.mean_distance(rows_PW, values_PW, places)
-        }
+        distance = self.commitment_loss(rows_PW, quantized_PW, num_positions)
+        return {"commitment": self.config.commitment_weight * distance}
 
     @property
-    def ready(self) -> bool:
-        return bool(self.started)
+    def is_initialized(self) -> bool:
+        return bool(self.initialized)
 
     @torch.no_grad()
     def accumulate_stats(self, rows_PW: Tensor, codes_P: Tensor, per_example_B: Tensor) -> None:
         if not self.training:
             return
-        marked_PC = marked(rows_PW)
-        total_VC = sums_by(codes_P, marked_PC, self.vocab_size)
-        sample_BRC = sample_of(marked_PC, per_example_B)
-        if self.notes is None:
-            self.notes = CodebookStats(total_VC, [sample_BRC])
+        rows_PC = append_ones(rows_PW)
+        total_VC = sum_by_code(codes_P, rows_PC, self.vocab_size)
+        sample_BRC = sample_per_example(rows_PC, per_example_B)
+        if self.stats is None:
+            self.stats = CodebookStats(total_VC, [sample_BRC])
         else:
-            self.notes.total_VC += total_VC
-            self.notes.samples.append(sample_BRC)
+            self.stats.total_VC += total_VC
+            self.stats.samples.append(sample_BRC)
 
     def rollback(self) -> None:
-        """Throw the notes of this step away: it was skipped, or it has been settled."""
-        self.notes = None
+        """Discard the statistics of this step, which was skipped."""
+        self.stats = None
 
     @torch.no_grad()
     def commit(self, dist: ProcessGroup, step: int) -> None:
-        """Move the table by what all processes noted in this step. Call once per finite step, on
-        all of them."""
-        if self.notes is None:
+        """Update the codebook by the statistics of all processes.
+
+        Call it once per finite step, on all processes.
+        """
+        if self.stats is None:
             return
-        total_VC = dist.all_reduce_sum(self.notes.total_VC).to(self.table_VW)
-        chance = torch.Generator().manual_seed(step * 4096 + self.level)
-        if not self.started:
-            self.start(self.notes.meet(dist), total_VC[:, -1].sum(), chance)
+        total_VC = dist.all_reduce_sum(self.stats.total_VC).to(self.codebook_VW)
+        generator = torch.Generator().manual_seed(step * 4096 + self.level)
+        if not self.initialized:
+            rows_MW = self.stats.gather_rows(dist)
+            self.init_codebook(rows_MW, total_VC[:, -1].sum(), generator)
         else:
             self.ema_update(total_VC)
-            expired = self.expired()
-            if len(expired):  # the same on all processes, so all of them ask for rows, or none does
-                self.expire_codes(expired, self.notes.meet(dist), chance)
-        self.rollback()
+            expired = self.find_expired()
+            if len(expired):  # equal on all processes, so all of them gather rows, or none
+                self.expire_codes(expired, self.stats.gather_rows(dist), generator)
+        self.stats = None
 
-    def start(self, rows_MW: Tensor, hits: Tensor, chance: torch.Generator) -> None:
-        """The table by k-means. With fewer rows than symbols each row becomes one, and the rest
-        wait to be revived."""
+    def init_codebook(self, rows_MW: Tensor, hits: Tensor, generator: torch.Generator) -> None:
+        """Initialize the codebook by k-means.
+
+        With fewer rows than codes, each row becomes one code and the other codes expire later.
+        """
         if len(rows_MW) == 0:
             return
-        centres_KW = some_of(rows_MW, self.vocab_size, chance)
-        for _ in range(K_MEANS_ROUNDS):
-            total_KC = sums_by(nearest_rows(rows_MW, centres_KW), marked(rows_MW), len(centres_KW))
-            centres_KW = self.centres(total_KC, otherwise=centres_KW)
-        self.place(
-            torch.arange(len(centres_KW)), centres_KW, total_KC[:, -1] * (hits / len(rows_MW))
-        )
-        self.started.fill_(True)
+        centroids_KW = sample_rows(rows_MW, self.vocab_size, generator)
+        for _ in range(KMEANS_ITERATIONS):
+            nearest_M = find_nearest(rows_MW, centroids_KW)
+            total_KC = sum_by_code(nearest_M, append_ones(rows_MW), len(centroids_KW))
+            centroids_KW = self.compute_centroids(total_KC, default=centroids_KW)
+        counts_K = total_KC[:, -1] * (hits / len(rows_MW))
+        self.set_codes(torch.arange(len(centroids_KW)), centroids_KW, counts_K)
+        self.initialized.fill_(True)
 
     def ema_update(self, total_VC: Tensor) -> None:
-        """The moving averages, and the table after them. A symbol that nobody chose stays exactly
-        where it is."""
-        self.average_sum_VW.lerp_(total_VC[:, :-1], 1 - self.config.decay)
-        self.average_count_V.lerp_(total_VC[:, -1], 1 - self.config.decay)
-        average_VC = torch.cat([self.average_sum_VW, self.average_count_V.unsqueeze(1)], dim=1)
-        chosen_V1 = total_VC[:, -1:] > 0
-        self.table_VW.copy_(self.centres(average_VC * chosen_V1, otherwise=self.table_VW))
+        """Update the moving averages and the codebook. A code without hits does not move."""
+        self.ema_sum_VW.lerp_(total_VC[:, :-1], 1 - self.config.decay)
+        self.ema_count_V.lerp_(total_VC[:, -1], 1 - self.config.decay)
+        ema_VC = torch.cat([self.ema_sum_VW, self.ema_count_V.unsqueeze(1)], dim=1)
+        hit_V1 = total_VC[:, -1:] > 0
+        self.codebook_VW.copy_(self.compute_centroids(ema_VC * hit_V1, default=self.codebook_VW))
 
-    def expired(self) -> Tensor:
-        """The symbols used far less than an even share. Relative, since counts per step depend on
-        the batch."""
-        return (
-            (self.average_count_V < self.config.expire_below * self.average_count_V.mean())
-            .nonzero()
-            .flatten()
-        )
+    def find_expired(self) -> Tensor:
+        """Return the codes that are used far less than an even share.
 
-    def expire_codes(self, expired: Tensor, rows_MW: Tensor, chance: torch.Generator) -> None:
-        """Dead symbols become rows of the batch with an even share to live on; where rows are too
-        few, others wait."""
-        rows = some_of(rows_MW, len(expired), chance)
-        self.place(expired[: len(rows)], rows, self.average_count_V.mean())
+        The threshold is relative, because counts per step depend on the batch size.
+        """
+        threshold = self.config.expire_below * self.ema_count_V.mean()
+        return (self.ema_count_V < threshold).nonzero().flatten()
 
-    def place(self, tokens: Tensor, rows: Tensor, counts: Tensor) -> None:
-        """Let these symbols be these rows, and their averages agree with it."""
-        counts = counts.expand(len(tokens)).to(self.average_count_V)
-        rows = rows.to(self.table_VW)
-        self.table_VW[tokens] = rows
-        self.average_count_V[tokens] = counts
-        self.average_sum_VW[tokens] = rows * counts.unsqueeze(1)
+    def expire_codes(self, expired: Tensor, rows_MW: Tensor, generator: torch.Generator) -> None:
+        """Replace expired codes by rows of the batch, with an even share as their count.
 
-    def centres(self, total_VC: Tensor, *, otherwise: Tensor) -> Tensor:
-        """The mean of the rows behind each total, on the sphere if need be; where there were none,
-        what was."""
+        If there are too few rows, the remaining codes are replaced in a later step.
+        """
+        rows = sample_rows(rows_MW, len(expired), generator)
+        self.set_codes(expired[: len(rows)], rows, self.ema_count_V.mean())
+
+    def set_codes(self, codes: Tensor, rows: Tensor, counts: Tensor) -> None:
+        """Set the vectors of codes, and their averages accordingly."""
+        counts = counts.expand(len(codes)).to(self.ema_count_V)
+        rows = rows.to(self.codebook_VW)
+        self.codebook_VW[codes] = rows
+        self.ema_count_V[codes] = counts
+        self.ema_sum_VW[codes] = rows * counts.unsqueeze(1)
+
+    def compute_centroids(self, total_VC: Tensor, *, default: Tensor) -> Tensor:
+        """Return the mean row of each total, on the sphere if applicable, or the default if there
+        were no rows."""
         sums, counts = total_VC[:, :-1], total_VC[:, -1:]
         means = sums / counts.clamp_min(torch.finfo(counts.dtype).tiny)
-        return torch.where(counts > 0, unit(means) if self.on_sphere else means, otherwise)
+        return torch.where(counts > 0, l2_normalize(means) if self.on_sphere else means, default)
 
 
 @dataclass
 class CodebookStats:
-    """What forward saw since the last settle or discard."""
+    """Statistics of all forward passes since the last commit or rollback."""
 
     total_VC: Tensor
-    """Sums of the rows that chose each symbol; the last column, their marks, counts them."""
+    """Sums of the rows that are assigned to each code; the last column counts them."""
     samples: list[Tensor]
-    """Per micro-batch (B, R, C); marked 1 where there is a row, 0 where the example had too few."""
+    """Sampled rows (B, R, C) of each micro-batch; the last column is 1 for a row and 0 where the
+    example has fewer than R."""
 
-    def meet(self, dist: ProcessGroup) -> Tensor:
-        """The sampled rows (M, W) of all micro-batches and processes, in the order of the global
-        batch."""
+    def gather_rows(self, dist: ProcessGroup) -> Tensor:
+        """Return the sampled rows (M, W) of all micro-batches and processes, in the order of the
+        global batch."""
         rows_MC = dist.all_gather_rows(torch.cat(self.samples)).flatten(0, 1)
         return rows_MC[rows_MC[:, -1] > 0, :-1]
 
 
-def nearest_rows(rows_PW: Tensor, table_VW: Tensor) -> Tensor:
-    """The number (P,) of the table row closest to each row: |r - t|^2 is least where r.t - |t|^2 /
-    2 is greatest.
+def find_nearest(rows_PW: Tensor, codebook_VW: Tensor) -> Tensor:
+    """Return the index (P,) of the codebook row closest to each row.
 
-    In chunks, since rows times symbols is by far the largest tensor that a quantizer could make.
+    |r - c|^2 is minimal where r.c - |c|^2 / 2 is maximal. The rows are processed in chunks, because
+    the scores (rows times codes) would be by far the largest tensor of a quantizer.
     """
-    offset_V = table_VW.square().sum(-1) / 2
-    chunks = rows_PW.split(max(1, SCORES_AT_ONCE // len(table_VW)))
-    return torch.cat([(chunk @ table_VW.T - offset_V).argmax(-1) for chunk in chunks])
+    offset_V = codebook_VW.square().sum(-1) / 2
+    chunks = rows_PW.split(max(1, MAX_SCORES // len(codebook_VW)))
+    return torch.cat([(chunk @ codebook_VW.T - offset_V).argmax(-1) for chunk in chunks])
 
 
-def marked(rows_PW: Tensor) -> Tensor:
-    """Rows with a 1 appended, so that whoever sums them also counts them."""
+def append_ones(rows_PW: Tensor) -> Tensor:
+    """Append a column of ones, so that a sum of rows also counts them."""
     return torch.cat([rows_PW, rows_PW.new_ones(len(rows_PW), 1)], dim=1)
 
 
-def sums_by(codes_P: Tensor, rows_PC: Tensor, vocab_size: int) -> Tensor:
-    """The sum (V, C) of the rows that chose each symbol."""
+def sum_by_code(codes_P: Tensor, rows_PC: Tensor, vocab_size: int) -> Tensor:
+    """Return the sum (V, C) of the rows of each code."""
     return rows_PC.new_zeros(vocab_size, rows_PC.shape[1]).index_add_(0, codes_P, rows_PC)
 
 
-def some_of(rows_MW: Tensor, most: int, chance: torch.Generator) -> Tensor:
-    """At most so many different rows. Drawn on the CPU, so that a seed means the same on any
-    device."""
-    return rows_MW[torch.randperm(len(rows_MW), generator=chance)[:most].to(rows_MW.device)]
+def sample_rows(rows_MW: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:
+    """Return at most `max_rows` different rows.
+
+    The permutation is drawn on the CPU, so that a seed has the same result on any device.
+    """
+    order = torch.randperm(len(rows_MW), generator=generator)
+    return rows_MW[order[:max_rows].to(rows_MW.device)]
 
 
-def sample_of(marked_PC: Tensor, per_example_B: Tensor) -> Tensor:
-    """R rows (B, R, C) of each example, evenly spread over it; zeros, so unmarked, where it has
-    fewer.
+def sample_per_example(rows_PC: Tensor, per_example_B: Tensor) -> Tensor:
+    """Return R rows (B, R, C) of each example, evenly spaced; zeros where an example has fewer.
 
-    The choice is made within each example, so that it does not depend on how examples are dealt to
-    micro-batches and processes, and the shape does not depend on the data, so that processes can
-    exchange it.
+    Rows are chosen within each example, so the choice does not depend on how examples are
+    distributed over micro-batches and processes. The shape does not depend on the data, so that
+    processes can exchange it.
     """
     size_B1 = per_example_B.unsqueeze(1)
-    number_R = torch.arange(SAMPLE_PER_EXAMPLE, device=marked_PC.device)
-    within_BR = number_R * size_B1.clamp_min(SAMPLE_PER_EXAMPLE) // SAMPLE_PER_EXAMPLE
-    index_BR = torch.where(
-        within_BR < size_B1, size_B1.cumsum(0) - size_B1 + within_BR, len(marked_PC)
-    )
-    return torch.cat([marked_PC, marked_PC.new_zeros(1, marked_PC.shape[1])])[index_BR]
+    index_R = torch.arange(SAMPLES_PER_EXAMPLE, device=rows_PC.device)
+    offset_BR = index_R * size_B1.clamp_min(SAMPLES_PER_EXAMPLE) // SAMPLES_PER_EXAMPLE
+    start_B1 = size_B1.cumsum(0) - size_B1
+    index_BR = torch.where(offset_BR < size_B1, start_B1 + offset_BR, len(rows_PC))
+    return torch.cat([rows_PC, rows_PC.new_zeros(1, rows_PC.shape[1])])[index_BR]

@@ -1,5 +1,4 @@
-"""The codec's network: sounds to symbols and back, whole or in pieces, never looking ahead, better
-the more levels are kept."""
+"""The audio codec: encoding and decoding, whole or in chunks, causal, with residual quantizers."""
 
 from __future__ import annotations
 
@@ -12,19 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.losses.spectral import si_sdr_B
-from tessera.modalities.audio.codec import AudioCodec, AudioCodecConfig, AudioConv, Snake, Spread
+from tessera.metrics.audio import si_sdr_B
+from tessera.modalities.audio.codec import (
+    AudioCodec,
+    AudioCodecConfig,
+    CausalConv1d,
+    CausalConvTranspose1d,
+    Snake,
+)
 from tessera.nn.causal_conv import StreamingState
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 from tessera.run.config import decode, encode
-from tests.networks import stirred
+from tests.networks import perturb_weights
+from tests.nn.test_quantize_vq import SingleProcess
 
 TINY = AudioCodecConfig(
     dim=4,
     max_channels=8,
     strides=(2, 5),
     dilations=(1, 3),
-    quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4, 4)), levels=3, dropout=0.5),
+    quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4, 4)), num_quantizers=3, dropout=0.5),
 )
 """One frame is 10 samples."""
 
@@ -32,284 +38,264 @@ QUANTIZERS = {
     "fsq": FSQConfig(levels=(4, 4, 4)),
     "lfq": LFQConfig(codebook_size=64),
     "vq": VQConfig(codebook_size=64, code_dim=4),
-    "free vq": VQConfig(codebook_size=64, code_dim=4, normalised=False),
+    "unnormalised vq": VQConfig(codebook_size=64, code_dim=4, normalised=False),
 }
 every_quantizer = pytest.mark.parametrize("quantizer", QUANTIZERS)
 
 
-def built(**settings: Any) -> AudioCodec:
+def build_codec(**settings: Any) -> AudioCodec:
     torch.manual_seed(0)
-    return stirred(replace(TINY, **settings).build()).eval().double()
+    return perturb_weights(replace(TINY, **settings).build()).eval().double()
 
 
-def cascade(kind: str) -> ResidualConfig:
-    return ResidualConfig(quantizer=QUANTIZERS[kind], levels=3, dropout=0.5)
+def residual(kind: str) -> ResidualConfig:
+    return ResidualConfig(quantizer=QUANTIZERS[kind], num_quantizers=3, dropout=0.5)
 
 
-def sounds(samples: int = 60, count: int = 2, seed: int = 5) -> Tensor:
+def random_audio(samples: int = 60, count: int = 2, seed: int = 5) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.rand(count, 1, samples, generator=generator, dtype=torch.float64) * 2 - 1
 
 
-# ---------------------------------------------------------------------------------------------------- encode and decode
+# ------------------------------------------------------------------------------- encode and decode
 
 
 @every_quantizer
-def test_decoding_the_codes_of_a_sound_gives_its_reconstruction_exactly(quantizer):
-    model = built(quantizer=cascade(quantizer))
+def test_decoding_the_codes_gives_exactly_the_reconstruction(quantizer):
+    model = build_codec(quantizer=residual(quantizer))
     with torch.no_grad():
-        rebuilt, codes = model(sounds()), model.encode(sounds())
-        assert torch.equal(codes, rebuilt.codes)
-        assert torch.equal(model.decode(codes), rebuilt.output)
+        reconstruction, codes = model(random_audio()), model.encode(random_audio())
+        assert torch.equal(codes, reconstruction.codes)
+        assert torch.equal(model.decode(codes), reconstruction.output)
 
 
 @pytest.mark.parametrize(("samples", "frames"), [(1, 1), (9, 1), (10, 1), (11, 2), (60, 6)])
-def test_an_unfinished_frame_is_filled_with_silence_and_cut_off_again(samples, frames):
-    model, sound = built(), sounds(samples)
-    rebuilt = model(sound)
-    assert rebuilt.codes.shape == (2, frames, 3) and rebuilt.codes.dtype == torch.int64
-    assert rebuilt.output.shape == sound.shape
-    assert model.latent(sound).shape == (2, frames, 8)
-    assert torch.equal(model.encode(F.pad(sound, (0, -samples % 10))), rebuilt.codes)
-    assert model.decode(rebuilt.codes).shape == (2, 1, 10 * frames)
+def test_an_incomplete_frame_is_padded_with_zeros_and_cropped_again(samples, frames):
+    model, audio = build_codec(), random_audio(samples)
+    reconstruction = model(audio)
+    assert reconstruction.codes.shape == (2, frames, 3)
+    assert reconstruction.codes.dtype == torch.int64
+    assert reconstruction.output.shape == audio.shape
+    assert model.encode_latent(audio).shape == (2, frames, 8)
+    assert torch.equal(model.encode(F.pad(audio, (0, -samples % 10))), reconstruction.codes)
+    assert model.decode(reconstruction.codes).shape == (2, 1, 10 * frames)
 
 
 @dataclass
-class AudioDataConfig:
+class AudioData:
     length: int
 
 
-def test_it_says_what_becomes_of_sounds():
-    model = built()
-    assert (model.hop, model.levels, model.vocab_size) == (10, 3, 64)
-    assert TINY.grid(AudioDataConfig(95)) == (10,) and TINY.grid(AudioDataConfig(100)) == (10,)
-    TINY.validate_data(AudioDataConfig(10))
-    assert AudioCodecConfig().hop == 320 and AudioCodecConfig().widths == [32, 64, 128, 256, 512]
+def test_hop_codebooks_and_token_grid():
+    model = build_codec()
+    assert (model.hop, model.num_quantizers, model.vocab_size) == (10, 3, 64)
+    assert TINY.grid(AudioData(95)) == (10,) and TINY.grid(AudioData(100)) == (10,)
+    TINY.validate_data(AudioData(10))
+    assert AudioCodecConfig().hop == 320
+    assert AudioCodecConfig().stage_channels == [32, 64, 128, 256, 512]
 
 
-def test_the_last_layer_is_the_one_that_plays():
-    model = built()
-    (gradient,) = torch.autograd.grad(model(sounds()).output.sum(), model.last_layer)
+def test_the_last_layer_is_the_output_layer():
+    model = build_codec()
+    (gradient,) = torch.autograd.grad(model(random_audio()).output.sum(), model.last_layer)
     assert model.last_layer.shape[0] == 1 and gradient.abs().sum() > 0
 
 
-def test_every_parameter_takes_part():
-    model = built()
-    rebuilt = model(sounds())
-    rebuilt.output.square().mean().backward()
+def test_every_parameter_has_a_gradient():
+    model = build_codec()
+    model(random_audio()).output.square().mean().backward()
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.abs().sum() > 0, name
 
 
-def test_its_configuration_survives_json():
+def test_the_configuration_survives_json():
     assert decode(AudioCodecConfig, encode(TINY)) == TINY
 
 
-def test_bare_stages_have_no_residual_blocks():
-    sizes = [
-        sum(parameter.numel() for parameter in built(bare=bare).parameters()) for bare in (0, 1, 2)
-    ]
-    assert (
-        sizes[0]
-        > sizes[1]
-        > sizes[2]
-        == sum(parameter.numel() for parameter in built(dilations=()).parameters())
-    )
+def test_plain_stages_have_no_residual_units():
+    def count_parameters(**settings: Any) -> int:
+        return sum(parameter.numel() for parameter in build_codec(**settings).parameters())
+
+    sizes = [count_parameters(plain_stages=stages) for stages in (0, 1, 2)]
+    assert sizes[0] > sizes[1] > sizes[2] == count_parameters(dilations=())
 
 
 @pytest.mark.parametrize("activation", ["snake", "elu"])
-def test_in_half_precision_it_comes_near(activation):
-    model, sound = built(activation=activation).float(), sounds().float()
+def test_bfloat16_autocast_is_close_to_float32(activation):
+    model, audio = build_codec(activation=activation).float(), random_audio().float()
     with torch.no_grad():
-        whole = model.sound(model.latent(sound))
+        full = model.decode_latent(model.encode_latent(audio))
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            half = model.sound(model.latent(sound))
+            half = model.decode_latent(model.encode_latent(audio))
     assert half.dtype == torch.float32
-    assert (half - whole).abs().mean() < 0.05 * whole.abs().mean()
+    assert (half - full).abs().mean() < 0.05 * full.abs().mean()
 
 
-# --------------------------------------------------------------------------------------------------------------- levels
+# ----------------------------------------------------------------------------- residual quantizers
 
 
 @every_quantizer
-def test_the_first_levels_are_decoded_by_themselves(quantizer):
-    model = built(quantizer=cascade(quantizer))
+def test_the_first_codebooks_can_be_decoded_alone(quantizer):
+    model = build_codec(quantizer=residual(quantizer))
     with torch.no_grad():
-        codes = model.encode(sounds())
+        codes = model.encode(random_audio())
         two = model.decode(codes[..., :2])
         assert torch.equal(two, model.decode(codes, num_quantizers_B=torch.tensor([2, 2])))
         assert not torch.allclose(two, model.decode(codes))
 
 
-def test_an_example_that_keeps_one_level_is_rebuilt_from_that_alone():
-    model, keep = built(), torch.tensor([1, 3])
+def test_quantizer_dropout_reconstructs_from_the_kept_codebooks_only():
+    model, kept = build_codec(), torch.tensor([1, 3])
     with torch.no_grad():
-        dropped, whole = model(sounds(), num_quantizers_B=keep), model(sounds())
-        assert (dropped.codes[0, :, 1:] == 0).all() and torch.equal(
-            dropped.codes[1], whole.codes[1]
-        )
-        torch.testing.assert_close(dropped.output, model.decode(whole.codes, num_quantizers_B=keep))
+        dropped, full = model(random_audio(), num_quantizers_B=kept), model(random_audio())
+        assert (dropped.codes[0, :, 1:] == 0).all()
+        assert torch.equal(dropped.codes[1], full.codes[1])
+        torch.testing.assert_close(dropped.output, model.decode(full.codes, num_quantizers_B=kept))
 
 
-class Alone:
-    """The meeting of one process."""
-
-    def sum(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def rows(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-
-def test_it_learns_a_sound_and_rebuilds_it_better_the_more_levels_are_kept():
+def test_training_improves_with_the_number_of_codebooks():
     torch.manual_seed(0)
     time = torch.arange(800) / 8000
     pitches = torch.tensor([[220.0], [330.0], [495.0], [700.0]])
-    sound = (0.3 * torch.sin(2 * math.pi * pitches * time) * torch.sin(2 * math.pi * 15 * time))[
-        :, None
-    ]
+    tones = torch.sin(2 * math.pi * pitches * time) * torch.sin(2 * math.pi * 15 * time)
+    audio = (0.3 * tones)[:, None]
     quantizer = ResidualConfig(
-        quantizer=VQConfig(codebook_size=16, code_dim=8), levels=4, dropout=1.0
+        quantizer=VQConfig(codebook_size=16, code_dim=8), num_quantizers=4, dropout=1.0
     )
     model = AudioCodecConfig(
         dim=8, max_channels=32, strides=(4, 5), dilations=(1, 3), quantizer=quantizer
     ).build()
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     for step in range(150):
-        keep = model.quantizer.num_quantizers_to_keep(torch.rand(len(sound)))
-        rebuilt = model(sound, num_quantizers_B=keep)
+        kept = model.quantizer.sample_num_quantizers(torch.rand(len(audio)))
+        reconstruction = model(audio, num_quantizers_B=kept)
         optimizer.zero_grad()
-        (10 * F.l1_loss(rebuilt.output, sound) + sum(rebuilt.penalties.values())).backward()
+        loss = 10 * F.l1_loss(reconstruction.output, audio)
+        (loss + sum(reconstruction.penalties.values())).backward()
         optimizer.step()
-        for level in model.quantizer.cascade:
-            level.commit(Alone(), step)
+        for level in model.quantizer.quantizers:
+            level.commit(SingleProcess(), step)
     model.eval()
     with torch.no_grad():
-        codes = model.encode(sound)
-        decibels = [
-            si_sdr_B(model.decode(codes[..., :kept]), sound).mean().item() for kept in (1, 2, 4)
+        codes = model.encode(audio)
+        si_sdr = [
+            si_sdr_B(model.decode(codes[..., :count]), audio).mean().item() for count in (1, 2, 4)
         ]
-    assert decibels[0] + 1 < decibels[1] and decibels[1] + 1 < decibels[2], decibels
-    assert decibels[2] > 10, decibels
+    assert si_sdr[0] + 1 < si_sdr[1] and si_sdr[1] + 1 < si_sdr[2], si_sdr
+    assert si_sdr[2] > 10, si_sdr
 
 
-# --------------------------------------------------------------------------------------------------- nothing looks ahead
+# --------------------------------------------------------------------------------------- causality
 
 
-def test_no_frame_hears_what_comes_after_it():
-    model, sound = built(), sounds(60)
-    other = torch.cat([sound[..., :30], sounds(30, seed=6)], dim=2)
+def test_no_frame_depends_on_later_samples():
+    model, audio = build_codec(), random_audio(60)
+    other = torch.cat([audio[..., :30], random_audio(30, seed=6)], dim=2)
     with torch.no_grad():
-        a, b = model.latent(sound), model.latent(other)
+        a, b = model.encode_latent(audio), model.encode_latent(other)
         assert torch.equal(a[:, :3], b[:, :3]) and not torch.equal(a[:, 3], b[:, 3])
-        one, two = model.sound(a), model.sound(torch.cat([a[:, :3], -a[:, 3:]], dim=1))
-        assert torch.equal(one[..., :30], two[..., :30]) and not torch.equal(
-            one[..., 30:40], two[..., 30:40]
-        )
+        one = model.decode_latent(a)
+        two = model.decode_latent(torch.cat([a[:, :3], -a[:, 3:]], dim=1))
+        assert torch.equal(one[..., :30], two[..., :30])
+        assert not torch.equal(one[..., 30:40], two[..., 30:40])
 
 
-def test_within_its_frame_every_sample_is_heard():
-    model, sound = built(), sounds(30).requires_grad_()
-    model.latent(sound)[:, 1].square().sum().backward()
-    heard = sound.grad.abs().sum((0, 1)) > 0
-    assert heard[10:20].all() and not heard[20:].any()
+def test_a_frame_depends_on_all_of_its_samples():
+    model, audio = build_codec(), random_audio(30).requires_grad_()
+    model.encode_latent(audio)[:, 1].square().sum().backward()
+    used = audio.grad.abs().sum((0, 1)) > 0
+    assert used[10:20].all() and not used[20:].any()
 
 
-def test_a_padded_batch_is_its_sounds_one_by_one():
-    model, lengths = built(), [60, 34, 1]
-    alone = [sounds(length, 1, seed=length) for length in lengths]
-    batch = torch.cat([F.pad(sound, (0, 60 - sound.shape[2])) for sound in alone])
+def test_a_padded_batch_equals_its_examples_one_by_one():
+    model, lengths = build_codec(), [60, 34, 1]
+    singles = [random_audio(length, 1, seed=length) for length in lengths]
+    batch = torch.cat([F.pad(audio, (0, 60 - audio.shape[2])) for audio in singles])
     with torch.no_grad():
-        together = model(batch, torch.tensor(lengths))
-        for row, (sound, length) in enumerate(zip(alone, lengths)):
-            single, frames = model(sound), -(-length // 10)
-            assert torch.equal(together.codes[row, :frames], single.codes[0])
-            assert (together.codes[row, frames:] == -1).all()
-            torch.testing.assert_close(together.output[row, :, :length], single.output[0])
+        batched = model(batch, torch.tensor(lengths))
+        for row, (audio, length) in enumerate(zip(singles, lengths)):
+            single, frames = model(audio), -(-length // 10)
+            assert torch.equal(batched.codes[row, :frames], single.codes[0])
+            assert (batched.codes[row, frames:] == -1).all()
+            torch.testing.assert_close(batched.output[row, :, :length], single.output[0])
             assert torch.equal(model.encode(batch)[row, :frames], single.codes[0])
 
 
-def test_the_table_learns_nothing_from_padding():
-    noted = {}
+def test_padding_does_not_enter_losses_and_codebook_statistics():
+    results = {}
     for padding in (0.0, 0.7):
-        model = built(quantizer=cascade("vq")).train()
-        batch = F.pad(sounds(34), (0, 26), value=padding)
+        model = build_codec(quantizer=residual("vq")).train()
+        batch = F.pad(random_audio(34), (0, 26), value=padding)
         batch[..., 34:40] = 0
-        rebuilt = model(batch, torch.tensor([34, 34]))
-        noted[padding] = (
-            rebuilt.penalties["commitment"],
-            model.quantizer.cascade[0].notes.total_VC,
+        reconstruction = model(batch, torch.tensor([34, 34]))
+        results[padding] = (
+            reconstruction.penalties["commitment"],
+            model.quantizer.quantizers[0].stats.total_VC,
         )
-    torch.testing.assert_close(noted[0.0], noted[0.7])
-    assert noted[0.0][1][:, -1].sum() == 8
+    torch.testing.assert_close(results[0.0], results[0.7])
+    assert results[0.0][1][:, -1].sum() == 8
 
 
-# ------------------------------------------------------------------------------------------------------------- in pieces
+# --------------------------------------------------------------------------------------- streaming
 
 
 @pytest.mark.parametrize("activation", ["snake", "elu"])
-@pytest.mark.parametrize("pieces", [[67], [1] * 67, [3, 0, 25, 10, 29], [10] * 6 + [7]])
-def test_a_sound_in_pieces_has_the_codes_of_the_whole(pieces, activation):
-    model, sound = built(activation=activation), sounds(67)
-    chunks = list(model.encode_chunks(sound.split(pieces, dim=2)))
-    assert torch.equal(torch.cat(chunks, dim=1), model.encode(sound))
+@pytest.mark.parametrize("sizes", [[67], [1] * 67, [3, 0, 25, 10, 29], [10] * 6 + [7]])
+def test_encoding_in_chunks_gives_the_codes_of_the_whole(sizes, activation):
+    model, audio = build_codec(activation=activation), random_audio(67)
+    chunks = list(model.encode_chunks(audio.split(sizes, dim=2)))
+    assert torch.equal(torch.cat(chunks, dim=1), model.encode(audio))
 
 
-@pytest.mark.parametrize("pieces", [[7], [1] * 7, [2, 4, 1]])
-def test_codes_in_pieces_are_played_as_the_whole(pieces):
-    model = built()
-    codes = model.encode(sounds(67))
-    played = torch.cat(list(model.decode_chunks(codes.split(pieces, dim=1))), dim=2)
-    torch.testing.assert_close(played, model.decode(codes), rtol=0, atol=1e-12)
+@pytest.mark.parametrize("sizes", [[7], [1] * 7, [2, 4, 1]])
+def test_decoding_in_chunks_gives_the_audio_of_the_whole(sizes):
+    model = build_codec()
+    codes = model.encode(random_audio(67))
+    audio = torch.cat(list(model.decode_chunks(codes.split(sizes, dim=1))), dim=2)
+    torch.testing.assert_close(audio, model.decode(codes), rtol=0, atol=1e-12)
 
 
-def test_a_frame_is_written_as_soon_as_it_is_full():
-    model, sound = built(), sounds(30)
-    writing = model.encode_chunks(iter([sound[..., :12], sound[..., 12:20], sound[..., 20:]]))
-    assert [next(writing).shape[1] for _ in range(3)] == [1, 1, 1]
-    assert next(writing, None) is None
+def test_a_frame_is_encoded_as_soon_as_it_is_complete():
+    model, audio = build_codec(), random_audio(30)
+    chunks = model.encode_chunks(iter([audio[..., :12], audio[..., 12:20], audio[..., 20:]]))
+    assert [next(chunks).shape[1] for _ in range(3)] == [1, 1, 1]
+    assert next(chunks, None) is None
 
 
-@pytest.mark.parametrize("way", ["encoder", "decoder"])
-def test_a_long_sound_takes_no_more_memory_than_a_short_one(way):
-    model = built()
-    network, width = (model.encoder, 1) if way == "encoder" else (model.decoder, 8)
-    passage, held = StreamingState(memory={}), []
+@pytest.mark.parametrize("part", ["encoder", "decoder"])
+def test_streaming_uses_constant_memory(part):
+    model = build_codec()
+    network, dim = (model.encoder, 1) if part == "encoder" else (model.decoder, 8)
+    stream, sizes = StreamingState(memory={}), []
     with torch.no_grad():
         for _ in range(8):
-            network(torch.randn(1, 20, width, dtype=torch.float64), passage)
-            held.append(sum(kept.untyped_storage().nbytes() for kept in passage.memory.values()))
-    assert held[0] > 0 and len(set(held)) == 1
+            network(torch.randn(1, 20, dim, dtype=torch.float64), stream)
+            sizes.append(sum(state.untyped_storage().nbytes() for state in stream.memory.values()))
+    assert sizes[0] > 0 and len(set(sizes)) == 1
 
 
-# --------------------------------------------------------------------------------------------------------------- layers
+# ------------------------------------------------------------------------------------------ layers
 
 
-def test_spreading_is_a_transposed_convolution_of_twice_the_stride():
-    spread, x = Spread(3, 2, 5).double(), torch.randn(2, 4, 3, dtype=torch.float64)
-    weight, bias = (
-        spread.convolution.weight.detach()[:, :, 0],
-        spread.convolution.convolution.bias.detach(),
-    )
-    newest, before = (weight[:, :, tap].unflatten(0, (5, 2)).permute(2, 1, 0) for tap in (1, 0))
-    transposed = F.conv_transpose1d(x.mT, torch.cat([newest, before], dim=2), stride=5)[..., :20].mT
-    torch.testing.assert_close(
-        spread(x, StreamingState()), transposed + bias.view(5, 2).repeat(4, 1)
-    )
+def test_upsampling_equals_a_transposed_convolution_of_twice_the_stride():
+    layer, x = CausalConvTranspose1d(3, 2, 5).double(), torch.randn(2, 4, 3, dtype=torch.float64)
+    weight, bias = layer.conv.weight.detach()[:, :, 0], layer.conv.conv.bias.detach()
+    current, previous = (weight[:, :, tap].unflatten(0, (5, 2)).permute(2, 1, 0) for tap in (1, 0))
+    kernel = torch.cat([current, previous], dim=2)
+    expected = F.conv_transpose1d(x.mT, kernel, stride=5)[..., :20].mT
+    torch.testing.assert_close(layer(x, StreamingState()), expected + bias.view(5, 2).repeat(4, 1))
 
 
-def test_a_convolution_that_shortens_makes_a_frame_of_every_stride():
-    layer, x = AudioConv(1, 1, 4, stride=2).double(), sounds(8).mT
-    weight, bias = layer.weight.detach()[:, :, 0], layer.convolution.bias.detach()
-    by_hand = F.conv1d(F.pad(x.mT, (2, 0)), weight, bias, stride=2).mT
-    torch.testing.assert_close(layer(x, StreamingState()), by_hand)
+def test_downsampling_equals_a_left_padded_strided_convolution():
+    layer, x = CausalConv1d(1, 1, 4, stride=2).double(), random_audio(8).mT
+    weight, bias = layer.weight.detach()[:, :, 0], layer.conv.bias.detach()
+    expected = F.conv1d(F.pad(x.mT, (2, 0)), weight, bias, stride=2).mT
+    torch.testing.assert_close(layer(x, StreamingState()), expected)
 
 
-def test_snake_bends_with_a_period_of_its_own_and_never_turns_back():
-    snake, x = (
-        Snake(2).double(),
-        torch.linspace(-9, 9, 400, dtype=torch.float64)[:, None].repeat(1, 2),
-    )
+def test_snake_is_monotonic_with_a_period_per_channel():
+    snake = Snake(2).double()
+    x = torch.linspace(-9, 9, 400, dtype=torch.float64)[:, None].repeat(1, 2)
     with torch.no_grad():
         snake.log_frequency.copy_(torch.tensor([0.0, math.log(2)]))
         y = snake(x, StreamingState())
@@ -323,59 +309,61 @@ def test_snake_bends_with_a_period_of_its_own_and_never_turns_back():
         )
 
 
-def test_loudness_is_neither_lost_nor_blown_up_on_the_way():
+def test_initialization_preserves_the_signal_level():
     torch.manual_seed(0)
-    model, sound = AudioCodecConfig(dim=16, max_channels=64).build(), 0.1 * torch.randn(2, 1, 3200)
+    model = AudioCodecConfig(dim=16, max_channels=64).build()
+    audio = 0.1 * torch.randn(2, 1, 3200)
     with torch.no_grad():
-        latent = model.latent(sound)
-        loudness = [part.square().mean().sqrt().item() for part in (latent, model.sound(latent))]
-    assert all(0.02 < size < 0.5 for size in loudness), loudness
+        latent = model.encode_latent(audio)
+        levels = [x.square().mean().sqrt().item() for x in (latent, model.decode_latent(latent))]
+    assert all(0.02 < level < 0.5 for level in levels), levels
 
 
-# -------------------------------------------------------------------------------------------------------------- letters
+# ------------------------------------------------------------------------------------------ errors
 
 
 @pytest.mark.parametrize(
-    ("settings", "letter"),
+    ("settings", "message"),
     [
         ({"strides": ()}, "such as 2 4 5 8"),
-        ({"strides": (2, 0)}, "1 or more"),
+        ({"strides": (2, 0)}, "at least 1"),
         ({"dilations": (1, 0)}, "1 3 9"),
-        ({"dim": 0}, "dim is 0"),
-        ({"bare": 3}, "0 to 2"),
+        ({"dim": 0}, "dim must be at least 1, but got 0"),
+        ({"max_channels": 0}, "max_channels must be at least 1, but got 0"),
+        ({"plain_stages": 3}, "0 to 2"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused(settings, letter):
-    with pytest.raises(ValueError, match=letter):
+def test_invalid_settings_give_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
         replace(TINY, **settings)
 
 
 @pytest.mark.parametrize(
-    "sound", [torch.zeros(1, 20), torch.zeros(1, 2, 20), torch.zeros(1, 1, 20, dtype=torch.int16)]
+    "audio", [torch.zeros(1, 20), torch.zeros(1, 2, 20), torch.zeros(1, 1, 20, dtype=torch.int16)]
 )
-def test_what_is_no_batch_of_sounds_is_refused(sound):
+def test_other_tensors_than_batches_of_audio_give_an_error(audio):
     with pytest.raises(ValueError, match="batch, 1, samples"):
-        built().encode(sound)
+        build_codec().encode(audio)
 
 
-def test_a_sound_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="nothing to write"):
-        built().encode(torch.zeros(1, 1, 0))
-    with pytest.raises(ValueError, match="nothing to write"):
-        list(built().encode_chunks([]))
-    with pytest.raises(ValueError, match="one of every 10 samples"):
-        TINY.validate_data(AudioDataConfig(9))
+def test_empty_and_too_short_audio_gives_an_error():
+    with pytest.raises(ValueError, match="0 samples cannot be tokenized"):
+        build_codec().encode(torch.zeros(1, 1, 0))
+    with pytest.raises(ValueError, match="0 samples cannot be tokenized"):
+        list(build_codec().encode_chunks([]))
+    with pytest.raises(ValueError, match="shorter than one frame of 10 samples"):
+        TINY.validate_data(AudioData(9))
 
 
 @pytest.mark.parametrize("shape", [(1, 5), (1, 5, 4), (1, 0, 3), (1, 5, 3, 1)])
-def test_codes_of_another_codec_are_refused(shape):
-    with pytest.raises(ValueError, match="codec of 3 levels"):
-        built().decode(torch.zeros(shape, dtype=torch.long))
+def test_codes_of_another_shape_give_an_error(shape):
+    with pytest.raises(ValueError, match="codec with 3 quantizers"):
+        build_codec().decode(torch.zeros(shape, dtype=torch.long))
 
 
-def test_pieces_of_different_batches_are_refused():
-    model = built()
-    with pytest.raises(ValueError, match="as many sounds each"):
-        list(model.encode_chunks([sounds(20), sounds(20, 1)]))
-    with pytest.raises(ValueError, match="as many sounds each"):
+def test_chunks_of_different_batch_sizes_give_an_error():
+    model = build_codec()
+    with pytest.raises(ValueError, match="same batch size"):
+        list(model.encode_chunks([random_audio(20), random_audio(20, 1)]))
+    with pytest.raises(ValueError, match="same batch size"):
         list(model.decode_chunks([torch.zeros(2, 1, 3).long(), torch.zeros(1, 1, 3).long()]))

@@ -12,7 +12,7 @@ import pytest
 import soundfile
 import torch
 
-from tessera.data.tokens import read_tokens_dir
+from tessera.data.tokens import read_tokens
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_codec, audio_soundstorm
 from tessera.modalities.audio.synthetic import SyntheticAudio
@@ -34,8 +34,8 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recordings")
     for number, seconds in LENGTHS.items():
         rate = (8_000, 16_000, 44_100)[number % 3]
-        toys = SyntheticAudio(10, samples=round(seconds * rate), rate_hz=rate, seed=2)
-        samples = toys.item(number, np.random.default_rng(0)).samples
+        num_synthetic = SyntheticAudio(10, samples=round(seconds * rate), rate_hz=rate, seed=2)
+        samples = num_synthetic.item(number, np.random.default_rng(0)).samples
         soundfile.write(
             folder / f"{number}.wav", np.repeat(samples, 1 + number % 2, axis=0).T, rate
         )
@@ -176,7 +176,7 @@ def test_tokenize_writes_both_kinds_of_symbols_in_step(
     for name in ("codec", "semantic"):
         said = tessera("tokenize", runs / name, "--data", recordings, "--out", tmp_path / name)
         assert said.code == 0 and "13 of 16 examples" in said.out, said
-        written[name] = read_tokens_dir(
+        written[name] = read_tokens(
             tmp_path / name, Tokenizer(load_run(runs / name)).fingerprint
         )
     assert written["codec"].names == written["semantic"].names
@@ -198,7 +198,7 @@ def test_tokenize_writes_both_kinds_of_symbols_in_step(
     said = tessera("tokenize", runs / "storm", "--data", recordings, "--out", tmp_path / "both")
     assert said.code == 0, said
     for part, name in (("tokenizer", "codec"), ("semantic", "semantic")):
-        again = read_tokens_dir(tmp_path / "both" / part, written[name].about.fingerprint)
+        again = read_tokens(tmp_path / "both" / part, written[name].about.fingerprint)
         assert again.names == written[name].names and torch.equal(again.codes, written[name].codes)
 
 
@@ -349,7 +349,7 @@ def test_five_seconds_are_not_thirty(runs: Path, recordings: Path, tmp_path: Pat
         "tiny",
         "--data.seconds",
         "30",
-        "--data.short",
+        "--data.on-short",
         "skip",
     )
     said = refused(
@@ -366,7 +366,7 @@ def test_five_seconds_are_not_thirty(runs: Path, recordings: Path, tmp_path: Pat
         (("--seconds", "0.003"), "no whole frame"),
         (("--prompt-audio", "nowhere.wav"), "nowhere.wav"),
         (("--decoding-steps", "8"), "--decoding-steps-per-level 16 1"),
-        (("--decoding-steps-per-level", "8", "0"), "at least 1 round"),
+        (("--decoding-steps-per-level", "8", "0"), "must be at least 1"),
         (("--prompt", "hello"), "without prompts"),
         (("--mask", "mask.png"), "A mask is for a picture"),
     ],
@@ -451,7 +451,7 @@ def test_a_codec_of_another_rate_or_number_of_levels_is_refused(
     """Of another rate from the beginning; of other levels where the run began with another one."""
     other = audio_codec("tiny")
     if what == "levels":
-        quantizer = dataclasses.replace(other.task.model.quantizer, levels=3)
+        quantizer = dataclasses.replace(other.task.model.quantizer, num_quantizers=3)
         model = dataclasses.replace(other.task.model, quantizer=quantizer)
         other = dataclasses.replace(other, task=dataclasses.replace(other.task, model=model))
     else:
@@ -466,9 +466,23 @@ def test_a_codec_of_another_rate_or_number_of_levels_is_refused(
     )
     place = runs / "storm" if what == "levels" else tmp_path / "new"
     said = refused(
-        "train", "audio-soundstorm", "--data", recordings, "--preset", "tiny", "--steps", "9", "--critic", "own",
-        "--tokenizer", tmp_path / "other", "--semantic", runs / "semantic", "--out", place,
-    )  # fmt: skip
+        "train",
+        "audio-soundstorm",
+        "--data",
+        recordings,
+        "--preset",
+        "tiny",
+        "--steps",
+        "9",
+        "--critic",
+        "own",
+        "--tokenizer",
+        tmp_path / "other",
+        "--semantic",
+        runs / "semantic",
+        "--out",
+        place,
+    )
     assert ("another one" if what == "levels" else "'rate_hz': 16000") in said
 
 
@@ -481,8 +495,21 @@ def test_streams_of_another_length_are_refused(
         == 0
     )
     said = refused(
-        "train", "audio-soundstorm", "--data", recordings, "--preset", "tiny", "--data.seconds", "0.25",
-        "--tokenizer", runs / "codec", "--semantic", runs / "semantic", "--task.tokens", tmp_path / "codes",
-        "--out", tmp_path / "run",
-    )  # fmt: skip
+        "train",
+        "audio-soundstorm",
+        "--data",
+        recordings,
+        "--preset",
+        "tiny",
+        "--data.seconds",
+        "0.25",
+        "--tokenizer",
+        runs / "codec",
+        "--semantic",
+        runs / "semantic",
+        "--task.tokens",
+        tmp_path / "codes",
+        "--out",
+        tmp_path / "run",
+    )
     assert "tokenize examples of the same length" in said

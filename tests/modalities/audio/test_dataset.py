@@ -14,8 +14,8 @@ import torch
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import TrainLoader
 from tessera.modalities.audio.dataset import AudioDataConfig
-from tessera.modalities.audio.media import Audio, at_loudness
-from tessera.run.directory import UserError
+from tessera.modalities.audio.media import Audio, normalize_loudness
+from tessera.run.errors import UserError
 
 PLAIN = np.random.default_rng(0)
 
@@ -116,7 +116,7 @@ def test_a_short_recording_is_followed_by_silence_or_left_out(tmp_path):
     with pytest.raises(
         UnreadableFile, match=f"{path}: it lasts 0.06 s, less than the 0.09 s asked for"
     ):
-        AudioDataConfig(path=str(tmp_path), samples=1500, short="skip").full().item(0, PLAIN)
+        AudioDataConfig(path=str(tmp_path), samples=1500, on_short="skip").full().item(0, PLAIN)
 
 
 def test_mixed_rates_and_channels_share_a_batch(tmp_path):
@@ -148,12 +148,12 @@ def test_loudness_is_that_of_what_is_real_and_not_of_the_silence_after_it(tmp_pa
 def test_loudness_never_clips_and_raises_no_silence():
     click = np.zeros((1, 1000), np.float32)
     click[0, :2] = 0.5, 0.25
-    assert at_loudness(click, -3)[0, :3] == pytest.approx([1, 0.5, 0]), "louder, and not cut off"
+    assert normalize_loudness(click, -3)[0, :3] == pytest.approx([1, 0.5, 0]), "louder, and not cut off"
     silence = np.full((1, 1000), 3e-5, np.float32)
-    assert at_loudness(silence, -20) is silence
+    assert normalize_loudness(silence, -20) is silence
     whisper = np.resize([1e-3, -1e-3], (1, 1000)).astype(np.float32)
-    assert level(at_loudness(whisper, -6)) == pytest.approx(-60 + 30, abs=0.01), "30 dB at most"
-    assert at_loudness(click, None) is click
+    assert level(normalize_loudness(whisper, -6)) == pytest.approx(-60 + 30, abs=0.01), "30 dB at most"
+    assert normalize_loudness(click, None) is click
 
 
 def test_silence_and_dc_are_clips_as_they_are(tmp_path):
@@ -203,7 +203,7 @@ def test_no_recordings_is_refused_with_what_there_is_instead(tmp_path):
 @pytest.mark.parametrize("module", ["soundfile", "soxr"])
 def test_a_missing_library_is_met_at_the_start_by_toys_too(monkeypatch, module):
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"{module}.*Install tessera\[sound\]"):
+    with pytest.raises(UserError, match=rf"{module}.*tessera\[audio\]"):
         AudioDataConfig().build()
 
 

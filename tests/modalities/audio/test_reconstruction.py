@@ -19,14 +19,14 @@ from torch import Tensor
 from tessera.engine.modes import eval_mode, hash_seed, only
 from tessera.engine.task import Batch
 from tessera.losses.adversarial import feature_matching_B
-from tessera.losses.spectral import si_sdr_B
+from tessera.metrics.audio import si_sdr_B
 from tessera.modalities.audio.codec import AudioCodecConfig
 from tessera.modalities.audio.discriminators import (
     BandDiscriminatorConfig,
     PeriodDiscriminatorConfig,
     ScaleDiscriminatorConfig,
 )
-from tessera.modalities.audio.features import MelFeatures
+from tessera.modalities.audio.features import MFCCFeaturesConfig
 from tessera.modalities.audio.media import AudioExample, collate
 from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
 from tessera.modalities.audio.reconstruction import (
@@ -43,9 +43,12 @@ from tessera.recipes.presets import Preset
 
 RATE, SAMPLES, HOP = 8_000, 2_000, 20
 MODEL = AudioCodecConfig(
-    dim=4, max_channels=16, strides=(4, 5), dilations=(1,),
-    quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4, 4)), levels=3),
-)  # fmt: skip
+    dim=4,
+    max_channels=16,
+    strides=(4, 5),
+    dilations=(1,),
+    quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4, 4)), num_quantizers=3),
+)
 FIDELITY = AudioReconstructionConfig(
     rate_hz=RATE, stft=0.5, mel_windows=(64, 256), stft_windows=(128,)
 )
@@ -72,9 +75,9 @@ def build_task(adversary: AudioAdversaryConfig | None = None, **model: Any) -> T
 
 def semantic_task(hop: int = 80) -> TokenizerTask:
     """Whose scale and table are settled: 16 symbols at chosen features."""
-    features = MelFeatures(rate_hz=RATE, window=200, hop=hop)
+    features = MFCCFeaturesConfig(rate_hz=RATE, window=200, hop=hop)
     task = (
-        SemanticTokenizerConfig(model=SemanticConfig(features=features, vocab_size=16, measured=1))
+        SemanticTokenizerConfig(model=SemanticConfig(features=features, vocab_size=16, normalization_steps=1))
         .build()
         .double()
     )
@@ -84,10 +87,10 @@ def semantic_task(hop: int = 80) -> TokenizerTask:
 
 def batch_of(*lengths: int, first: int = 0, samples: int = SAMPLES) -> Batch:
     """Toys number `first` and following, of which so many samples are real."""
-    toys = SyntheticAudio(first + len(lengths), samples=SAMPLES, rate_hz=RATE, seed=3)
+    num_synthetic = SyntheticAudio(first + len(lengths), samples=SAMPLES, rate_hz=RATE, seed=3)
     examples = []
     for i, length in enumerate(lengths, start=first):
-        whole = toys.item(i, np.random.default_rng(0)).samples.astype(np.float64)
+        whole = num_synthetic.item(i, np.random.default_rng(0)).samples.astype(np.float64)
         padded = np.where(np.arange(samples) < length, whole[:, :samples], 0.0)
         examples.append(AudioExample(padded, length, RATE, ""))
     numbers = range(first, first + len(lengths))

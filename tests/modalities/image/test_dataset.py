@@ -12,13 +12,13 @@ import PIL.Image
 import pytest
 import torch
 
-from tessera.data.dataset import divide
-from tessera.data.discovery import scan
+from tessera.data.dataset import split_names
+from tessera.data.discovery import list_files
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.dataset import ImageDataConfig
-from tessera.modalities.image.inspect import check
+from tessera.modalities.image.inspect import inspect_folder
 from tessera.modalities.image.media import Image
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 PLAIN = np.random.default_rng(0)
 
@@ -168,12 +168,12 @@ def test_small_pictures_are_enlarged_or_skipped_as_asked(tmp_path, width, height
     with pytest.raises(
         UnreadableFile, match=rf"small.png: it is {width} x {height}, smaller than the 16 asked for"
     ):
-        item(ImageDataConfig(path=str(tmp_path), size=16, small="skip").full())
+        item(ImageDataConfig(path=str(tmp_path), size=16, on_small="skip").full())
 
 
 def test_a_picture_of_just_the_size_asked_for_is_not_small(tmp_path):
     gradient(16, 16).save(tmp_path / "a.png")
-    source = ImageDataConfig(path=str(tmp_path), size=16, small="skip").full()
+    source = ImageDataConfig(path=str(tmp_path), size=16, on_small="skip").full()
     assert np.array_equal(Image.from_floats(item(source)).pixels, np.asarray(gradient(16, 16)))
 
 
@@ -216,8 +216,8 @@ def test_a_growing_folder_moves_no_file_from_one_side_to_the_other():
         [f"dogs/{number}.jpg" for number in range(3000)]
         + [f"cats/{number}.jpg" for number in range(500)]
     )
-    _, before = divide(few, 0.05)
-    _, after = divide(many, 0.05)
+    _, before = split_names(few, 0.05)
+    _, after = split_names(many, 0.05)
     was, now = {few[i] for i in before}, {many[i] for i in after}
     assert was == now & set(few)
     assert 0.03 < len(now) / len(many) < 0.07
@@ -227,7 +227,7 @@ def test_the_split_depends_on_names_alone_and_never_changes():
     """These are what the very first version held out; another answer would move files in
     everybody's folders."""
     listed = [f"{number}.png" for number in range(100)]
-    _, held_out = divide(listed, 0.05)
+    _, held_out = split_names(listed, 0.05)
     assert [listed[i] for i in held_out] == ["25.png", "40.png", "41.png", "63.png"]
 
 
@@ -235,11 +235,11 @@ def test_accents_spelt_in_two_ways_are_one_name():
     share = 0.5
     composed = [f"caf\u00e9-{number}.png" for number in range(50)]
     decomposed = [f"cafe\u0301-{number}.png" for number in range(50)]
-    assert divide(composed, share) == divide(decomposed, share)
+    assert split_names(composed, share) == split_names(decomposed, share)
 
 
 def test_names_that_are_no_utf8_can_be_split_too():
-    train, validation = divide(["\udcff.png", "b.png"], 0.5)
+    train, validation = split_names(["\udcff.png", "b.png"], 0.5)
     assert sorted(train + validation) == [0, 1]
 
 
@@ -247,10 +247,10 @@ def test_names_that_are_no_utf8_can_be_split_too():
 @pytest.mark.parametrize("count", [2, 3, 10])
 def test_neither_side_of_a_small_folder_is_empty(count, share):
     listed = [f"{number}.png" for number in range(count)]
-    train, validation = divide(listed, share)
+    train, validation = split_names(listed, share)
     assert train and validation and sorted(train + validation) == list(range(count))
     assert min(len(train), len(validation)) == 1
-    assert divide(listed[::-1], share)[1] == sorted(count - 1 - i for i in validation), (
+    assert split_names(listed[::-1], share)[1] == sorted(count - 1 - i for i in validation), (
         "the order does not matter"
     )
 
@@ -290,7 +290,7 @@ def test_a_folder_is_searched_to_the_bottom_and_hidden_files_are_not_seen(tmp_pa
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    assert scan(tmp_path) == ["a/b/c/y.webp", "a/x.Jpg", "b.PNG", "notes.md"]
+    assert list_files(tmp_path) == ["a/b/c/y.webp", "a/x.Jpg", "b.PNG", "notes.md"]
     assert names(ImageDataConfig(path=str(tmp_path)).full()) == ["a/b/c/y.webp", "a/x.Jpg", "b.PNG"]
 
 
@@ -299,14 +299,14 @@ def test_links_that_go_round_end(tmp_path):
     (tmp_path / "real" / "deep" / "up").symlink_to(tmp_path)
     for name in ("again", "zagain"):
         (tmp_path / name).symlink_to(tmp_path / "real")
-    assert scan(tmp_path) == ["real/deep/0000.png"]
+    assert list_files(tmp_path) == ["real/deep/0000.png"]
 
 
 def test_a_linked_folder_outside_is_followed(tmp_path):
     fill(tmp_path / "elsewhere", 1)
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "link").symlink_to(tmp_path / "elsewhere")
-    assert scan(tmp_path / "here") == ["link/0000.png"]
+    assert list_files(tmp_path / "here") == ["link/0000.png"]
 
 
 def test_a_link_to_nothing_is_listed_and_unreadable_and_a_pipe_is_not_waited_for(tmp_path):
@@ -330,7 +330,7 @@ def refused(path, words: str):
     for open_it in (
         ImageDataConfig(path=str(path)).build,
         ImageDataConfig(path=str(path)).full,
-        lambda: check(path),
+        lambda: inspect_folder(path),
     ):
         with pytest.raises(UserError, match=words):
             open_it()
@@ -369,7 +369,7 @@ def test_a_setting_that_cannot_be_is_refused(setting):
 @pytest.mark.parametrize("shapes", [0, 4])
 def test_toys_of_no_shape_or_of_too_many_are_refused(shapes):
     with pytest.raises(ValueError, match=rf"1, 2 or 3 shapes, but toy_shapes is {shapes}"):
-        ImageDataConfig(toy_shapes=shapes)
+        ImageDataConfig(synthetic_max_shapes=shapes)
 
 
 # ---- check
@@ -390,7 +390,7 @@ def mixed_folder(folder):
 
 
 def test_a_check_counts_everything_once(tmp_path):
-    report = check(mixed_folder(tmp_path))
+    report = inspect_folder(mixed_folder(tmp_path))
     assert (report.pictures, report.usable) == (8, 5)
     assert report.sizes.smallest == (7, 9) and report.sizes.largest == (64, 48)
     assert report.sizes.median_short_side == 10
@@ -408,7 +408,7 @@ def test_a_check_counts_everything_once(tmp_path):
 
 
 def test_what_a_check_calls_usable_is_what_training_can_read(tmp_path):
-    report = check(mixed_folder(tmp_path))
+    report = inspect_folder(mixed_folder(tmp_path))
     source = ImageDataConfig(path=str(tmp_path), size=8).full()
     unusable = {each["name"] for each in report.unusable}
     for index in range(len(source)):
@@ -420,7 +420,7 @@ def test_what_a_check_calls_usable_is_what_training_can_read(tmp_path):
 
 
 def test_a_check_reads_well_and_as_json(tmp_path):
-    report = check(mixed_folder(tmp_path))
+    report = inspect_folder(mixed_folder(tmp_path))
     text = "\n".join(report.lines())
     assert "8 pictures, 5 usable" in text
     assert "captions: 1 of 5 usable pictures (1 in text files)" in text
@@ -433,7 +433,7 @@ def test_a_check_reads_well_and_as_json(tmp_path):
 
 def test_a_check_of_nothing_usable_says_so_and_does_not_fail(tmp_path):
     (tmp_path / "empty.png").touch()
-    report = check(tmp_path)
+    report = inspect_folder(tmp_path)
     assert (report.pictures, report.usable, report.sizes) == (1, 0, None)
     assert report.lines()[0].endswith("1 picture, 0 usable, 0.0 MB")
     assert json.loads(report.as_json())["sizes"] is None
@@ -442,7 +442,7 @@ def test_a_check_of_nothing_usable_says_so_and_does_not_fail(tmp_path):
 def test_a_check_tells_of_unusable_captions_and_still_looks_at_the_pictures(tmp_path):
     fill(tmp_path, 2)
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "../0000.png"}\n')
-    report = check(tmp_path)
+    report = inspect_folder(tmp_path)
     assert report.usable == 2 and report.captioned == 0
     assert "leads out of the folder" in "\n".join(report.lines())
 
@@ -451,7 +451,7 @@ def test_a_check_tells_how_far_it_is_and_shows_few_of_many(tmp_path):
     for number in range(30):
         (tmp_path / f"{number:02d}.png").touch()
     steps = []
-    report = check(
+    report = inspect_folder(
         tmp_path, num_workers=2, progress=lambda done, total: steps.append((done, total))
     )
     assert steps == [(done, 30) for done in range(1, 31)]

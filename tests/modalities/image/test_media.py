@@ -1,4 +1,4 @@
-"""Any picture that a person may have comes in as the colours they see; what is broken says so."""
+"""Tests of `Image`: decoding of common formats, errors for unusable files, saving and sheets."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.media import Image, decode, flatten, read
+from tessera.modalities.image.media import Image, decode, open_image, to_rgb
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 128, 0), (0, 0, 255), (255, 255, 255)
 
 
 def scene(width=40, height=24) -> PIL.Image.Image:
-    """Red on the left, blue on the right, a green stripe at the top: no flip or turn of it looks
-    the same."""
-    picture = PIL.Image.new("RGB", (width, height), RED)
-    picture.paste(BLUE, (width // 2, 0, width, height))
-    picture.paste(GREEN, (0, 0, width, height // 4))
-    return picture
+    """Return an image without symmetry: red on the left, blue on the right, green at the top."""
+    image = PIL.Image.new("RGB", (width, height), RED)
+    image.paste(BLUE, (width // 2, 0, width, height))
+    image.paste(GREEN, (0, 0, width, height // 4))
+    return image
 
 
-def encoded(picture: PIL.Image.Image, form: str, **options) -> bytes:
+def encode(image: PIL.Image.Image, format: str, **options) -> bytes:
     buffer = BytesIO()
-    picture.save(buffer, form, **options)
+    image.save(buffer, format, **options)
     return buffer.getvalue()
 
 
-def close(image: Image, expected: PIL.Image.Image, within: float = 8) -> bool:
-    """Lossy formats blur edges, so the mean difference is what is compared."""
+def is_close(image: Image, expected: PIL.Image.Image, tolerance: float = 8) -> bool:
+    """Compare the mean difference, since lossy formats blur edges."""
     wanted = np.asarray(expected.convert("RGB"), dtype=float)
-    return image.pixels.shape == wanted.shape and abs(image.pixels - wanted).mean() < within
+    return image.pixels.shape == wanted.shape and abs(image.pixels - wanted).mean() < tolerance
 
 
 @pytest.mark.parametrize(
-    ("ending", "form", "options"),
+    ("suffix", "format", "options"),
     [
         ("png", "PNG", {}),
         ("PNG", "PNG", {}),
@@ -59,26 +58,26 @@ def close(image: Image, expected: PIL.Image.Image, within: float = 8) -> bool:
         ),
     ],
 )
-def test_every_common_format_is_read_whatever_the_file_is_called(tmp_path, ending, form, options):
-    path = tmp_path / f"a.{ending}"
-    path.write_bytes(encoded(scene(), form, **options))
-    assert close(Image.load(path), scene())
+def test_formats_are_detected_by_content(tmp_path, suffix, format, options):
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(encode(scene(), format, **options))
+    assert is_close(Image.load(path), scene())
 
 
-@pytest.mark.parametrize("form", ["GIF", "WEBP", "PNG"])
-def test_an_animation_is_its_first_frame(tmp_path, form):
-    path = tmp_path / "moving"
-    options = {"lossless": True} if form == "WEBP" else {}
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_animations_load_as_their_first_frame(tmp_path, format):
+    path = tmp_path / "animation"
+    options = {"lossless": True} if format == "WEBP" else {}
     path.write_bytes(
-        encoded(
+        encode(
             scene(),
-            form,
+            format,
             save_all=True,
             append_images=[PIL.Image.new("RGB", (40, 24), WHITE)],
             **options,
         )
     )
-    assert close(Image.load(path), scene())
+    assert is_close(Image.load(path), scene())
 
 
 def grey(levels) -> np.ndarray:
@@ -89,7 +88,7 @@ RAMP = np.arange(0, 256, 5, dtype=np.uint8).reshape(4, 13)
 
 
 @pytest.mark.parametrize(
-    ("picture", "form", "expected"),
+    ("image", "format", "expected"),
     [
         (PIL.Image.fromarray(RAMP), "PNG", grey(RAMP)),
         (PIL.Image.fromarray(RAMP.astype(np.uint16) * 257), "PNG", grey(RAMP)),
@@ -103,80 +102,80 @@ RAMP = np.arange(0, 256, 5, dtype=np.uint8).reshape(4, 13)
     ],
     ids=["L", "I;16", "I", "F to 255", "F to 1", "1", "P", "CMYK", "YCbCr"],
 )
-def test_every_mode_keeps_its_colours(picture, form, expected):
-    assert np.array_equal(np.asarray(flatten(decode(encoded(picture, form)))), expected)
+def test_conversion_to_rgb_preserves_colours(image, format, expected):
+    assert np.array_equal(np.asarray(to_rgb(decode(encode(image, format)))), expected)
 
 
-def test_a_cmyk_jpeg_keeps_its_colours():
-    jpeg = encoded(scene().convert("CMYK"), "JPEG", quality=95)
-    assert close(Image(np.array(flatten(decode(jpeg)))), scene())
+def test_cmyk_jpeg_preserves_colours():
+    jpeg = encode(scene().convert("CMYK"), "JPEG", quality=95)
+    assert is_close(Image(np.array(to_rgb(decode(jpeg)))), scene())
 
 
-def glass(mode: str) -> PIL.Image.Image:
-    """Opaque black on the left, half transparent black in the middle, nothing on the right."""
+def black_with_alpha(mode: str) -> PIL.Image.Image:
+    """Return three black pixels: opaque, half transparent, fully transparent."""
     rgba = np.zeros((1, 3, 4), dtype=np.uint8)
     rgba[0, :, 3] = (255, 128, 0)
     return PIL.Image.fromarray(rgba).convert(mode)
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "PA"])
-def test_what_is_transparent_shows_white_paper(mode):
-    picture = flatten(glass(mode))
-    assert np.array_equal(np.asarray(picture)[0, :, 0], [0, 127, 255])
+def test_alpha_is_composited_over_white(mode):
+    image = to_rgb(black_with_alpha(mode))
+    assert np.array_equal(np.asarray(image)[0, :, 0], [0, 127, 255])
 
 
 @pytest.mark.parametrize(("mode", "key"), [("L", 7), ("RGB", (7, 7, 7)), ("P", 7)])
-def test_a_colour_declared_transparent_shows_white_paper(mode, key):
-    picture = PIL.Image.new(mode, (2, 1), key)
-    picture.putpixel((0, 0), 0 if mode != "RGB" else (0, 0, 0))
+def test_transparent_colour_key_becomes_white(mode, key):
+    image = PIL.Image.new(mode, (2, 1), key)
+    image.putpixel((0, 0), 0 if mode != "RGB" else (0, 0, 0))
     if mode == "P":
-        picture.putpalette([0, 0, 0] * 256)
-    found = flatten(decode(encoded(picture, "PNG", transparency=key)))
+        image.putpalette([0, 0, 0] * 256)
+    found = to_rgb(decode(encode(image, "PNG", transparency=key)))
     assert [found.getpixel((0, 0)), found.getpixel((1, 0))] == [(0, 0, 0), WHITE]
 
 
-def test_a_palette_with_transparency_bytes_is_read_without_a_warning():
-    picture = scene().quantize(4)
-    found = flatten(decode(encoded(picture, "PNG", transparency=bytes([0, 0, 0, 0]))))
+def test_palette_with_transparency_bytes_gives_no_warning():
+    image = scene().quantize(4)
+    found = to_rgb(decode(encode(image, "PNG", transparency=bytes([0, 0, 0, 0]))))
     assert np.all(np.asarray(found) == 255)
 
 
-@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_photograph_is_turned_as_the_camera_was_held(tmp_path, form, orientation):
+def test_exif_orientation_is_applied(tmp_path, format, orientation):
     exif = PIL.Image.Exif()
     exif[0x0112] = orientation
-    # what the sensor saw, such that the EXIF instruction restores the scene
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
-    sensor = (
-        scene().transpose(PIL.Image.Transpose(undo[orientation])) if orientation > 1 else scene()
+    # the stored pixels, from which the EXIF orientation restores the scene
+    inverse = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}
+    stored = (
+        scene().transpose(PIL.Image.Transpose(inverse[orientation])) if orientation > 1 else scene()
     )
     path = tmp_path / "photo"
-    options = {"lossless": True} if form == "WEBP" else {"quality": 95} if form == "JPEG" else {}
-    path.write_bytes(encoded(sensor, form, exif=exif, **options))
-    assert close(Image.load(path), scene())
+    options = {"WEBP": {"lossless": True}, "JPEG": {"quality": 95}}.get(format, {})
+    path.write_bytes(encode(stored, format, exif=exif, **options))
+    assert is_close(Image.load(path), scene())
 
 
-def test_damaged_exif_does_not_lose_the_picture(tmp_path):
+def test_image_with_damaged_exif_is_readable(tmp_path):
     path = tmp_path / "photo.jpg"
     path.write_bytes(
-        encoded(scene(), "JPEG", quality=95, exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff broken")
+        encode(scene(), "JPEG", quality=95, exif=b"Exif\x00\x00MM\x00*\xff\xff\xff\xff broken")
     )
-    with pytest.warns(UserWarning, match="Corrupt EXIF"):  # Pillow's, and all that comes of it
-        assert close(Image.load(path), scene())
+    with pytest.warns(UserWarning, match="Corrupt EXIF"):  # from Pillow
+        assert is_close(Image.load(path), scene())
 
 
 NOISE = PIL.Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 60, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("form", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"])
-@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
-def test_a_file_that_is_cut_short_is_refused_with_its_name(tmp_path, form, share):
-    data = encoded(NOISE, form)
-    path = tmp_path / f"holiday.{form.lower()}"
-    path.write_bytes(data[: int(len(data) * share)])
+@pytest.mark.parametrize("format", ["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"])
+@pytest.mark.parametrize("fraction", [0.01, 0.3, 0.9])
+def test_truncated_files_are_reported_with_their_path(tmp_path, format, fraction):
+    data = encode(NOISE, format)
+    path = tmp_path / f"holiday.{format.lower()}"
+    path.write_bytes(data[: int(len(data) * fraction)])
     with pytest.raises(
-        UnreadableFile, match=f"holiday.{form.lower()}: it is .*(damaged or cut short|no PNG)"
+        UnreadableFile, match=f"holiday.{format.lower()}: .*(damaged or truncated|not a PNG)"
     ):
         Image.load(path)
 
@@ -185,29 +184,29 @@ def test_a_file_that_is_cut_short_is_refused_with_its_name(tmp_path, form, share
     ("data", "reason"),
     [
         (b"", "the file is empty"),
-        (b"hello, I am a text", "it is no PNG, JPEG, .* begins with b'hello, I'"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "it is no PNG"),
-        (b"\x89PNG\r\n\x1a\n" + b"\0" * 64, "it is "),
+        (b"hello, I am a text", "not a PNG, JPEG, .* starts with b'hello, I'"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", "not a PNG"),
+        (b"\x89PNG\r\n\x1a\n" + b"\0" * 64, "(not a PNG|the data is damaged)"),
     ],
 )
-def test_what_is_no_picture_says_what_it_is(tmp_path, data, reason):
+def test_files_of_other_types_are_reported(tmp_path, data, reason):
     path = tmp_path / "really.png"
     path.write_bytes(data)
     with pytest.raises(UnreadableFile, match=f"really.png: {reason}"):
         Image.load(path)
 
 
-def test_colours_that_cannot_be_shown_are_refused():
-    with pytest.raises(UnreadableFile, match=r"its colours \(mode La\) cannot be turned into RGB"):
-        flatten(PIL.Image.new("La", (4, 4)))
+def test_unsupported_colour_mode_is_an_error():
+    with pytest.raises(UnreadableFile, match="colours of mode La cannot be converted to RGB"):
+        to_rgb(PIL.Image.new("La", (4, 4)))
 
 
-def test_a_missing_file_is_unreadable_and_no_crash(tmp_path):
+def test_missing_file_is_unreadable(tmp_path):
     with pytest.raises(UnreadableFile, match="gone.png: the file cannot be opened"):
         Image.load(tmp_path / "gone.png")
 
 
-def test_a_decompression_bomb_is_refused_before_it_unpacks():
+def test_decompression_bomb_is_rejected_before_decoding():
     def chunk(kind: bytes, body: bytes) -> bytes:
         return (
             struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -226,44 +225,62 @@ def test_a_decompression_bomb_is_refused_before_it_unpacks():
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.sampled_from(["PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF"]), st.data())
-def test_damaged_bytes_give_a_picture_or_a_reason_and_nothing_else(form, data):
-    whole = bytearray(encoded(scene(), form))
+def test_damaged_bytes_give_an_image_or_unreadable_file(format, data):
+    whole = bytearray(encode(scene(), format))
     for _ in range(data.draw(st.integers(1, 6))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     try:
-        assert flatten(decode(bytes(whole))).mode == "RGB"
+        assert to_rgb(decode(bytes(whole))).mode == "RGB"
     except UnreadableFile as error:
         assert str(error)
 
 
-def test_an_unreadable_file_survives_the_way_back_from_a_worker():
+def test_unreadable_file_can_be_pickled():
     back = pickle.loads(pickle.dumps(UnreadableFile("a.png: the file is empty")))
     assert isinstance(back, UnreadableFile) and str(back) == "a.png: the file is empty"
 
 
-def test_a_large_jpeg_is_decoded_smaller_but_never_below_what_is_asked(tmp_path):
+def test_large_jpeg_is_decoded_at_reduced_size(tmp_path):
     path = tmp_path / "large.jpg"
-    path.write_bytes(encoded(scene(1600, 960), "JPEG"))
-    assert read(path, shortest=200).size == (400, 240)
-    assert read(path).size == (1600, 960)
+    path.write_bytes(encode(scene(1600, 960), "JPEG"))
+    assert open_image(path, min_side=200).size == (400, 240)
+    assert open_image(path).size == (1600, 960)
 
 
-def test_a_saved_picture_comes_back_the_same_and_its_name_is_kept_whole(tmp_path):
+def test_saved_image_is_lossless_and_keeps_dots_in_its_name(tmp_path):
     image = Image(np.asarray(NOISE))
     path = image.save(tmp_path / "samples" / "guidance-1.5")
     assert path == tmp_path / "samples" / "guidance-1.5.png"
     assert np.array_equal(Image.load(path).pixels, image.pixels)
 
 
-def test_every_byte_survives_the_way_through_floats():
+@pytest.mark.parametrize(
+    ("name", "format"),
+    [("a.png", "PNG"), ("a.PNG", "PNG"), ("a.jpg", "JPEG"), ("a.jpeg", "JPEG"), ("a.webp", "WEBP")],
+)
+def test_save_writes_the_format_of_the_suffix(tmp_path, name, format):
+    path = Image(np.asarray(scene())).save(tmp_path / name)
+    assert path == tmp_path / name and [file.name for file in tmp_path.iterdir()] == [name]
+    with PIL.Image.open(path) as file:
+        assert file.format == format
+    assert is_close(Image.load(path), scene())
+
+
+def test_save_rejects_formats_that_cannot_be_written(tmp_path):
+    with pytest.raises(ValueError, match=r"\.tga, but .* \.png, \.jpg, \.jpeg, \.webp"):
+        Image(np.asarray(NOISE)).save(tmp_path / "a.tga")
+    assert not list(tmp_path.iterdir())
+
+
+def test_conversion_to_floats_and_back_is_exact():
     image = Image(np.arange(256, dtype=np.uint8).repeat(3).reshape(16, 16, 3))
-    floats = image.floats()
+    floats = image.to_floats()
     assert floats.dtype == np.float32 and floats.shape == (3, 16, 16)
     assert floats.min() == -1 and floats.max() == 1
     assert np.array_equal(Image.from_floats(floats).pixels, image.pixels)
 
 
-def test_floats_beyond_the_range_are_clipped_and_no_number_is_grey():
+def test_floats_out_of_range_are_clipped_and_nan_is_grey():
     array = np.zeros((3, 1, 5), dtype=np.float32)
     array[:] = (-7, 7, np.nan, np.inf, -np.inf)
     assert Image.from_floats(array).pixels[0, :, 0].tolist() == [0, 255, 128, 255, 0]
@@ -272,45 +289,45 @@ def test_floats_beyond_the_range_are_clipped_and_no_number_is_grey():
 @pytest.mark.parametrize(
     "array", [np.zeros((3, 4, 4), np.uint8), np.zeros((4, 4), np.uint8), np.zeros((4, 4, 3))]
 )
-def test_pixels_of_another_shape_or_type_are_refused(array):
-    with pytest.raises(ValueError, match=r"\(height, width, 3\) bytes"):
+def test_pixels_of_wrong_shape_or_dtype_are_an_error(array):
+    with pytest.raises(ValueError, match=r"expects uint8 pixels of shape \(height, width, 3\)"):
         Image(array)
 
 
-def test_floats_of_another_shape_are_refused():
+def test_floats_of_wrong_shape_are_an_error():
     with pytest.raises(ValueError, match=r"\(3, height, width\)"):
         Image.from_floats(np.zeros((8, 8, 3)))
 
 
-def flat(width: int, height: int, colour) -> Image:
+def plain(width: int, height: int, colour) -> Image:
     return Image(np.asarray(PIL.Image.new("RGB", (width, height), colour)))
 
 
-def test_a_sheet_is_read_like_a_page():
+def test_sheet_is_filled_row_by_row():
     sheet = Image.sheet(
-        [flat(16, 16, RED), flat(16, 16, GREEN), flat(16, 16, BLUE)], columns=2
+        [plain(16, 16, RED), plain(16, 16, GREEN), plain(16, 16, BLUE)], columns=2
     ).pixels
     assert sheet.shape == (2 + 2 * 18, 2 + 2 * 18, 3)
     assert sheet[10, 10].tolist() == list(RED)
     assert sheet[10, 28].tolist() == list(GREEN)
     assert sheet[28, 10].tolist() == list(BLUE)
-    assert sheet[28, 28].min() > 200, "an empty place shows the light background"
+    assert sheet[28, 28].min() > 200, "an empty cell shows the light background"
 
 
-def test_a_sheet_centres_pictures_of_different_sizes():
-    sheet = Image.sheet([flat(20, 10, RED), flat(10, 20, BLUE)]).pixels
+def test_sheet_centres_images_of_different_sizes():
+    sheet = Image.sheet([plain(20, 10, RED), plain(10, 20, BLUE)]).pixels
     assert sheet[2 + 10, 2 + 10].tolist() == list(RED)
     assert sheet[2 + 10, 2 + 20 + 2 + 10].tolist() == list(BLUE)
     assert (sheet == RED).all(-1).sum() == (sheet == BLUE).all(-1).sum() == 200
 
 
-def test_a_sheet_of_nothing_is_refused():
+def test_empty_sheet_is_an_error():
     with pytest.raises(ValueError, match="at least one"):
         Image.sheet([])
 
 
-def test_a_picture_beside_another_keeps_both_whole():
-    pair = Image.beside(flat(8, 8, RED), flat(6, 4, BLUE)).pixels
+def test_side_by_side_contains_both_images():
+    pair = Image.side_by_side(plain(8, 8, RED), plain(6, 4, BLUE)).pixels
     assert pair.shape == (8, 8 + 2 + 6, 3)
     assert (pair == RED).all(-1).sum() == 64
     assert (pair == BLUE).all(-1).sum() == 24

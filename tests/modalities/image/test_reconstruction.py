@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tessera.engine.task import Batch
-from tessera.metrics.image import frechet, moments
+from tessera.metrics.image import frechet_distance, moments
 from tessera.modalities.image.media import ImageBatch
 from tessera.modalities.image.reconstruction import (
     ImageReconstructionConfig,
@@ -50,7 +50,7 @@ def test_the_measures_are_of_the_whole_set_however_it_is_cut(
     assert whole == pytest.approx(parts, rel=1e-4)
     with torch.no_grad():
         seen, made = (moments(measuring.judge.network.embed(images)) for images in (real, rebuilt))
-    assert whole["frechet_lite0"] == pytest.approx(frechet(seen, made), rel=1e-4)
+    assert whole["frechet_lite0"] == pytest.approx(frechet_distance(seen, made), rel=1e-4)
     assert whole["pixel"] == pytest.approx((rebuilt - real).abs().mean().item(), rel=1e-5)
 
 

@@ -1,4 +1,4 @@
-"""The toys are the same for everybody, all different, and what is said about them is true."""
+"""Tests of synthetic images: reproducibility, variety and correct captions."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from tessera.data.dataset import HELD_OUT_TOYS
+from tessera.data.dataset import FIRST_HELD_OUT
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.synthetic import (
+    BACKGROUND_KINDS,
     BACKGROUNDS,
     COLOURS,
-    GROUNDS,
     KINDS,
+    PLAIN_BACKGROUNDS,
     TEXTURES,
-    TIDY_GROUNDS,
     Background,
     Scene,
     Shape,
     SyntheticImages,
-    coverage,
+    describe_position,
     draw,
+    draw_coverage,
     sample_scene,
-    whereabouts,
 )
 
 SCENES = [sample_scene(0, number) for number in range(400)]
-ANYTHING = np.random.default_rng(0)
+RNG = np.random.default_rng(0)
 
 NOUN = (
     r"an? (?:(?P<size>small|large) )?(?:(?P<texture>striped|dotted|checkered|shaded) )?"
@@ -43,22 +43,22 @@ def nouns(caption: str) -> list[dict[str, str | None]]:
     return [match.groupdict() for match in re.finditer(NOUN, caption)]
 
 
-def test_a_toy_depends_on_its_seed_and_number_alone():
+def test_image_depends_only_on_seed_and_number():
     one, other = (
         SyntheticImages(count=20, size=32, seed=5),
         SyntheticImages(count=3, size=32, seed=5, first=7),
     )
-    mine, yours = one.item(9, np.random.default_rng(1)), other.item(2, np.random.default_rng(2))
-    assert one.name(9) == other.name(2) == "toy-000009"
-    assert mine.caption == yours.caption
-    assert np.array_equal(mine.pixels, yours.pixels)
+    first, second = one.item(9, np.random.default_rng(1)), other.item(2, np.random.default_rng(2))
+    assert one.name(9) == other.name(2) == "synthetic-000009"
+    assert first.caption == second.caption
+    assert np.array_equal(first.pixels, second.pixels)
     assert not np.array_equal(
-        mine.pixels, SyntheticImages(count=20, size=32, seed=6).item(9, ANYTHING).pixels
+        first.pixels, SyntheticImages(count=20, size=32, seed=6).item(9, RNG).pixels
     )
 
 
-def test_the_first_toy_is_the_one_it_has_always_been():
-    """Runs compare numbers with those of last year: a change here is a new data set."""
+def test_first_scene_is_unchanged():
+    """A change here is a new dataset, and metrics are no longer comparable across versions."""
     scene = sample_scene(0, 0)
     assert (
         scene.caption
@@ -67,78 +67,80 @@ def test_the_first_toy_is_the_one_it_has_always_been():
     assert draw(scene, 64).pixels.mean() == pytest.approx(57.7, abs=0.5)
 
 
-def test_all_toys_are_the_ones_they_have_always_been():
-    """Everything that is drawn and said, but for the last digits, which other machines may round
-    differently."""
-    told = hashlib.sha256()
+def test_scenes_and_captions_are_unchanged():
+    """Floats are rounded, since the last digits may differ between machines."""
+    digest = hashlib.sha256()
     for number in range(300):
         scene = sample_scene(0, number)
-        told.update(
-            f"{scene.caption}|{scene.background.kind}|{scene.background.rgb}|{scene.background.grain}".encode()
+        background = scene.background
+        digest.update(
+            f"{scene.caption}|{background.kind}|{background.rgb}|{background.noise_seed}".encode()
         )
         for s in scene.shapes:
-            places = [round(value, 6) for value in (*s.centre, s.radius, s.turn)]
-            told.update(f"{s.kind}|{s.size}|{s.texture}|{s.rgb}|{s.second}|{places}".encode())
-    assert told.hexdigest()[:16] == "f69e5a4c6cc4e0f3"
+            floats = [round(value, 6) for value in (*s.centre, s.radius, s.rotation)]
+            digest.update(f"{s.kind}|{s.size}|{s.texture}|{s.rgb}|{s.second_rgb}|{floats}".encode())
+    assert digest.hexdigest()[:16] == "f69e5a4c6cc4e0f3"
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
-def test_there_are_never_more_shapes_than_wanted(most):
-    toys = SyntheticImages(count=200, size=16, most_shapes=most)
-    scenes = [toys.scene(i) for i in range(len(toys))]
-    assert {len(scene.shapes) for scene in scenes} == set(range(1, most + 1))
+@pytest.mark.parametrize("max_shapes", [1, 2, 3])
+def test_scenes_have_up_to_max_shapes(max_shapes):
+    dataset = SyntheticImages(count=200, size=16, max_shapes=max_shapes)
+    scenes = [dataset.scene(i) for i in range(len(dataset))]
+    assert {len(scene.shapes) for scene in scenes} == set(range(1, max_shapes + 1))
     for scene in scenes:
         assert [(noun["colour"], noun["kind"]) for noun in nouns(scene.caption)] == [
             (s.colour, s.kind) for s in scene.shapes
         ]
 
 
-def test_toys_that_have_few_enough_shapes_anyway_stay_as_they_are():
-    few = SyntheticImages(count=200, size=16, most_shapes=2)
+def test_max_shapes_does_not_change_scenes_of_one_shape():
+    few = SyntheticImages(count=200, size=16, max_shapes=2)
     same = [few.scene(i) == scene for i, scene in enumerate(SCENES[:200]) if len(scene.shapes) == 1]
     assert len(same) > 40 and all(same)
 
 
-@pytest.mark.parametrize("most", [1, 2])
-def test_every_source_of_toys_keeps_to_the_most_shapes(most):
-    config = ImageDataConfig(size=16, toys=60, val_fraction=0.5, toy_shapes=most)
+@pytest.mark.parametrize("max_shapes", [1, 2])
+def test_all_splits_respect_max_shapes(max_shapes):
+    config = ImageDataConfig(
+        size=16, num_synthetic=60, val_fraction=0.5, synthetic_max_shapes=max_shapes
+    )
     split = config.build()
     for source in (split.train, split.validation, config.full()):
-        assert max(len(source.scene(i).shapes) for i in range(len(source))) == most
+        assert max(len(source.scene(i).shapes) for i in range(len(source))) == max_shapes
 
 
-def test_a_caption_can_be_had_without_its_picture(monkeypatch):
-    toys = SyntheticImages(count=5, size=16, seed=2, first=3, most_shapes=2)
-    captions = [toys.item(i, ANYTHING).caption for i in range(5)]
+def test_captions_do_not_render_images(monkeypatch):
+    dataset = SyntheticImages(count=5, size=16, seed=2, first=3, max_shapes=2)
+    captions = [dataset.item(i, RNG).caption for i in range(5)]
     monkeypatch.setattr("tessera.modalities.image.synthetic.draw", None)
-    assert [toys.caption(i) for i in range(5)] == captions
+    assert [dataset.caption(i) for i in range(5)] == captions
 
 
-def test_toys_are_pictures_as_models_see_them():
-    example = SyntheticImages(count=1, size=48).item(0, ANYTHING)
+def test_examples_are_float32_in_minus_one_to_one():
+    example = SyntheticImages(count=1, size=48).item(0, RNG)
     assert example.pixels.shape == (3, 48, 48) and example.pixels.dtype == np.float32
     assert example.pixels.min() >= -1 and example.pixels.max() <= 1
 
 
 @pytest.mark.parametrize("size", [1, 2, 17, 64, 128])
-def test_a_toy_can_be_drawn_at_any_size(size):
+def test_scenes_render_at_any_size(size):
     assert all(draw(scene, size).pixels.shape == (size, size, 3) for scene in SCENES[:9])
 
 
-def test_a_toy_is_the_same_scene_at_every_size():
+def test_rendering_is_consistent_across_sizes():
     for scene in SCENES[:20]:
         small, large = draw(scene, 32).pixels.astype(float), draw(scene, 128).pixels.astype(float)
         reduced = large.reshape(32, 4, 32, 4, 3).mean(axis=(1, 3))
         assert abs(small - reduced).mean() < 4
 
 
-def test_no_two_toys_are_alike():
-    pictures = {draw(scene, 32).pixels.tobytes() for scene in SCENES}
-    assert len(pictures) == len(SCENES)
+def test_images_are_distinct():
+    images = {draw(scene, 32).pixels.tobytes() for scene in SCENES}
+    assert len(images) == len(SCENES)
     assert len({scene.caption for scene in SCENES}) > 0.95 * len(SCENES)
 
 
-def test_everything_that_a_toy_may_be_occurs():
+def test_all_kinds_colours_textures_and_backgrounds_occur():
     shapes = [shape for scene in SCENES for shape in scene.shapes]
     assert {len(scene.shapes) for scene in SCENES} == {1, 2, 3}
     assert {shape.kind for shape in shapes} == set(KINDS)
@@ -146,22 +148,22 @@ def test_everything_that_a_toy_may_be_occurs():
     assert {shape.texture for shape in shapes} == set(TEXTURES)
     assert {shape.size for shape in shapes} == {"small", "medium", "large"}
     assert {scene.background.colour for scene in SCENES} == set(BACKGROUNDS)
-    assert {scene.background.kind for scene in SCENES} == set(GROUNDS)
+    assert {scene.background.kind for scene in SCENES} == set(BACKGROUND_KINDS)
 
 
-def test_captions_name_every_shape_truly_and_in_order():
+def test_captions_name_all_shapes_in_order():
     for scene in SCENES:
-        said = nouns(scene.caption)
-        assert [(noun["colour"], noun["kind"]) for noun in said] == [
+        named = nouns(scene.caption)
+        assert [(noun["colour"], noun["kind"]) for noun in named] == [
             (s.colour, s.kind) for s in scene.shapes
         ]
-        for noun, shape in zip(said, scene.shapes, strict=True):
+        for noun, shape in zip(named, scene.shapes, strict=True):
             assert noun["size"] in (None, shape.size)
             assert noun["texture"] in (None, shape.texture)
 
 
-def test_captions_place_shapes_truly():
-    told = Counter()
+def test_captions_state_positions_correctly():
+    counts = Counter()
     for scene in SCENES:
         if match := re.search(r" (left of|right of|above|below) ", scene.caption):
             (x, y), (other_x, other_y) = scene.shapes[0].centre, scene.shapes[1].centre
@@ -173,40 +175,38 @@ def test_captions_place_shapes_truly():
             }
             assert distance[match.group(1)] > 1.3 * sorted(abs(d) for d in distance.values())[0]
             assert distance[match.group(1)] > 0.1
-            told[match.group(1)] += 1
+            counts[match.group(1)] += 1
         if match := re.search(
             r" (?:at the (top|bottom)? ?(left|right)?|in the middle)\b", scene.caption
         ):
             x, y = scene.shapes[0].centre
             assert {"top": y < 0.4, "bottom": y > 0.6, None: 0.4 < y < 0.6}[match.group(1)]
             assert {"left": x < 0.4, "right": x > 0.6, None: 0.4 < x < 0.6}[match.group(2)]
-            told["place"] += 1
+            counts["position"] += 1
         if match := re.search(r" on a (.*) background$", scene.caption):
             assert match.group(1) == scene.background.colour
-            told["background"] += 1
-    assert (
-        min(told[key] for key in ("left of", "right of", "above", "below", "place", "background"))
-        > 20
-    )
+            counts["background"] += 1
+    keys = ("left of", "right of", "above", "below", "position", "background")
+    assert min(counts[key] for key in keys) > 20
 
 
-def test_two_shapes_are_always_related_and_never_the_same():
+def test_shapes_are_distinct_and_pairs_have_a_relation():
     for scene in SCENES:
         assert len({(shape.colour, shape.kind) for shape in scene.shapes}) == len(scene.shapes)
         if len(scene.shapes) == 2:
             assert re.search(r" (left of|right of|above|below) ", scene.caption)
 
 
-def test_shapes_neither_touch_each_other_nor_leave_the_picture():
+def test_shapes_do_not_overlap_or_leave_the_image():
     for scene in SCENES:
-        covers = [np.asarray(coverage(shape, 64), dtype=int) for shape in scene.shapes]
+        covers = [np.asarray(draw_coverage(shape, 64), dtype=int) for shape in scene.shapes]
         assert all(cover.max() == 255 for cover in covers)
         assert (np.stack(covers) > 0).sum(axis=0).max() == 1
         for cover in covers:
             assert max(cover[0].max(), cover[-1].max(), cover[:, 0].max(), cover[:, -1].max()) == 0
 
 
-def test_a_large_shape_is_larger_than_a_medium_one_and_that_than_a_small_one():
+def test_size_classes_do_not_overlap():
     radii = {
         size: [s.radius for scene in SCENES for s in scene.shapes if s.size == size]
         for size in ("small", "medium", "large")
@@ -215,18 +215,18 @@ def test_a_large_shape_is_larger_than_a_medium_one_and_that_than_a_small_one():
     assert max(radii["medium"]) < 0.85 * min(radii["large"])
 
 
-def test_a_shape_has_the_colour_it_is_said_to_have():
+def test_shapes_have_the_named_colour():
     for scene in SCENES:
         pixels = draw(scene, 64).pixels
         for shape in scene.shapes:
-            inside = pixels[np.asarray(coverage(shape, 64)) == 255].astype(float)
+            inside = pixels[np.asarray(draw_coverage(shape, 64)) == 255].astype(float)
             if shape.texture == "plain" and len(inside) > 8:
                 mean = tuple(inside.mean(axis=0))
                 nearest = min(COLOURS, key=lambda name: math.dist(COLOURS[name], mean))
                 assert nearest == shape.colour
 
 
-def test_a_textured_shape_shows_two_tones_and_a_plain_one_a_single_one():
+def test_only_textured_shapes_have_two_tones():
     for texture in TEXTURES:
         shape = Shape(
             "square", "red", "large", texture, (0.5, 0.5), 0.3, 0.1, (219, 50, 47), (240, 170, 170)
@@ -234,76 +234,75 @@ def test_a_textured_shape_shows_two_tones_and_a_plain_one_a_single_one():
         pixels = draw(
             Scene((shape,), Background("plain", "white", (240, 240, 238), 0, 0), ""), 64
         ).pixels
-        spread = pixels[np.asarray(coverage(shape, 64)) == 255][:, 1].std()
+        spread = pixels[np.asarray(draw_coverage(shape, 64)) == 255][:, 1].std()
         assert (spread == 0) if texture == "plain" else (spread > 20)
 
 
-def test_outlines_are_smooth():
+def test_outlines_are_antialiased():
     shape = next(
         s for scene in SCENES for s in scene.shapes if s.kind == "circle" and s.size == "large"
     )
-    edge = np.asarray(coverage(shape, 64))
+    edge = np.asarray(draw_coverage(shape, 64))
     assert len(np.unique(edge)) > 8
 
 
-def test_toys_learnt_from_and_toys_held_out_are_different_ones():
-    split = ImageDataConfig(size=16, toys=100, val_fraction=0.1).build()
-    more = ImageDataConfig(size=16, toys=100_000, val_fraction=0.0001).build()
+def test_train_and_validation_images_are_disjoint():
+    split = ImageDataConfig(size=16, num_synthetic=100, val_fraction=0.1).build()
+    more = ImageDataConfig(size=16, num_synthetic=100_000, val_fraction=0.0001).build()
     train = {split.train.name(i) for i in range(len(split.train))}
     held_out = {split.validation.name(i) for i in range(len(split.validation))}
     assert (len(train), len(held_out)) == (100, 10)
     assert not train & held_out
     assert {more.validation.name(i) for i in range(len(more.validation))} == held_out
-    assert len(more.train) < HELD_OUT_TOYS
+    assert len(more.train) < FIRST_HELD_OUT
 
 
-def test_a_share_of_nothing_validates_on_the_toys_themselves():
-    split = ImageDataConfig(size=16, toys=7, val_fraction=0).build()
+def test_val_fraction_zero_validates_on_training_images():
+    split = ImageDataConfig(size=16, num_synthetic=7, val_fraction=0).build()
     assert split.validation == split.train
 
 
-def test_toys_can_be_sent_to_a_worker_and_come_in_batches():
-    toys = pickle.loads(pickle.dumps(SyntheticImages(count=4, size=16)))
-    batch = toys.collate([toys.item(i, ANYTHING) for i in range(4)])
+def test_dataset_can_be_pickled_and_collated():
+    dataset = pickle.loads(pickle.dumps(SyntheticImages(count=4, size=16)))
+    batch = dataset.collate([dataset.item(i, RNG) for i in range(4)])
     assert batch.pixels.shape == (4, 3, 16, 16)
-    assert batch.captions == [toys.scene(i).caption for i in range(4)]
+    assert batch.captions == [dataset.scene(i).caption for i in range(4)]
 
 
-def test_toys_are_never_mirrored():
-    without_augmentation, flipped = (
+def test_synthetic_images_are_never_flipped():
+    default, flipped = (
         ImageDataConfig(size=16).build().train,
         ImageDataConfig(size=16, flip=True).build().train,
     )
     assert all(
         np.array_equal(
-            without_augmentation.item(i, ANYTHING).pixels,
+            default.item(i, RNG).pixels,
             flipped.item(i, np.random.default_rng(i)).pixels,
         )
         for i in range(8)
     )
 
 
-# ----------------------------------------------------------------------------------------------------------- plain toys
+# ---- plain images
 
 
-def test_all_of_a_plain_toy_of_one_shape_can_be_said():
-    """Two sizes, nine places, three grounds; wherever it stands it is wholly in the picture, and
-    its caption says where."""
-    toys = SyntheticImages(count=400, size=64, most_shapes=1, without_augmentation=True)
-    scenes = [toys.scene(number) for number in range(len(toys))]
+def test_captions_can_describe_plain_images_of_one_shape_fully():
+    """There are two sizes, nine positions and three backgrounds, and the shape is always inside."""
+    dataset = SyntheticImages(count=400, size=64, max_shapes=1, plain=True)
+    scenes = [dataset.scene(number) for number in range(len(dataset))]
     shapes = [scene.shapes[0] for scene in scenes]
     assert {len(scene.shapes) for scene in scenes} == {1}
     assert {shape.size for shape in shapes} == {"medium", "large"}
     assert len({shape.centre for shape in shapes}) == 9
     assert {(scene.background.kind, scene.background.colour) for scene in scenes} == {
-        ("plain", name) for name in TIDY_GROUNDS
+        ("plain", name) for name in PLAIN_BACKGROUNDS
     }
     assert {shape.texture for shape in shapes} == {"plain"} and {
-        shape.turn for shape in shapes
+        shape.rotation for shape in shapes
     } == {0.0}
     for scene, shape in zip(scenes, shapes):
-        cover = np.asarray(coverage(shape, 64))
+        cover = np.asarray(draw_coverage(shape, 64))
         assert cover.max() == 255
         assert not np.concatenate([cover[0], cover[-1], cover[:, 0], cover[:, -1]]).any()
-        said = whereabouts(shape.centre)
-        assert said and (said in scene.caption or " at the " not in scene.caption)
+        position = describe_position(shape.centre)
+        assert position and (position in scene.caption or " at the " not in scene.caption)

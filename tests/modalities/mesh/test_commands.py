@@ -51,7 +51,7 @@ def test_a_mesh_generator_is_evaluated_with_a_judge_with_and_without_words(kind,
 def test_without_samples_and_on_other_data_no_judge_is_asked(run, tmp_path):
     imagined = tmp_path / "meshes"
     imagined.mkdir()
-    (imagined / "box.obj").write_text(box().as_obj())
+    (imagined / "box.obj").write_text(box().to_obj())
     for flags in (["--samples", "0"], ["--data", imagined]):
         assert tessera("evaluate", run, *flags, "--out", tmp_path / "numbers.json").code == 0
         found = json.loads((tmp_path / "numbers.json").read_text())
@@ -72,7 +72,7 @@ def test_a_mesh_tokenizer_is_evaluated_by_what_it_rebuilds_alone(tmp_path):
 
 
 def test_samples_of_prompts_and_completions_are_glb_and_obj_with_a_sheet(run, tmp_path):
-    (tmp_path / "part.obj").write_text(box().as_obj())
+    (tmp_path / "part.obj").write_text(box().to_obj())
     for name, flags in (
         ("asked", ["--prompt", "a wide table"]),
         ("completed", ["--data", tmp_path / "part.obj"]),
@@ -97,7 +97,7 @@ def test_from_a_folder_of_boxes_and_single_faces_to_new_meshes(polygons, tmp_pat
     meshes.mkdir()
     alone = Mesh(box().vertices, box().faces[:1])
     for number, mesh in enumerate([alone, box()] * 6):
-        (meshes / f"{number:02}.obj").write_text(mesh.as_obj())
+        (meshes / f"{number:02}.obj").write_text(mesh.to_obj())
         (meshes / f"{number:02}.txt").write_text("a box" if number % 2 else "a face")
     engine_defaults = [
         "--preset",
@@ -147,7 +147,7 @@ def test_an_autoencoder_of_another_kind_is_refused(run, what, tmp_path):
     other = meshes_autoencoder("tiny")
     model = other.task.model
     quantizer = (
-        dataclasses.replace(model.quantizer, levels=3) if what == "levels" else model.quantizer
+        dataclasses.replace(model.quantizer, num_quantizers=3) if what == "levels" else model.quantizer
     )
     bins = 16 if what == "bins" else model.bins
     other = dataclasses.replace(

@@ -15,24 +15,24 @@ import trimesh
 
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import TrainLoader
-from tessera.modalities.mesh.adjacency import face_pairs
+from tessera.modalities.mesh.adjacency import find_adjacent_faces
 from tessera.modalities.mesh.canonical import MeshExample, collate
-from tessera.modalities.mesh.dataset import MeshDataConfig, prepared
+from tessera.modalities.mesh.dataset import MeshDataConfig, load_example
 from tessera.modalities.mesh.media import Mesh
-from tessera.modalities.mesh.synthetic import imagine
-from tessera.run.directory import UserError
+from tessera.modalities.mesh.synthetic import generate_object
+from tessera.run.errors import UserError
 
 PLAIN = np.random.default_rng(0)
 
 
 def write(path, mesh: Mesh):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(mesh.to_y_up().as_obj())
+    path.write_text(mesh.to_y_up().to_obj())
     return path
 
 
 def toy(number: int) -> Mesh:
-    return imagine(0, number).mesh
+    return generate_object(0, number).mesh
 
 
 def triangles(mesh: Mesh) -> Mesh:
@@ -69,7 +69,7 @@ def test_a_mesh_becomes_whole_numbers_with_its_neighbours_and_its_caption(folder
     assert example.vertices.dtype == example.faces.dtype == example.edges.dtype == np.int64
     assert example.vertices.shape[1:] == (3,) and example.faces.shape == (2 * len(toy(0).faces), 3)
     assert example.vertices.min() == 0 and example.vertices.max() == 63
-    assert np.array_equal(example.edges, face_pairs(example.faces))
+    assert np.array_equal(example.edges, find_adjacent_faces(example.faces))
     assert example.caption == source.caption(0) == "a ladder" and source.captioned == 1
 
 
@@ -195,9 +195,9 @@ def test_a_large_mesh_is_left_out_or_simplified(tmp_path):
         UnreadableFile, match=r"ball.obj: it has 1,\d\d\d triangles, more than the 800 asked for"
     ):
         item(MeshDataConfig(path=str(tmp_path)).full())
-    example = item(MeshDataConfig(path=str(tmp_path), large="decimate").full())
+    example = item(MeshDataConfig(path=str(tmp_path), on_large="decimate").full())
     assert 300 < len(example.faces) <= 800
-    small = item(MeshDataConfig(path=str(tmp_path), large="decimate", max_faces=60).full())
+    small = item(MeshDataConfig(path=str(tmp_path), on_large="decimate", max_faces=60).full())
     assert 20 < len(small.faces) <= 60
 
 
@@ -224,19 +224,19 @@ def test_a_mesh_that_was_changed_on_disk_is_read_again(tmp_path):
 def test_what_is_kept_of_an_example_is_what_would_be_derived_again(folder, path):
     """Its canonical form, and which of its faces touch; and nobody who is handed it changes what is
     kept."""
-    source = MeshDataConfig(path=str(folder) if path else None, bins=64, toys=4).full()
+    source = MeshDataConfig(path=str(folder) if path else None, bins=64, num_synthetic=4).full()
     first = [item(source, i) for i in range(4)]
     collate(first)
     for i, example in enumerate(first):
         again = item(source, i)
         assert again.faces is example.faces and again.edges is example.edges
-        derived = MeshExample.of(
-            source.mesh(i) if path else triangles(source.toy(i).mesh), 64, source.caption(i)
+        derived = MeshExample.from_mesh(
+            source.mesh(i) if path else triangles(source.generate(i).mesh), 64, source.caption(i)
         )
         for field in ("vertices", "faces", "edges"):
             assert np.array_equal(getattr(again, field), getattr(derived, field))
         assert (
-            np.array_equal(again.edges, face_pairs(again.faces))
+            np.array_equal(again.edges, find_adjacent_faces(again.faces))
             and again.caption == derived.caption
         )
 
@@ -252,7 +252,7 @@ def test_what_is_kept_on_disk_is_what_would_be_derived_and_a_damaged_or_changed_
     )
     for index in range(len(without_augmentation)):
         derived, first = without_augmentation.item(index, rng), keeping.item(index, rng)
-        prepared.cache_clear()  # as in another process
+        load_example.cache_clear()  # as in another process
         again = keeping.item(index, rng)
         for name in ("vertices", "faces", "edges"):
             assert np.array_equal(getattr(derived, name), getattr(first, name))
@@ -262,13 +262,13 @@ def test_what_is_kept_on_disk_is_what_would_be_derived_and_a_damaged_or_changed_
         ".safetensors"
     }
     files[0].write_bytes(b"no tensors")
-    prepared.cache_clear()
+    load_example.cache_clear()
     assert (
         all(len(keeping.item(index, rng).faces) for index in range(len(without_augmentation)))
         and len(files[0].read_bytes()) > 100
     )
     os.utime(keeping.path(0), ns=(1, 1))
-    prepared.cache_clear()
+    load_example.cache_clear()
     assert len(keeping.item(0, rng).faces) and len(list(keep.iterdir())) == len(files) + 1
 
 
@@ -320,10 +320,10 @@ def test_the_two_sides_share_no_file_and_leave_none_out(tmp_path):
 
 
 def test_toys_held_out_are_others():
-    split = MeshDataConfig(toys=40, val_fraction=0.1, bins=32).build()
+    split = MeshDataConfig(num_synthetic=40, val_fraction=0.1, bins=32).build()
     assert (len(split.train), len(split.validation)) == (40, 4)
     assert not set(names(split.train)) & set(names(split.validation))
-    assert len(MeshDataConfig(toys=7).full()) == 7
+    assert len(MeshDataConfig(num_synthetic=7).full()) == 7
 
 
 def test_a_folder_of_other_things_is_refused_with_what_is_looked_for(tmp_path):
@@ -371,7 +371,7 @@ def test_a_setting_that_cannot_be_is_refused(setting):
 
 def test_quads_are_not_simplified():
     with pytest.raises(ValueError, match='large="decimate" does not go with polygons="quads"'):
-        MeshDataConfig(large="decimate", polygons="quads")
+        MeshDataConfig(on_large="decimate", polygons="quads")
 
 
 def test_the_transform_says_how_a_mesh_is_prepared():

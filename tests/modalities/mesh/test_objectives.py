@@ -18,10 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.data.tokens import TokenizedBatch
-from tessera.engine.evaluation import save_media
+from tessera.engine.evaluation import save_samples
 from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch
-from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig, true_bins
+from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig, target_bins
 from tessera.modalities.mesh.canonical import MeshExample, collate
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.reconstruction import (
@@ -37,17 +37,24 @@ from tessera.objectives.generation import GenerationRequest
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.sampling.autoregressive import AutoregressiveSampling
 from tessera.sampling.guidance import Guidance
-from tessera.text.encoder import LearnedTextConfig
-from tests.networks import awake
+from tessera.text.learned import LearnedTextConfig
+from tests.networks import randomize_zero_weights
 
 BINS, FACES, CORNERS, LEVELS = 32, 12, 3, 2
 SLOTS = CORNERS * LEVELS
 MODEL = MeshAutoencoderConfig(
-    bins=BINS, coordinate_dim=8, angle_dim=4, area_dim=4, normal_dim=4, encoder=(12, 12), code_dim=8, decoder=(12,),
-    quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4)), levels=LEVELS),
-)  # fmt: skip
+    bins=BINS,
+    coordinate_dim=8,
+    angle_dim=4,
+    area_dim=4,
+    normal_dim=4,
+    encoder=(12, 12),
+    code_dim=8,
+    decoder=(12,),
+    quantizer=ResidualConfig(quantizer=FSQConfig(levels=(4, 4)), num_quantizers=LEVELS),
+)
 VOCABULARY = 16
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300, max_len=16)
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=16)
 TEXTS = ["a table", "a chair with four legs", "x"]
 GREEDY = AutoregressiveSampling(temperature=0)
 ALONE = Guidance(scale=1.0)
@@ -58,10 +65,10 @@ ALONE = Guidance(scale=1.0)
 
 def tokenizer_task(**choices: Any) -> TokenizerTask:
     torch.manual_seed(0)
-    return awake(MeshTokenizerConfig(model=replace(MODEL, **choices)).build()).double()
+    return randomize_zero_weights(MeshTokenizerConfig(model=replace(MODEL, **choices)).build()).double()
 
 
-def toys(*numbers: int, polygons: str = "triangles") -> Batch:
+def num_synthetic(*numbers: int, polygons: str = "triangles") -> Batch:
     source = SyntheticMeshes(count=100, bins=BINS, polygons=polygons, max_faces=200, seed=4)
     examples = [source.item(number, np.random.default_rng(0)) for number in numbers]
     return Batch(
@@ -90,7 +97,7 @@ def part_of(batch: Batch, number: int) -> Batch:
 def test_a_padded_batch_loses_what_its_meshes_lose_by_themselves(polygons):
     task, batch = (
         tokenizer_task(corners=3 if polygons == "triangles" else 4),
-        toys(0, 1, 2, 3, polygons=polygons),
+        num_synthetic(0, 1, 2, 3, polygons=polygons),
     )
     assert len(set(batch.examples.face_counts.tolist())) > 2, "of different sizes"
     whole = task.reconstruction_loss(batch, 0).terms
@@ -102,7 +109,7 @@ def test_a_padded_batch_loses_what_its_meshes_lose_by_themselves(polygons):
 
 
 def test_a_padded_batch_measures_what_its_meshes_measure_by_themselves():
-    task, batch = tokenizer_task(), toys(0, 1, 2, 3)
+    task, batch = tokenizer_task(), num_synthetic(0, 1, 2, 3)
     with eval_mode(task):
         whole = task.batch_stats(batch)
         alone = [task.batch_stats(part_of(batch, number)) for number in range(4)]
@@ -115,7 +122,7 @@ def test_a_padded_batch_measures_what_its_meshes_measure_by_themselves():
 
 def guessed(batch: Batch) -> Tensor:
     """The truth, as a network that is sure would say it; anything at padding."""
-    bins = true_bins(batch.examples)
+    bins = target_bins(batch.examples)
     return (
         20 * F.one_hot(bins.clamp_min(0), BINS).double()
         + (bins < 0)[..., None] * torch.randn(BINS).double()
@@ -130,11 +137,13 @@ def concluded(output: Tensor, batch: Batch) -> dict[str, float]:
 
 
 def test_the_measures_are_means_over_meshes_counted_by_hand():
-    batch = toys(0, 1)
+    batch = num_synthetic(0, 1)
     few, many = batch.examples.face_counts.tolist()
     assert concluded(guessed(batch), batch) == {
-        "triangle_accuracy": 1.0, "coordinate_accuracy": 1.0, "chamfer_bins": 0.0
-    }  # fmt: skip
+        "triangle_accuracy": 1.0,
+        "coordinate_accuracy": 1.0,
+        "chamfer_bins": 0.0,
+    }
     wrong = guessed(batch)
     wrong[0, 0, 4] = wrong[0, 0, 4].roll(1)
     wrong[1, :2, 0] = wrong[1, :2, 0].roll(1, dims=-1)
@@ -145,7 +154,7 @@ def test_the_measures_are_means_over_meshes_counted_by_hand():
 
 
 def test_what_is_shown_is_each_mesh_beside_its_reconstruction_without_padding():
-    batch = toys(0, 1)
+    batch = num_synthetic(0, 1)
     for shown, faces in zip(
         MeshReconstructionConfig().build().shown(guessed(batch), batch),
         batch.examples.face_counts.tolist(),
@@ -165,7 +174,7 @@ class Beneath:
 
     def __init__(self) -> None:
         self.network = tokenizer_task().eval()
-        self.vocab_size, self.grid, self.levels, self.features = (
+        self.vocab_size, self.grid, self.num_quantizers, self.features = (
             VOCABULARY,
             (FACES, CORNERS),
             LEVELS,
@@ -184,9 +193,16 @@ class Beneath:
 def writer(text: LearnedTextConfig | None = TEXT, **choices: Any) -> AutoregressiveTask:
     torch.manual_seed(1)
     model = MeshTransformerConfig(
-        width=24, depth=2, heads=2, fine_dim=16, fine_depth=1, fine_heads=2, max_len=FACES, text=text
-    )  # fmt: skip
-    task = awake(AutoregressiveConfig(model=model, **choices).build(Beneath())).double()
+        width=24,
+        depth=2,
+        heads=2,
+        fine_dim=16,
+        fine_depth=1,
+        fine_heads=2,
+        max_len=FACES,
+        text=text,
+    )
+    task = randomize_zero_weights(AutoregressiveConfig(model=model, **choices).build(Beneath())).double()
     nn.init.normal_(task.model.head.weight, std=0.5)
     if text is not None:
         task.model.text.meet(TEXTS)
@@ -212,10 +228,10 @@ def coded(codes: Tensor, texts: list[str] = TEXTS) -> Batch:
 def test_there_is_no_target_beyond_a_meshs_own_end():
     """Theirs taught every mesh but the longest to write symbol 0 at the last place."""
     task, codes = writer(), codes_of(7, 2, 4)
-    guesses = task.guesses_of(coded(codes), TEXTS)
+    predictions = task.predict(coded(codes), TEXTS)
     for number, faces in enumerate([7, 2, 4]):
-        targets = guesses.targets_M[guesses.mesh_M == number].tolist()
-        assert targets == [*codes[number, :faces].flatten().tolist(), task.model.end]
+        targets = predictions.targets_M[predictions.example_M == number].tolist()
+        assert targets == [*codes[number, :faces].flatten().tolist(), task.model.eos_token_id]
 
 
 def test_a_batch_loses_what_its_meshes_lose_by_themselves_whatever_room_there_is():
@@ -287,13 +303,13 @@ def faces_in(codes: Tensor) -> list[int]:
 def test_guidance_of_one_is_none_at_all_and_costs_nothing():
     task = writer()
     begun: list[int] = []
-    start = task.model.start
+    start = task.model.start_decoding
 
     def noted(condition: Any, faces_BFS: Tensor) -> Any:
         begun.append(len(faces_BFS))
         return start(condition, faces_BFS)
 
-    task.model.start = noted
+    task.model.start_decoding = noted
     without_augmentation = task.generate(wanted(), GREEDY, ALONE)
     nearly = task.generate(wanted(), GREEDY, Guidance(scale=1 + 1e-9))
     with_cfg = task.generate(wanted(), GREEDY, Guidance(scale=4.0))
@@ -398,16 +414,16 @@ def test_no_faces_at_all_are_a_mesh_of_none(corners: int):
 
 def test_a_sample_of_no_face_at_all_can_be_saved_and_shown(tmp_path: Path):
     task = writer()
-    task.model.impossible_SV[0, : task.model.end] = True
+    task.model.impossible_SV[0, : task.model.eos_token_id] = True
     codes = task.generate(wanted(), AutoregressiveSampling(), ALONE)
     assert faces_in(codes) == [0, 0, 0]
     made = task.sample(coded(codes_of(3, 2, 4)))
     assert [len(mesh.faces) for mesh in made] == [0, 0, 0]
-    assert save_media(made, tmp_path) == tmp_path / "sheet.png"
+    assert save_samples(made, tmp_path) == tmp_path / "sheet.png"
     assert {path.name for path in tmp_path.glob("0000.*")} == {"0000.glb", "0000.obj"}
-    assert (made[0].picture().pixels == 255).all()
+    assert (made[0].render().pixels == 255).all()
     assert (
-        len(Mesh.beside(made[0], mesh_of(np.array([[0, 0, 0, 5, 0, 0, 0, 5, 0]]), BINS)).faces) == 1
+        len(Mesh.side_by_side(made[0], mesh_of(np.array([[0, 0, 0, 5, 0, 0, 0, 5, 0]]), BINS)).faces) == 1
     )
 
 

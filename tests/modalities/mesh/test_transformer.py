@@ -1,8 +1,7 @@
-"""The mesh transformer: every symbol is guessed from those before it, with and without a cache
-alike, and meshes end at faces.
+"""The mesh transformer: causal, equal with and without a cache, and meshes end between faces.
 
-Networks start with residual parts of nothing; here they are given something to say, in double
-precision, so that what is equal in exact arithmetic is equal to many digits.
+Residual branches are zero at initialization; here they get random weights. Double precision makes
+results that are equal in exact arithmetic equal to many digits.
 """
 
 from __future__ import annotations
@@ -15,24 +14,28 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
-from tessera.nn.transformer import Looked
-from tessera.sampling.autoregressive import AutoregressiveSampling, with_cfg, write
-from tessera.text.encoder import LearnedTextConfig
+from tessera.modalities.mesh.transformer import (
+    MeshTransformer,
+    MeshTransformerConfig,
+    NextTokenPredictions,
+)
+from tessera.nn.transformer import ContextKV
+from tessera.sampling.autoregressive import AutoregressiveSampling, generate, with_cfg
+from tessera.text.learned import LearnedTextConfig
 
-VOCABULARY, CORNERS, LEVELS = 11, 3, 2
-SLOTS = CORNERS * LEVELS
-TEXT = LearnedTextConfig(width=16, depth=1, heads=2, tokens=300, max_len=16)
+VOCAB_SIZE, CORNERS, NUM_QUANTIZERS = 11, 3, 2
+TOKENS_PER_FACE = CORNERS * NUM_QUANTIZERS
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=16)
 TINY = MeshTransformerConfig(
-    width=24, depth=2, heads=2, fine_dim=16, fine_depth=2, fine_heads=2, max_len=12, text=TEXT
+    dim=24, depth=2, heads=2, fine_dim=16, fine_depth=2, fine_heads=2, max_len=12, text=TEXT
 )
 TEXTS = ["a table", "a chair with four legs", "x"]
 GREEDY = AutoregressiveSampling(temperature=0)
 
 
-def model(**choices: object) -> MeshTransformer:
+def build(**settings: object) -> MeshTransformer:
     torch.manual_seed(0)
-    network = replace(TINY, **choices).build(VOCABULARY, CORNERS, LEVELS)
+    network = replace(TINY, **settings).build(VOCAB_SIZE, CORNERS, NUM_QUANTIZERS)
     for parameter in network.parameters():
         if not parameter.any():
             nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
@@ -40,280 +43,312 @@ def model(**choices: object) -> MeshTransformer:
     return network.double().eval()
 
 
-def meshes(*faces: int) -> Tensor:
-    codes = torch.randint(VOCABULARY, (len(faces), max(faces), SLOTS))
+def random_tokens(*faces: int) -> Tensor:
+    """Return the tokens of meshes with these numbers of faces."""
+    tokens = torch.randint(VOCAB_SIZE, (len(faces), max(faces), TOKENS_PER_FACE))
     for mesh, count in enumerate(faces):
-        codes[mesh, count:] = -1
-    return codes
+        tokens[mesh, count:] = -1
+    return tokens
 
 
-def told(
+def encode_texts(
     network: MeshTransformer, texts: list[str] = TEXTS, dropped: bool = False
-) -> list[Looked] | None:
+) -> list[ContextKV] | None:
     return network.condition(texts, [dropped] * len(texts))
 
 
-def of_mesh(guesses: object, number: int) -> Tensor:
-    return guesses.logits_MV[guesses.mesh_M == number]
+def logits_of(predictions: NextTokenPredictions, number: int) -> Tensor:
+    return predictions.logits_MV[predictions.example_M == number]
 
 
-# ------------------------------------------------------------------------------------------------------------- targets
+# ---- targets
 
 
-def test_every_symbol_of_a_mesh_is_a_target_and_then_its_end_and_nothing_beyond():
-    codes = meshes(4, 1, 2)
-    network = model()
-    guesses = network.guesses(codes, told(network))
-    assert guesses.logits_MV.shape == (3 + 7 * SLOTS, VOCABULARY + 1)
+def test_targets_are_all_tokens_and_the_end_without_padding():
+    tokens = random_tokens(4, 1, 2)
+    network = build()
+    predictions = network.predict(tokens, encode_texts(network))
+    assert predictions.logits_MV.shape == (3 + 7 * TOKENS_PER_FACE, VOCAB_SIZE + 1)
     for number, faces in enumerate([4, 1, 2]):
-        targets = guesses.targets_M[guesses.mesh_M == number].tolist()
-        assert targets == [*codes[number, :faces].flatten().tolist(), network.end]
+        targets = predictions.targets_M[predictions.example_M == number].tolist()
+        assert targets == [*tokens[number, :faces].flatten().tolist(), network.eos_token_id]
 
 
-def test_a_mesh_may_end_only_where_a_face_would_begin():
-    network = model()
-    guesses = network.guesses(meshes(4, 1, 2), told(network))
+def test_the_end_is_possible_only_before_a_face():
+    network = build()
+    predictions = network.predict(random_tokens(4, 1, 2), encode_texts(network))
     for number, faces in enumerate([4, 1, 2]):
-        possible = of_mesh(guesses, number)[:, network.end] > -math.inf
-        assert possible.tolist() == [place % SLOTS == 0 for place in range(faces * SLOTS + 1)]
-    assert guesses.logits_MV[:, :VOCABULARY].isfinite().all()
+        possible = logits_of(predictions, number)[:, network.eos_token_id] > -math.inf
+        positions = range(faces * TOKENS_PER_FACE + 1)
+        assert possible.tolist() == [position % TOKENS_PER_FACE == 0 for position in positions]
+    assert predictions.logits_MV[:, :VOCAB_SIZE].isfinite().all()
 
 
-def test_the_loss_is_the_mean_over_each_mesh_by_itself():
-    network, codes = model(), meshes(4, 1, 2)
-    guesses = network.guesses(codes, told(network))
-    losses = guesses.cross_entropy_B()
+def test_the_loss_is_the_mean_over_the_tokens_of_each_mesh():
+    network, tokens = build(), random_tokens(4, 1, 2)
+    predictions = network.predict(tokens, encode_texts(network))
+    losses = predictions.cross_entropy_B()
     for number, faces in enumerate([4, 1, 2]):
-        targets = torch.tensor([*codes[number, :faces].flatten().tolist(), network.end])
-        by_hand = nn.functional.cross_entropy(of_mesh(guesses, number), targets)
-        assert torch.allclose(losses[number], by_hand) and by_hand.isfinite()
+        targets = torch.tensor([*tokens[number, :faces].flatten().tolist(), network.eos_token_id])
+        expected = nn.functional.cross_entropy(logits_of(predictions, number), targets)
+        assert torch.allclose(losses[number], expected) and expected.isfinite()
 
 
-def test_a_mesh_is_guessed_the_same_whoever_its_neighbours_are():
-    network, codes = model(), meshes(4, 1, 2)
-    together = network.guesses(codes, told(network))
+def test_predictions_do_not_depend_on_the_rest_of_the_batch():
+    network, tokens = build(), random_tokens(4, 1, 2)
+    together = network.predict(tokens, encode_texts(network))
     for number, faces in enumerate([4, 1, 2]):
-        alone = network.guesses(
-            codes[number : number + 1, :faces], told(network, TEXTS[number : number + 1])
+        single = network.predict(
+            tokens[number : number + 1, :faces], encode_texts(network, TEXTS[number : number + 1])
         )
-        assert torch.allclose(alone.logits_MV, of_mesh(together, number))
+        assert torch.allclose(single.logits_MV, logits_of(together, number))
 
 
-# -------------------------------------------------------------------------------------------------------------- causes
+# ---- causality and conditioning
 
 
-def test_a_symbol_changes_the_guesses_after_it_and_none_before():
-    network, codes = model(text=None), meshes(3)
-    before = network.guesses(codes, None).logits_MV[:, :VOCABULARY]
-    for place in range(3 * SLOTS):
-        other = codes.clone()
-        other[0, place // SLOTS, place % SLOTS] = (
-            other[0, place // SLOTS, place % SLOTS] + 1
-        ) % VOCABULARY
-        changed = (network.guesses(other, None).logits_MV[:, :VOCABULARY] - before).abs().amax(
+def test_a_token_affects_only_later_predictions():
+    network, tokens = build(text=None), random_tokens(3)
+    before = network.predict(tokens, None).logits_MV[:, :VOCAB_SIZE]
+    for position in range(3 * TOKENS_PER_FACE):
+        other = tokens.clone()
+        other[0, position // TOKENS_PER_FACE, position % TOKENS_PER_FACE] = (
+            other[0, position // TOKENS_PER_FACE, position % TOKENS_PER_FACE] + 1
+        ) % VOCAB_SIZE
+        changed = (network.predict(other, None).logits_MV[:, :VOCAB_SIZE] - before).abs().amax(
             1
         ) > 0
-        assert changed.tolist() == [number > place for number in range(3 * SLOTS + 1)]
+        assert changed.tolist() == [number > position for number in range(3 * TOKENS_PER_FACE + 1)]
 
 
-def test_levels_are_read_from_tables_of_their_own_and_corners_from_one():
-    network = model(text=None)
-    read = network.read(torch.full((1, 1, SLOTS), 3))[0, 0]
-    assert (
-        torch.equal(read[0], read[2])
-        and torch.equal(read[1], read[3])
-        and not torch.equal(read[0], read[1])
-    )
+def test_quantizers_have_separate_embeddings_and_corners_share_them():
+    network = build(text=None)
+    embedded = network.embed(torch.full((1, 1, TOKENS_PER_FACE), 3))[0, 0]
+    assert torch.equal(embedded[0], embedded[2]) and torch.equal(embedded[1], embedded[3])
+    assert not torch.equal(embedded[0], embedded[1])
 
 
-def test_the_same_symbols_at_other_corners_are_another_face():
-    network, codes = model(text=None), meshes(2)
-    turned = codes.clone()
-    turned[:, 0] = codes[:, 0].roll(LEVELS, dims=-1)
-    last = [network.guesses(each, None).logits_MV[-1] for each in (codes, turned)]
+def test_the_order_of_corners_matters():
+    network, tokens = build(text=None), random_tokens(2)
+    rotated = tokens.clone()
+    rotated[:, 0] = tokens[:, 0].roll(NUM_QUANTIZERS, dims=-1)
+    last = [network.predict(each, None).logits_MV[-1] for each in (tokens, rotated)]
     assert not torch.allclose(*last)
 
 
-def test_a_text_matters_and_none_is_none_whatever_it_was():
-    network, codes = model(), meshes(2, 2, 2)
-    said = network.guesses(codes, told(network)).logits_MV[:, :VOCABULARY]
-    otherwise = network.guesses(codes, told(network, TEXTS[::-1])).logits_MV[:, :VOCABULARY]
-    assert not torch.allclose(said, otherwise)
-    dropped = network.guesses(codes, told(network, dropped=True)).logits_MV
-    empty = network.guesses(codes, told(network, ["", "", ""])).logits_MV
-    assert torch.allclose(dropped, empty) and not torch.allclose(dropped[:, :VOCABULARY], said)
+def test_texts_matter_and_dropped_texts_equal_empty_ones():
+    network, tokens = build(), random_tokens(2, 2, 2)
+    with_text = network.predict(tokens, encode_texts(network)).logits_MV[:, :VOCAB_SIZE]
+    other_condition = encode_texts(network, TEXTS[::-1])
+    other_text = network.predict(tokens, other_condition).logits_MV[:, :VOCAB_SIZE]
+    assert not torch.allclose(with_text, other_text)
+    dropped = network.predict(tokens, encode_texts(network, dropped=True)).logits_MV
+    empty = network.predict(tokens, encode_texts(network, ["", "", ""])).logits_MV
+    assert torch.allclose(dropped, empty) and not torch.allclose(dropped[:, :VOCAB_SIZE], with_text)
 
 
-def test_in_half_precision_it_comes_near_at_once_and_symbol_by_symbol():
-    network, codes = model().float(), meshes(3, 3, 3)
-    whole = network.guesses(codes, told(network)).logits_MV[:, :VOCABULARY]
+def test_bfloat16_is_close_with_teacher_forcing_and_decoding():
+    network, tokens = build().float(), random_tokens(3, 3, 3)
+    expected = network.predict(tokens, encode_texts(network)).logits_MV[:, :VOCAB_SIZE]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        guesses = network.guesses(codes, told(network))
-        writing = network.start(told(network), codes[:, :2])
-        by_symbol = torch.stack(
-            [writing(None), *(writing(tokens) for tokens in codes[:, 2].T)], dim=1
+        predictions = network.predict(tokens, encode_texts(network))
+        decoding = network.start_decoding(encode_texts(network), tokens[:, :2])
+        by_token = torch.stack(
+            [decoding(None), *(decoding(token_B) for token_B in tokens[:, 2].T)], dim=1
         )
     assert (
-        guesses.logits_MV[:, :VOCABULARY].float() - whole
-    ).abs().mean() < 0.05 * whole.abs().mean()
-    assert guesses.cross_entropy_B().dtype == by_symbol.dtype == torch.float32
-    at_once = torch.stack([of_mesh(guesses, number)[2 * SLOTS :] for number in range(3)])[
-        ..., :VOCABULARY
-    ]
-    assert (by_symbol[..., :VOCABULARY] - at_once.float()).abs().mean() < 0.05 * whole.abs().mean()
+        predictions.logits_MV[:, :VOCAB_SIZE].float() - expected
+    ).abs().mean() < 0.05 * expected.abs().mean()
+    assert predictions.cross_entropy_B().dtype == by_token.dtype == torch.float32
+    last_face = [logits_of(predictions, number)[2 * TOKENS_PER_FACE :] for number in range(3)]
+    forced = torch.stack(last_face)[..., :VOCAB_SIZE]
+    assert (by_token[..., :VOCAB_SIZE] - forced.float()).abs().mean() < 0.05 * expected.abs().mean()
 
 
-def test_every_parameter_takes_part():
-    network = model().train()
-    network.guesses(meshes(4, 1, 2), told(network)).cross_entropy_B().mean().backward()
-    still = [
+def test_every_parameter_receives_a_gradient():
+    network = build().train()
+    predictions = network.predict(random_tokens(4, 1, 2), encode_texts(network))
+    predictions.cross_entropy_B().mean().backward()
+    without_gradient = [
         name
         for name, parameter in network.named_parameters()
         if parameter.grad is None or not parameter.grad.any()
     ]
-    assert not still
+    assert not without_gradient
 
 
-# --------------------------------------------------------------------------------------------------------------- cache
+# ---- cache
 
 
-@pytest.mark.parametrize("given", [0, 2], ids=["from nothing", "after two faces"])
+@pytest.mark.parametrize("prefix_len", [0, 2], ids=["no prefix", "two faces"])
 @pytest.mark.parametrize("text", [None, TEXT], ids=["without text", "with text"])
-def test_symbol_by_symbol_it_says_what_it_says_at_once(text, given):
-    network, codes = model(text=text), meshes(5, 5, 5)
-    condition = told(network) if text else None
-    at_once = network.guesses(codes, condition)
-    writing = network.start(condition, codes[:, :given])
-    logits = [writing(None), *(writing(tokens) for tokens in codes[:, given:].flatten(1).T)]
+def test_decoding_equals_teacher_forcing(text, prefix_len):
+    network, tokens = build(text=text), random_tokens(5, 5, 5)
+    condition = encode_texts(network) if text else None
+    forced = network.predict(tokens, condition)
+    decoding = network.start_decoding(condition, tokens[:, :prefix_len])
+    logits = [
+        decoding(None),
+        *(decoding(token_B) for token_B in tokens[:, prefix_len:].flatten(1).T),
+    ]
     for number in range(3):
         assert torch.allclose(
-            torch.stack(logits)[:, number], of_mesh(at_once, number)[given * SLOTS :]
+            torch.stack(logits)[:, number],
+            logits_of(forced, number)[prefix_len * TOKENS_PER_FACE :],
         )
 
 
-def uncached(network: MeshTransformer, condition: list[Looked] | None, prefix: Tensor):
-    """The same contract as `start`, by reading everything anew for every symbol."""
-    laid = list(prefix.flatten(1).T)
+def uncached(network: MeshTransformer, condition: list[ContextKV] | None, prefix: Tensor):
+    """Follow the contract of `start_decoding`, but recompute everything for every token."""
+    generated = list(prefix.flatten(1).T)
 
-    def following(tokens: Tensor | None) -> Tensor:
-        if tokens is not None:
-            laid.append(tokens)
-        whole, begun = divmod(len(laid), SLOTS)
-        codes = torch.stack(laid, dim=1) if laid else prefix.flatten(1)
-        state = network.states(
-            network.read(codes[:, : whole * SLOTS].unflatten(1, (whole, SLOTS))), condition
-        )[:, -1]
-        rest = network.tokens(codes[:, whole * SLOTS :] + network.offsets[:begun])
-        return network.token_logits(state, rest)[:, -1]
+    def next_logits(token_B: Tensor | None) -> Tensor:
+        if token_B is not None:
+            generated.append(token_B)
+        faces, rest = divmod(len(generated), TOKENS_PER_FACE)
+        tokens = torch.stack(generated, dim=1) if generated else prefix.flatten(1)
+        complete, partial_face = tokens.split([faces * TOKENS_PER_FACE, rest], dim=1)
+        embedded = network.embed(complete.unflatten(1, (faces, TOKENS_PER_FACE)))
+        state = network.face_states(embedded, condition)[:, -1]
+        rest_embedded = network.token_embedding(partial_face + network.offsets[:rest])
+        return network.token_logits(state, rest_embedded)[:, -1]
 
-    return following
+    return next_logits
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("prompted", [False, True], ids=["from nothing", "completing"])
-@pytest.mark.parametrize("scale", [1.0, 3.0], ids=["plain", "guided"])
+@pytest.mark.parametrize("prompted", [False, True], ids=["no prompt", "prompt"])
+@pytest.mark.parametrize("scale", [1.0, 3.0], ids=["unguided", "guided"])
 @pytest.mark.parametrize(
-    "config", [GREEDY, AutoregressiveSampling(top_k=5, top_p=0.9)], ids=["greedy", "drawn"]
+    "config", [GREEDY, AutoregressiveSampling(top_k=5, top_p=0.9)], ids=["greedy", "sampled"]
 )
-def test_sampling_with_and_without_a_cache_is_the_same(config, scale, prompted):
-    network = model()
+def test_sampling_is_the_same_with_and_without_a_cache(config, scale, prompted):
+    network = build()
     guided = scale != 1
     condition = network.condition(TEXTS * (1 + guided), [False] * 3 + [True] * 3 * guided)
-    prompt = meshes(3, 1, 2) if prompted else torch.zeros(3, 0, SLOTS, dtype=torch.long)
+    prompt = (
+        random_tokens(3, 1, 2) if prompted else torch.zeros(3, 0, TOKENS_PER_FACE, dtype=torch.long)
+    )
     results = []
-    for begin in (partial(network.start, condition), partial(uncached, network, condition)):
+    cached = partial(network.start_decoding, condition)
+    for start in (cached, partial(uncached, network, condition)):
         generators = [torch.Generator().manual_seed(seed) for seed in range(3)]
-        begin = with_cfg(begin, scale) if guided else begin
-        results.append(write(begin, prompt, config, generators, end=network.end, most=8))
+        start = with_cfg(start, scale) if guided else start
+        results.append(
+            generate(
+                start,
+                prompt,
+                config,
+                generators,
+                eos_token_id=network.eos_token_id,
+                max_positions=8,
+            )
+        )
     assert torch.equal(results[0].tokens_BNS, results[1].tokens_BNS)
     assert torch.equal(results[0].ended_B, results[1].ended_B)
 
 
 @torch.no_grad()
-def test_a_seeds_mesh_does_not_depend_on_the_batch():
-    """To the bit, in single precision, as it is used."""
-    network = model().float()
+def test_the_sample_of_a_seed_does_not_depend_on_the_batch():
+    """Bit for bit, in the precision of inference."""
+    network = build().float()
 
-    def mesh(texts: list[str], seeds: list[int]) -> list[list[list[int]]]:
-        begin = partial(network.start, told(network, texts))
-        nothing = torch.zeros(len(texts), 0, SLOTS, dtype=torch.long)
+    def sample(texts: list[str], seeds: list[int]) -> list[list[list[int]]]:
+        start = partial(network.start_decoding, encode_texts(network, texts))
+        no_prompt = torch.zeros(len(texts), 0, TOKENS_PER_FACE, dtype=torch.long)
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        laid = write(
-            begin, nothing, AutoregressiveSampling(), generators, end=network.end, most=10
+        result = generate(
+            start,
+            no_prompt,
+            AutoregressiveSampling(),
+            generators,
+            eos_token_id=network.eos_token_id,
+            max_positions=10,
         ).tokens_BNS
-        return [[face for face in one if face[0] >= 0] for one in laid.tolist()]
+        return [[face for face in mesh if face[0] >= 0] for mesh in result.tolist()]
 
-    together = mesh(TEXTS * 3, list(range(9)))
-    assert mesh(TEXTS, [0, 1, 2]) == together[:3]
+    together = sample(TEXTS * 3, list(range(9)))
+    assert sample(TEXTS, [0, 1, 2]) == together[:3]
     for number in range(9):
-        assert mesh([TEXTS[number % 3]], [number]) == [together[number]]
-    assert len({len(one) for one in together}) > 1, "they must end at different faces"
+        assert sample([TEXTS[number % 3]], [number]) == [together[number]]
+    assert len({len(mesh) for mesh in together}) > 1, "the meshes must have different lengths"
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_not_even_a_rounding_depends_on_the_batch(count):
-    network, codes = model().float(), meshes(*[3] * 9)
-    many = network.start(told(network, TEXTS * 3), codes[:, :1])
-    few = network.start(told(network, (TEXTS * 3)[:count]), codes[:count, :1])
-    for tokens in (None, *codes[:, 1:].flatten(1).T):
-        assert torch.equal(few(tokens if tokens is None else tokens[:count]), many(tokens)[:count])
+def test_logits_are_bitwise_equal_for_all_batch_sizes(count):
+    network, tokens = build().float(), random_tokens(*[3] * 9)
+    many = network.start_decoding(encode_texts(network, TEXTS * 3), tokens[:, :1])
+    few = network.start_decoding(encode_texts(network, (TEXTS * 3)[:count]), tokens[:count, :1])
+    assert torch.equal(few(None), many(None)[:count])
+    for token_B in tokens[:, 1:].flatten(1).T:
+        assert torch.equal(few(token_B[:count]), many(token_B)[:count])
 
 
-# ------------------------------------------------------------------------------------------------------------ learning
+# ---- training
 
 
-def test_it_learns_meshes_by_heart_and_gives_each_back_for_its_text():
+def test_the_model_overfits_and_generates_each_mesh_from_its_text():
     torch.manual_seed(0)
-    network = replace(TINY, width=48, fine_dim=32).build(VOCABULARY, CORNERS, LEVELS)
-    codes = meshes(5, 2, 4)
+    network = replace(TINY, dim=48, fine_dim=32).build(VOCAB_SIZE, CORNERS, NUM_QUANTIZERS)
+    tokens = random_tokens(5, 2, 4)
     optimizer = torch.optim.Adam(network.parameters(), lr=5e-3)
     for _ in range(80):
-        loss = network.guesses(codes, told(network)).cross_entropy_B().mean()
+        loss = network.predict(tokens, encode_texts(network)).cross_entropy_B().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    nothing = torch.zeros(3, 0, SLOTS, dtype=torch.long)
+    no_prompt = torch.zeros(3, 0, TOKENS_PER_FACE, dtype=torch.long)
     generators = [torch.Generator()] * 3
-    begin = partial(network.eval().start, told(network))
-    laid = write(begin, nothing, GREEDY, generators, end=network.end, most=12)
-    assert torch.equal(laid.tokens_BNS, codes) and laid.ended_B.all()
+    start = partial(network.eval().start_decoding, encode_texts(network))
+    result = generate(
+        start, no_prompt, GREEDY, generators, eos_token_id=network.eos_token_id, max_positions=12
+    )
+    assert torch.equal(result.tokens_BNS, tokens) and result.ended_B.all()
 
 
-# ------------------------------------------------------------------------------------------------------------- letters
+# ---- errors and limits
 
 
-def test_codes_of_another_tokenizer_and_meshes_that_are_too_large_are_refused():
-    network = model(text=None)
-    with pytest.raises(
-        ValueError, match=r"\(1, 2, 9\) came to a transformer whose faces have 6 symbols"
-    ):
-        network.guesses(torch.zeros(1, 2, 9, dtype=torch.long), None)
-    with pytest.raises(ValueError, match="13 faces came to a transformer that knows 12"):
-        network.guesses(meshes(13), None)
-    with pytest.raises(ValueError, match="13 faces came to a transformer that knows 12"):
-        network.start(None, meshes(13))
-    with pytest.raises(ValueError, match="Symbol 11 came to a transformer that knows 11, 0 to 10"):
-        network.guesses(torch.full((1, 2, SLOTS), VOCABULARY), None)
+def test_invalid_tokens_raise_an_error():
+    network = build(text=None)
+    with pytest.raises(ValueError, match=r"shape \(1, 2, 9\), expected \(meshes, faces, 6\)"):
+        network.predict(torch.zeros(1, 2, 9, dtype=torch.long), None)
+    with pytest.raises(ValueError, match="13 faces, but the maximum of this transformer is 12"):
+        network.predict(random_tokens(13), None)
+    with pytest.raises(ValueError, match="13 faces, but the maximum of this transformer is 12"):
+        network.start_decoding(None, random_tokens(13))
+    with pytest.raises(ValueError, match="token id 11, expected 0 to 10"):
+        network.predict(torch.full((1, 2, TOKENS_PER_FACE), VOCAB_SIZE), None)
 
 
 @torch.no_grad()
-def test_the_largest_mesh_can_be_read_and_written():
-    network = model(text=None)
-    assert network.guesses(meshes(12), None).cross_entropy_B().isfinite().all()
+def test_a_mesh_of_maximum_length_can_be_predicted_and_generated():
+    network = build(text=None)
+    assert network.predict(random_tokens(12), None).cross_entropy_B().isfinite().all()
 
-    def endless(prefix: Tensor):
-        writing = network.start(None, prefix)
-        return lambda tokens: writing(tokens).index_fill(1, torch.tensor([network.end]), -math.inf)
+    def without_end(prefix: Tensor):
+        decoding = network.start_decoding(None, prefix)
+        eos = torch.tensor([network.eos_token_id])
+        return lambda token_B: decoding(token_B).index_fill(1, eos, -math.inf)
 
-    nothing = torch.zeros(2, 0, SLOTS, dtype=torch.long)
-    laid = write(endless, nothing, GREEDY, [torch.Generator()] * 2, end=network.end, most=12)
-    assert laid.tokens_BNS.shape == (2, 12, SLOTS) and not laid.ended_B.any()
+    no_prompt = torch.zeros(2, 0, TOKENS_PER_FACE, dtype=torch.long)
+    result = generate(
+        without_end,
+        no_prompt,
+        GREEDY,
+        [torch.Generator()] * 2,
+        eos_token_id=network.eos_token_id,
+        max_positions=12,
+    )
+    assert result.tokens_BNS.shape == (2, 12, TOKENS_PER_FACE) and not result.ended_B.any()
 
 
 @pytest.mark.parametrize(
-    "name", ["width", "depth", "heads", "fine_width", "fine_depth", "fine_heads", "longest"]
+    "name", ["dim", "depth", "heads", "fine_dim", "fine_depth", "fine_heads", "max_len"]
 )
-def test_a_wrong_setting_is_refused(name):
-    with pytest.raises(ValueError, match=f"transformer's {name} is at least 1, but it is 0"):
+def test_a_setting_below_one_raises_an_error(name):
+    with pytest.raises(
+        ValueError, match=f"^{name} of a mesh transformer must be at least 1, got 0"
+    ):
         replace(TINY, **{name: 0})

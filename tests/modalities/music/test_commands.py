@@ -20,15 +20,15 @@ from tests.command import tessera
 def music(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Twenty clips, of which two have no caption; tags of all."""
     folder = tmp_path_factory.mktemp("music")
-    toys, lines = SyntheticMusic(20, samples=4000, rate_hz=8000), []
+    num_synthetic, lines = SyntheticMusic(20, samples=4000, rate_hz=8000), []
     for number in range(20):
-        example = toys.item(number, np.random.default_rng(number))
+        example = num_synthetic.item(number, np.random.default_rng(number))
         Audio(example.samples, 8000).write(folder / f"{number:02d}.flac")
         if number < 18:
             lines.append(
                 {
                     "file_name": f"{number:02d}.flac",
-                    "text": toys.all_captions(number),
+                    "text": num_synthetic.all_captions(number),
                     "tags": list(example.tags),
                 }
             )
@@ -40,9 +40,21 @@ def music(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(music: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "ear"
     said = tessera(
-        "train", "music-mulan", "--preset", "tiny", "--data", str(music), "--data.val-fraction", "0.4", "--out", str(place),
-        "--steps", "4", "--batch-size", "4",
-    )  # fmt: skip
+        "train",
+        "music-mulan",
+        "--preset",
+        "tiny",
+        "--data",
+        str(music),
+        "--data.val-fraction",
+        "0.4",
+        "--out",
+        str(place),
+        "--steps",
+        "4",
+        "--batch-size",
+        "4",
+    )
     assert said.code == 0, said.err
     assert "2 example(s) have no caption and are left out" in said.out
     return place

@@ -11,7 +11,7 @@ import pytest
 
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.music.dataset import MusicDataConfig
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 MUSIC = MusicDataConfig(rate_hz=8000, seconds=0.5)
 

@@ -1,5 +1,4 @@
-"""Toy music: what a caption says can be heard, and what is held out was never learnt from, part by
-part though it was."""
+"""Synthetic music: captions describe the audio, and held-out combinations are not in training."""
 
 from __future__ import annotations
 
@@ -9,23 +8,23 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from tessera.data.dataset import HELD_OUT_TOYS
+from tessera.data.dataset import FIRST_HELD_OUT
 from tessera.modalities.music.dataset import MusicDataConfig
 from tessera.modalities.music.synthetic import (
+    HELD_OUT_START,
     PHRASES,
     TEMPOS,
     TIMBRES,
-    UNSEEN,
     WORDS,
     SyntheticMusic,
     Traits,
     Tune,
     combinations,
-    imagine,
+    generate_tune,
 )
 
 RATE = 8000
-TOYS = SyntheticMusic(40, samples=2 * RATE, rate_hz=RATE)
+DATASET = SyntheticMusic(40, samples=2 * RATE, rate_hz=RATE)
 PLAIN = Traits("flute", "moderate", "major", "rising", "alone", "loud", "plain")
 
 
@@ -33,82 +32,87 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(1)
 
 
-def heard(
+def synthesize(
     traits: Traits, seconds: float = 2.0, notes_hz: float | None = None, key: int = 0
 ) -> np.ndarray:
     tune = Tune(traits, key, TEMPOS[traits.tempo] if notes_hz is None else notes_hz, -20.0, 0)
-    return tune.play(round(seconds * RATE), RATE, rng())[0]
+    return tune.synthesize(round(seconds * RATE), RATE, rng())[0]
 
 
-def loudest_hz(sound: np.ndarray) -> float:
-    return float(np.abs(np.fft.rfft(sound * np.hanning(len(sound)))).argmax()) * RATE / len(sound)
+def dominant_hz(samples: np.ndarray) -> float:
+    spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))
+    return float(spectrum.argmax()) * RATE / len(samples)
 
 
 def notes(traits: Traits, count: int = 8, key: int = 0) -> list[float]:
-    """The pitch of each of the first notes, in semitones above the first."""
-    sound = heard(replace(traits, tempo="slow"), seconds=count / 2, notes_hz=2.0, key=key)
-    steps = sound.reshape(count, -1)[:, 400:3600]
-    pitches = [loudest_hz(step) for step in steps]
+    """Return the pitches of the first notes, in semitones above the first."""
+    samples = synthesize(replace(traits, tempo="slow"), seconds=count / 2, notes_hz=2.0, key=key)
+    steps = samples.reshape(count, -1)[:, 400:3600]
+    pitches = [dominant_hz(step) for step in steps]
     return [round(12 * np.log2(pitch / pitches[0])) for pitch in pitches]
 
 
-# ---- a toy is its number
+# ---- determinism
 
 
-def test_a_toy_is_a_function_of_its_number() -> None:
-    one, other = TOYS, replace(TOYS, count=20, first=7)
-    mine, yours = one.item(9, rng()), other.item(2, rng())
-    assert one.name(9) == other.name(2) == "toy-000009" and one.caption(9) == other.caption(2)
-    assert mine.caption == yours.caption and np.array_equal(mine.samples, yours.samples)
-    assert replace(one, seed=1).tune(9) != one.tune(9)
+def test_a_tune_is_a_function_of_seed_and_number() -> None:
+    one, other = DATASET, replace(DATASET, count=20, first=7)
+    first, second = one.item(9, rng()), other.item(2, rng())
+    assert one.name(9) == other.name(2) == "synthetic-000009" and one.caption(9) == other.caption(2)
+    assert first.caption == second.caption and np.array_equal(first.samples, second.samples)
+    assert replace(one, seed=1).generate(9) != one.generate(9)
     copy = pickle.loads(pickle.dumps(one))
     assert np.array_equal(copy.item(3, rng()).samples, one.item(3, rng()).samples)
 
 
-def test_the_phrasing_is_drawn_at_each_visit_and_the_music_is_not() -> None:
-    visits = [TOYS.item(4, np.random.default_rng(seed)) for seed in range(30)]
+def test_the_caption_is_sampled_at_each_visit_and_the_audio_is_fixed() -> None:
+    visits = [DATASET.item(4, np.random.default_rng(seed)) for seed in range(30)]
     assert len({visit.caption for visit in visits}) > 10
     assert all(
         np.array_equal(visit.samples, visits[0].samples) and visit.tags == visits[0].tags
         for visit in visits
     )
-    assert len(TOYS.all_captions(4)) == len(PHRASES)
+    assert len(DATASET.all_captions(4)) == len(PHRASES)
 
 
 @pytest.mark.parametrize("number", range(10))
-def test_samples_are_sound_within_full_scale(number: int) -> None:
-    example = TOYS.item(number, rng())
+def test_samples_are_audible_and_within_full_scale(number: int) -> None:
+    example = DATASET.item(number, rng())
     assert example.samples.shape == (1, 2 * RATE) and example.samples.dtype == np.float32
     assert 0.001 < np.abs(example.samples).max() <= 1
 
 
-# ---- what is held out
+# ---- held-out combinations
 
 
-def test_every_combination_is_either_learnt_from_or_held_out() -> None:
-    seen, unseen = combinations()
-    assert len(seen) + len(unseen) == len(set(seen) | set(unseen)) == 8 * 3 * 2 * 3 * 2 * 2 * 3
-    assert len(unseen) >= 256
-    assert {imagine(0, number).traits for number in range(500)} <= set(seen)
+def test_every_combination_is_either_for_training_or_held_out() -> None:
+    training, held_out = combinations()
+    assert (
+        len(training) + len(held_out)
+        == len(set(training) | set(held_out))
+        == 8 * 3 * 2 * 3 * 2 * 2 * 3
+    )
+    assert len(held_out) >= 256
+    assert {generate_tune(0, number).traits for number in range(500)} <= set(training)
 
 
-def test_held_out_toys_are_combinations_that_were_never_learnt_from_each_once() -> None:
-    assert UNSEEN == HELD_OUT_TOYS
-    split = MusicDataConfig(rate_hz=RATE, seconds=1, toys=2048, val_fraction=0.125).build()
-    held_out = [split.validation.tune(i).traits for i in range(len(split.validation))]
+def test_each_held_out_combination_occurs_once_and_never_in_training() -> None:
+    assert HELD_OUT_START == FIRST_HELD_OUT
+    split = MusicDataConfig(rate_hz=RATE, seconds=1, num_synthetic=2048, val_fraction=0.125).build()
+    held_out = [split.validation.generate(i).traits for i in range(len(split.validation))]
     assert len(held_out) == len(set(held_out)) == 256
-    assert not set(held_out) & {split.train.tune(i).traits for i in range(0, 2048, 5)}
+    assert not set(held_out) & {split.train.generate(i).traits for i in range(0, 2048, 5)}
 
 
-def test_each_trait_that_is_held_out_was_met_in_other_company() -> None:
-    seen, unseen = combinations()
+def test_every_held_out_trait_occurs_in_training() -> None:
+    training, held_out = combinations()
     for field in fields(Traits):
-        assert {getattr(one, field.name) for one in unseen} == {
-            getattr(one, field.name) for one in seen
+        assert {getattr(traits, field.name) for traits in held_out} == {
+            getattr(traits, field.name) for traits in training
         }
 
 
-# ---- what is said is heard
+# ---- captions describe the audio
 
 
 def test_major_and_minor_scales_rise_and_fall() -> None:
@@ -120,8 +124,8 @@ def test_major_and_minor_scales_rise_and_fall() -> None:
 
 def test_a_fast_tune_has_more_notes() -> None:
     def onsets(tempo: str) -> int:
-        sound = np.abs(heard(replace(PLAIN, instrument="harp", tempo=tempo)))
-        level = sound.reshape(-1, 80).max(1)
+        samples = np.abs(synthesize(replace(PLAIN, instrument="harp", tempo=tempo)))
+        level = samples.reshape(-1, 80).max(1)
         return int(((level[1:] > 1.5 * level[:-1]) & (level[1:] > 0.3 * level.max())).sum())
 
     assert onsets("slow") < onsets("moderate") < onsets("fast")
@@ -129,8 +133,8 @@ def test_a_fast_tune_has_more_notes() -> None:
 
 def test_chords_are_several_notes_at_once() -> None:
     def peaks(texture: str) -> int:
-        sound = heard(replace(PLAIN, instrument="harp", texture=texture), notes_hz=0.5)
-        spectrum = np.abs(np.fft.rfft(sound * np.hanning(len(sound))))[: 1200 * 2]
+        samples = synthesize(replace(PLAIN, instrument="harp", texture=texture), notes_hz=0.5)
+        spectrum = np.abs(np.fft.rfft(samples * np.hanning(len(samples))))[: 1200 * 2]
         inner = spectrum[1:-1]
         return int(
             (
@@ -141,50 +145,51 @@ def test_chords_are_several_notes_at_once() -> None:
     assert peaks("alone") == 1 and peaks("chords") == 3
 
 
-def test_loud_is_louder_than_quiet_whatever_plays() -> None:
+def test_loud_tunes_are_louder_for_every_instrument() -> None:
     for instrument in TIMBRES:
         levels = {
             word: np.sqrt(
-                np.mean(np.square(imagined(instrument, word).play(2 * RATE, RATE, rng())))
+                np.mean(np.square(find_tune(instrument, word).synthesize(2 * RATE, RATE, rng())))
             )
             for word in ("quiet", "loud")
         }
         assert levels["loud"] > 4 * levels["quiet"]
 
 
-def imagined(instrument: str, loudness: str) -> Tune:
-    """The first toy in which this one plays so."""
+def find_tune(instrument: str, loudness: str) -> Tune:
+    """Return the first tune with this instrument and loudness."""
     return next(
-        tune for tune in (imagine(0, number) for number in range(5000))
+        tune
+        for tune in (generate_tune(0, number) for number in range(5000))
         if (tune.traits.instrument, tune.traits.loudness) == (instrument, loudness)
-    )  # fmt: skip
+    )
 
 
-def test_an_echo_sounds_on_and_a_tremolo_trembles() -> None:
-    without_augmentation, echo, tremolo = (
-        heard(replace(PLAIN, effect=effect), notes_hz=0.5)
+def test_echo_and_tremolo_change_the_audio() -> None:
+    plain, echo, tremolo = (
+        synthesize(replace(PLAIN, effect=effect), notes_hz=0.5)
         for effect in ("plain", "echo", "tremolo")
     )
-    assert not np.allclose(without_augmentation, echo, atol=0.02)
+    assert not np.allclose(plain, echo, atol=0.02)
     level = np.abs(tremolo[800:-800]).reshape(-1, 80).max(1)
     assert level.min() < 0.3 * level.max()
-    pad_for_batch_invariance = np.abs(without_augmentation[800:-800]).reshape(-1, 80).max(1)
-    assert pad_for_batch_invariance.min() > 0.3 * pad_for_batch_invariance.max()
+    plain_level = np.abs(plain[800:-800]).reshape(-1, 80).max(1)
+    assert plain_level.min() > 0.3 * plain_level.max()
 
 
 def test_instruments_differ_in_their_spectrum() -> None:
-    spectra = [np.abs(np.fft.rfft(heard(replace(PLAIN, instrument=name)))) for name in TIMBRES]
+    spectra = [np.abs(np.fft.rfft(synthesize(replace(PLAIN, instrument=name)))) for name in TIMBRES]
     unit = np.stack([spectrum / np.linalg.norm(spectrum) for spectrum in spectra])
-    nearness = unit @ unit.T
-    assert (nearness - np.eye(len(unit))).max() < 0.95
+    similarity = unit @ unit.T
+    assert (similarity - np.eye(len(unit))).max() < 0.95
 
 
-def test_captions_name_every_trait_in_words_of_its_own() -> None:
+def test_captions_mention_every_trait() -> None:
     traits = Traits("violin", "slow", "minor", "falling", "chords", "quiet", "echo")
     for phrase in range(len(PHRASES)):
         for seed in range(5):
-            said = traits.caption(phrase, np.random.default_rng(seed))
-            assert "violin" in said and "minor" in said
+            caption = traits.caption(phrase, np.random.default_rng(seed))
+            assert "violin" in caption and "minor" in caption
             for trait in ("slow", "falling", "chords", "quiet", "echo"):
-                assert sum(word in said for word in WORDS[trait]) >= 1, (trait, said)
+                assert sum(word in caption for word in WORDS[trait]) >= 1, (trait, caption)
     assert traits.tags() == ("violin", "minor key", "slow", "falling", "chords", "quiet", "an echo")

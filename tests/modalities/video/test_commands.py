@@ -14,9 +14,9 @@ import pytest
 from tessera.api.tokenizer import Tokenizer
 from tessera.cli import flags
 from tessera.cli import main as cli
-from tessera.data.tokens import read_tokens_dir
+from tessera.data.tokens import read_tokens
 from tessera.modalities.image.synthetic import SyntheticImages, draw
-from tessera.modalities.video.synthetic import SyntheticVideos, film
+from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.recipes.registry import named
 from tests.command import refused, tessera
 
@@ -28,9 +28,9 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six clips and a picture; a clip cut short, a file of no bytes, a text that says it is a film,
     and one with sound only."""
     folder = tmp_path_factory.mktemp("clips")
-    toys = SyntheticVideos(count=7, size=32, frames=FRAMES, seed=3)
-    for number in range(len(toys)):
-        film(toys.play(number), 32, FRAMES).save(folder / f"{number}")
+    num_synthetic = SyntheticVideos(count=7, size=32, frames=FRAMES, seed=3)
+    for number in range(len(num_synthetic)):
+        draw_video(num_synthetic.scene(number), 32, FRAMES).save(folder / f"{number}")
         (folder / f"{number}.gif").unlink()
     draw(SyntheticImages(count=1, size=32).scene(0), 32).save(folder / "picture")
     whole = (folder / "6.mp4").read_bytes()
@@ -123,7 +123,7 @@ def test_evaluate_measures_frames_motion_symbols_and_bits(
 def test_tokenize_writes_codes_in_time_and_space(run: Path, clips: Path, tmp_path: Path) -> None:
     assert tessera("tokenize", run, "--data", clips, "--out", tmp_path).code == 0
     tokenizer = Tokenizer.load(run)
-    written = read_tokens_dir(tmp_path, tokenizer.fingerprint)
+    written = read_tokens(tmp_path, tokenizer.fingerprint)
     assert written.codes.shape == (7, 2, 8, 8) and "picture.png" in written.names
     assert tokenizer.decode(written.codes[:2]).shape == (2, 3, 5, 16, 16)
 
@@ -164,14 +164,27 @@ def test_a_folder_without_clips_is_refused(tmp_path: Path) -> None:
     assert "holds no clips" in refused(*train)
 
 
-@pytest.mark.parametrize(("medium", "recipes"), [
-    ("image", ["images-vqgan", "images-maskgit"]),
-    ("video", ["videos-magvit2"]),
-    ("sound", ["audio-codec"]),
-    ("music", ["music-mulan"]),
-    ("mesh", ["meshes-autoencoder"]),
-    ("all", ["images-vqgan", "images-maskgit", "videos-magvit2", "audio-codec", "music-mulan", "meshes-autoencoder"]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("medium", "recipes"),
+    [
+        ("image", ["images-vqgan", "images-maskgit"]),
+        ("video", ["videos-magvit2"]),
+        ("sound", ["audio-codec"]),
+        ("music", ["music-mulan"]),
+        ("mesh", ["meshes-autoencoder"]),
+        (
+            "all",
+            [
+                "images-vqgan",
+                "images-maskgit",
+                "videos-magvit2",
+                "audio-codec",
+                "music-mulan",
+                "meshes-autoencoder",
+            ],
+        ),
+    ],
+)
 def test_the_demo_of_a_medium_trains_its_recipes(
     medium: str, recipes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

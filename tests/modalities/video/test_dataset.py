@@ -14,11 +14,11 @@ import torch
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import TrainLoader
 from tessera.modalities.image.dataset import ImageDataConfig
-from tessera.modalities.video.dataset import VideoDataConfig, find_clips
-from tessera.modalities.video.io.files import examine
+from tessera.modalities.video.dataset import VideoDataConfig, find_videos
+from tessera.modalities.video.io.files import decode_all
 from tessera.modalities.video.io.writer import write_mp4
 from tessera.modalities.video.media import Video
-from tessera.run.directory import UserError
+from tessera.run.errors import UserError
 
 PLAIN = np.random.default_rng(0)
 
@@ -43,7 +43,7 @@ def lossless(path, count: int, height: int = 16, width: int = 16, rate: float = 
 
 def numbers(example) -> list[int]:
     """Which frames of `clip` there are, by their blue."""
-    return np.rint((example.clip[2].mean(axis=(1, 2)) + 1) * 127.5 / 8).astype(int).tolist()
+    return np.rint((example.video[2].mean(axis=(1, 2)) + 1) * 127.5 / 8).astype(int).tolist()
 
 
 def names(source) -> list[str]:
@@ -62,8 +62,8 @@ def test_a_clip_becomes_squares_as_models_see_them(tmp_path):
     (tmp_path / "a.txt").write_text("three ramps")
     source = VideoDataConfig(path=str(tmp_path), size=32, frames=5).full()
     example = source.item(0, PLAIN)
-    assert example.clip.shape == (3, 5, 32, 32) and example.clip.dtype == np.float32
-    assert example.clip.min() >= -1 and example.clip.max() <= 1
+    assert example.video.shape == (3, 5, 32, 32) and example.video.dtype == np.float32
+    assert example.video.min() >= -1 and example.video.max() <= 1
     assert (example.length, example.caption, source.caption(0)) == (5, "three ramps", "three ramps")
 
 
@@ -72,10 +72,10 @@ def test_a_batch_holds_tensors_and_moves(tmp_path):
         lossless(tmp_path / f"{number}.webp", 6)
     source = VideoDataConfig(path=str(tmp_path), size=8, frames=4).full()
     batch = source.collate([source.item(i, PLAIN) for i in range(3)])
-    assert batch.clips.shape == (3, 3, 4, 8, 8) and batch.clips.dtype == torch.float32
+    assert batch.videos.shape == (3, 3, 4, 8, 8) and batch.videos.dtype == torch.float32
     assert batch.lengths.tolist() == [4, 4, 4] and batch.lengths.dtype == torch.int64
     moved = batch.to("meta")
-    assert moved.clips.device.type == moved.lengths.device.type == "meta" and moved.captions == [
+    assert moved.videos.device.type == moved.lengths.device.type == "meta" and moved.captions == [
         "",
         "",
         "",
@@ -98,7 +98,7 @@ def test_every_beginning_is_drawn_and_all_frames_follow_on(tmp_path):
 def test_the_last_beginning_is_not_lost_to_rounded_time_stamps(tmp_path, rate):
     clip(12, rate=rate).save(tmp_path / "a")
     (tmp_path / "a.mp4").unlink()  # the GIF counts hundredths of a second
-    source = VideoDataConfig(path=str(tmp_path), size=16, frames=10, short="skip").build().train
+    source = VideoDataConfig(path=str(tmp_path), size=16, frames=10, on_short="skip").build().train
     assert {numbers(item(source, seed=seed))[0] for seed in range(40)} == {0, 1, 2}
 
 
@@ -136,7 +136,7 @@ def test_all_frames_are_cut_alike(tmp_path):
     )
     places = []
     for seed in range(8):
-        clip_ = item(source, seed=seed).clip
+        clip_ = item(source, seed=seed).video
         assert abs(clip_[:2] - clip_[:2, :1]).max() < 0.02, (
             "red and green, the place, are those of the first frame"
         )
@@ -152,13 +152,13 @@ def test_a_frame_is_cut_as_a_picture_would_be(tmp_path):
     picture = ImageDataConfig(path=str(tmp_path / "first.png"), **settings).build().train
     rng = np.random.default_rng(5)
     rng.random()  # the beginning of the clip
-    assert np.array_equal(item(video, seed=5).clip[:, 0], picture.item(0, rng).pixels)
+    assert np.array_equal(item(video, seed=5).video[:, 0], picture.item(0, rng).pixels)
 
 
 def test_a_flip_mirrors_half_of_the_clips(tmp_path):
     lossless(tmp_path / "a.webp", 4)
     source = VideoDataConfig(path=str(tmp_path), size=8, frames=4, flip=True).build().train
-    mirrored = sum(item(source, seed=seed).clip[0, 0, 0, 0] > 0 for seed in range(60))
+    mirrored = sum(item(source, seed=seed).video[0, 0, 0, 0] > 0 for seed in range(60))
     assert 15 < mirrored < 45
 
 
@@ -172,8 +172,8 @@ def test_augmentation_is_a_function_of_the_examples_own_generator(tmp_path):
     np.random.seed(1)
     one = item(source, seed=3)
     np.random.seed(2)
-    assert np.array_equal(one.clip, item(source, seed=3).clip)
-    assert not np.array_equal(one.clip, item(source, seed=4).clip)
+    assert np.array_equal(one.video, item(source, seed=3).video)
+    assert not np.array_equal(one.video, item(source, seed=4).video)
 
 
 def test_every_setting_draws_equally_often_from_the_generator(tmp_path):
@@ -202,7 +202,7 @@ def test_clips_held_out_are_the_middle_and_never_augmented(tmp_path):
         path=str(tmp_path), size=16, frames=5, flip=True, min_scale=0.5, val_fraction=0.3
     )
     for source in (config.build().validation, config.full()):
-        assert np.array_equal(item(source, seed=1).clip, item(source, seed=2).clip)
+        assert np.array_equal(item(source, seed=1).video, item(source, seed=2).video)
         assert numbers(item(source)) == [4, 5, 6, 7, 8]
 
 
@@ -210,12 +210,12 @@ def test_large_frames_give_the_same_squares_as_small_ones(tmp_path):
     write_mp4(clip(6, 480, 640), tmp_path / "large.mp4")
     write_mp4(clip(6, 48, 64), tmp_path / "small.mp4")
     source = VideoDataConfig(path=str(tmp_path), size=16, frames=6).full()
-    assert abs(item(source, 0).clip - item(source, 1).clip).mean() < 0.03
+    assert abs(item(source, 0).video - item(source, 1).video).mean() < 0.03
 
 
 def test_small_frames_are_enlarged(tmp_path):
     lossless(tmp_path / "a.webp", 4, 5, 7)
-    assert item(VideoDataConfig(path=str(tmp_path), size=32, frames=4).full()).clip.shape == (
+    assert item(VideoDataConfig(path=str(tmp_path), size=32, frames=4).full()).video.shape == (
         3,
         4,
         32,
@@ -238,7 +238,7 @@ def test_a_short_clip_is_padded_with_its_last_frame_and_says_how_long_it_is(tmp_
 def test_a_short_clip_is_left_out_if_asked(tmp_path):
     lossless(tmp_path / "a.webp", 3)
     lossless(tmp_path / "b.webp", 6)
-    source = VideoDataConfig(path=str(tmp_path), size=16, frames=6, short="skip").full()
+    source = VideoDataConfig(path=str(tmp_path), size=16, frames=6, on_short="skip").full()
     with pytest.raises(
         UnreadableFile,
         match=r"a.webp: it gives 3 frames at 10 a second, fewer than the 6 asked for",
@@ -251,19 +251,19 @@ def test_a_clip_of_one_frame_is_a_short_clip(tmp_path):
     write_mp4(clip(1), tmp_path / "a.mp4")
     assert item(VideoDataConfig(path=str(tmp_path), size=16, frames=4).full()).length == 1
     with pytest.raises(UnreadableFile, match="it gives 1 frames"):
-        item(VideoDataConfig(path=str(tmp_path), size=16, frames=4, short="skip").full())
+        item(VideoDataConfig(path=str(tmp_path), size=16, frames=4, on_short="skip").full())
 
 
 def test_pictures_and_clips_share_a_batch(tmp_path):
     lossless(tmp_path / "a.webp", 6)
     PIL.Image.fromarray(clip(4).frames[3]).save(tmp_path / "b.png")
-    source = VideoDataConfig(path=str(tmp_path), size=16, frames=4, short="skip").full()
+    source = VideoDataConfig(path=str(tmp_path), size=16, frames=4, on_short="skip").full()
     examples = [item(source, index) for index in range(2)]
     assert numbers(examples[1]) == [3, 3, 3, 3], (
         "a picture is no short clip, and its one frame is repeated"
     )
     batch = source.collate(examples)
-    assert batch.clips.shape == (2, 3, 4, 16, 16) and batch.lengths.tolist() == [4, 1]
+    assert batch.videos.shape == (2, 3, 4, 16, 16) and batch.lengths.tolist() == [4, 1]
 
 
 def test_a_folder_of_pictures_alone_can_be_learnt_from(tmp_path):
@@ -298,7 +298,7 @@ def test_a_folder_of_frames_is_a_clip_only_if_asked(tmp_path):
             PIL.Image.fromarray(clip(8).frames[number]).save(tmp_path / folder / f"{number}.png")
     (tmp_path / "walk.txt").write_text("somebody walks")
     path = str(tmp_path)
-    assert len(find_clips(path).names) == 15
+    assert len(find_videos(path).names) == 15
     source = VideoDataConfig(path=path, size=16, frames=4, folders="clips").full()
     assert names(source) == ["moving.webp", "run/fast", "walk"]
     assert source.caption(2) == "somebody walks"
@@ -327,8 +327,8 @@ def cut_off(tmp_path):
 
 
 def test_of_a_file_that_breaks_half_way_the_readable_part_is_used(cut_off):
-    source = VideoDataConfig(path=str(cut_off), size=16, frames=9, short="skip").build().train
-    readable = Video.load(cut_off / "cut.mp4").floats()
+    source = VideoDataConfig(path=str(cut_off), size=16, frames=9, on_short="skip").build().train
+    readable = Video.load(cut_off / "cut.mp4").to_floats()
     assert 15 < readable.shape[1] < 45
     beginnings = set()
     for seed in range(30):
@@ -336,7 +336,7 @@ def test_of_a_file_that_breaks_half_way_the_readable_part_is_used(cut_off):
         (start,) = (
             k
             for k in range(readable.shape[1])
-            if np.array_equal(readable[:, k : k + 9], example.clip)
+            if np.array_equal(readable[:, k : k + 9], example.video)
         )
         beginnings.add(start)
     assert max(beginnings) > readable.shape[1] / 2, (
@@ -346,12 +346,12 @@ def test_of_a_file_that_breaks_half_way_the_readable_part_is_used(cut_off):
 
 
 def test_of_a_file_that_breaks_too_early_a_clip_is_padded_or_the_file_is_listed(cut_off):
-    fits = round(examine(cut_off / "cut.mp4").seconds * 10)
+    fits = round(decode_all(cut_off / "cut.mp4").seconds * 10)
     assert item(VideoDataConfig(path=str(cut_off), size=16, frames=50).full()).length == fits
     with pytest.raises(
         UnreadableFile, match=rf"cut.mp4: it gives {fits} frames at 10 a second, fewer than the 50"
     ):
-        item(VideoDataConfig(path=str(cut_off), size=16, frames=50, short="skip").full())
+        item(VideoDataConfig(path=str(cut_off), size=16, frames=50, on_short="skip").full())
 
 
 def test_a_broken_file_is_unreadable_with_its_name_and_the_others_are_not(tmp_path):
@@ -373,7 +373,7 @@ def test_a_run_replaces_a_broken_file_and_lists_it(tmp_path):
         batch_size=3,
     )
     (batch,) = next(stream.micro_batches(0, 1, 0, 1))
-    assert batch.examples.clips.shape[0] == 3
+    assert batch.examples.videos.shape[0] == 3
     assert {name for name, _ in batch.rejected} == {"2.webp"} and "2.webp" not in batch.names
 
 
@@ -384,7 +384,7 @@ def test_a_source_can_be_sent_to_a_worker(tmp_path):
     lossless(tmp_path / "a.webp", 5)
     source = VideoDataConfig(path=str(tmp_path), size=8, frames=4).build().train
     copy = pickle.loads(pickle.dumps(source))
-    assert names(copy) == names(source) and np.array_equal(item(copy).clip, item(source).clip)
+    assert names(copy) == names(source) and np.array_equal(item(copy).video, item(source).video)
 
 
 def test_a_source_knows_how_many_of_its_clips_have_a_caption(tmp_path):

@@ -37,11 +37,14 @@ from tests.runs import engine_in, tiny
 
 FRAMES, SIZE = 9, 16
 MODEL = VideoTokenizerConfig(
-    dim=8, max_channels=16, layers=("compress_space", "compress_time", "compress_time", "residual"), input_kernel=3,
+    dim=8,
+    max_channels=16,
+    layers=("compress_space", "compress_time", "compress_time", "residual"),
+    input_kernel=3,
     quantizer=FSQConfig(levels=(4, 4, 4)),
-)  # fmt: skip
-PICTURES = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
-ALL = replace(PICTURES, motion=TemporalDiscriminatorConfig(dim=8, layers=2), motion_weight=0.5)
+)
+IMAGE_SUFFIXES = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
+ALL = replace(IMAGE_SUFFIXES, motion=TemporalDiscriminatorConfig(dim=8, layers=2), motion_weight=0.5)
 MOTION = replace(ALL, frames=None)
 ONE_MOTION = replace(MOTION, rates=(2,))
 
@@ -76,27 +79,27 @@ def build_task(adversary: VideoAdversaryConfig | None = None, **choices: Any) ->
 
 def batch_of(*lengths: int, first: int = 0, frames: int = FRAMES) -> Batch:
     """Toys number `first` and following, of which so many frames are real."""
-    toys = SyntheticVideos(count=first + len(lengths), size=SIZE, frames=FRAMES, seed=3)
+    num_synthetic = SyntheticVideos(count=first + len(lengths), size=SIZE, frames=FRAMES, seed=3)
     examples = []
     for i, length in enumerate(lengths, start=first):
-        whole = toys.item(i, np.random.default_rng(0))
-        padded = whole.clip[:, np.minimum(np.arange(frames), length - 1)].astype(np.float64)
+        whole = num_synthetic.item(i, np.random.default_rng(0))
+        padded = whole.video[:, np.minimum(np.arange(frames), length - 1)].astype(np.float64)
         examples.append(VideoExample(padded, length, 4.0 + i, whole.caption))
     numbers = range(first, first + len(lengths))
     return Batch(collate(examples), [str(i) for i in numbers], [hash_seed(7, i) for i in numbers])
 
 
 def with_other_padding(batch: Batch) -> Batch:
-    clips = batch.examples.clips.clone()
+    clips = batch.examples.videos.clone()
     for clip, length in zip(clips, batch.examples.lengths.tolist()):
         clip[:, length:] = torch.rand_like(clip[:, length:]) * 2 - 1
-    return Batch(replace(batch.examples, clips=clips), batch.names, batch.seeds)
+    return Batch(replace(batch.examples, videos=clips), batch.names, batch.seeds)
 
 
 # ---- what is padding, and what is real
 
 
-@pytest.mark.parametrize("adversary", [None, PICTURES], ids=["alone", "judged"])
+@pytest.mark.parametrize("adversary", [None, IMAGE_SUFFIXES], ids=["alone", "judged"])
 def test_frames_after_the_last_real_one_change_no_loss(
     adversary: VideoAdversaryConfig | None,
 ) -> None:
@@ -104,7 +107,7 @@ def test_frames_after_the_last_real_one_change_no_loss(
     real ones only."""
     task, batch = build_task(adversary), batch_of(1, 5, 9)
     other = with_other_padding(batch)
-    assert not torch.equal(batch.examples.clips, other.examples.clips)
+    assert not torch.equal(batch.examples.videos, other.examples.videos)
     for update in task.updates:
         terms, others = update.loss(batch, 0).terms, update.loss(other, 0).terms
         assert terms.keys() == others.keys()
@@ -119,9 +122,9 @@ def test_frames_after_the_last_real_one_change_no_measure() -> None:
     no symbol included."""
     reconstruction, batch = build_task().reconstruction, batch_of(1, 2, 6, 9)
     other = with_other_padding(batch)
-    output = torch.rand_like(batch.examples.clips) * 2 - 1
-    rebuilt = replace(batch, examples=replace(batch.examples, clips=output))
-    other_output = with_other_padding(rebuilt).examples.clips
+    output = torch.rand_like(batch.examples.videos) * 2 - 1
+    rebuilt = replace(batch, examples=replace(batch.examples, videos=output))
+    other_output = with_other_padding(rebuilt).examples.videos
     assert not torch.equal(output, other_output)
     seen, again = (
         reconstruction.batch_stats(output, batch),
@@ -139,19 +142,19 @@ def test_a_picture_in_company_costs_what_it_costs_alone_and_what_its_clips_first
 ):
     task = build_task(reconstruction=VideoReconstructionConfig())
     [among_clips, alone, clip] = [batch_of(1), batch_of(1, frames=1), batch_of(9)]
-    assert among_clips.examples.clips.shape[2] == 9 and alone.examples.clips.shape[2] == 1
+    assert among_clips.examples.videos.shape[2] == 9 and alone.examples.videos.shape[2] == 1
     cost = task.reconstruction_loss(alone, 0).terms["pixel"]
     torch.testing.assert_close(task.reconstruction_loss(among_clips, 0).terms["pixel"], cost)
-    target = clip.examples.clips
+    target = clip.examples.videos
     torch.testing.assert_close(
         task.reconstruction.pixel_BT(task.model(target).output, target)[0, 0], cost
     )
 
 
 def test_every_clip_counts_the_same_so_micro_batches_of_unequal_lengths_are_one_batch() -> None:
-    task = build_task(PICTURES)
+    task = build_task(IMAGE_SUFFIXES)
     whole, parts = batch_of(9, 1, 5, 9), [batch_of(9, 1), batch_of(5, 9, first=2)]
-    assert torch.equal(whole.examples.clips, torch.cat([part.examples.clips for part in parts]))
+    assert torch.equal(whole.examples.videos, torch.cat([part.examples.videos for part in parts]))
     for update in task.updates:
         terms = update.loss(whole, 0).terms
         halves = [update.loss(part, 0).terms for part in parts]
@@ -169,16 +172,16 @@ def numbered(batch: Batch) -> Tensor:
     return (
         torch.arange(FRAMES, dtype=torch.float64)
         .view(1, 1, FRAMES, 1, 1)
-        .expand_as(batch.examples.clips)
+        .expand_as(batch.examples.videos)
     )
 
 
 def test_the_drawn_frame_is_real_and_every_real_one_is_drawn() -> None:
     lengths = [1, 4, 9] * 60
     examples = batch_of(1, 4, 9).examples
-    clips = examples.clips.repeat(60, 1, 1, 1, 1)
+    clips = examples.videos.repeat(60, 1, 1, 1, 1)
     many = Batch(
-        replace(examples, clips=clips, lengths=torch.tensor(lengths)),
+        replace(examples, videos=clips, lengths=torch.tensor(lengths)),
         [""] * 180,
         [hash_seed(1, i) for i in range(180)],
     )
@@ -194,7 +197,7 @@ def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_
     batch = batch_of(9, 9, 9, 9, 9, 9)
     moments = drawn_frame(numbered(batch), batch)[:, 0, 0, 0].long()
     assert len(set(moments.tolist())) > 1, "each clip has its own"
-    clips = batch.examples.clips
+    clips = batch.examples.videos
     originals = torch.stack([clip[:, moment] for clip, moment in zip(clips, moments)])
     assert torch.equal(drawn_frame(clips, batch), originals)
     assert torch.equal(drawn_frame(clips + 1, batch), originals + 1)
@@ -205,7 +208,7 @@ def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_
 def test_the_drawn_frame_does_not_depend_on_the_company() -> None:
     together, alone = batch_of(9, 9, 9), batch_of(9, first=2)
     assert torch.equal(
-        drawn_frame(together.examples.clips, together)[2:], drawn_frame(alone.examples.clips, alone)
+        drawn_frame(together.examples.videos, together)[2:], drawn_frame(alone.examples.videos, alone)
     )
 
 
@@ -217,7 +220,7 @@ def test_the_adversarial_term_is_what_all_judges_say_each_with_its_weight() -> N
     instead."""
     task, batch = build_task(ALL), batch_of(9, 5, 1)
     assert list(task.discriminators) == ["discriminator", "motion-1", "motion-2"]
-    output = task.model(batch.examples.clips).output
+    output = task.model(batch.examples.videos).output
     shown = {
         "discriminator": drawn_frame(output, batch),
         "motion-1": output,
@@ -259,7 +262,7 @@ def test_every_judge_is_heard_in_the_models_gradient() -> None:
 
 @pytest.mark.parametrize(
     "adversary",
-    [None, PICTURES, MOTION, ONE_MOTION, ALL],
+    [None, IMAGE_SUFFIXES, MOTION, ONE_MOTION, ALL],
     ids=["none", "frames", "motion", "one", "all"],
 )
 def test_each_update_gives_all_of_its_own_network_a_gradient_whoever_judges(
@@ -368,8 +371,8 @@ def concluded(task: TokenizerTask, output: Tensor, batch: Batch) -> dict[str, fl
 
 def test_flicker_shows_in_the_differences_of_frames_and_hardly_in_psnr() -> None:
     task, batch = build_task(), batch_of(9, 9)
-    target = batch.examples.clips * 0.8  # room on both sides, so that nothing is clamped
-    batch = replace(batch, examples=replace(batch.examples, clips=target))
+    target = batch.examples.videos * 0.8  # room on both sides, so that nothing is clamped
+    batch = replace(batch, examples=replace(batch.examples, videos=target))
     sign_T = torch.tensor([1.0, -1.0] * 5, dtype=torch.float64)[:FRAMES].view(1, 1, FRAMES, 1, 1)
     pad_for_batch_invariance, flickering = (
         concluded(task, target + 0.05 * sign, batch) for sign in (torch.ones_like(sign_T), sign_T)
@@ -382,13 +385,13 @@ def test_flicker_shows_in_the_differences_of_frames_and_hardly_in_psnr() -> None
 
 def test_pictures_have_no_motion_to_be_measured_and_do_not_water_it_down() -> None:
     task, clips, mixture = build_task(), batch_of(9), batch_of(9, 1, 1)
-    noise = 0.1 * torch.randn_like(mixture.examples.clips)
-    alone = concluded(task, clips.examples.clips + noise[:1], clips)
-    together = concluded(task, mixture.examples.clips + noise, mixture)
+    noise = 0.1 * torch.randn_like(mixture.examples.videos)
+    alone = concluded(task, clips.examples.videos + noise[:1], clips)
+    together = concluded(task, mixture.examples.videos + noise, mixture)
     assert together["frame_difference_psnr"] == pytest.approx(alone["frame_difference_psnr"])
     for frames in (1, 9):
         pictures = batch_of(1, 1, frames=frames)
-        assert "frame_difference_psnr" not in concluded(task, pictures.examples.clips, pictures)
+        assert "frame_difference_psnr" not in concluded(task, pictures.examples.videos, pictures)
 
 
 def test_bits_per_pixel_are_counted_by_hand() -> None:
@@ -400,8 +403,14 @@ def test_bits_per_pixel_are_counted_by_hand() -> None:
     numbers = task.compute_metrics({name: seen[0][name] + seen[1][name] for name in seen[0]})
     assert numbers["bits_per_pixel"] == pytest.approx(3 * 8 * 8 * 6 / (9 * 16 * 16))
     assert numbers.keys() == {
-        "psnr", "ssim", "pixel", "frame_difference_psnr", "bits_per_pixel", "usage", "perplexity"
-    }  # fmt: skip
+        "psnr",
+        "ssim",
+        "pixel",
+        "frame_difference_psnr",
+        "bits_per_pixel",
+        "usage",
+        "perplexity",
+    }
 
 
 # ---- what is shown
@@ -415,7 +424,7 @@ def frames_of(path: Path) -> np.ndarray:
 def test_what_is_shown_opens_with_its_real_frames_and_is_not_black(tmp_path: Path) -> None:
     """Theirs wrote black films."""
     task, batch = build_task(), batch_of(9, 4, 1)
-    clips = batch.examples.clips
+    clips = batch.examples.videos
     shown = task.reconstruction.shown(
         clips.flip(1), batch
     )  # the "reconstruction" has red and blue exchanged

@@ -1,1 +1,3 @@
+"""Readers of audio files."""
+
 from __future__ import annotations

@@ -1,52 +1,73 @@
-"""What every reader of recordings gives, whatever the file: facts about the whole, and blocks of
-samples with their places.
+"""The interface of audio readers, and the packages that they need.
 
-`sound_files.py` and `sound_stream.py` hold a reader each.
+There are two readers: `io/files.py` reads with soundfile and `io/stream.py` with PyAV.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Protocol
 
 import numpy as np
 
-BLOCK = 4_096
-"""Samples of each channel that are read at a time."""
+from tessera._optional import require
+
+BLOCK_SAMPLES = 4_096
+"""Samples per channel that are read at a time."""
 
 
 @dataclass(frozen=True)
-class Facts:
-    """What a file says of itself."""
+class AudioInfo:
+    """What the header of a file states."""
 
     rate_hz: int
     channels: int
-    count: int
-    """samples of each channel"""
+    num_samples: int
+    """Samples per channel."""
     codec: str
-    """WAV PCM 16, FLAC PCM 24, OGG VORBIS, mp3float, aac, ..."""
+    """For example "WAV PCM 16", "FLAC PCM 24", "OGG VORBIS", "mp3float" or "aac"."""
 
     @property
     def seconds(self) -> float:
-        return self.count / self.rate_hz
+        return self.num_samples / self.rate_hz
 
 
 @dataclass(frozen=True)
 class Block:
-    begins: int
-    """the number of its first sample"""
+    """Consecutive samples of a file."""
+
+    start: int
+    """The index of the first sample."""
     samples: np.ndarray
-    """(C, n) float32"""
+    """(C, n) float32."""
 
     @property
-    def ends(self) -> int:
-        return self.begins + self.samples.shape[1]
+    def end(self) -> int:
+        return self.start + self.samples.shape[1]
 
 
 class Reader(Protocol):
-    def facts(self) -> Facts: ...
+    def info(self) -> AudioInfo: ...
 
-    def blocks(self, since: int) -> Iterator[Block]:
-        """In order, from the one that holds sample `since`, or some before it. Raises Unreadable
-        where the file breaks."""
+    def blocks(self, start: int) -> Iterator[Block]:
+        """Yield blocks in order, beginning at or before sample `start`.
+
+        Raises UnreadableFile where the file is damaged.
+        """
+
+
+def import_soundfile() -> ModuleType:
+    """Import soundfile, which reads and writes audio files."""
+    return require("soundfile", extra="audio", purpose="Reading and writing audio")
+
+
+def import_soxr() -> ModuleType:
+    """Import soxr, which changes sampling rates."""
+    return require("soxr", extra="audio", purpose="Resampling audio")
+
+
+def import_av() -> ModuleType:
+    """Import PyAV, which reads the formats that soundfile does not."""
+    return require("av", extra="audio", purpose="Reading MP3, OGG, M4A and similar audio")

@@ -1,9 +1,9 @@
-"""Files that hold a recording: what they say of themselves, what they hold, and the samples of any
-part of them.
+"""Read audio files: their header, their samples, or any part of their samples.
 
-C counts channels, N samples of each. There are two readers: soundfile for WAV, FLAC and AIFF, and
-PyAV for the rest (`modalities/audio/io/stream.py`). A file that breaks half-way is read as far as
-it goes.
+WAV, FLAC and AIFF are read with soundfile, everything else with PyAV (`io/stream.py`). A damaged
+file is read up to the damage.
+
+C channels, N samples per channel.
 """
 
 from __future__ import annotations
@@ -18,198 +18,200 @@ from typing import Any
 import numpy as np
 
 from tessera.data.discovery import FileSignature, file_signature
-from tessera.data.errors import UnreadableFile, named
-from tessera.modalities.audio.io.base import BLOCK, Block, Facts, Reader
-from tessera.modalities.audio.io.libraries import library
+from tessera.data.errors import UnreadableFile, add_path
+from tessera.modalities.audio import MODALITY
+from tessera.modalities.audio.io.base import (
+    BLOCK_SAMPLES,
+    AudioInfo,
+    Block,
+    Reader,
+    import_soundfile,
+)
 from tessera.modalities.audio.io.stream import AudioStreamReader
 
-RECORDINGS = (
-    ".wav",
-    ".flac",
-    ".ogg",
-    ".oga",
-    ".opus",
-    ".mp3",
-    ".aiff",
-    ".aif",
-    ".m4a",
-    ".aac",
-    ".wma",
-    ".mka",
-    ".g722",
-)
-"""Endings of files that hold nothing but sound."""
-ENDINGS = (*RECORDINGS, ".webm")
+SUFFIXES = (*MODALITY.suffixes, ".webm")
+"""Suffixes of files that are read as audio; .webm may also be a video."""
 
-RATES_HZ = (1_000, 768_000)
-"""What a rate can be: below it there is no speech, and no converter is faster."""
-SHORTEST_SECONDS = 0.01
-LOUDEST = 16.0
-"""Floats beyond full scale are cut off, but where they reach this far they are whole numbers that
-were never scaled."""
-SEEKS_WRONG = ("MP3", "OGG")
-"""What soundfile reads well from the beginning only: after a seek libsndfile 1.2.2 gives other
-samples of an MP3 than before it, and other samples of the last page of an OGG."""
+RATE_RANGE_HZ = (1_000, 768_000)
+"""Accepted sampling rates: below the lower one speech is lost, above the upper one there are no
+converters."""
+MIN_SECONDS = 0.01
+MAX_AMPLITUDE = 16.0
+"""Float samples beyond full scale are clipped; samples of this size are integers that were never
+scaled to [-1, 1]."""
+INEXACT_SEEK_FORMATS = ("MP3", "OGG")
+"""Formats that soundfile reads correctly only from the beginning: after a seek, libsndfile 1.2.2
+returns other samples of an MP3, and other samples of the last page of an OGG."""
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What a file turned out to hold."""
+class AudioScan:
+    """What decoding a whole file found."""
 
-    count: int
-    """samples of each channel that can be read"""
-    broke: str
-    """where the file breaks, and why; "" for one that can be read to its end"""
+    num_samples: int
+    """Readable samples per channel."""
+    error: str
+    """Where and why decoding stopped early; "" if the file is intact."""
 
 
-def probe(path: str | Path) -> Facts:
-    """Rate, channels and length, without decoding more than the beginning. Remembered as long as
-    the file is the same."""
-    with named(path):
+def probe(path: str | Path) -> AudioInfo:
+    """Read the rate, the channels and the length without decoding more than the beginning.
+
+    Cached until the file changes.
+    """
+    with add_path(path):
         return _probe(file_signature(path))
 
 
-def examine(path: str | Path) -> Examined:
-    """The whole file, block by block, holding one at a time. Remembered as long as the file is the
-    same."""
-    with named(path):
-        return _examine(file_signature(path))
+def scan_audio(path: str | Path) -> AudioScan:
+    """Decode the whole file, one block at a time. Cached until the file changes."""
+    with add_path(path):
+        return _scan(file_signature(path))
+
+
+def scan_blocks(path: str | Path, on_block: Callable[[np.ndarray], None]) -> AudioScan:
+    """Do the same as `scan_audio` and call `on_block` with every block, (C, n)."""
+    with add_path(path):
+        return _scan_blocks(file_signature(path), on_block)
 
 
 def read_samples(path: str | Path, start: int = 0, count: int | None = None) -> np.ndarray:
-    """(C, N) float32 in [-1, 1] from that sample on: `count` of them, all for None, or fewer where
-    the file ends or breaks."""
-    with named(path):
+    """Read (C, N) float32 in [-1, 1].
+
+    Args:
+        path: An audio file.
+        start: The index of the first sample.
+        count: How many samples to read; None reads all. Fewer are returned where the file ends or
+            is damaged.
+    """
+    with add_path(path):
         _probe(file_signature(path))
-        taken = list(part_of(UntilItBreaks(reader_of(str(path)).blocks(start)), start, count))
-        if not taken:
-            raise UnreadableFile(f"there is no sample to be read from number {start:,} on")
-        return np.ascontiguousarray(np.concatenate(taken, axis=1))
+        blocks = ReadableBlocks(open_reader(str(path)).blocks(start))
+        parts = list(crop_blocks(blocks, start, count))
+        if not parts:
+            raise UnreadableFile(f"no sample can be read from index {start:,} on")
+        return np.ascontiguousarray(np.concatenate(parts, axis=1))
 
 
-def listen(path: str | Path, hear: Callable[[np.ndarray], None]) -> Examined:
-    """As `examine`, and every block, (C, n), is given to `hear`."""
-    with named(path):
-        return _listen(file_signature(path), hear)
-
-
-def part_of(blocks: Iterable[Block], start: int, count: int | None) -> Iterator[np.ndarray]:
-    """From `start` on; a reader may begin before it, and is not asked for more than is needed."""
+def crop_blocks(blocks: Iterable[Block], start: int, count: int | None) -> Iterator[np.ndarray]:
+    """Yield the samples of [start, start + count); no more blocks are read than needed."""
     end = None if count is None else start + count
     for block in blocks:
-        part = block.samples[
-            :, max(0, start - block.begins) : None if end is None else max(0, end - block.begins)
-        ]
+        first = max(0, start - block.start)
+        last = None if end is None else max(0, end - block.start)
+        part = block.samples[:, first:last]
         if part.shape[1]:
-            yield examined(part)
-        if end is not None and block.ends >= end:
+            yield validate_samples(part)
+        if end is not None and block.end >= end:
             return
 
 
-def examined(samples: np.ndarray) -> np.ndarray:
-    """Sound as it should be, or why it is none."""
-    loudest = float(np.abs(samples).max(initial=0))
-    if not np.isfinite(loudest):
+def validate_samples(samples: np.ndarray) -> np.ndarray:
+    """Clip to [-1, 1]; raise UnreadableFile if the samples are not finite or were never scaled."""
+    peak = float(np.abs(samples).max(initial=0))
+    if not np.isfinite(peak):
         raise UnreadableFile("some of its samples are not numbers (NaN or infinite)")
-    if loudest >= LOUDEST:
+    if peak >= MAX_AMPLITUDE:
         raise UnreadableFile(
-            f"its samples reach {loudest:,.0f}, where 1 is full scale: divide them before they are saved as floats"
+            f"its samples reach {peak:,.0f}, but full scale is 1: divide them before saving floats"
         )
-    return samples if loudest <= 1 else samples.clip(-1, 1)
+    return samples if peak <= 1 else samples.clip(-1, 1)
 
 
 @dataclass
-class UntilItBreaks:
-    """What can be read of a file; afterwards, why there was no more."""
+class ReadableBlocks:
+    """Iterate over the blocks before the first damage; afterwards `error` holds its description."""
 
     blocks: Iterator[Block]
-    reason: str = ""
+    error: str = ""
 
     def __iter__(self) -> Iterator[Block]:
         try:
             yield from self.blocks
         except UnreadableFile as error:
-            self.reason = str(error)
+            self.error = str(error)
 
 
 @lru_cache(maxsize=1 << 16)
-def _probe(state: FileSignature) -> Facts:
-    if state.bytes == 0:
+def _probe(signature: FileSignature) -> AudioInfo:
+    if signature.bytes == 0:
         raise UnreadableFile("the file is empty (0 bytes)")
-    facts = reader_of(state.path).facts()
-    lowest, highest = RATES_HZ
-    if not lowest <= facts.rate_hz <= highest:
+    info = open_reader(signature.path).info()
+    lowest, highest = RATE_RANGE_HZ
+    if not lowest <= info.rate_hz <= highest:
         raise UnreadableFile(
-            f"it claims a rate of {facts.rate_hz:,} Hz, where {lowest:,} to {highest:,} Hz can be sound"
+            f"its header states a rate of {info.rate_hz:,} Hz, but {lowest:,} to {highest:,} Hz "
+            "are supported"
         )
-    if facts.seconds < SHORTEST_SECONDS:
-        number = "1 sample" if facts.count == 1 else f"{facts.count:,} samples"
+    if info.seconds < MIN_SECONDS:
+        number = "1 sample" if info.num_samples == 1 else f"{info.num_samples:,} samples"
         raise UnreadableFile(
-            f"it holds {number}: a recording lasts at least {1000 * SHORTEST_SECONDS:g} ms"
+            f"it holds {number}, but audio must last at least {1000 * MIN_SECONDS:g} ms"
         )
-    return facts
+    return info
 
 
 @lru_cache(maxsize=1 << 16)
-def _examine(state: FileSignature) -> Examined:
-    return _listen(state, lambda block: None)
+def _scan(signature: FileSignature) -> AudioScan:
+    return _scan_blocks(signature, lambda block: None)
 
 
-def _listen(state: FileSignature, hear: Callable[[np.ndarray], None]) -> Examined:
-    facts, count = _probe(state), 0
-    read = UntilItBreaks(reader_of(state.path).blocks(0))
-    for block in read:
-        hear(examined(block.samples))
-        count = block.ends
-    if not count:
-        raise UnreadableFile(f"nothing of it can be read ({read.reason})")
-    short = (
-        count < facts.count - 0.25 * facts.rate_hz
-    )  # a compressed file may claim a little more than it holds
-    reason = read.reason or ("the data ends there" if short else "")
-    said = f"it breaks at {count / facts.rate_hz:.2f} s of {facts.seconds:.2f} s ({reason})"
-    return Examined(count, said if reason else "")
+def _scan_blocks(signature: FileSignature, on_block: Callable[[np.ndarray], None]) -> AudioScan:
+    info, num_samples = _probe(signature), 0
+    blocks = ReadableBlocks(open_reader(signature.path).blocks(0))
+    for block in blocks:
+        on_block(validate_samples(block.samples))
+        num_samples = block.end
+    if not num_samples:
+        raise UnreadableFile(f"nothing of it can be read ({blocks.error})")
+    # The header of a compressed file may state slightly more than the file holds.
+    truncated = num_samples < info.num_samples - 0.25 * info.rate_hz
+    reason = blocks.error or ("the data ends there" if truncated else "")
+    position = f"{num_samples / info.rate_hz:.2f} s of {info.seconds:.2f} s"
+    return AudioScan(num_samples, f"it is damaged at {position} ({reason})" if reason else "")
 
 
-def reader_of(path: str) -> Reader:
-    """soundfile's reader where that can read the file, from anywhere on; else PyAV's."""
+def open_reader(path: str) -> Reader:
+    """Return soundfile's reader if it reads and seeks the file correctly, otherwise PyAV's."""
+    soundfile = import_soundfile()
     try:
-        with library().SoundFile(path) as file:
-            return AudioStreamReader(path) if file.format in SEEKS_WRONG else SampledFile(path)
-    except (library().SoundFileError, TypeError):  # TypeError: a name that ends in .raw
+        with soundfile.SoundFile(path) as file:
+            inexact = file.format in INEXACT_SEEK_FORMATS
+            return AudioStreamReader(path) if inexact else SoundfileReader(path)
+    except (soundfile.SoundFileError, TypeError):  # TypeError: a name that ends in .raw
         return AudioStreamReader(path)
 
 
 @dataclass(frozen=True)
-class SampledFile:
-    """What soundfile reads."""
+class SoundfileReader:
+    """Read a file with soundfile."""
 
     path: str
 
-    def facts(self) -> Facts:
-        with opened(self.path) as file:
-            return Facts(
+    def info(self) -> AudioInfo:
+        with open_soundfile(self.path) as file:
+            return AudioInfo(
                 file.samplerate,
                 file.channels,
                 file.frames,
                 f"{file.format} {file.subtype}".replace("_", " "),
             )
 
-    def blocks(self, since: int) -> Iterator[Block]:
-        with opened(self.path) as file:
-            begins = file.seek(
-                min(since, file.frames) // BLOCK * BLOCK
-            )  # a broken block is the same wherever reading begins
-            while len(samples := file.read(BLOCK, dtype="float32", always_2d=True)):
-                yield Block(begins, samples.T)
-                begins += len(samples)
+    def blocks(self, start: int) -> Iterator[Block]:
+        with open_soundfile(self.path) as file:
+            # Aligned to blocks, so that a damaged block is the same wherever reading begins.
+            position = file.seek(min(start, file.frames) // BLOCK_SAMPLES * BLOCK_SAMPLES)
+            while len(samples := file.read(BLOCK_SAMPLES, dtype="float32", always_2d=True)):
+                yield Block(position, samples.T)
+                position += len(samples)
 
 
 @contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """Whatever libsndfile finds wrong with a file, now or later, is Unreadable."""
+def open_soundfile(path: str) -> Iterator[Any]:
+    """Open a file; every libsndfile error inside the block becomes UnreadableFile."""
+    soundfile = import_soundfile()
     try:
-        with library().SoundFile(path) as file:
+        with soundfile.SoundFile(path) as file:
             yield file
-    except library().SoundFileError as error:
-        raise UnreadableFile(f"it is damaged or cut short ({error})") from error
+    except soundfile.SoundFileError as error:
+        raise UnreadableFile(f"it is damaged or truncated ({error})") from error

@@ -1,8 +1,7 @@
-"""A recording as PyAV decodes it: MP3, OGG, M4A, AAC, WMA, WebM, G.722, and whatever else soundfile
-does not take.
+"""Read audio with PyAV: MP3, OGG, M4A, AAC, WMA, WebM, G.722 and other formats of FFmpeg.
 
-Samples are counted from the first one on; only after winding does a time stamp say where the count
-begins.
+Samples are counted from the first one. Only after a seek is a time stamp used to find the index of
+the next sample.
 """
 
 from __future__ import annotations
@@ -13,44 +12,45 @@ from dataclasses import dataclass
 from typing import Any
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.audio.io.base import Block, Facts
-from tessera.modalities.video.io.pyav import library
+from tessera.modalities.audio.io.base import AudioInfo, Block, import_av
 
-# Only these may be opened, whatever a file is called: FFmpeg also knows playlists, which lead it to
-# other files.
+# Only these formats are opened, whatever the file is called: FFmpeg also supports playlists, which
+# refer to other files.
 FORMATS = "wav,flac,ogg,mp3,mov,mp4,m4a,3gp,matroska,webm,asf,aac,aiff,caf,au,g722"
 OPTIONS = {"format_whitelist": FORMATS, "protocol_whitelist": "file"}
-WITHOUT_HEADER = {".g722": "g722"}
-"""Ending -> FFmpeg's format, of files that hold nothing by which they could be known."""
-RUN_UP_SECONDS = 0.4
-"""So much earlier a decoder begins: a frame of MP3 may lie in up to ten frames before it, and those
-of AAC and Opus overlap."""
+HEADERLESS_FORMATS = {".g722": "g722"}
+"""File suffix -> FFmpeg format, for files without a header that identifies the format."""
+PREROLL_SECONDS = 0.4
+"""How far before the requested sample decoding begins: an MP3 frame may depend on up to ten frames
+before it, and AAC and Opus frames overlap."""
 
 
 @dataclass(frozen=True)
 class AudioStreamReader:
     path: str
 
-    def facts(self) -> Facts:
-        with opened(self.path) as tape:
-            first = next(tape.blocks(0), None)
+    def info(self) -> AudioInfo:
+        with open_audio(self.path) as audio:
+            first = next(audio.blocks(0), None)
             if first is None:
-                raise no_recording(self.path)
-            claimed = tape.claimed() or sum(
-                block.samples.shape[1] for block in [first, *tape.blocks(0)]
+                raise not_audio(self.path)
+            num_samples = audio.stated_num_samples() or sum(
+                block.samples.shape[1] for block in [first, *audio.blocks(0)]
             )
-            return Facts(
-                tape.rate_hz, first.samples.shape[0], claimed, tape.stream.codec_context.name
+            return AudioInfo(
+                audio.rate_hz,
+                first.samples.shape[0],
+                num_samples,
+                audio.stream.codec_context.name,
             )
 
-    def blocks(self, since: int) -> Iterator[Block]:
-        with opened(self.path) as tape:
-            blocks = tape.blocks(tape.seek(since))
+    def blocks(self, start: int) -> Iterator[Block]:
+        with open_audio(self.path) as audio:
+            blocks = audio.blocks(audio.seek(start))
             first = next(blocks, None)
-            if (
-                first is None or first.begins > since
-            ):  # an index that leads too far, or a count that is only a guess
-                blocks = tape.blocks(tape.seek(0))
+            # The seek index may point too far, or the computed position may be inexact.
+            if first is None or first.start > start:
+                blocks = audio.blocks(audio.seek(0))
             else:
                 yield first
             yield from blocks
@@ -58,7 +58,7 @@ class AudioStreamReader:
 
 @dataclass(frozen=True)
 class OpenAudio:
-    """An open recording: PyAV's container, and its first stream of sound."""
+    """An open PyAV container and its first audio stream."""
 
     container: Any
     stream: Any
@@ -68,98 +68,96 @@ class OpenAudio:
         return int(self.stream.rate or 0)
 
     @property
-    def first(self) -> int:
-        """the time stamp of the beginning"""
+    def first_pts(self) -> int:
+        """The time stamp of the first sample."""
         return self.stream.start_time or 0
 
-    def claimed(self) -> int:
-        """Samples of each channel; 0 where nothing is said."""
+    def stated_num_samples(self) -> int:
+        """Return the samples per channel that the header states; 0 if it states none."""
         seconds = (
             float((self.stream.duration or 0) * self.stream.time_base)
             or (self.container.duration or 0) / 1e6
         )
         return round(seconds * self.rate_hz)
 
-    def seek(self, since: int) -> int | None:
-        """To some place before a sample. Gives the number of what comes next, or None: its time
-        stamp will say."""
-        seconds = since / self.rate_hz - RUN_UP_SECONDS
+    def seek(self, start: int) -> int | None:
+        """Seek to a position at or before sample `start`.
+
+        Returns the index of the next sample, or None if only its time stamp determines it.
+        """
+        seconds = start / self.rate_hz - PREROLL_SECONDS
         if seconds <= 0:
-            self.container.seek(self.first, stream=self.stream, backward=True)
+            self.container.seek(self.first_pts, stream=self.stream, backward=True)
             return 0
         self.container.seek(
-            self.first + int(seconds / self.stream.time_base), stream=self.stream, backward=True
+            self.first_pts + int(seconds / self.stream.time_base), stream=self.stream, backward=True
         )
         return None
 
-    def blocks(self, begins: int | None) -> Iterator[Block]:
-        """From where the tape is wound to."""
-        to_floats = library().AudioResampler(format="fltp")
+    def blocks(self, start: int | None) -> Iterator[Block]:
+        """Decode from the current position; `start` is what `seek` returned."""
+        to_floats = import_av().AudioResampler(format="fltp")
         for frame in self.container.decode(self.stream):
-            if begins is None:
-                begins = round(
-                    float(((frame.pts or 0) - self.first) * self.stream.time_base) * self.rate_hz
+            if start is None:
+                start = round(
+                    float(((frame.pts or 0) - self.first_pts) * self.stream.time_base)
+                    * self.rate_hz
                 )
             for converted in to_floats.resample(frame):
-                block = Block(begins, converted.to_ndarray())
-                begins = block.ends
+                block = Block(start, converted.to_ndarray())
+                start = block.end
                 yield block
 
 
 @contextmanager
-def opened(path: str) -> Iterator[OpenAudio]:
-    """A recording, wound to its beginning; whatever FFmpeg finds wrong with it, now or later, is
-    Unreadable."""
+def open_audio(path: str) -> Iterator[OpenAudio]:
+    """Open a file at its beginning; every FFmpeg error inside the block becomes UnreadableFile."""
     try:
-        av = library()
+        av = import_av()
     except ModuleNotFoundError as error:
         raise UnreadableFile(f"soundfile cannot read it ({error})") from error
-    tape: OpenAudio | None = None
-    form = next(
-        (form for ending, form in WITHOUT_HEADER.items() if path.lower().endswith(ending)), None
+    audio: OpenAudio | None = None
+    format_name = next(
+        (name for suffix, name in HEADERLESS_FORMATS.items() if path.lower().endswith(suffix)), None
     )
     try:
-        # "file:", so that no name is taken for an address; tags in any encoding are let be
+        # "file:" keeps FFmpeg from reading the name as a URL; tags of any encoding are accepted.
         with av.open(
-            f"file:{path}", format=form, options=OPTIONS, metadata_errors="surrogateescape"
+            f"file:{path}", format=format_name, options=OPTIONS, metadata_errors="surrogateescape"
         ) as container:
-            tape = OpenAudio(container, sound_of(container))
-            yield tape
+            audio = OpenAudio(container, first_audio_stream(container))
+            yield audio
     except FileNotFoundError as error:
         raise UnreadableFile("the file cannot be opened (No such file or directory)") from error
-    except (
-        av.FFmpegError,
-        ValueError,
-    ) as error:  # ValueError: a stream that changes its rate or channels half-way
+    except (av.FFmpegError, ValueError) as error:
+        # PyAV raises ValueError where a stream changes its rate or channels half-way.
         if isinstance(error, UnreadableFile):
             raise
-        if tape is not None:
+        if audio is not None:
             raise UnreadableFile(
-                f"it is damaged or cut short ({getattr(error, 'strerror', None) or error})"
+                f"it is damaged or truncated ({getattr(error, 'strerror', None) or error})"
             ) from error
-        raise no_recording(path) from error
+        raise not_audio(path) from error
 
 
-def no_recording(path: str) -> UnreadableFile:
+def not_audio(path: str) -> UnreadableFile:
     with open(path, "rb") as file:
-        begins = file.read(8)
+        head = file.read(8)
     return UnreadableFile(
-        f"it is no WAV, FLAC, OGG, MP3, M4A or other recording, or it is cut short (it begins with {begins!r})"
+        "it is not a WAV, FLAC, OGG, MP3, M4A or other supported audio file, or it is truncated "
+        f"(it begins with {head!r})"
     )
 
 
-def sound_of(container: Any) -> Any:
-    """The first stream of sound that FFmpeg can decode."""
+def first_audio_stream(container: Any) -> Any:
+    """Return the first audio stream, if FFmpeg has a decoder for it."""
     if not container.streams.audio:
         raise UnreadableFile(
-            "it holds only pictures, and no sound"
-            if container.streams.video
-            else "it holds no sound"
+            "it holds video but no audio" if container.streams.video else "it holds no audio"
         )
     stream = container.streams.audio[0]
     if stream.codec_context is None:
-        raise UnreadableFile("its codec is not one that FFmpeg knows")
-    stream.codec_context.thread_count = (
-        1  # many readers at a time are faster than one with many threads
-    )
+        raise UnreadableFile("FFmpeg has no decoder for its codec")
+    # Several single-threaded readers are faster than one reader with several threads.
+    stream.codec_context.thread_count = 1
     return stream

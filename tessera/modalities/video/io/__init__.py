@@ -1,1 +1,1 @@
-from __future__ import annotations
+"""Reading and writing of video files."""

@@ -1,5 +1,4 @@
-"""A GIF, WebP or PNG of several frames, as Pillow decodes it; a still picture of any kind is one
-frame."""
+"""Read animated GIF, WebP and PNG files with Pillow; still images are read as one frame."""
 
 from __future__ import annotations
 
@@ -14,86 +13,94 @@ import numpy as np
 import PIL.Image
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.media import FORMATS, decode, flatten
-from tessera.modalities.video.io.base import CLOCK_HZ, THUMBNAIL, Facts, Frame, Frames, reduced
+from tessera.modalities.image.media import FORMATS, decode, to_rgb
+from tessera.modalities.video.io.base import (
+    DEFAULT_RATE_HZ,
+    THUMBNAIL,
+    Frame,
+    Frames,
+    VideoInfo,
+    downscale,
+)
 
 
 @dataclass(frozen=True)
 class Animation:
+    """A `FrameReader` of an animation or a still image."""
+
     path: str
 
-    def facts(self) -> Facts:
-        with damage_told():
-            picture = self.open()
-            animated = moves(picture)
-            width, height = picture.size if animated else decode(Path(self.path).read_bytes()).size
+    def read_info(self) -> VideoInfo:
+        with wrap_decoder_errors():
+            image = self.open()
+            animated = is_animated(image)
+            width, height = image.size if animated else decode(Path(self.path).read_bytes()).size
         count, seconds = 0, 0.0
-        with suppress(UnreadableFile):  # the frames before a break are there
+        with suppress(UnreadableFile):  # the frames before an error are usable
             for frame in self.frames(0.0, THUMBNAIL):
-                count, seconds = count + 1, frame.ends
+                count, seconds = count + 1, frame.end
         if not count:
-            raise UnreadableFile("it is damaged or cut short before its first frame ends")
-        return Facts(
+            raise UnreadableFile("the data is damaged or truncated in its first frame")
+        return VideoInfo(
             seconds,
             seconds,
             count / seconds,
             width,
             height,
-            str(picture.format) if animated else "still",
+            str(image.format) if animated else "still",
         )
 
-    def frames(self, since: float, shortest: int | None) -> Frames:
-        """Each frame builds on the one before, so all are decoded; but only those asked for are
-        kept."""
-        with damage_told():
-            picture = self.open()
-        if not moves(picture):
-            still = flatten(decode(Path(self.path).read_bytes(), shortest))
-            yield Frame(0.0, 1 / CLOCK_HZ, lambda: reduced(still, shortest))
+    def frames(self, since: float, min_side: int | None) -> Frames:
+        """Yield the frames; earlier ones are decoded too, since each frame builds on the last."""
+        with wrap_decoder_errors():
+            image = self.open()
+        if not is_animated(image):
+            still = to_rgb(decode(Path(self.path).read_bytes(), min_side))
+            yield Frame(0.0, 1 / DEFAULT_RATE_HZ, lambda: downscale(still, min_side))
             return
-        ends = 0.0
-        for number in range(picture.n_frames):
-            with damage_told():
-                picture.seek(number)
-                picture.load()
-                begins, ends = ends, ends + pause(picture)
-                shown = reduced(flatten(picture), shortest) if ends > since else None
-            if shown is not None:
-                yield Frame(begins, ends, partial(np.asarray, shown))
+        end = 0.0
+        for number in range(image.n_frames):
+            with wrap_decoder_errors():
+                image.seek(number)
+                image.load()
+                start, end = end, end + frame_duration(image)
+                pixels = downscale(to_rgb(image), min_side) if end > since else None
+            if pixels is not None:
+                yield Frame(start, end, partial(np.asarray, pixels))
 
     def open(self) -> PIL.Image.Image:
+        """Open the file without decoding its frames."""
         data = Path(self.path).read_bytes()
         try:
             return PIL.Image.open(BytesIO(data), formats=FORMATS)
         except PIL.UnidentifiedImageError:
-            return decode(data)  # which says what it is instead
+            return decode(data)  # raises UnreadableFile with the reason
 
 
-def moves(picture: PIL.Image.Image) -> bool:
-    """The pages of a TIFF and the two views of a stereo JPEG are no animation."""
-    return picture.format in ("GIF", "WEBP", "PNG") and getattr(picture, "n_frames", 1) > 1
+def is_animated(image: PIL.Image.Image) -> bool:
+    """Return whether an image is an animation; pages of a TIFF or a stereo JPEG are not frames."""
+    return image.format in ("GIF", "WEBP", "PNG") and getattr(image, "n_frames", 1) > 1
 
 
-def pause(picture: PIL.Image.Image) -> float:
-    """How long a frame is shown, in seconds. Up to 10 ms means that nobody thought of it: 100 ms,
-    as in browsers."""
-    milliseconds = float(picture.info.get("duration", 0))
+def frame_duration(image: PIL.Image.Image) -> float:
+    """Return how long the current frame is displayed, in seconds.
+
+    Durations of up to 10 ms count as unspecified and become 100 ms, as in browsers.
+    """
+    milliseconds = float(image.info.get("duration", 0))
     return milliseconds / 1000 if milliseconds > 10 else 0.1
 
 
 @contextmanager
-def damage_told() -> Iterator[None]:
+def wrap_decoder_errors() -> Iterator[None]:
+    """Convert exceptions of decoders to UnreadableFile, except those of the file system."""
     try:
         yield
     except UnreadableFile:
         raise
-    except (
-        Exception
-    ) as error:  # decoders meet damaged bytes with nearly every kind of exception there is
-        if (
-            isinstance(error, OSError) and error.errno is not None
-        ):  # about the file, and not about its bytes
-            raise
+    except Exception as error:  # decoders raise almost any exception type for damaged data
+        if isinstance(error, OSError) and error.errno is not None:
+            raise  # from the file system
         raise UnreadableFile(
-            f"it is damaged or cut short ({error or type(error).__name__})"
+            f"the data is damaged or truncated ({error or type(error).__name__})"
         ) from error

@@ -1,6 +1,6 @@
-"""A film has a codec: MP4, MOV, WebM, MKV, AVI, as PyAV decodes them.
+"""Read MP4, MOV, WebM, MKV and AVI files with PyAV.
 
-The way a camera was held is undone, and pixels are taken to be square.
+The rotation in the metadata is applied, and pixels are assumed to be square.
 """
 
 from __future__ import annotations
@@ -15,45 +15,52 @@ import numpy as np
 import PIL.Image
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.media import flatten
-from tessera.modalities.video.io.base import CLOCK_HZ, Facts, Frame, Frames, reduced, reduction
-from tessera.modalities.video.io.pyav import library
+from tessera.modalities.image.media import to_rgb
+from tessera.modalities.video.io.base import (
+    DEFAULT_RATE_HZ,
+    Frame,
+    Frames,
+    VideoInfo,
+    downscale,
+    downscale_factor,
+    import_av,
+)
 
-# Only these may be opened, whatever a file is called: FFmpeg also knows playlists, which lead it to
-# other files.
-CONTAINERS = {"format_whitelist": "mov,mp4,matroska,webm,avi,gif", "protocol_whitelist": "file"}
-SEES_THROUGH = {
-    "vp8": "libvpx",
-    "vp9": "libvpx-vp9",
-}  # FFmpeg's own decoders of these leave transparency out
-NO_FRAME = "it holds no frame: it ends before the first"
-MOST_PIXELS = 100_000_000  # 8K has 33 million in a frame
+# Only these formats are enabled, whatever the suffix of a file: FFmpeg also supports playlists,
+# which open other files.
+OPEN_OPTIONS = {"format_whitelist": "mov,mp4,matroska,webm,avi,gif", "protocol_whitelist": "file"}
+ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
+"""Decoders that support transparency, by codec; FFmpeg's own decoders of these codecs ignore it."""
+NO_FRAME = "the file contains no frame: the data ends before the first"
+MAX_PIXELS = 100_000_000
+"""The maximum number of pixels in a frame; 8K has 33 million."""
 
 
 @dataclass(frozen=True)
 class VideoReader:
+    """A `FrameReader` of a file with a video codec."""
+
     path: str
 
-    def facts(self) -> Facts:
-        with opened(self.path) as reel:
-            first = next(reel.frames(None), None)
+    def read_info(self) -> VideoInfo:
+        with open_video(self.path) as video:
+            first = next(video.frames(None), None)
             if first is None:
                 raise UnreadableFile(NO_FRAME)
             height, width, _ = first.pixels().shape
-            seconds, claimed = reel.lengths()
-            return Facts(
-                seconds, claimed, reel.rate_hz, width, height, reel.stream.codec_context.name
-            )
+            seconds, declared = video.durations()
+            codec = video.stream.codec_context.name
+            return VideoInfo(seconds, declared, video.rate_hz, width, height, codec)
 
-    def frames(self, since: float, shortest: int | None) -> Frames:
-        with opened(self.path) as reel:
+    def frames(self, since: float, min_side: int | None) -> Frames:
+        with open_video(self.path) as video:
             if since > 0:
-                reel.seek(since)
-            frames = reel.frames(shortest)
+                video.seek(since)
+            frames = video.frames(min_side)
             first = next(frames, None)
-            if first is not None and first.begins > since > 0:  # a damaged index leads too far
-                reel.seek(0.0)
-                frames = reel.frames(shortest)
+            if first is not None and first.start > since > 0:  # the index of the file is damaged
+                video.seek(0.0)
+                frames = video.frames(min_side)
             elif first is not None:
                 yield first
             yield from frames
@@ -61,149 +68,151 @@ class VideoReader:
 
 @dataclass(frozen=True)
 class OpenVideo:
-    """An open film: PyAV's container, and the one stream of it that moves."""
+    """An open file: PyAV's container and its video stream."""
 
     container: Any
     stream: Any
     decode: Callable[[Any], list[Any]]
-    """a packet's frames"""
+    """Decode the frames of a packet."""
 
     @property
     def rate_hz(self) -> float:
-        return float(self.stream.average_rate or self.stream.guessed_rate or CLOCK_HZ)
+        """The average number of frames per second."""
+        return float(self.stream.average_rate or self.stream.guessed_rate or DEFAULT_RATE_HZ)
 
     @property
-    def first(self) -> int:
-        """the time stamp of the beginning"""
+    def start_pts(self) -> int:
+        """The time stamp of the start of the stream."""
         return self.stream.start_time or 0
 
     @property
-    def time_of_first(self) -> float:
-        return float(self.first * self.stream.time_base)
+    def start_seconds(self) -> float:
+        """The start of the stream in seconds."""
+        return float(self.start_pts * self.stream.time_base)
 
-    def time(self, stamp: int) -> float:
-        return float((stamp - self.first) * self.stream.time_base)
+    def to_seconds(self, pts: int) -> float:
+        """Convert a time stamp to seconds from the start."""
+        return float((pts - self.start_pts) * self.stream.time_base)
 
     def seek(self, seconds: float) -> None:
-        """To the last key frame before."""
+        """Seek to the last key frame at or before a time."""
         self.container.seek(
-            self.first + int(seconds / self.stream.time_base), stream=self.stream, backward=True
+            self.start_pts + int(seconds / self.stream.time_base), stream=self.stream, backward=True
         )
 
-    def frames(self, shortest: int | None) -> Iterator[Frame]:
-        """From where the film is wound to. A frame without a time stamp follows on the one
-        before."""
-        counted = (
-            self.container.format.name == "avi"
-        )  # has no time stamps; those that FFmpeg guesses jump to and fro
-        ends: float | None = None
-        for packet in self.container.demux(self.stream):
-            if ends is None:
-                ends = self.time(packet.dts if packet.dts is not None else self.first)
-            for picture in self.decode(packet):
-                begins = ends if counted or picture.pts is None else self.time(picture.pts)
-                ends = begins + (
-                    float((picture.duration or 0) * self.stream.time_base) or 1 / self.rate_hz
-                )
-                yield Frame(begins, ends, partial(converted, picture, shortest))
+    def frames(self, min_side: int | None) -> Iterator[Frame]:
+        """Yield the frames from the current position on.
 
-    def lengths(self) -> tuple[float, float]:
-        """Where the last frame ends, and where it is said to end.
-
-        The last packets are asked and not the header: it may speak of the sound, which often lasts
-        longer, or of data that is no longer there.
+        A frame without a time stamp starts at the end of the previous one.
         """
-        said = float((self.stream.duration or 0) * self.stream.time_base)
-        whole = (self.container.duration or 0) / 1e6
-        ends = self.last_ends(said or whole) or self.last_ends(0.0)
+        # AVI has no time stamps, and those that FFmpeg guesses are not monotonic
+        counted = self.container.format.name == "avi"
+        end: float | None = None
+        for packet in self.container.demux(self.stream):
+            if end is None:
+                end = self.to_seconds(packet.dts if packet.dts is not None else self.start_pts)
+            for frame in self.decode(packet):
+                start = end if counted or frame.pts is None else self.to_seconds(frame.pts)
+                duration = float((frame.duration or 0) * self.stream.time_base)
+                end = start + (duration or 1 / self.rate_hz)
+                yield Frame(start, end, partial(convert_frame, frame, min_side))
+
+    def durations(self) -> tuple[float, float]:
+        """Return the end of the last frame and the end that the file declares, in seconds.
+
+        The first is read from the last packets rather than the header, which may describe the
+        audio, often longer than the video, or data that is missing.
+        """
+        declared = float((self.stream.duration or 0) * self.stream.time_base)
+        container_seconds = (self.container.duration or 0) / 1e6
+        ends = self.last_ends(declared or container_seconds) or self.last_ends(0.0)
         own = ends.get(self.stream.index, 1 / self.rate_hz)
-        cut_short = max(ends.values(), default=0.0) < whole - 0.5
-        return own, max(own, said, whole if cut_short else 0.0)
+        truncated = max(ends.values(), default=0.0) < container_seconds - 0.5
+        return own, max(own, declared, container_seconds if truncated else 0.0)
 
     def last_ends(self, since: float) -> dict[int, float]:
-        """Where each stream ends, by its number; nothing if there is no picture from there on."""
+        """Return the end of each stream by index, or {} if no video follows `since`."""
         ends: dict[int, float] = {}
-        with suppress(library().FFmpegError):  # as far as it can be read
+        with suppress(import_av().FFmpegError):  # use what can be read before an error
             self.seek(since)
             for packet in self.container.demux():
                 if packet.pts is not None:
                     end = (
                         float((packet.pts + (packet.duration or 0)) * packet.time_base)
-                        - self.time_of_first
+                        - self.start_seconds
                     )
                     ends[packet.stream_index] = max(end, ends.get(packet.stream_index, 0.0))
         return ends if self.stream.index in ends else {}
 
 
 @contextmanager
-def opened(path: str) -> Iterator[OpenVideo]:
-    """A film, wound to its beginning; whatever FFmpeg finds wrong with it, now or later, is
-    Unreadable."""
-    av = library()
-    reel: OpenVideo | None = None
+def open_video(path: str) -> Iterator[OpenVideo]:
+    """Open a file at its start.
+
+    All errors of FFmpeg, on opening and within the context, become UnreadableFile.
+    """
+    av = import_av()
+    video: OpenVideo | None = None
     try:
-        # "file:", so that no name is taken for an address; tags in any encoding are let be
+        # "file:" prevents names from being parsed as URLs; tags may have any encoding
         with av.open(
-            f"file:{path}", options=CONTAINERS, metadata_errors="surrogateescape"
+            f"file:{path}", options=OPEN_OPTIONS, metadata_errors="surrogateescape"
         ) as container:
-            stream = moving_stream(container)
-            reel = OpenVideo(container, stream, decoder_of(stream))
-            yield reel
+            stream = find_video_stream(container)
+            video = OpenVideo(container, stream, build_decoder(stream))
+            yield video
     except FileNotFoundError as error:
         raise UnreadableFile("the file cannot be opened (No such file or directory)") from error
     except av.FFmpegError as error:
         reason = error.strerror or str(error)
-        if reel is not None:
-            raise UnreadableFile(f"it is damaged or cut short ({reason})") from error
+        if video is not None:
+            raise UnreadableFile(f"the data is damaged or truncated ({reason})") from error
         if isinstance(error, EOFError):
             raise UnreadableFile(NO_FRAME) from error
         with open(path, "rb") as file:
-            begins = file.read(8)
+            head = file.read(8)
         raise UnreadableFile(
-            f"it is no MP4, MOV, WebM, MKV or AVI, or it is cut short ({reason}; it begins with {begins!r})"
+            "not an MP4, MOV, WebM, MKV or AVI file, or truncated "
+            f"({reason}; the data starts with {head!r})"
         ) from error
 
 
-def moving_stream(container: Any) -> Any:
-    """The first stream of moving pictures; the cover of a record is none."""
-    cover = library().stream.Disposition.attached_pic
+def find_video_stream(container: Any) -> Any:
+    """Return the first video stream; cover art of an audio file does not count."""
+    cover = import_av().stream.Disposition.attached_pic
     streams = [stream for stream in container.streams.video if not stream.disposition & cover]
     if not streams:
-        sound = (
-            "it holds only sound"
-            if container.streams.audio
-            else "it holds neither pictures nor sound"
-        )
-        raise UnreadableFile(f"{sound}, and no video")
+        content = "only audio" if container.streams.audio else "neither video nor audio"
+        raise UnreadableFile(f"the file contains {content}, but a video stream is needed")
     stream = streams[0]
     if stream.codec_context is None:
-        raise UnreadableFile("its codec is not one that FFmpeg knows")
+        raise UnreadableFile("FFmpeg does not support the codec of the file")
     width, height = stream.codec_context.width, stream.codec_context.height
-    if width * height > MOST_PIXELS:
+    if width * height > MAX_PIXELS:
         raise UnreadableFile(
-            f"its frames are {width} x {height}, more pixels than a frame may have: scale it down"
+            f"the frames are {width} x {height}, above the limit of {MAX_PIXELS:,} pixels: "
+            "downscale the video"
         )
-    stream.codec_context.thread_count = (
-        1  # many readers at a time are faster than one with many threads
-    )
+    stream.codec_context.thread_count = 1  # several readers in parallel are faster than threads
     return stream
 
 
-def decoder_of(stream: Any) -> Callable[[Any], list[Any]]:
-    av = library()
-    name = SEES_THROUGH.get(stream.codec_context.name)
+def build_decoder(stream: Any) -> Callable[[Any], list[Any]]:
+    """Return a function that decodes a packet, with transparency where the stream has it."""
+    av = import_av()
+    name = ALPHA_DECODERS.get(stream.codec_context.name)
     if name is None or stream.metadata.get("alpha_mode") != "1" or name not in av.codecs_available:
         return lambda packet: packet.decode()
     context = av.CodecContext.create(name, "r")
     return context.decode
 
 
-def converted(picture: Any, shortest: int | None) -> np.ndarray:
-    """PyAV's frame as pixels, upright."""
-    divisor = reduction(picture.width, picture.height, shortest)
-    if any(component.is_alpha for component in picture.format.components):
-        pixels = reduced(flatten(PIL.Image.fromarray(picture.to_ndarray(format="rgba"))), shortest)
+def convert_frame(frame: Any, min_side: int | None) -> np.ndarray:
+    """Convert a frame of PyAV to upright RGB pixels."""
+    factor = downscale_factor(frame.width, frame.height, min_side)
+    if any(component.is_alpha for component in frame.format.components):
+        pixels = downscale(to_rgb(PIL.Image.fromarray(frame.to_ndarray(format="rgba"))), min_side)
     else:
-        size = {"width": picture.width // divisor, "height": picture.height // divisor}
-        pixels = picture.to_ndarray(format="rgb24", interpolation="AREA", **size)
-    return np.ascontiguousarray(np.rot90(pixels, round(picture.rotation / 90)))
+        size = {"width": frame.width // factor, "height": frame.height // factor}
+        pixels = frame.to_ndarray(format="rgb24", interpolation="AREA", **size)
+    return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))

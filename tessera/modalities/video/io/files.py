@@ -1,9 +1,6 @@
-"""Files and folders that hold a clip: what they say of themselves, what they hold, and the frames
-of any part of them.
+"""Probe and read videos: files with a codec, animations, still images and folders of frames.
 
-There are three kinds, with a reader each: films, animations (still pictures among them), and
-folders of frames. Frame k of a clip is what is on the screen at its time, so variable frame rates
-need no case.
+Frame k of a video is the one displayed at its time, so variable frame rates need no special case.
 """
 
 from __future__ import annotations
@@ -17,128 +14,136 @@ from pathlib import Path
 import numpy as np
 
 from tessera.data.discovery import FileSignature, file_signature
-from tessera.data.errors import UnreadableFile, named
+from tessera.data.errors import UnreadableFile, add_path
 from tessera.modalities.image import media as image
 from tessera.modalities.video.io.animation import Animation
 from tessera.modalities.video.io.av_reader import VideoReader
-from tessera.modalities.video.io.base import THUMBNAIL, Facts, Frame, Frames, Reader
+from tessera.modalities.video.io.base import THUMBNAIL, Frame, FrameReader, Frames, VideoInfo
 from tessera.modalities.video.io.frame_folder import FrameFolder
 
-FILMS = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
-ANIMATIONS = (".gif", ".webp", ".apng")
-ENDINGS = FILMS + ANIMATIONS
-PICTURES = tuple(ending for ending in image.ENDINGS if ending not in ANIMATIONS)
+VIDEO_SUFFIXES = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi")
+ANIMATION_SUFFIXES = (".gif", ".webp", ".apng")
+SUFFIXES = VIDEO_SUFFIXES + ANIMATION_SUFFIXES
+IMAGE_SUFFIXES = tuple(suffix for suffix in image.SUFFIXES if suffix not in ANIMATION_SUFFIXES)
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What a file turned out to hold."""
+class DecodeResult:
+    """What was found when all frames of a file were decoded."""
 
     frames: int
     seconds: float
-    """where the last frame that can be read ends"""
-    broke: str
-    """where the file breaks, and why; "" for one that can be read to its end"""
+    """The end of the last frame that can be decoded."""
+    error: str
+    """Where and why decoding fails; "" if all frames can be decoded."""
 
 
-def probe(path: str | Path) -> Facts:
-    """Rate, size and length, without decoding a film but for its first frame. Remembered as long as
-    the file is the same."""
-    with named(path):
+def probe(path: str | Path) -> VideoInfo:
+    """Return rate, size and duration, decoding at most the first frame of a file with a codec.
+
+    The result is cached as long as the file does not change.
+    """
+    with add_path(path):
         return _probe(file_signature(path))
 
 
-def examine(path: str | Path) -> Examined:
-    """The whole file, frame by frame, holding one at a time. Remembered as long as the file is the
-    same."""
-    with named(path):
-        return _examine(file_signature(path))
+def decode_all(path: str | Path) -> DecodeResult:
+    """Decode all frames of a file, one at a time.
+
+    The result is cached as long as the file does not change.
+    """
+    with add_path(path):
+        return _decode_all(file_signature(path))
 
 
 def read_frames(
-    path: str | Path, start_seconds: float, count: int, rate_hz: float, shortest: int | None = None
+    path: str | Path, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
 ) -> np.ndarray:
-    """The frames on the screen at start, start + 1/lr, ...: `count` of them, or fewer where the
-    file ends or breaks.
+    """Return the frames displayed at start, start + 1/rate, ...: (T, H, W, 3) uint8.
 
-    A film is decoded from the last key frame before the start to the end of the clip, and no
-    further. With `shortest`, frames much larger than that are reduced one by one; their short side
-    stays at least `shortest`. (T, H, W, 3) uint8.
+    There are `count` frames, or fewer if the file ends or cannot be decoded further. Decoding
+    starts at the last key frame before the start and stops after the last frame. With `min_side`,
+    much larger frames are reduced one by one; their short side stays at least `min_side`.
     """
-    late = min(
-        0.25 / rate_hz, 0.01
-    )  # that a frame may be: time stamps are rounded, to 1 ms in WebM and 10 ms in GIF
-    moments = [start_seconds + number / rate_hz + late for number in range(count)]
-    with named(path):
-        taken = on_screen(reader_of(str(path)).frames(moments[0], shortest), moments)
-        if not taken:
-            _probe(file_signature(path))  # has a better reason if it is the whole file
-            raise UnreadableFile(f"there is no frame to be read at {start_seconds:.2f} s")
-        if len({pixels.shape for pixels in taken}) > 1:
+    # time stamps are rounded to 1 ms in WebM and 10 ms in GIF, so a frame may be late by this much
+    tolerance = min(0.25 / rate_hz, 0.01)
+    times = [start_seconds + number / rate_hz + tolerance for number in range(count)]
+    with add_path(path):
+        frames = select_displayed(open_reader(str(path)).frames(times[0], min_side), times)
+        if not frames:
+            _probe(file_signature(path))  # raises a more specific error if nothing is readable
+            raise UnreadableFile(f"no frame can be decoded at {start_seconds:.2f} s")
+        if len({pixels.shape for pixels in frames}) > 1:
             sizes = " and ".join(
-                sorted({f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in taken})
+                sorted({f"{pixels.shape[1]} x {pixels.shape[0]}" for pixels in frames})
             )
             raise UnreadableFile(
-                f"its frames have different sizes ({sizes}): a clip needs frames of one size"
+                f"the frames have different sizes ({sizes}), but a video needs frames of one size"
             )
-    return np.stack(taken)
+    return np.stack(frames)
 
 
-def on_screen(frames: Frames, moments: list[float]) -> list[np.ndarray]:
-    """The frame at each moment, until the frames end or break; what nobody asked for is not even
-    converted."""
-    taken: list[np.ndarray] = []
+def select_displayed(frames: Frames, times: list[float]) -> list[np.ndarray]:
+    """Return the frame displayed at each time, until the frames end or cannot be decoded.
+
+    Only these frames are converted to pixels.
+    """
+    selected: list[np.ndarray] = []
     with suppress(UnreadableFile), closing(frames):
-        for frame, until in lasting(until_it_breaks(frames)):
-            if due := sum(moment < until for moment in moments[len(taken) :]):
-                taken += [frame.pixels()] * due
-            if len(taken) == len(moments):
+        for frame, end in with_display_ends(until_unreadable(frames)):
+            if repeats := sum(time < end for time in times[len(selected) :]):
+                selected += [frame.pixels()] * repeats
+            if len(selected) == len(times):
                 break
-    return taken
+    return selected
 
 
-def until_it_breaks(frames: Iterator[Frame]) -> Iterator[Frame]:
+def until_unreadable(frames: Iterator[Frame]) -> Iterator[Frame]:
+    """Yield frames and stop at the first error."""
     with suppress(UnreadableFile):
         yield from frames
 
 
-def lasting(frames: Iterator[Frame]) -> Iterator[tuple[Frame, float]]:
-    """Each frame and until when it is shown: until the next one, and the last until its own end."""
-    shown: Frame | None = None
+def with_display_ends(frames: Iterator[Frame]) -> Iterator[tuple[Frame, float]]:
+    """Yield each frame with the start of the next one, and the last with its own end."""
+    previous: Frame | None = None
     for frame in frames:
-        if shown is not None:
-            yield shown, frame.begins
-        shown = frame
-    if shown is not None:
-        yield shown, shown.ends
+        if previous is not None:
+            yield previous, frame.start
+        previous = frame
+    if previous is not None:
+        yield previous, previous.end
 
 
 @lru_cache(maxsize=1 << 16)
-def _probe(state: FileSignature) -> Facts:
-    if state.bytes == 0:
+def _probe(signature: FileSignature) -> VideoInfo:
+    if signature.bytes == 0:
         raise UnreadableFile("the file is empty (0 bytes)")
-    return reader_of(state.path).facts()
+    return open_reader(signature.path).read_info()
 
 
 @lru_cache(maxsize=1 << 16)
-def _examine(state: FileSignature) -> Examined:
-    facts = _probe(state)
+def _decode_all(signature: FileSignature) -> DecodeResult:
+    info = _probe(signature)
     count, seconds, reason = 0, 0.0, ""
     try:
-        for frame in reader_of(state.path).frames(0.0, THUMBNAIL):
+        for frame in open_reader(signature.path).frames(0.0, THUMBNAIL):
             frame.pixels()
-            count, seconds = count + 1, frame.ends
+            count, seconds = count + 1, frame.end
     except UnreadableFile as error:
         reason = str(error)
-    if not reason and seconds < facts.claimed_seconds - max(0.25, 1.5 / facts.rate_hz):
+    if not reason and seconds < info.declared_seconds - max(0.25, 1.5 / info.rate_hz):
         reason = "the data ends there"
-    of = f" of {facts.claimed_seconds:.2f} s" if seconds < facts.claimed_seconds - 0.01 else ""
-    return Examined(
-        count, seconds, f"it breaks at {seconds:.2f} s{of} ({reason})" if reason else ""
+    of = f" of {info.declared_seconds:.2f} s" if seconds < info.declared_seconds - 0.01 else ""
+    return DecodeResult(
+        count, seconds, f"readable up to {seconds:.2f} s{of} ({reason})" if reason else ""
     )
 
 
-def reader_of(path: str) -> Reader:
+def open_reader(path: str) -> FrameReader:
+    """Return the reader of a path, chosen by its suffix."""
     if Path(path).is_dir():
         return FrameFolder(path)
-    return Animation(path) if path.lower().endswith((*ANIMATIONS, *PICTURES)) else VideoReader(path)
+    if path.lower().endswith((*ANIMATION_SUFFIXES, *IMAGE_SUFFIXES)):
+        return Animation(path)
+    return VideoReader(path)

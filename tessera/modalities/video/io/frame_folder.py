@@ -1,7 +1,6 @@
-"""A folder that holds a picture per frame, in the order of the numbers in their names, as a clip.
+"""Read a folder with one image file per frame, in the order of the numbers in their names.
 
-Whoever makes a reader of a folder asks for it to be one clip; nothing takes a folder of pictures
-for a clip by itself.
+A folder is read as a video only where this is explicitly requested.
 """
 
 from __future__ import annotations
@@ -15,48 +14,52 @@ import numpy as np
 import PIL.Image
 
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.media import ENDINGS, decode, flatten
-from tessera.modalities.video.io.base import CLOCK_HZ, Facts, Frame, Frames, reduced
+from tessera.modalities.image.media import SUFFIXES, decode, to_rgb
+from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, Frame, Frames, VideoInfo, downscale
 
 
 @dataclass(frozen=True)
 class FrameFolder:
+    """A `FrameReader` of a folder of images, at DEFAULT_RATE_HZ."""
+
     path: str
 
-    def facts(self) -> Facts:
+    def read_info(self) -> VideoInfo:
         files = self.files()
-        width, height = self.picture(files[0]).size
-        seconds = len(files) / CLOCK_HZ
-        return Facts(seconds, seconds, CLOCK_HZ, width, height, "frames")
+        width, height = self.open_frame(files[0]).size
+        seconds = len(files) / DEFAULT_RATE_HZ
+        return VideoInfo(seconds, seconds, DEFAULT_RATE_HZ, width, height, "frames")
 
-    def frames(self, since: float, shortest: int | None) -> Frames:
+    def frames(self, since: float, min_side: int | None) -> Frames:
         for number, file in enumerate(self.files()):
-            if (number + 1) / CLOCK_HZ > since:
-                yield Frame(
-                    number / CLOCK_HZ, (number + 1) / CLOCK_HZ, partial(self.pixels, file, shortest)
-                )
+            start, end = number / DEFAULT_RATE_HZ, (number + 1) / DEFAULT_RATE_HZ
+            if end > since:
+                yield Frame(start, end, partial(self.read_pixels, file, min_side))
 
     def files(self) -> list[Path]:
-        found = [file for file in Path(self.path).iterdir() if file.name.lower().endswith(ENDINGS)]
+        """Return the visible image files in natural order."""
+        found = [file for file in Path(self.path).iterdir() if file.name.lower().endswith(SUFFIXES)]
         files = [file for file in found if not file.name.startswith(".")]
         if not files:
             raise UnreadableFile(
-                f"the folder holds no frames (files ending in {', '.join(ENDINGS)})"
+                f"the folder contains no frames (files ending in {', '.join(SUFFIXES)})"
             )
-        return sorted(files, key=lambda file: by_number(file.name))
+        return sorted(files, key=lambda file: natural_sort_key(file.name))
 
-    def pixels(self, file: Path, shortest: int | None) -> np.ndarray:
-        return reduced(self.picture(file), shortest)
+    def read_pixels(self, file: Path, min_side: int | None) -> np.ndarray:
+        """Decode one frame, reduced as in `downscale`."""
+        return downscale(self.open_frame(file), min_side)
 
-    def picture(self, file: Path) -> PIL.Image.Image:
+    def open_frame(self, file: Path) -> PIL.Image.Image:
+        """Decode one frame."""
         try:
-            return flatten(decode(file.read_bytes()))
+            return to_rgb(decode(file.read_bytes()))
         except UnreadableFile as error:
-            raise UnreadableFile(f"the frame {file.name}: {error}") from error
+            raise UnreadableFile(f"frame {file.name}: {error}") from error
 
 
-def by_number(name: str) -> list[tuple[int, str]]:
-    """A name's place among others: "frame 9" stands before "frame 10"."""
+def natural_sort_key(name: str) -> list[tuple[int, str]]:
+    """Return a key that sorts "frame 9" before "frame 10"."""
     return [
         (int(part), "") if part.isdigit() else (0, part)
         for part in re.split(r"(\d+)", name.lower())

@@ -1,4 +1,4 @@
-"""Clips as files: an MP4, and a GIF, which shows everywhere."""
+"""Write videos as MP4 and GIF."""
 
 from __future__ import annotations
 
@@ -10,35 +10,41 @@ from typing import TYPE_CHECKING
 import numpy as np
 import PIL.Image
 
-from tessera.modalities.video.io.pyav import library
+from tessera.modalities.video.io.base import import_av
 
-if TYPE_CHECKING:  # a Video saves itself with what stands here
+if TYPE_CHECKING:  # media.py imports this module
     from tessera.modalities.video.media import Video
 
 ENCODERS = ("libx264", "libopenh264", "mpeg4")
-X264 = {"crf": "18", "mbtree": "0"}
-"""mbtree looks at memory that nobody has written where a side is no multiple of 16: the same clip
-then gave files that differed from time to time, and so did the samples of one and the same run."""
-KEY_FRAME_EVERY = 24  # what is written can be read from any place without decoding much before it
-GIF_HZ = 50  # browsers slow faster GIFs down to a crawl
+"""Encoders in order of preference; builds of PyAV differ in which they contain."""
+X264_OPTIONS = {"crf": "18", "mbtree": "0"}
+"""mbtree reads uninitialized memory where a side is not a multiple of 16: the same video then gave
+different files from time to time, and so did the samples of one run."""
+KEY_FRAME_INTERVAL = 24
+"""Frames between two key frames, so that any part can be read without decoding much before it."""
+MAX_GIF_HZ = 50
+"""The maximum frame rate of GIFs; browsers play faster ones far too slowly."""
 
 
 def write_mp4(video: Video, path: Path) -> None:
-    """H.264 where PyAV's build has it. Its colours stand for 2 x 2 pixels, so odd sides gain a copy
-    of their last row."""
-    av = library()
+    """Write an MP4, with H.264 if PyAV contains an encoder.
+
+    Its chroma is stored per 2 x 2 pixels, so odd sides are padded with a copy of the last row or
+    column.
+    """
+    av = import_av()
     _, height, width, _ = video.frames.shape
-    even = np.pad(video.frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    padded = np.pad(video.frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     rate = Fraction(video.rate_hz).limit_denominator(1001)
     encoder = next(name for name in ENCODERS if name in av.codecs_available)
     with av.open(f"file:{path}", "w", format="mp4", options={"movflags": "faststart"}) as container:
         stream = container.add_stream(
-            encoder, rate=rate, options=X264 if encoder == "libx264" else {}
+            encoder, rate=rate, options=X264_OPTIONS if encoder == "libx264" else {}
         )
-        stream.height, stream.width = even.shape[1:3]
+        stream.height, stream.width = padded.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        stream.codec_context.gop_size = KEY_FRAME_EVERY
-        for number, pixels in enumerate(even):
+        stream.codec_context.gop_size = KEY_FRAME_INTERVAL
+        for number, pixels in enumerate(padded):
             frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
             frame.pts, frame.time_base = number, 1 / rate
             container.mux(stream.encode(frame))
@@ -46,10 +52,13 @@ def write_mp4(video: Video, path: Path) -> None:
 
 
 def write_gif(video: Video, path: Path) -> None:
-    """Endlessly. A GIF counts hundredths of a second, so pauses differ by one where the rate does
-    not divide 100."""
-    step = math.ceil(video.rate_hz / GIF_HZ)
-    pictures = [PIL.Image.fromarray(pixels) for pixels in video.frames[::step]]
-    ends = np.rint(np.arange(len(pictures) + 1) * step * 100 / video.rate_hz).astype(int)
-    pauses = (np.diff(ends) * 10).tolist()
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=pauses, loop=0)
+    """Write a GIF that loops forever.
+
+    GIF times are multiples of 10 ms, so durations differ by one unit if the rate does not divide
+    100.
+    """
+    step = math.ceil(video.rate_hz / MAX_GIF_HZ)
+    images = [PIL.Image.fromarray(pixels) for pixels in video.frames[::step]]
+    ends = np.rint(np.arange(len(images) + 1) * step * 100 / video.rate_hz).astype(int)
+    durations = (np.diff(ends) * 10).tolist()
+    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)

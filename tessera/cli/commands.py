@@ -1,0 +1,466 @@
+"""The commands: one function each. Heavy modules are imported when a command needs them.
+
+The flags of `train` are the fields of the run's dataclasses (`flags.py`); the flags of the other
+commands are the parameters of their functions.
+"""
+
+from __future__ import annotations
+
+import json as json_module
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from tessera.run.directory import (
+    RunDirectory,
+    check_sample_folder,
+    move_earlier_samples,
+    next_free_folder,
+    write_atomically,
+)
+from tessera.run.errors import UserError
+
+Weights = Literal["ema", "raw"]
+
+
+def list_recipes() -> int:
+    """List what can be trained."""
+    from tessera.recipes.registry import RECIPES, recipe_name, recipe_summary
+
+    for recipe in RECIPES:
+        print(f"{recipe_name(recipe):24}{recipe_summary(recipe)}")
+    print("\n`tessera train RECIPE --help` shows the flags of a recipe.")
+    print("Presets: tiny, small (the default), base, paper.")
+    return 0
+
+
+def train(*arguments: str) -> int:
+    """Start a run, or resume it where it stopped."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(
+            "No recipe given: tessera train RECIPE [--data PATH] [--out RUN]; `tessera recipes` lists "
+            "the recipes."
+        )
+    from tessera.recipes.registry import get_recipe
+
+    recipe = get_recipe(arguments[0])
+    from tessera.cli import flags, launch
+
+    parsed = flags.parse(recipe, list(arguments[1:]))
+    if parsed.run.engine.nproc > 1 and not launch.is_launched():
+        return launch.launch_processes(parsed.run.engine.nproc, ["train", *arguments])
+    from tessera.run.train import (
+        build_engine,
+        dry_run,
+        find_unused_folder,
+        print_header,
+        print_summary,
+    )
+
+    if parsed.dry_run:
+        dry_run(parsed.run)
+        return 0
+    out = Path(parsed.out or f"runs/{parsed.run.recipe}")
+    directory = RunDirectory(find_unused_folder(out) if parsed.fresh else out)
+    print_header(parsed.run, directory)
+    build_engine(parsed.run, directory).run()
+    print_summary(parsed.run, directory)
+    return 0
+
+
+def sample(
+    run: str,
+    superres: str | None = None,
+    /,
+    *,
+    prompt: tuple[str, ...] = (),
+    negative_prompt: str | None = None,
+    data: str | None = None,
+    mask: str | None = None,
+    like: str | None = None,
+    prompt_audio: str | None = None,
+    seconds: float | None = None,
+    count: int = 16,
+    seed: int = 0,
+    out: str | None = None,
+    weights: Weights = "ema",
+    decoding_steps: int | None = None,
+    decoding_steps_per_level: tuple[int, ...] = (),
+    guidance: float | None = None,
+    guidance_from: float | None = None,
+    guidance_to: float | None = None,
+    guidance_ramp: Literal["constant", "linear", "cosine"] | None = None,
+    order: Literal["confidence", "critic", "halton"] | None = None,
+    schedule: Literal["cosine", "linear", "arccos", "power"] | None = None,
+    temperature: float | None = None,
+    choice_temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    superres_decoding_steps: int | None = None,
+) -> int:
+    """Generate samples with a generator, or reconstruct examples with a tokenizer.
+
+    Settings of a generator that are left out are those of the run.
+
+    Args:
+        run: The run directory.
+        superres: The directory of a super-resolution run that enlarges the images.
+        prompt: The text prompts. By default the captions of held-out examples are used.
+        negative_prompt: The text that guidance leads away from.
+        data: A folder or file: the examples that a tokenizer reconstructs, the source of captions for a
+            generator, or with a mask the image to change. By default held-out examples are used.
+        mask: An image of the same size, white where the image is generated again (inpainting).
+        like: A recording whose content is followed, for audio-soundstorm.
+        prompt_audio: A recording of the voice to use; without it any voice is used.
+        seconds: The length of the recording to follow; by default all of it.
+        count: The number of samples for each prompt.
+        seed: The seed of the samples.
+        out: The output folder; by default a new folder among the samples of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+        decoding_steps: The number of decoding steps; more steps are slower and more careful.
+        decoding_steps_per_level: The same for each quantizer; the last number is used for the rest.
+        guidance: The scale of classifier-free guidance; 1 disables it.
+        guidance_from: The fraction of the decoding steps after which guidance starts.
+        guidance_to: The fraction of the decoding steps after which guidance ends.
+        guidance_ramp: How guidance rises between start and end.
+        order: Which tokens are kept first: by confidence, by the critic, or in a low-discrepancy order.
+        schedule: How the number of masked tokens falls.
+        temperature: The sampling temperature; 0 takes the most likely token.
+        choice_temperature: The temperature of the noise in the order by confidence.
+        top_k: Sample from the k most likely tokens only; 0 uses all.
+        top_p: Sample from the most likely tokens with this total probability only.
+        superres_decoding_steps: The number of decoding steps of the super-resolution run.
+    """
+    from tessera.api.generator import Generator, reconstruct_samples
+    from tessera.engine.evaluation import Sample, save_samples
+    from tessera.objectives.generation import GeneratorTask, MediaInputs
+    from tessera.run.load import load_run
+
+    if count < 1:
+        raise UserError(f"--count must be at least 1, got {count}.")
+    trained = load_run(run, weights)
+    print_notices(trained.notices)
+    samples = RunDirectory(run).samples
+    folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
+    if isinstance(trained.task, GeneratorTask):
+        second = load_run(superres, weights) if superres is not None else None
+        generator = Generator(trained, second)
+        request = generator.build_request(
+            prompts=prompt,
+            negative_prompt=negative_prompt,
+            inputs=MediaInputs(data, mask, like, prompt_audio, seconds),
+            count=count,
+            seed=seed,
+            sampling=drop_none(
+                decoding_steps=decoding_steps,
+                decoding_steps_per_level=decoding_steps_per_level or None,
+                order=order,
+                schedule=schedule,
+                temperature=temperature,
+                choice_temperature=choice_temperature,
+                top_k=top_k,
+                top_p=top_p,
+            ),
+            guidance=drop_none(
+                scale=guidance, start=guidance_from, end=guidance_to, ramp=guidance_ramp
+            ),
+        )
+        generated = generator.run(request, superres_decoding_steps)
+    else:
+        if prompt or negative_prompt or mask or superres or like:
+            raise UserError(
+                f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no prompt, "
+                "mask or second run: those are for generators, such as images-maskgit."
+            )
+        generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
+    print_notices(generated.notices)
+    media = drop_none(mask=mask, like=like, prompt_audio=prompt_audio, seconds=seconds)
+    settings = {
+        "run": run,
+        "superres_run": superres,
+        "step": trained.steps,
+        "weights": weights,
+        "data": data,
+        "seed": seed,
+        "count": len(generated.media),
+        "examples": generated.names,
+    }
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if earlier := move_earlier_samples(folder):
+            print(f"The samples that were there before are in {earlier}.")
+        pairs = zip(generated.media, generated.names, strict=True)
+        sheet = save_samples([Sample(one, name) for one, name in pairs], folder)
+        text = json_module.dumps(settings | media | generated.settings, indent=1) + "\n"
+        (folder / "settings.json").write_text(text, encoding="utf-8")
+    print(
+        f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
+        f"contact sheet: {sheet}"
+    )
+    return 0
+
+
+def tokenize(
+    run: str,
+    /,
+    *,
+    out: str,
+    data: str | None = None,
+    weights: Weights = "ema",
+    batch_size: int = 32,
+    num_workers: int = 0,
+) -> int:
+    """Encode a folder of files as codes, with their names and the fingerprint of the tokenizer.
+
+    Args:
+        run: The directory of a tokenizer run, or of a generator run to use all its tokenizers.
+        out: The output folder; the tokenizers of a generator get a subfolder each.
+        data: A folder or file; by default the data of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+        batch_size: The number of examples that are encoded together.
+        num_workers: The number of processes that load data.
+    """
+    from tessera.api.generator import data_at
+    from tessera.api.tokenizer import Tokenizer
+    from tessera.data.tokens import write_tokens
+    from tessera.objectives.generation import GeneratorTask
+    from tessera.run.load import load_run
+
+    trained = load_run(run, weights)
+    print_notices(trained.notices)
+    dataset = data_at(trained, data).full(captions=False)
+    signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
+    tokenizers: dict[str, Any] = {}
+    if isinstance(trained.task, GeneratorTask):
+        tokenizers |= trained.task.tokenizers
+    else:
+        tokenizers["."] = Tokenizer(trained)
+    for name, tokenizer in tokenizers.items():
+        folder = Path(out) / name
+        with explain_write_errors(folder):
+            batches = tokenizer.encode_dataset(dataset, batch_size, num_workers)
+            rows = (
+                (batch.names, [signatures[one] for one in batch.names], codes)
+                for batch, codes in batches
+                if len(batch)
+            )
+            count = write_tokens(folder, rows, tokenizer.info())
+        if not count:
+            raise UserError(
+                "No example could be read, so no codes were written. `tessera check` shows the reasons."
+            )
+        print(
+            f"{count} of {len(dataset)} examples encoded in {folder}, vocabulary size "
+            f"{tokenizer.vocab_size}"
+        )
+    return 0
+
+
+def evaluate(
+    run: str,
+    /,
+    *,
+    data: str | None = None,
+    out: str | None = None,
+    batch_size: int = 16,
+    num_workers: int = 0,
+    samples: int = 64,
+    seed: int = 0,
+) -> int:
+    """Compute the metrics of the raw and the EMA weights, with the protocol.
+
+    Args:
+        run: The run directory.
+        data: A folder or file to evaluate on; by default the held-out examples of the run.
+        out: A JSON file for metrics and protocol; by default evaluation.json in the run directory.
+        batch_size: The number of examples that are evaluated together.
+        num_workers: The number of processes that load data.
+        samples: The number of samples of a generator for the metrics of samples: synthetic images are
+            compared with their prompts, meshes are checked for validity and novelty. 0 disables it.
+        seed: The seed of these samples.
+    """
+    from tessera import __version__
+    from tessera.api.generator import RejectedExamples, evaluate_samples, open_loader
+    from tessera.engine.evaluation import evaluate_task
+    from tessera.run.load import load_run
+
+    raw = load_run(run, "raw")
+    print_notices(raw.notices)
+    loader = open_loader(raw, data, batch_size, num_workers)
+    rejected = RejectedExamples()
+    raw_evaluation = evaluate_task(raw.task, loader, raw.dist, rejected.add)
+    print_notices(rejected.lines())
+    ema = load_run(run, "ema")
+    metrics = {
+        "raw": dict(raw_evaluation.metrics),
+        "ema": dict(evaluate_task(ema.task, loader, ema.dist).metrics),
+    }
+    protocol: dict[str, Any] = {
+        "run": run,
+        "recipe": raw.run.recipe,
+        "step": raw.steps,
+        "data": data or "held-out examples of the run",
+        "examples": raw_evaluation.num_examples,
+        "preprocessing": raw.run.data.preprocessing(),
+        "tessera": __version__,
+    }
+    if data is None and samples:
+        sample_evaluation = evaluate_samples(ema, count=samples, seed=seed)
+        if sample_evaluation is not None:
+            metrics["ema"] |= sample_evaluation.metrics
+            protocol["sample_metrics"] = sample_evaluation.protocol
+    path = Path(out) if out else RunDirectory(run).path / "evaluation.json"
+    with explain_write_errors(path):
+        content = {"metrics": metrics, "protocol": protocol}
+        write_atomically(path, json_module.dumps(content, indent=1) + "\n")
+    print(
+        f"{raw.run.recipe} at step {raw.steps} on {protocol['examples']} examples ({protocol['data']})"
+    )
+    print(f"{'':24}{'raw':>12}{'ema':>12}")
+    for name, value in metrics["ema"].items():
+        shown = f"{metrics['raw'][name]:12.4f}" if name in metrics["raw"] else f"{'':12}"
+        print(f"{name:24}{shown}{value:12.4f}")
+    print(f"Protocol: {path}")
+    return 0
+
+
+def check(
+    path: str,
+    /,
+    *,
+    medium: Literal["auto", "image", "video", "audio", "mesh"] = "auto",
+    json: bool = False,
+) -> int:
+    """Inspect a folder: list what can be used, and what cannot with the reasons.
+
+    Every file is opened once. The exit code is 1 if nothing can be used.
+
+    Args:
+        path: A folder or file.
+        medium: The kind of files; auto takes the kind of most files.
+        json: Print JSON instead of lines.
+    """
+    from tessera.modalities import inspect_folder
+
+    try:
+        report = inspect_folder(path, None if medium == "auto" else medium)
+    except UserError as error:  # a folder without any file of the modality
+        content = {"path": path, "usable": 0, "reason": str(error)}
+        print(json_module.dumps(content) if json else error)
+        return 1
+    print(report.as_json() if json else "\n".join(report.lines()))
+    return 0 if report.usable else 1
+
+
+def index(
+    run: str,
+    /,
+    *,
+    out: str,
+    data: str | None = None,
+    weights: Weights = "ema",
+    batch_size: int = 16,
+    num_workers: int = 0,
+) -> int:
+    """Embed a folder of music, to be searched by text or by music.
+
+    Args:
+        run: The directory of a run of music-mulan.
+        out: The output folder.
+        data: A folder or file; by default the data of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+        batch_size: The number of examples that are embedded together.
+        num_workers: The number of processes that load data.
+    """
+    from tessera.api.search import build_index
+
+    with explain_write_errors(Path(out)):
+        print_notices(build_index(run, data, out, weights, batch_size, num_workers))
+    return 0
+
+
+def search(
+    index: str,
+    query: str,
+    /,
+    *,
+    top: int = 10,
+    how: Literal["exact", "faiss"] = "exact",
+    json: bool = False,
+) -> int:
+    """Find the nearest music to a text or to a recording.
+
+    Args:
+        index: A folder that `tessera index` wrote.
+        query: A text, or the path of a recording.
+        top: The number of results.
+        how: `exact` compares the query with all embeddings; `faiss` uses the library of that name.
+        json: Print JSON instead of a table.
+    """
+    from tessera.api.search import search_index
+
+    print(search_index(index, query, top, how, as_json=json))
+    return 0
+
+
+def demo(
+    *,
+    medium: Literal["image", "video", "audio", "music", "mesh", "all"] = "image",
+    out: str = "runs/demo",
+) -> int:
+    """Train and sample on synthetic data. Ctrl-C stops it; the same command resumes.
+
+    Times on two CPU cores: image 4 minutes, video 4 minutes, audio 7 minutes, music 3 minutes, mesh 5
+    minutes.
+
+    Args:
+        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music (an
+            embedding of music and text), mesh (a tokenizer), or all.
+        out: The folder of the runs.
+    """
+    from tessera.modalities import MODALITIES
+
+    for modality in MODALITIES.values():
+        if medium not in (modality.name, "all"):
+            continue
+        for step in modality.demo:
+            print(step.description, flush=True)
+            command, *arguments = (argument.format(out=out) for argument in step.command)
+            COMMANDS[command](*arguments)
+            print()
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "recipes": list_recipes,
+    "train": train,
+    "sample": sample,
+    "tokenize": tokenize,
+    "evaluate": evaluate,
+    "index": index,
+    "search": search,
+    "check": check,
+    "demo": demo,
+}
+
+
+def drop_none(**settings: Any) -> dict[str, Any]:
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+@contextmanager
+def explain_write_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise UserError(
+            f"{path} cannot be written ({reason}). Free some disk space, or give another --out."
+        ) from None
+
+
+def print_notices(lines: list[str]) -> None:
+    for line in lines:
+        print(line, file=sys.stderr)

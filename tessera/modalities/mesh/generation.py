@@ -1,0 +1,40 @@
+"""Autoregressive generation of meshes, face by face."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
+from tessera.objectives.autoregressive import AutoregressiveConfig
+from tessera.objectives.generation import (
+    MediaInputs,
+    PromptEncoder,
+    TokenizerProtocol,
+    TokenPrompt,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeshGeneratorConfig(AutoregressiveConfig):
+    tokenizer: str = "runs/meshes-autoencoder"
+    """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
+    model: MeshTransformerConfig = field(default_factory=MeshTransformerConfig)
+
+    def validate_data(self, data: Any) -> None:
+        super().validate_data(data)
+        if data.max_faces > self.model.max_len:
+            raise ValueError(
+                f"Meshes may have {data.max_faces} faces, but the transformer supports at most "
+                f"{self.model.max_len}: set --data.max-faces {self.model.max_len}, or "
+                f"--task.model.max-len {data.max_faces}."
+            )
+
+    def build_model(self, tokenizer: TokenizerProtocol) -> MeshTransformer:
+        _, corners = tokenizer.grid
+        return self.model.build(tokenizer.vocab_size, corners, tokenizer.num_quantizers)
+
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+        """Return the faces of a mesh to continue."""
+        super().encode_prompt(inputs, encoder)
+        return None if inputs.data is None else TokenPrompt(encoder.encode_file(inputs.data))
