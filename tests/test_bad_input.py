@@ -27,7 +27,7 @@ from safetensors.torch import load_file, save_file
 from tessera.engine import checkpoint
 from tessera.engine.checkpoint import find_corruption, list_steps
 from tessera.run.directory import RunDirectory
-from tests.command import files, refused, tessera
+from tests.cli_runner import files, run_invalid, tessera
 
 ROOT = Path(__file__).resolve().parent.parent
 TRAIN = ("train", "images-vqgan", "--preset", "tiny")
@@ -60,7 +60,7 @@ def run(trained: Path, tmp_path: Path) -> Path:
 
 
 def test_a_missing_folder(tmp_path):
-    letter = refused(*TRAIN, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert (
         f"There is nothing at {tmp_path / 'nowhere'}" in letter
         and "give a folder of pictures" in letter
@@ -70,7 +70,7 @@ def test_a_missing_folder(tmp_path):
 
 def test_an_empty_folder(tmp_path):
     (tmp_path / "data").mkdir()
-    letter = refused(*TRAIN, "--data", tmp_path / "data", "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--data", tmp_path / "data", "--out", tmp_path / "run")
     assert "holds no pictures" in letter and ".png" in letter and "the folder is empty" in letter
     assert not (tmp_path / "run").exists()
 
@@ -78,7 +78,7 @@ def test_an_empty_folder(tmp_path):
 def test_a_folder_of_other_things(tmp_path):
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "song.mp3").write_bytes(b"la")
-    assert "there are only 1 .mp3" in refused(
+    assert "there are only 1 .mp3" in run_invalid(
         *TRAIN, "--data", tmp_path / "data", "--out", tmp_path / "run"
     )
     assert files(tmp_path / "data") == {str(tmp_path / "data" / "song.mp3"): b"la"}
@@ -91,12 +91,12 @@ def test_a_folder_of_broken_files(num_workers, tmp_path):
     for number in range(20):
         (data / f"{number}.png").write_bytes(b"no picture")
     before = files(data)
-    letter = refused(
+    letter = run_invalid(
         *TRAIN, "--data", data, "--num-workers", num_workers, "--out", tmp_path / "run"
     )
     assert (
         "could not be read" in letter
-        and "it is no PNG" in letter
+        and "not a PNG" in letter
         and "`tessera check` tells" in letter
     )
     assert files(data) == before and list_steps(tmp_path / "run" / "checkpoints") == []
@@ -134,14 +134,14 @@ def test_pictures_smaller_than_asked(tmp_path):
     data = paint(tmp_path / "data", 12, size=8)
     before = files(data)
     assert tessera(*TRAIN, "--data", data, "--steps", "1", "--out", tmp_path / "run").code == 0
-    letter = refused(*TRAIN, "--data", data, "--data.on-small", "skip", "--out", tmp_path / "other")
+    letter = run_invalid(*TRAIN, "--data", data, "--data.on-small", "skip", "--out", tmp_path / "other")
     assert "it is 8 x 8, smaller than the 16 asked for" in letter
     assert files(data) == before
 
 
 def test_fewer_pictures_than_a_batch(tmp_path):
     data = paint(tmp_path / "data", 6)
-    letter = refused(*TRAIN, "--data", data, "--data.val-fraction", "0", "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--data", data, "--data.val-fraction", "0", "--out", tmp_path / "run")
     assert (
         "A batch takes 8 examples, but the training set has 6. Use --batch-size 6 or less" in letter
     )
@@ -152,20 +152,20 @@ def test_fewer_pictures_than_a_batch(tmp_path):
 
 
 def test_an_unknown_recipe():
-    assert "There is no recipe 'image-vqgan': did you mean 'images-vqgan'?" in refused(
+    assert "There is no recipe 'image-vqgan': did you mean 'images-vqgan'?" in run_invalid(
         "train", "image-vqgan"
     )
 
 
 def test_an_unknown_flag(tmp_path):
-    letter = refused(*TRAIN, "--batch-sise", "4", "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--batch-sise", "4", "--out", tmp_path / "run")
     assert "--batch-sise" in letter and "Perhaps you meant: --batch-size" in letter
     assert not (tmp_path / "run").exists()
 
 
 def test_a_size_that_the_stride_does_not_divide(tmp_path):
-    letter = refused(*TRAIN, "--data.size", "30", "--out", tmp_path / "run")
-    assert "30 x 30 do not fit" in letter and "multiple of 4. Use 28 or 32" in letter
+    letter = run_invalid(*TRAIN, "--data.size", "30", "--out", tmp_path / "run")
+    assert "image size is 30" in letter and "multiple of 4: use 28 or 32" in letter
     assert not (tmp_path / "run").exists()
 
 
@@ -182,13 +182,13 @@ def test_a_size_that_the_stride_does_not_divide(tmp_path):
     ],
 )
 def test_a_codebook_that_cannot_be(flags, says, tmp_path):
-    assert says in refused(*TRAIN, *flags, "--out", tmp_path / "run")
+    assert says in run_invalid(*TRAIN, *flags, "--out", tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_processes_that_a_batch_cannot_be_dealt_to(tmp_path):
     """Told before any of them is started."""
-    letter = refused(*TRAIN, "--nproc", "3", "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--nproc", "3", "--out", tmp_path / "run")
     assert "A batch of 8 examples" in letter and "3 process(es): use a batch size of 9" in letter
     assert not (tmp_path / "run").exists()
 
@@ -203,7 +203,7 @@ def test_processes_that_a_batch_cannot_be_dealt_to(tmp_path):
 def test_a_vgg_file_with_other_names(names, says, tmp_path):
     file = tmp_path / "vgg16.safetensors"
     save_file({name: torch.zeros(2, 2) for name in names}, file)
-    letter = refused(*TRAIN, "--perceptual", file, "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--perceptual", file, "--out", tmp_path / "run")
     assert f"{file} does not contain the weights of this network" in letter and says in letter
     assert not (tmp_path / "run").exists()
 
@@ -212,10 +212,10 @@ def test_a_vgg_file_with_other_names(names, says, tmp_path):
 def test_a_vgg_file_that_is_none(content, tmp_path):
     file = tmp_path / "vgg16.pth"
     file.write_bytes(content)
-    assert "could not be read as a file of tensors" in refused(
+    assert "could not be read as a file of tensors" in run_invalid(
         *TRAIN, "--perceptual", file, "--out", tmp_path / "run"
     )
-    assert "does not exist" in refused(
+    assert "does not exist" in run_invalid(
         *TRAIN, "--perceptual", tmp_path / "none.pth", "--out", tmp_path / "run"
     )
     assert file.read_bytes() == content and not (tmp_path / "run").exists()
@@ -260,7 +260,7 @@ def test_a_run_whose_every_checkpoint_is_damaged_is_refused_and_left_as_it_is(ha
     for folder in (run / "checkpoints").iterdir():
         harm(folder)
     before = files(run / "checkpoints", run / "samples")
-    letter = refused(*TRAIN, "--steps", "6", "--out", run)
+    letter = run_invalid(*TRAIN, "--steps", "6", "--out", run)
     assert (
         "None of the 2 checkpoints" in letter
         and "Nothing was changed" in letter
@@ -269,7 +269,7 @@ def test_a_run_whose_every_checkpoint_is_damaged_is_refused_and_left_as_it_is(ha
     assert files(run / "checkpoints", run / "samples") == before
     assert len(RunDirectory(run).read_records("train")) == 4
     for verb in ("sample", "evaluate"):
-        assert "None of the 2 checkpoints" in refused(verb, run)
+        assert "None of the 2 checkpoints" in run_invalid(verb, run)
 
 
 @HARMS
@@ -297,7 +297,7 @@ def test_a_checkpoint_of_another_model(run):
         sealed(folder)
     before = files(run / "checkpoints", run / "samples")
     for command in ((*TRAIN, "--steps", "6", "--out", run), ("sample", run), ("evaluate", run)):
-        letter = refused(*command)
+        letter = run_invalid(*command)
         assert "comes from another network" in letter
         assert "encoder.0.bias is missing from the file" in letter
         assert "encoder.stranger is in the file but not in the network" in letter
@@ -342,7 +342,7 @@ def test_a_disk_that_stays_full_to_the_end(run, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(checkpoint, "save_file", to_fp32)
-    letter = refused(*TRAIN, "--steps", "8", "--checkpoint-every", "2", "--out", run)
+    letter = run_invalid(*TRAIN, "--steps", "8", "--checkpoint-every", "2", "--out", run)
     assert "Step 8 could not be saved" in letter and "Older checkpoints are untouched" in letter
     assert files(run / "checkpoints") == before
 
@@ -372,7 +372,7 @@ def read_only(*_: Any, **__: Any) -> None:
 
 def test_a_new_run_in_a_folder_that_cannot_be_written(tmp_path, monkeypatch):
     monkeypatch.setattr(Path, "mkdir", read_only)
-    letter = refused(*TRAIN, "--out", tmp_path / "run")
+    letter = run_invalid(*TRAIN, "--out", tmp_path / "run")
     assert (
         f"The run's folder {tmp_path / 'run'} cannot be written (Read-only file system)" in letter
         and "--out" in letter
@@ -389,7 +389,7 @@ def test_an_old_run_in_a_folder_that_has_become_read_only(run, monkeypatch):
         return really(path, flags, *args, **kwargs)
 
     monkeypatch.setattr(os, "open", no_writing)
-    letter = refused(*TRAIN, "--steps", "6", "--out", run)
+    letter = run_invalid(*TRAIN, "--steps", "6", "--out", run)
     assert "cannot be written (Read-only file system)" in letter
     assert files(run) == before
 
@@ -398,7 +398,7 @@ def test_a_run_folder_that_is_a_file(tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("mine")
     for out in (file, file / "run"):
-        assert f"{file} is a file" in refused(*TRAIN, "--out", out)
+        assert f"{file} is a file" in run_invalid(*TRAIN, "--out", out)
     assert file.read_text() == "mine"
 
 
@@ -432,7 +432,7 @@ def another_run_in(folder: Path) -> Iterator[int]:
 def test_two_runs_on_one_folder_at_once(run):
     with another_run_in(run) as process:
         before = files(run)
-        letter = refused(*TRAIN, "--steps", "6", "--out", run)
+        letter = run_invalid(*TRAIN, "--steps", "6", "--out", run)
         assert (
             f"Another run is at work in {run} (process {process})" in letter and "--out" in letter
         )

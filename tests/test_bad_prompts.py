@@ -15,8 +15,8 @@ from tessera.api.generator import Generator, classes_of
 from tessera.modalities.image.recipes import images_maskgit
 from tessera.run.config import Run
 from tessera.run.errors import UserError
-from tests.command import refused, tessera
-from tests.runs import on_tiny_parts, tokenizer, train
+from tests.cli_runner import run_invalid, tessera
+from tests.runs import build_tiny, tokenizer, train
 
 TRAIN = (
     "train",
@@ -49,14 +49,14 @@ def paint(folder: Path, count: int = 6, size: int = 16) -> Path:
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "captioned"
-    train(place, brief(on_tiny_parts(images_maskgit)))
+    train(place, brief(build_tiny(images_maskgit)))
     return place
 
 
 @pytest.fixture(scope="module")
 def wordless(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "wordless"
-    train(place, brief(on_tiny_parts(images_maskgit, text="none")))
+    train(place, brief(build_tiny(images_maskgit, text="none")))
     return place
 
 
@@ -84,7 +84,7 @@ def out(tmp_path: Path) -> Path:
 def test_no_caption_where_the_recipe_wants_them_is_refused_with_the_way_out(tmp_path):
     folder = paint(tmp_path / "pictures")
     command = (*TRAIN, "--tokenizer", tokenizer(), "--data", folder)
-    letter = refused(*command, "--out", tmp_path / "run")
+    letter = run_invalid(*command, "--out", tmp_path / "run")
     assert (
         "Not one example has a caption" in letter
         and "--text none" in letter
@@ -96,7 +96,7 @@ def test_no_caption_where_the_recipe_wants_them_is_refused_with_the_way_out(tmp_
 
 def test_live_too_no_caption_is_refused(tmp_path):
     folder = paint(tmp_path / "pictures")
-    letter = refused(
+    letter = run_invalid(
         *TRAIN,
         "--tokenizer",
         tokenizer(),
@@ -125,7 +125,7 @@ def test_some_captions_are_enough(tmp_path):
 def test_a_run_without_words_makes_pictures_and_takes_no_prompt(wordless, out):
     assert tessera("sample", wordless, "--count", "2", "--out", out).code == 0
     for asked in (("--prompt", "a ring"), ("--negative", "a ring")):
-        assert "trained without captions: it takes no prompt" in refused(
+        assert "trained without captions: it takes no prompt" in run_invalid(
             "sample", wordless, *asked, "--out", out / "other"
         )
     assert len(Generator.load(wordless).generate([""] * 2)) == 2
@@ -176,7 +176,7 @@ def test_odd_prompts_are_prompts(prompt, run):
 
 
 def test_a_tokenizer_takes_no_prompt(out):
-    letter = refused("sample", tokenizer(), "--prompt", "a ring", "--out", out)
+    letter = run_invalid("sample", tokenizer(), "--prompt", "a ring", "--out", out)
     assert (
         "images-vqgan rebuilds what it is shown" in letter
         and "images-maskgit" in letter
@@ -205,7 +205,7 @@ def test_a_run_that_is_not_there_is_told(tmp_path):
     ],
 )
 def test_settings_that_cannot_be_are_refused(flags, says, run, out):
-    assert says in refused("sample", run, "--prompt", "a ring", *flags, "--out", out)
+    assert says in run_invalid("sample", run, "--prompt", "a ring", *flags, "--out", out)
     assert not out.exists()
 
 
@@ -224,7 +224,7 @@ def test_a_run_on_named_folders_knows_their_names(classes, out):
 
 
 def test_an_unknown_class_is_refused_with_the_nearest_name(classes, out):
-    letter = refused(
+    letter = run_invalid(
         "sample", classes, "--prompt", "golden retreiver", "--count", "1", "--out", out
     )
     assert (
@@ -236,7 +236,7 @@ def test_an_unknown_class_is_refused_with_the_nearest_name(classes, out):
 
 
 def test_an_unknown_class_to_lead_away_from_is_refused_too(classes, out):
-    assert "knows no" in refused(
+    assert "knows no" in run_invalid(
         "sample", classes, "--prompt", "cat", "--negative", "zeppelin", "--count", "1", "--out", out
     )
 
@@ -255,7 +255,7 @@ def masked(folder: Path, size: int, white: bool = True) -> Path:
 
 def test_a_mask_of_another_size_is_refused_with_both_sizes(run, tmp_path, out):
     picture = paint(tmp_path / "pictures", 1) / "0.png"
-    letter = refused(
+    letter = run_invalid(
         "sample",
         run,
         "--data",
@@ -272,7 +272,7 @@ def test_a_mask_of_another_size_is_refused_with_both_sizes(run, tmp_path, out):
 
 def test_a_mask_without_white_is_refused(run, tmp_path, out):
     picture = paint(tmp_path / "pictures", 1) / "0.png"
-    letter = refused(
+    letter = run_invalid(
         "sample",
         run,
         "--data",
@@ -289,9 +289,9 @@ def test_a_mask_without_white_is_refused(run, tmp_path, out):
 
 def test_a_mask_without_a_picture_or_for_many_is_refused(run, tmp_path, out):
     mask = masked(tmp_path, 16)
-    assert "--data PICTURE" in refused("sample", run, "--mask", mask, "--prompt", "x", "--out", out)
+    assert "--data PICTURE" in run_invalid("sample", run, "--mask", mask, "--prompt", "x", "--out", out)
     folder = paint(tmp_path / "pictures", 3)
-    assert "holds 3" in refused(
+    assert "holds 3" in run_invalid(
         "sample", run, "--mask", mask, "--data", folder, "--prompt", "x", "--out", out
     )
 
@@ -306,7 +306,7 @@ def test_a_picture_or_a_mask_that_cannot_be_read_is_told(run, tmp_path, out):
         (picture, tmp_path / "nowhere.png"),
         (tmp_path / "nowhere.png", mask),
     ):
-        refused("sample", run, "--data", data, "--mask", mask_given, "--prompt", "x", "--out", out)
+        run_invalid("sample", run, "--data", data, "--mask", mask_given, "--prompt", "x", "--out", out)
     assert not out.exists()
 
 
@@ -325,4 +325,4 @@ def test_a_picture_or_a_mask_that_cannot_be_read_is_told(run, tmp_path, out):
     ],
 )
 def test_a_network_that_cannot_be_is_refused(flags, says, tmp_path):
-    assert says in refused(*TRAIN, "--tokenizer", tokenizer(), *flags, "--out", tmp_path / "run")
+    assert says in run_invalid(*TRAIN, "--tokenizer", tokenizer(), *flags, "--out", tmp_path / "run")

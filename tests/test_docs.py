@@ -45,7 +45,7 @@ from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.recipes.registry import RECIPES, get_recipe, recipe_name
-from tests.command import tessera
+from tests.cli_runner import tessera
 from tests.pages import (
     LANGUAGES,
     PAGES,

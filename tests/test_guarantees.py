@@ -17,26 +17,26 @@ import torch
 from safetensors.torch import load_file
 
 from tessera.data.loader import TrainLoader
-from tessera.engine.engine import Engine, resolved
+from tessera.engine.engine import Engine, resolve_precision
 from tessera.engine.guards import Diverged
 from tessera.engine.signals import Interrupted
 from tessera.engine.task import Batch
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
-from tessera.run.train import build_task, take, unused
+from tessera.run.train import build_task, claim_directory, find_unused_folder
 from tests.runs import (
     CASES,
     assert_close_run,
     assert_same_run,
     engine_in,
-    records_of,
-    tensors_of,
+    read_metrics,
+    read_checkpoint,
     tessera,
     tiny,
     train,
     train_in_double,
 )
-from tests.several import together
+from tests.worker_pool import train_together
 
 every_case = pytest.mark.parametrize("case", CASES)
 
@@ -94,7 +94,7 @@ def test_validating_and_sampling_between_steps_change_no_weight(tmp_path: Path) 
     train(
         tmp_path / "quiet", tiny("images-vqgan judged", steps=6, validate_every=6, sample_every=6)
     )
-    busy, quiet = tensors_of(tmp_path / "busy", 6), tensors_of(tmp_path / "quiet", 6)
+    busy, quiet = read_checkpoint(tmp_path / "busy", 6), read_checkpoint(tmp_path / "quiet", 6)
     assert all(torch.equal(busy[name], quiet[name]) for name in quiet)
 
 
@@ -106,7 +106,7 @@ def test_a_longer_run_goes_on_from_a_shorter_one(tmp_path: Path) -> None:
     train(tmp_path / "stages", run)
     train(tmp_path / "stages", longer)
     train(tmp_path / "whole", longer)
-    stages, whole = tensors_of(tmp_path / "stages", 8), tensors_of(tmp_path / "whole", 8)
+    stages, whole = read_checkpoint(tmp_path / "stages", 8), read_checkpoint(tmp_path / "whole", 8)
     assert all(torch.equal(stages[name], whole[name]) for name in whole)
 
 
@@ -135,10 +135,10 @@ def test_two_processes_are_one(case: str, tmp_path: Path) -> None:
     the same."""
     steps = {"steps": 4, "validate_every": 2, "sample_every": 4, "accumulate": 2}
     train_in_double(tmp_path / "one", tiny(case, **steps))
-    together(tmp_path / "two", case, **steps, processes=2)
+    train_together(tmp_path / "two", case, **steps, processes=2)
     assert_close_run(tmp_path / "one", tmp_path / "two", 4)
     for alone, shared in zip(
-        records_of(tmp_path / "one"), records_of(tmp_path / "two"), strict=True
+        read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two"), strict=True
     ):
         assert alone.pop("kind") == shared.pop("kind")
         assert alone == pytest.approx(shared, rel=1e-5, abs=1e-6)  # what is logged is cut to fp32
@@ -153,7 +153,7 @@ def test_a_run_of_two_processes_goes_on_alone_and_back(tmp_path: Path) -> None:
     case = "images-vqgan judged vq"
     stages = [(2, 2), (4, 1), (6, 2)]
     for steps, processes in stages:
-        together(
+        train_together(
             tmp_path / "changing",
             case,
             steps=steps,
@@ -166,7 +166,7 @@ def test_a_run_of_two_processes_goes_on_alone_and_back(tmp_path: Path) -> None:
 
 
 def test_replicas_stay_equal_to_the_bit(tmp_path: Path) -> None:
-    together(tmp_path / "two", "images-vqgan judged vq", steps=5, processes=2, tell_replicas=True)
+    train_together(tmp_path / "two", "images-vqgan judged vq", steps=5, processes=2, tell_replicas=True)
     first, second = ((tmp_path / f"two/replica-{rank}.txt").read_text() for rank in (0, 1))
     assert first == second
 
@@ -210,16 +210,16 @@ def test_the_discriminator_does_not_move_before_it_starts(tmp_path: Path) -> Non
         if any(not torch.equal(now[name], first[name]) for name in first):
             moved_at.append(engine.done)
     assert moved_at == [3, 4]
-    logged = [record for record in records_of(tmp_path) if record["kind"] == "train"]
+    logged = [record for record in read_metrics(tmp_path) if record["kind"] == "train"]
     assert ["model/adversarial" in record for record in logged] == [False, False, True, True]
 
 
 def test_without_an_adversary_nothing_of_it_is_left_behind(tmp_path: Path) -> None:
     train(tmp_path, tiny("images-vqgan", steps=2))
-    assert not [name for name in tensors_of(tmp_path, 2) if "discriminator" in name]
+    assert not [name for name in read_checkpoint(tmp_path, 2) if "discriminator" in name]
     assert not [
         key
-        for record in records_of(tmp_path)
+        for record in read_metrics(tmp_path)
         for key in record
         if "discriminator" in key or "adversarial" in key
     ]
@@ -227,7 +227,7 @@ def test_without_an_adversary_nothing_of_it_is_left_behind(tmp_path: Path) -> No
 
 def test_the_gradient_penalty_comes_every_n_steps_and_only_then(tmp_path: Path) -> None:
     train(tmp_path, tiny("images-vqgan judged", steps=10))
-    penalised = [r["step"] - 1 for r in records_of(tmp_path) if "discriminator/penalty" in r]
+    penalised = [r["step"] - 1 for r in read_metrics(tmp_path) if "discriminator/penalty" in r]
     assert penalised == [4, 8]  # it starts at step 2, and the penalty falls on multiples of 4
 
 
@@ -237,10 +237,10 @@ def test_the_gradient_penalty_comes_every_n_steps_and_only_then(tmp_path: Path) 
 @pytest.mark.parametrize("change", ["batch_size", "seed"])
 def test_other_settings_on_a_used_folder_are_refused_by_name(change: str, tmp_path: Path) -> None:
     train(tmp_path, tiny("images-vqgan", steps=2))
-    before = tensors_of(tmp_path, 2)
+    before = read_checkpoint(tmp_path, 2)
     with pytest.raises(UserError, match=f"engine.{change}"):
         engine_in(tmp_path, tiny("images-vqgan", steps=2, **{change: 4}))
-    assert all(torch.equal(before[name], value) for name, value in tensors_of(tmp_path, 2).items())
+    assert all(torch.equal(before[name], value) for name, value in read_checkpoint(tmp_path, 2).items())
 
 
 def test_a_folder_in_which_no_step_was_taken_takes_other_settings(tmp_path: Path) -> None:
@@ -258,8 +258,8 @@ def test_a_folder_in_which_no_step_was_taken_takes_other_settings(tmp_path: Path
 
 def test_fresh_takes_a_new_folder_and_leaves_the_old_one(tmp_path: Path) -> None:
     train(tmp_path / "run", tiny("images-vqgan", steps=2))
-    assert unused(tmp_path / "run") == tmp_path / "run-2"
-    assert unused(tmp_path / "new") == tmp_path / "new"
+    assert find_unused_folder(tmp_path / "run") == tmp_path / "run-2"
+    assert find_unused_folder(tmp_path / "new") == tmp_path / "new"
 
 
 # ---- 7. validation
@@ -297,7 +297,7 @@ def test_validation_gives_the_same_numbers_again(tmp_path: Path) -> None:
 
 def test_live_and_average_are_both_told(tmp_path: Path) -> None:
     train(tmp_path, tiny("images-vqgan", steps=5, validate_every=5))
-    [record] = [record for record in records_of(tmp_path) if record["kind"] == "validation"]
+    [record] = [record for record in read_metrics(tmp_path) if record["kind"] == "validation"]
     assert record["val/psnr"] != record["val_ema/psnr"]
 
 
@@ -341,8 +341,8 @@ def test_a_step_that_is_not_finite_reaches_no_weight(case: str, tmp_path: Path) 
     engine = engine_in(tmp_path, tiny(case, steps=5, checkpoint_every=1))
     poisoned(engine, 3)
     engine.run()
-    assert all(value.isfinite().all() for value in tensors_of(tmp_path, 5).values())
-    read_records = [record for record in records_of(tmp_path) if record["kind"] == "train"]
+    assert all(value.isfinite().all() for value in read_checkpoint(tmp_path, 5).values())
+    read_records = [record for record in read_metrics(tmp_path) if record["kind"] == "train"]
     assert read_records[3]["skipped_steps"] == len(engine.task.updates)
     read_notes = [json.loads(line) for line in (tmp_path / "nonfinite.jsonl").read_text().splitlines()]
     assert {line["step"] for line in read_notes} == {3}
@@ -371,7 +371,7 @@ def test_a_run_that_stays_ill_stops_with_a_sentence_and_a_healthy_checkpoint(
     poisoned(engine, -3)
     with pytest.raises(Diverged, match="not finite in 3 steps in a row"):
         engine.run()
-    assert all(value.isfinite().all() for value in tensors_of(tmp_path, 4).values())
+    assert all(value.isfinite().all() for value in read_checkpoint(tmp_path, 4).values())
 
 
 # ---- 9. signals
@@ -478,7 +478,7 @@ def test_the_command_line_exits_with_143_on_every_process_and_goes_on(tmp_path: 
 
 
 def test_auto_precision_is_fp32_on_a_cpu() -> None:
-    assert resolved("auto", torch.device("cpu")) == "fp32"
+    assert resolve_precision("auto", torch.device("cpu")) == "fp32"
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
@@ -489,20 +489,20 @@ def test_half_precision_trains_and_resumes_the_same_run(precision: Any, tmp_path
         train(tmp_path / "cut", run, on_log=killed_at(3))
     train(tmp_path / "cut", run)
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
-    weights = tensors_of(tmp_path / "whole", 4)
+    weights = read_checkpoint(tmp_path / "whole", 4)
     assert all(
         value.dtype == torch.float32
         for name, value in weights.items()
         if name.startswith(("model/", "val_ema/")) and value.is_floating_point()
     )
     to_fp32 = records_of_fp32(tmp_path)
-    half = [r["model/loss"] for r in records_of(tmp_path / "whole") if r["kind"] == "train"]
+    half = [r["model/loss"] for r in read_metrics(tmp_path / "whole") if r["kind"] == "train"]
     assert half == pytest.approx(to_fp32, rel=0.1)
 
 
 def records_of_fp32(tmp_path: Path) -> list[float]:
     train(tmp_path / "full", tiny("images-vqgan judged", steps=4, precision="fp32"))
-    return [r["model/loss"] for r in records_of(tmp_path / "full") if r["kind"] == "train"]
+    return [r["model/loss"] for r in read_metrics(tmp_path / "full") if r["kind"] == "train"]
 
 
 # ---- the record
@@ -516,7 +516,7 @@ def test_a_logged_loss_is_the_mean_over_all_examples_of_the_step(tmp_path: Path)
     ).micro_batches(0, 1, 0, 1)
     expected = task.reconstruction_loss(micros[0], 0).terms["pixel"].item()
     train(tmp_path, run)
-    [record] = [r for r in records_of(tmp_path) if r["kind"] == "train"]
+    [record] = [r for r in read_metrics(tmp_path) if r["kind"] == "train"]
     assert record["model/pixel"] == pytest.approx(expected, rel=1e-5)
 
 
@@ -539,11 +539,11 @@ def test_every_line_tells_how_the_run_fares(tmp_path: Path) -> None:
 def test_the_folder_is_taken_by_one_run_at_a_time(tmp_path: Path) -> None:
     run = tiny("images-vqgan", steps=1)
     folder = RunDirectory(tmp_path)
-    take(folder, run)
+    claim_directory(folder, run)
     command = ("train", "images-vqgan", "--preset", "tiny", "--steps", "1", "--out", str(tmp_path))
-    refused = tessera(*command, timeout=60)
-    assert refused.returncode == 2
-    assert f"Another run is at work in {tmp_path} (process {os.getpid()})" in refused.stderr
+    run_invalid = tessera(*command, timeout=60)
+    assert run_invalid.returncode == 2
+    assert f"Another run is at work in {tmp_path} (process {os.getpid()})" in run_invalid.stderr
     folder.unlock()
     assert tessera(*command, timeout=60).returncode == 0
 

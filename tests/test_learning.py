@@ -21,7 +21,7 @@ from tessera.recipes.registry import RECIPES, recipe_name
 from tessera.run.config import Run
 from tessera.run.directory import RunDirectory
 from tessera.sampling.autoregressive import AutoregressiveSampling
-from tests.runs import on_tiny_parts, train
+from tests.runs import build_tiny, train
 
 
 def by_heart(run: Run, *, num_synthetic: int, steps: int, rate: float = 4e-3) -> Run:
@@ -56,7 +56,7 @@ def eight_captions(recipe: Callable[..., Run]) -> Run:
     Seen: loss 0.034 after 50 steps, and accuracy 1. Where no place knew its position, the loss
     stayed above 0.5.
     """
-    return by_heart(never_untold(on_tiny_parts(recipe)), num_synthetic=8, steps=150)
+    return by_heart(never_untold(build_tiny(recipe)), num_synthetic=8, steps=150)
 
 
 def four_clips(recipe: Callable[..., Run]) -> Run:
@@ -72,7 +72,7 @@ def eight_meshes(recipe: Callable[..., Run]) -> Run:
 
 def eight_captioned_meshes(recipe: Callable[..., Run]) -> Run:
     """The tiny preset, on a tiny tokenizer's symbols: eight toys with eight captions."""
-    return by_heart(never_untold(on_tiny_parts(recipe)), num_synthetic=8, steps=200)
+    return by_heart(never_untold(build_tiny(recipe)), num_synthetic=8, steps=200)
 
 
 def never_untold(run: Run) -> Run:
@@ -98,7 +98,7 @@ def four_recordings(recipe: Callable[..., Run]) -> Run:
 def eight_recordings(recipe: Callable[..., Run]) -> Run:
     """The tiny preset, twice as wide, on the symbols of tiny tokenizers. Seen: 0.965 after 400
     steps."""
-    run = on_tiny_parts(recipe)
+    run = build_tiny(recipe)
     return by_heart(
         replace(run, task=replace(run.task, model=replace(run.task.model, width=64))),
         num_synthetic=8,

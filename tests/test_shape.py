@@ -458,14 +458,14 @@ def ask(arguments: list[str] | None, report: Path) -> Answer:
     ],
 )
 def test_what_needs_no_network_is_answered_at_once_and_without_torch(
-    arguments, refused, says, tmp_path
+    arguments, run_invalid, says, tmp_path
 ):
     for attempt in range(
         3
     ):  # the best of three: other processes share the caches, and the first may have to compile
         answer = ask(arguments, tmp_path / f"{attempt}.json")
         assert not answer.torch, "this imports torch, which alone costs a second and more"
-        assert answer.failed == refused
+        assert answer.failed == run_invalid
         assert says in answer.said
         if answer.cpu_seconds < 0.3:
             return

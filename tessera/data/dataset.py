@@ -197,15 +197,15 @@ class SyntheticDataset(ExampleDataset):
 class DataConfig:
     """Base class of data configurations: a folder of files, or synthetic data.
 
-    The fields are declared in the subclasses, because their order is that of the flags and of
-    config.json.
+    Subclasses declare the fields that can be set, because their order is that of the flags and of
+    config.json; the values here are used for those that they leave out.
     """
 
-    path: str | None
+    path: str | None = None
     """The folder, or None for synthetic data."""
-    val_fraction: float
-    split_seed: int
-    num_synthetic: int
+    val_fraction: float = 0.05
+    split_seed: int = 0
+    num_synthetic: int = 2000
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
@@ -221,14 +221,14 @@ class DataConfig:
 
     def synthetic_dataset(self) -> SyntheticDataset:
         """Return the synthetic training set."""
-        raise NotImplementedError
+        raise UserError("This modality has no synthetic data: give a folder with --data PATH.")
 
     def without_augmentation(self) -> Self:
-        raise NotImplementedError
+        return self
 
     def preprocessing(self) -> dict[str, Any]:
         """Return the settings that an example's tokens depend on."""
-        raise NotImplementedError
+        return {}
 
     def collate(self, examples: list[Any]) -> Any:
         """Make a batch of examples."""

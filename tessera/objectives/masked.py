@@ -340,7 +340,7 @@ class MaskedTask(GeneratorTask):
             mask_token_id=network.mask_token_id,
             rank_NS=halton_order(layout.cell_coordinates()) if sampling.order == "halton" else None,
             critic=self.critic_scores(request, token_batch, device),
-            stages=sampling.stages(layout.num_positions, layout.num_quantizers, device),
+            stages=sampling.build_stages(layout.num_positions, layout.num_quantizers, device),
         )
         return layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
 

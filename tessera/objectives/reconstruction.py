@@ -169,7 +169,7 @@ class TokenizerConfig(TaskConfig):
 
     def validate_data(self, data: Any) -> None:
         for part in (self.model, self.reconstruction, self.adversary):
-            if part is not None:
+            if hasattr(part, "validate_data"):
                 part.validate_data(data)
 
     def notice(self) -> str:

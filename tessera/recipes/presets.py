@@ -66,7 +66,7 @@ def engine_defaults(
 ) -> EngineConfig:
     """Return the engine configuration of a preset.
 
-    Larger presets log and save less often and, unless `ema_decay` is given, average over more steps.
+    Larger presets log and save less often, and average over more steps unless `ema_decay` is given.
     """
     from tessera.engine.ema import EMAConfig
     from tessera.engine.engine import EngineConfig
@@ -144,8 +144,8 @@ def build_quantizer_config(
 def build_perceptual_config(preset: Preset, choice: str) -> PerceptualConfig | None:
     """Return the perceptual loss for on, off, auto or the path of a VGG16 file.
 
-    auto is on for base and paper if the package of its network is installed. It is resolved here, so
-    that the run's config.json has the loss that was used.
+    auto is on for base and paper if the package of its network is installed. It is resolved here,
+    so that the run's config.json has the loss that was used.
     """
     from tessera.modalities.image.efficientnet_lite import is_installed
     from tessera.modalities.image.perceptual import PerceptualConfig
@@ -175,9 +175,7 @@ def build_critic_config(
     raise ValueError(f"The critic is {choice!r}, which is unknown: use off, head or own.")
 
 
-def build_text_config(
-    preset: Preset, text: str
-) -> LearnedTextConfig | PretrainedTextConfig | None:
+def build_text_config(preset: Preset, text: str) -> LearnedTextConfig | PretrainedTextConfig | None:
     """Return the text encoder for learned, none or the name of a Hugging Face encoder."""
     from tessera.text.learned import LearnedTextConfig
     from tessera.text.pretrained import PretrainedTextConfig

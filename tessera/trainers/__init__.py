@@ -1,11 +1,14 @@
-"""The front doors that the research systems had, as thin constructors over the one engine.
+"""Trainer classes with the constructors of five research packages, on the engine of this package.
 
-    trainer = VQGanVAETrainer(VQGAN(VQGANConfig()), folder="pictures", image_size=64, batch_size=8, num_train_steps=1000)
+    model = VQGAN(VQGANConfig())
+    trainer = VQGanVAETrainer(
+        model, folder="photos", image_size=64, batch_size=8, num_train_steps=1000
+    )
     trainer.train(log_fn=print)
 
-The parameters and their defaults are theirs; what they do is what they say. The results folder is a
-run's folder: the command line's verbs work on it, a second construction goes on where the first
-stopped, and nothing is asked or deleted.
+Names and defaults of the parameters are those of the research packages. The results folder is a run
+directory: the commands of `tessera` work on it, a trainer that is constructed again resumes from the
+newest checkpoint, and earlier results are never deleted.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ __all__ = [
     "MuLaNTrainer",
     "SoundStormConfig",
     "SoundStormTrainer",
-    "Stream",
+    "TokenStream",
     "Trainer",
     "VQGanVAETrainer",
     "VideoTokenizerTrainer",

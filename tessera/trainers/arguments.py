@@ -1,5 +1,7 @@
-"""The words of the research code in the engine's. What there is no word for is refused, never
-dropped."""
+"""Translate arguments of the research packages to configurations.
+
+An argument without a counterpart raises UserError; none is ignored.
+"""
 
 from __future__ import annotations
 
@@ -8,104 +10,109 @@ from typing import Any, get_args
 
 from tessera.engine.ema import EMAConfig
 from tessera.engine.engine import EngineConfig, Precision
+from tessera.engine.logging import TRACKERS
 from tessera.engine.optim.config import Schedule
 from tessera.run.config import did_you_mean
 from tessera.run.errors import UserError
 
-GIVEN = "the dataset given in Python"
-"""Stands where the configuration names the folder: the card says so, and `evaluate` finds no such
-folder and asks for one."""
+EMA_KWARGS = {"beta": "decay", "update_after_step": "update_after", "update_every": "update_every"}
+"""The names that `ema_kwargs` may have, and the fields of EMAConfig."""
+SCHEDULER_KWARGS = {name: name for name in ("warmup_start_lr", "min_lr_ratio", "decay_ratio")}
+"""The names that `scheduler_kwargs` may have, and the fields of OptimizerConfig."""
+PRECISIONS: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
+"""The values of `mixed_precision`, and those of EngineConfig.precision."""
 
-AVERAGE = {"beta": "decay", "update_after_step": "update_after", "update_every": "update_every"}
-SCHEDULE = {"initial": "initial", "floor": "floor", "cooldown": "cooldown"}
-"""What may stand in ema_kwargs and scheduler_kwargs, and our words for it."""
 
-
-def engine_config(
+def build_engine_config(
+    *,
     steps: int,
-    batch_size: int,
+    micro_batch_size: int,
     grad_accum_steps: int,
-    results_every: int,
-    model_every: int,
+    validate_every: int,
+    checkpoint_every: int,
     ema: EMAConfig,
     accelerate_kwargs: Mapping[str, Any] | None,
     parameter: str = "accelerate_kwargs",
 ) -> EngineConfig:
-    """Their words for the life of a run, in the engine's: a batch of theirs is a micro-batch of
-    ours."""
+    """Build the engine configuration; the batch size of the research packages is per micro-batch."""
     return EngineConfig(
         steps=steps,
-        batch_size=batch_size * grad_accum_steps,
+        batch_size=micro_batch_size * grad_accum_steps,
         grad_accum_steps=grad_accum_steps,
         log_every=1,
-        validate_every=results_every,
-        sample_every=results_every,
-        checkpoint_every=model_every,
+        validate_every=validate_every,
+        sample_every=validate_every,
+        checkpoint_every=checkpoint_every,
         ema=ema,
-        **understood(accelerate_kwargs or {}, parameter),
+        **translate_accelerate_kwargs(accelerate_kwargs or {}, parameter),
     )
 
 
-def ema_config(used: bool, beta: float, update_after: int, update_every: int) -> EMAConfig:
+def build_ema_config(enabled: bool, beta: float, update_after: int, update_every: int) -> EMAConfig:
     return EMAConfig(
-        decay=beta if used else 0.0, update_after=update_after, update_every=update_every
+        decay=beta if enabled else 0.0, update_after=update_after, update_every=update_every
     )
 
 
-def understood(accelerate_kwargs: Mapping[str, Any], parameter: str) -> dict[str, Any]:
-    """The engine's words for what was meant for Accelerate; what it has no word for is refused, not
-    dropped."""
-    precisions: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
-    meant: dict[str, Any] = {}
+def translate_accelerate_kwargs(
+    accelerate_kwargs: Mapping[str, Any], parameter: str
+) -> dict[str, Any]:
+    """Translate arguments of `accelerate.Accelerator` to fields of EngineConfig."""
+    fields: dict[str, Any] = {}
     for name, value in accelerate_kwargs.items():
-        if name == "mixed_precision" and value in precisions:
-            meant["precision"] = precisions[value]
+        if name == "mixed_precision" and value in PRECISIONS:
+            fields["precision"] = PRECISIONS[value]
         elif name == "log_with":
-            meant["track"] = tuple([value] if isinstance(value, str) else value)
+            fields["log_with"] = (value,) if isinstance(value, str) else tuple(value)
         else:
             raise UserError(
-                f"{parameter} has {name}={value!r}, which this engine does not know. It takes mixed_precision "
-                "(no, bf16 or fp16) and log_with (tensorboard, wandb, trackio)."
+                f"{parameter} has {name}={value!r}, which is not supported: use mixed_precision "
+                f"({', '.join(PRECISIONS)}) or log_with ({', '.join(TRACKERS)})."
             )
-    return meant
+    return fields
 
 
-def refuse_clearing(asked: bool | None) -> None:
-    """None and False, which keep what is there, are what always happens."""
-    if asked:
-        raise UserError(
-            "force_clear_prev_results would delete earlier results, and nothing here deletes what somebody trained: give "
-            "another results_folder, or leave it out to go on."
-        )
+def translate_ema_kwargs(ema_kwargs: Mapping[str, Any] | None) -> EMAConfig:
+    """Build the EMA configuration with the defaults of the package ema-pytorch."""
+    defaults = {"decay": 0.9999, "update_after": 100, "update_every": 10}
+    return EMAConfig(**(defaults | translate_kwargs(ema_kwargs, "ema_kwargs", EMA_KWARGS)))
 
 
-def translated(
-    given: Mapping[str, Any] | None, parameter: str, words: Mapping[str, str]
+def translate_kwargs(
+    kwargs: Mapping[str, Any] | None, parameter: str, names: Mapping[str, str]
 ) -> dict[str, Any]:
-    """Settings under their names, under ours; what there is no word for is refused, not dropped."""
-    for name, value in (given or {}).items():
-        if name not in words:
+    """Rename the keys of `kwargs` by `names`; raise UserError for a key that is not in it."""
+    given = kwargs or {}
+    for name, value in given.items():
+        if name not in names:
             raise UserError(
-                f"{parameter} has {name}={value!r}, which means nothing here{did_you_mean(name, words)}"
+                f"{parameter} has {name}={value!r}, which is not supported"
+                f"{did_you_mean(name, names)}"
             )
-    return {words[name]: value for name, value in (given or {}).items()}
+    return {names[name]: value for name, value in given.items()}
 
 
-def scheduled(scheduler: Any, warmup_steps: int) -> dict[str, Any]:
-    """The rate rises over the warm-up and then does what the schedule says: nothing, if there is
-    none."""
+def translate_scheduler(scheduler: Any, warmup_steps: int) -> dict[str, Any]:
+    """Return the fields of OptimizerConfig for a schedule after a linear warm-up.
+
+    Without a scheduler the learning rate is constant after the warm-up.
+    """
     if scheduler is None:
-        return {"schedule": "warmup" if warmup_steps else "constant", "warmup": warmup_steps}
+        schedule = "warmup" if warmup_steps else "constant"
+        return {"schedule": schedule, "warmup_steps": warmup_steps}
     if scheduler not in get_args(Schedule):
         raise UserError(
-            f"scheduler is {scheduler!r}, but rates here are functions of the step and not of a scheduler object: give one of "
-            f"{', '.join(map(repr, get_args(Schedule)))}, or None, which stays constant after the warm-up."
+            f"scheduler is {scheduler!r}, but the learning rate is a function of the step and needs "
+            f"no scheduler object: use {', '.join(map(repr, get_args(Schedule)))}, or None for a "
+            "constant learning rate after the warm-up."
         )
-    return {"schedule": scheduler, "warmup": warmup_steps}
+    return {"schedule": scheduler, "warmup_steps": warmup_steps}
 
 
-def ema_config_from_kwargs(ema_kwargs: Mapping[str, Any] | None) -> EMAConfig:
-    """The defaults are those of the averaging that the research code used: slow, and made for long
-    runs."""
-    given = translated(ema_kwargs, "ema_kwargs", AVERAGE)
-    return EMAConfig(**({"decay": 0.9999, "update_after": 100, "update_every": 10} | given))
+def check_clear_results(force_clear_prev_results: bool | None) -> None:
+    """Raise UserError if earlier results should be deleted; None and False keep them."""
+    if force_clear_prev_results:
+        raise UserError(
+            "force_clear_prev_results is True, but earlier results are never deleted: use another "
+            "results_folder, or leave force_clear_prev_results out to resume."
+        )

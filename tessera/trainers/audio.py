@@ -1,25 +1,36 @@
-"""The front door of sound: SoundStorm, which says in some voice what semantic symbols tell.
+"""The trainer for audio: SoundStorm, which generates the acoustic tokens of semantic tokens.
 
-From pairs of symbols that somebody's own tokenizers wrote:
+On pairs of tokens that were computed elsewhere:
 
     model = SoundStormConfig().build(
-        Stream(vocabulary=1024, num_quantizers=8, frames=500, seconds=0.02), Stream(vocabulary=500, frames=250, seconds=0.04)
+        TokenStream(vocab_size=1024, num_quantizers=8, frames=500, seconds=0.02),
+        TokenStream(vocab_size=500, frames=250, seconds=0.04),
     )
-    trainer = SoundStormTrainer(model, num_train_steps=10_000, num_warmup_steps=500, batch_size=16, dataset=pairs)
+    trainer = SoundStormTrainer(
+        model, num_train_steps=10_000, num_warmup_steps=500, batch_size=16, dataset=pairs
+    )
     trainer.train()
-    acoustic = trainer.generate(semantic)               # symbols (B, T, 8)
+    acoustic = trainer.generate(semantic)               # token ids (B, T, 8)
 
-Or from recordings, over a codec and semantic tokens that were trained here:
+On recordings, with a codec and a semantic tokenizer that were trained with this package:
 
     runs = {"tokenizer": "runs/audio-codec", "semantic": "runs/audio-semantic"}
     model = SoundStormConfig().build(**runs)
     trainer = SoundStormTrainer(
-        model, num_train_steps=10_000, num_warmup_steps=500, batch_size=16, dataset="recordings", **runs
+        model,
+        num_train_steps=10_000,
+        num_warmup_steps=500,
+        batch_size=16,
+        dataset="recordings",
+        **runs,
     )
     trainer.train()
-    sounds = trainer.sounds(trainer.generate(semantic))
+    audio = trainer.to_audio(trainer.generate(semantic))
 
-`trainers/in_memory_audio.py` says how the items of a dataset may look.
+`trainers/in_memory_audio.py` describes the items of a dataset in memory. The parameters are those of
+soundstorm-pytorch.
+
+B examples, T acoustic frames, t semantic frames, L quantizers.
 """
 
 from __future__ import annotations
@@ -33,8 +44,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from tessera.api.generator import drawn_by, make_request, refuse_without_codec, settings
-from tessera.data.dataset import Split, Subset, split_names
+from tessera.api.generator import check_not_external, make_seeds, run_task
+from tessera.api.tokenizer import Tokenizer
+from tessera.data.dataset import ExampleDataset, Split
 from tessera.data.errors import UnreadableFile
 from tessera.engine.ema import EMAConfig
 from tessera.engine.modes import eval_mode
@@ -42,6 +54,7 @@ from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.external_tokens import TokenStream, TokenStreams
 from tessera.modalities.audio.media import Audio
+from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
 from tessera.nn.conformer import ConformerConfig
 from tessera.nn.masked_transformer import (
     CriticConfig,
@@ -52,22 +65,28 @@ from tessera.nn.masked_transformer import (
     TokenCritic,
     TokenSpec,
 )
-from tessera.objectives.masked import MaskedConfig, MaskedTask, token_spec
+from tessera.objectives.generation import GenerationRequest, TokenPrompt
+from tessera.objectives.masked import MaskedTask, token_spec
 from tessera.objectives.masking import LevelMaskingConfig, MaskingConfig
-from tessera.recipes import registry as recipes
+from tessera.recipes.registry import read_run
 from tessera.run.config import Run
 from tessera.run.dependencies import find_dependencies
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
-from tessera.run.load import Tokenizer, load_run
 from tessera.run.train import build_task
 from tessera.sampling.maskgit import MaskedSampling
-from tessera.trainers import in_memory_audio as given_sounds
-from tessera.trainers.arguments import GIVEN, engine_config, refuse_clearing
+from tessera.trainers.arguments import build_engine_config, check_clear_results
 from tessera.trainers.base import Trainer
-from tessera.trainers.in_memory_audio import InMemoryTokenPairs, InMemoryWaves
+from tessera.trainers.in_memory import IN_MEMORY, split_dataset
+from tessera.trainers.in_memory_audio import (
+    InMemoryTokenPairs,
+    InMemoryWaveforms,
+    fit_frames,
+    parse_tokens,
+)
 
-Dataset = Sequence[Any] | str | Path
+AudioSource = Sequence[Any] | str | Path
+"""A dataset in memory, or the path of a folder."""
 CONFORMER = MaskedTransformerConfig(
     text=None, conformer=ConformerConfig(), absolute_positions=False
 )
@@ -76,31 +95,34 @@ CONFORMER = MaskedTransformerConfig(
 @dataclass(frozen=True, kw_only=True)
 class SoundStormConfig:
     network: MaskedTransformerConfig = CONFORMER
-    """The Conformer that guesses symbols."""
+    """The Conformer that predicts masked tokens."""
     critic: CriticConfig | CriticHeadConfig | None = None
-    """Learns to tell drawn symbols from real ones."""
+    """A network that is trained to separate sampled from real tokens."""
 
-    def build(self, tokenizer: TokenStream | str | Path, semantic: TokenStream | str | Path) -> MaskedModel:
-        """For the symbols of two runs, or for symbols of which no more is known than a Stream
-        says."""
-        heard, said = known(tokenizer), known(semantic)
-        critic = self.critic.build(self.network, heard, said) if self.critic is not None else None
-        return MaskedModel(self.network.build(heard, said), critic)
+    def build(
+        self, tokenizer: TokenStream | str | Path, semantic: TokenStream | str | Path
+    ) -> MaskedModel:
+        """Build the model for the tokens of two runs, or for two streams of external tokens."""
+        acoustic, condition = load_token_spec(tokenizer), load_token_spec(semantic)
+        critic = None
+        if self.critic is not None:
+            critic = self.critic.build(self.network, acoustic, condition)
+        return MaskedModel(self.network.build(acoustic, condition), critic)
 
 
 class SoundStormTrainer(Trainer):
-    """Trains SoundStorm on `dataset`: pairs of symbols; or, over the finished runs `tokenizer` and
-    `semantic`, which are copied into this one's folder, recordings: a folder of them, or waves at
-    the codec's rate.
+    """Train SoundStorm on pairs of tokens, or on recordings with two tokenizers.
 
-    `batch_size * grad_accum_every` examples make a step, whatever the number of processes that
-    share them: so it is with and without `split_batches`; and as one pass goes over into the next
-    no batch is ever short, with and without `drop_last`. The rate rises from `initial_lr` to `lr`
-    in `num_warmup_steps` and falls as a cosine to nothing at `num_train_steps`. With
-    `only_train_generator` or `only_train_critic` the other network stays as it is. Of recordings,
-    clips of `data_max_length` samples are learnt from, or as long as those that the semantic tokens
-    learnt from. `results_folder` is the run's folder; a second construction goes on where the first
-    stopped, and nothing is asked or deleted.
+    `dataset` holds pairs of tokens. With `tokenizer` and `semantic`, trained runs that are copied
+    into the run directory, it is a folder of recordings, or waveforms at the codec's rate; examples
+    then have `data_max_length` samples, by default as many as those of the semantic tokenizer.
+
+    A step has `batch_size * grad_accum_every` examples, divided between the processes, with and
+    without `split_batches`. The order of the data continues from epoch to epoch, so no batch is
+    incomplete, with and without `drop_last`. The learning rate rises from `initial_lr` to `lr` in
+    `num_warmup_steps` steps and follows a cosine to 0 at `num_train_steps`. With
+    `only_train_generator` or `only_train_critic` the other network is not trained. `results_folder`
+    is the run directory: a trainer that is constructed again resumes, and nothing is deleted.
     """
 
     def __init__(
@@ -110,7 +132,7 @@ class SoundStormTrainer(Trainer):
         num_train_steps: int,
         num_warmup_steps: int,
         batch_size: int,
-        dataset: Dataset | None = None,
+        dataset: AudioSource | None = None,
         tokenizer: str | Path | None = None,
         semantic: str | Path | None = None,
         data_max_length: int | None = None,
@@ -131,15 +153,18 @@ class SoundStormTrainer(Trainer):
         drop_last: bool = False,
         force_clear_prev_results: bool | None = None,
     ) -> None:
-        refuse_clearing(force_clear_prev_results)
-        dataset = clear(dataset, tokenizer, semantic)
-        streams = streams_of(model) if tokenizer is None else None
-        folder = RunDirectory(results_folder)
+        check_clear_results(force_clear_prev_results)
+        dataset = check_dataset(dataset, tokenizer, semantic)
+        directory = RunDirectory(results_folder)
+        streams = None
+        if tokenizer is None:
+            streams = describe_streams(model)
+            data = token_data_config(streams, data_max_length)
+        else:
+            data = audio_data_config(directory, str(semantic), data_max_length)
         data = replace(
-            data_of(streams, data_max_length)
-            if streams is not None
-            else data_beneath(folder, str(semantic), data_max_length),
-            path=str(dataset) if isinstance(dataset, (str, Path)) else GIVEN,
+            data,
+            path=str(dataset) if isinstance(dataset, (str, Path)) else IN_MEMORY,
             val_fraction=valid_frac,
             split_seed=random_split_seed,
         )
@@ -153,37 +178,37 @@ class SoundStormTrainer(Trainer):
             schedule="cosine",
             warmup_steps=num_warmup_steps,
         )
+        has_levels = model.network.tokens.layout.num_quantizers > 1
         run = Run(
             recipe="audio-soundstorm",
-            task=MaskedConfig(
-                tokenizer=GIVEN if tokenizer is None else str(tokenizer),
-                semantic=None if semantic is None else str(semantic),
+            task=SoundStormTaskConfig(
+                tokenizer=IN_MEMORY if tokenizer is None else str(tokenizer),
+                semantic=IN_MEMORY if semantic is None else str(semantic),
                 streams=streams,
                 model=model.network.config,
-                critic=critic_of(model),
+                critic=critic_config(model),
                 critic_optimizer=optimizer,
-                train_only=learning(model, only_train_generator, only_train_critic),
-                masking=LevelMaskingConfig()
-                if model.network.tokens.layout.num_quantizers > 1
-                else MaskingConfig(),
-                sampling=MaskedSampling(decoding_steps_per_level=(16, 1), noise=1.0),
+                train_only=choose_trained(model, only_train_generator, only_train_critic),
+                masking=LevelMaskingConfig() if has_levels else MaskingConfig(),
+                sampling=MaskedSampling(decoding_steps_per_level=(16, 1), choice_temperature=1.0),
                 optimizer=optimizer,
             ),
             data=data,
-            engine=engine_config(
-                num_train_steps,
-                batch_size,
-                grad_accum_every,
-                save_results_every,
-                save_model_every,
-                EMAConfig(decay=0.0),
-                accelerate_kwargs,
+            engine=build_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=save_results_every,
+                checkpoint_every=save_model_every,
+                ema=EMAConfig(decay=0.0),
+                accelerate_kwargs=accelerate_kwargs,
             ),
         )
-        task: Any = build_task(run, find_dependencies(run, folder))
-        refuse_stranger(model, task.model)
+        task = build_task(run, find_dependencies(run, directory))
+        assert isinstance(task, MaskedTask)
+        check_model(model, task.model)
         task.model.load_state_dict(model.state_dict())
-        super().__init__(run, results_folder, task, split_of(dataset, streams, data))
+        super().__init__(run, results_folder, task, build_split(dataset, streams, data))
 
     @property
     def task(self) -> MaskedTask:
@@ -198,243 +223,274 @@ class SoundStormTrainer(Trainer):
         sampling: MaskedSampling | None = None,
         seed: int = 0,
     ) -> Tensor:
-        """Acoustic symbols (B, T, L) for as long as the semantic ones last, or for their first
-        seconds; -1 where one has ended.
+        """Generate acoustic token ids (B, T, L), with -1 after the end of shorter examples.
 
-        Semantic symbols are (B, t), with -1 after the end of shorter ones, or a list of (t,). A
-        prompt (B, p, l), or (p, l) for all alike, is the beginning of what is wanted, in whose
-        voice it goes on; where it has fewer levels, the finer ones are drawn. The semantic symbols
-        tell what is said in the prompt too, and the result begins with it. Number i of a seed is a
-        function of the seed, i and what is asked for, whoever else is made with it.
+        Sample number i of a seed depends only on the seed, i and its own inputs, not on the other
+        samples.
+
+        Args:
+            cond_semantic_token_ids: (B, t) with -1 after the end of shorter ones, or a list of (t,).
+            prompt_acoustic_token_ids: The first acoustic tokens, whose voice is continued:
+                (B, p, l), or (p, l) for all examples. If it has fewer quantizers than the model,
+                the finer ones are generated. The semantic tokens cover the prompt too, and the
+                result starts with it.
+            seconds: Generate only the first seconds; by default as much as the semantic tokens
+                cover.
+            sampling: The sampling configuration; by default that of the run.
+            seed: The seed of all samples.
         """
         conditioner = self.model.network.token_conditioner
-        heard, said = TokenStream.from_spec(self.model.network.tokens), TokenStream.from_spec(conditioner.cond_tokens)
-        rows = rows_of(cond_semantic_token_ids, said)
+        acoustic = TokenStream.from_spec(self.model.network.tokens)
+        semantic = TokenStream.from_spec(conditioner.cond_tokens)
+        rows = parse_semantic(cond_semantic_token_ids, semantic)
         if seconds is not None:
-            rows = [first_seconds(row, seconds, said, number) for number, row in enumerate(rows)]
-        most = math.inf if seconds is None else max(1, round(seconds / heard.seconds))
-        lengths = [min(conditioner.num_positions(len(row)), most) for row in rows]
-        codes = torch.zeros(
-            len(rows), conditioner.num_positions(max(map(len, rows))), heard.num_quantizers, dtype=torch.long
-        )
-        hidden = torch.ones_like(codes, dtype=torch.bool)
+            rows = [crop_seconds(row, seconds, semantic, index) for index, row in enumerate(rows)]
+        cond_frames = max(map(len, rows))
+        lengths = [conditioner.num_positions(len(row)) for row in rows]
+        if seconds is not None:
+            max_frames = max(1, round(seconds / acoustic.seconds))
+            lengths = [min(length, max_frames) for length in lengths]
+        shape = (len(rows), conditioner.num_positions(cond_frames), acoustic.num_quantizers)
+        codes_BTL = torch.zeros(shape, dtype=torch.long)
+        mask_BTL = torch.ones(shape, dtype=torch.bool)
         if prompt_acoustic_token_ids is not None:
-            prompt = prompt_of(prompt_acoustic_token_ids, heard, lengths)
-            codes[:, : prompt.shape[1], : prompt.shape[2]] = prompt
-            hidden[:, : prompt.shape[1], : prompt.shape[2]] = False
-        wanted = make_request([""] * len(rows), seed, 0, None)
-        wanted.codes, wanted.hidden, wanted.lengths = squeezed(codes), squeezed(hidden), lengths
-        wanted.coarser = torch.stack([given_sounds.ended(row, max(map(len, rows))) for row in rows])
+            prompt = parse_prompt(prompt_acoustic_token_ids, acoustic, lengths)
+            codes_BTL[:, : prompt.shape[1], : prompt.shape[2]] = prompt
+            mask_BTL[:, : prompt.shape[1], : prompt.shape[2]] = False
+        request = GenerationRequest(
+            prompts=[""] * len(rows),
+            seeds=make_seeds(seed, len(rows)),
+            start=TokenPrompt(squeeze_levels(codes_BTL), squeeze_levels(mask_BTL)),
+            cond_codes=torch.stack([fit_frames(row, cond_frames) for row in rows]),
+            lengths=lengths,
+            sampling=sampling,
+        )
         with self.engine.ema.applied(), eval_mode(self.task):
-            return drawn_by(self.task, wanted, settings(self.task, sampling=sampling))[
-                :, : max(lengths)
-            ]
+            return run_task(self.task, request)[:, : max(lengths)]
 
-    def sounds(self, acoustic_token_ids: Tensor) -> list[Audio]:
-        """What such symbols sound like, by the codec that this run stands on."""
-        refuse_without_codec(self.task)
-        return self.task.tokenizers["tokenizer"].media(acoustic_token_ids.to(self.engine.device))
+    def to_audio(self, acoustic_token_ids: Tensor) -> list[Audio]:
+        """Decode acoustic token ids (B, T, L) with the codec of this run."""
+        check_not_external(self.task)
+        return self.task.tokenizers["tokenizer"].to_media(acoustic_token_ids)
 
 
-# ---- their words in ours
+# ---- configurations from the arguments
 
 
-def known(stream: TokenStream | str | Path) -> TokenSpec:
-    tokens = (
-        stream.to_spec()
-        if isinstance(stream, TokenStream)
-        else token_spec(cast(Any, Tokenizer(load_run(stream))))
-    )
+def load_token_spec(source: TokenStream | str | Path) -> TokenSpec:
+    """Return the tokens of a stream, or of the tokenizer in a run directory."""
+    if isinstance(source, TokenStream):
+        return source.to_spec()
+    tokens = token_spec(Tokenizer.load(source))
     if tokens.seconds is None:
         raise UserError(
-            f"The run in {stream} writes no symbols of sound: SoundStorm stands on a codec and on semantic tokens."
+            f"The run in {source} has no audio tokens, but SoundStorm needs a codec and a semantic "
+            "tokenizer: give runs of audio-codec and audio-semantic."
         )
     return tokens
 
 
-def streams_of(model: MaskedModel) -> TokenStreams:
-    """What a network was built for is all that is known of symbols that come from elsewhere."""
-    if model.network.token_conditioner is None:
+def describe_streams(model: MaskedModel) -> TokenStreams:
+    """Return the description of external tokens, which is what a model was built for."""
+    conditioner = model.network.token_conditioner
+    if conditioner is None:
         raise UserError(
-            "The network was built for acoustic symbols alone, but SoundStorm follows semantic ones: build it for both."
+            "The model was built for acoustic tokens only, but SoundStorm is conditioned on semantic "
+            "tokens: build it for both with SoundStormConfig(...).build(ACOUSTIC, SEMANTIC)."
         )
     try:
         return TokenStreams(
             acoustic=TokenStream.from_spec(model.network.tokens),
-            semantic=TokenStream.from_spec(model.network.token_conditioner.cond_tokens),
+            semantic=TokenStream.from_spec(conditioner.cond_tokens),
         )
     except ValueError as error:
         raise UserError(str(error)) from None
 
 
-def critic_of(model: MaskedModel) -> CriticConfig | CriticHeadConfig | None:
+def critic_config(model: MaskedModel) -> CriticConfig | CriticHeadConfig | None:
+    """Return the configuration that a model's critic was built with."""
     if isinstance(model.critic, TokenCritic):
-        own = model.critic.config
-        return CriticConfig(width=own.width, depth=own.depth, heads=own.heads)
-    return (
-        CriticHeadConfig(width=model.critic.inner) if isinstance(model.critic, CriticHead) else None
-    )
+        config = model.critic.config
+        return CriticConfig(dim=config.dim, depth=config.depth, heads=config.heads)
+    if isinstance(model.critic, CriticHead):
+        return CriticHeadConfig(dim=model.critic.inner)
+    return None
 
 
-def learning(
-    model: MaskedModel, generator_alone: bool, critic_alone: bool
+def choose_trained(
+    model: MaskedModel, only_generator: bool, only_critic: bool
 ) -> Literal["all", "generator", "critic"]:
-    if generator_alone and critic_alone:
+    if only_generator and only_critic:
         raise UserError(
-            "only_train_generator and only_train_critic are both on, and then nothing would learn: leave one out."
+            "only_train_generator and only_train_critic are both True, so nothing would be trained: "
+            "leave one out."
         )
-    if critic_alone and model.critic is None:
+    if only_critic and model.critic is None:
         raise UserError(
-            "only_train_critic is on, but the model has no critic: build it with one (SoundStormConfig(critic=...))."
+            "only_train_critic is True, but the model has no critic: build it with one, "
+            "SoundStormConfig(critic=...)."
         )
-    return "generator" if generator_alone else "critic" if critic_alone else "all"
+    if only_generator:
+        return "generator"
+    return "critic" if only_critic else "all"
 
 
-def data_of(streams: TokenStreams, data_max_length: int | None) -> AudioDataConfig:
-    """Of pairs nobody knows more than how long they last."""
+def token_data_config(streams: TokenStreams, data_max_length: int | None) -> AudioDataConfig:
+    """Return the data configuration of pairs of tokens, of which only the duration is known."""
     if data_max_length is not None:
         raise UserError(
-            "data_max_length is a number of samples, and pairs of symbols have none: build the model for as many frames."
+            f"data_max_length is {data_max_length} samples, but pairs of tokens have no samples: "
+            "leave it out, and build the model for the number of frames."
         )
-    return AudioDataConfig(
-        path=GIVEN, seconds=streams.acoustic.frames * streams.acoustic.seconds, crop="centre"
-    )
+    seconds = streams.acoustic.frames * streams.acoustic.seconds
+    return AudioDataConfig(path=IN_MEMORY, seconds=seconds, crop="centre")
 
 
-def data_beneath(
-    folder: RunDirectory, semantic: str, data_max_length: int | None
+def audio_data_config(
+    directory: RunDirectory, semantic: str, data_max_length: int | None
 ) -> AudioDataConfig:
-    """How sounds were prepared for the semantic tokens: as in their copy in this run's folder, once
-    there is one."""
-    copy = folder.parts / "semantic"
-    run = recipes.stored(RunDirectory(copy if copy.exists() else semantic))
+    """Return the data configuration of the semantic tokenizer, of its copy if there is one."""
+    copy = directory.dependencies / "semantic"
+    run = read_run(RunDirectory(copy if copy.exists() else semantic))
     if not isinstance(run.data, AudioDataConfig):
         raise UserError(
-            f"The run in {semantic} is of recipe {run.recipe!r}, but SoundStorm stands on audio-semantic."
+            f"The run in {semantic} is of the recipe {run.recipe!r}, but SoundStorm needs a semantic "
+            "tokenizer: give a run of audio-semantic."
         )
-    plain = run.data.plain()
-    return plain if data_max_length is None else replace(plain, samples=data_max_length)
+    data = run.data.without_augmentation()
+    return data if data_max_length is None else replace(data, samples=data_max_length)
 
 
-def split_of(dataset: Dataset, streams: TokenStreams | None, data: AudioDataConfig) -> Split:
+def build_split(
+    dataset: AudioSource, streams: TokenStreams | None, data: AudioDataConfig
+) -> Split | None:
+    """Split a dataset in memory; return None for a folder, which the data configuration splits."""
     if isinstance(dataset, (str, Path)):
-        return data.build()
-    source = (
-        InMemoryTokenPairs(dataset, streams)
-        if streams is not None
-        else InMemoryWaves(dataset, data)
-    )
-    train, validation = split_names(
-        [source.name(i) for i in range(len(source))], data.val_fraction, data.split_seed
-    )
-    return Split(Subset(source, train), Subset(source, validation))
+        return None
+    examples: ExampleDataset = InMemoryWaveforms(dataset, data)
+    if streams is not None:
+        examples = InMemoryTokenPairs(dataset, streams)
+    return split_dataset(examples, data)
 
 
-def clear(dataset: Dataset | None, tokenizer: Any, semantic: Any) -> Dataset:
-    """The dataset, if there is one and it can be read."""
+def check_dataset(
+    dataset: AudioSource | None, tokenizer: str | Path | None, semantic: str | Path | None
+) -> AudioSource:
+    """Return the dataset, or raise UserError if it cannot be tokenized."""
     if dataset is None:
         raise UserError(
-            "There is no dataset: give pairs of symbols, or recordings and the runs that write them as symbols (tokenizer, "
-            "semantic)."
+            "dataset is None, but training needs one: give pairs of tokens, or recordings and the "
+            "runs that tokenize them (tokenizer=RUN, semantic=RUN)."
         )
     if (tokenizer is None) != (semantic is None):
         missing = "tokenizer" if tokenizer is None else "semantic"
         raise UserError(
-            f"Recordings are written as symbols by two runs, of a codec and of semantic tokens: {missing} is missing."
+            "Recordings are tokenized by two runs, a codec and a semantic tokenizer, but "
+            f"{missing} is missing: give both."
         )
-    if isinstance(dataset, (str, Path)) and tokenizer is None:
-        raise UserError(
-            f"To learn from the recordings in {dataset} takes the runs that write them as symbols: tokenizer=RUN, semantic=RUN."
-        )
-    if not isinstance(dataset, (str, Path)) and not len(dataset):
-        raise UserError("The dataset is empty, so there is nothing to learn from.")
+    if isinstance(dataset, (str, Path)):
+        if tokenizer is None:
+            raise UserError(
+                f"dataset is the folder {dataset}, but no runs are given that tokenize its "
+                "recordings: add tokenizer=RUN and semantic=RUN."
+            )
+    elif not len(dataset):
+        raise UserError("dataset is empty, but training needs examples: give at least one.")
     return dataset
 
 
-def refuse_stranger(model: MaskedModel, fitting: MaskedModel) -> None:
-    """A network that was built for the symbols of others."""
-    shapes, wanted = (
-        {name: value.shape for name, value in one.state_dict().items()} for one in (model, fitting)
-    )
-    paces = [
-        (one.network.tokens.seconds, getattr(one.network.token_conditioner, "cond_tokens", None))
-        for one in (model, fitting)
-    ]
-    lasting = [(heard, said.seconds if said is not None else None) for heard, said in paces]
-    if shapes != wanted or lasting[0] != lasting[1]:
+def check_model(model: MaskedModel, expected: MaskedModel) -> None:
+    """Raise UserError unless a model was built for the tokens of the runs."""
+    shapes, durations = [], []
+    for one in (model, expected):
+        shapes.append({name: value.shape for name, value in one.state_dict().items()})
+        durations.append({kind: spec.seconds for kind, spec in token_specs(one).items()})
+    if shapes[0] != shapes[1] or durations[0] != durations[1]:
         raise UserError(
-            f"The model was built for {told(model)}, but what it is to learn from has {told(fitting)}: build it for those, "
+            f"The model was built for {describe_tokens(model)}, but the dataset has "
+            f"{describe_tokens(expected)}: build it for those, "
             "SoundStormConfig(...).build(TOKENIZER, SEMANTIC)."
         )
 
 
-def told(model: MaskedModel) -> str:
-    """What a network reads, in words."""
-    kinds = {
-        "acoustic": model.network.tokens,
-        "semantic": getattr(model.network.token_conditioner, "cond_tokens", None),
-    }
+def token_specs(model: MaskedModel) -> dict[str, TokenSpec]:
+    specs = {"acoustic": model.network.tokens}
+    if model.network.token_conditioner is not None:
+        specs["semantic"] = model.network.token_conditioner.cond_tokens
+    return specs
+
+
+def describe_tokens(model: MaskedModel) -> str:
     return " and ".join(
-        f"{one.vocab_size} {kind} symbols in {one.layout.num_quantizers} level(s), a frame of {one.seconds} s"
-        for kind, one in kinds.items()
-        if one is not None
+        f"{kind} tokens ({spec.vocab_size} codes, {spec.layout.num_quantizers} quantizer(s), "
+        f"{spec.seconds} s per frame)"
+        for kind, spec in token_specs(model).items()
     )
 
 
-# ---- what is asked for
+# ---- the arguments of `generate`
 
 
-def rows_of(semantic: Tensor | Sequence[Tensor], stream: TokenStream) -> list[Tensor]:
-    """Of each what is said in it, without the padding."""
+def parse_semantic(semantic: Tensor | Sequence[Tensor], stream: TokenStream) -> list[Tensor]:
+    """Return the token ids of each example without padding."""
     if not len(semantic):
-        raise UserError("Nothing is to be generated: cond_semantic_token_ids is empty.")
+        raise UserError(
+            "cond_semantic_token_ids is empty, but each sample needs semantic tokens: give at least "
+            "one row."
+        )
     if isinstance(semantic, Tensor) and semantic.ndim != 2:
         raise UserError(
-            f"cond_semantic_token_ids are {tuple(semantic.shape)}, but they are (examples, frames), or a list of rows."
+            f"cond_semantic_token_ids has the shape {tuple(semantic.shape)}, but must be (examples, "
+            "frames) or a list of rows: for a single example add a first dimension."
         )
     try:
         return [
-            given_sounds.token_spec(row, stream, f"Semantic symbols {number}")
-            for number, row in enumerate(semantic)
+            parse_tokens(row, stream, f"cond_semantic_token_ids[{index}]: the tokens")
+            for index, row in enumerate(semantic)
         ]
     except UnreadableFile as error:
         raise UserError(f"{error}.") from None
 
 
-def first_seconds(row: Tensor, seconds: float, stream: TokenStream, number: int) -> Tensor:
-    lasts = len(row) * stream.seconds
-    if not 0 < seconds <= lasts + 1e-9:
+def crop_seconds(row: Tensor, seconds: float, stream: TokenStream, index: int) -> Tensor:
+    duration = len(row) * stream.seconds
+    if not 0 < seconds <= duration + 1e-9:
         raise UserError(
-            f"{seconds:g} s are asked for, but cond_semantic_token_ids[{number}] lasts {lasts:.2f} s: ask for some time up to "
-            "that."
+            f"seconds is {seconds:g}, but cond_semantic_token_ids[{index}] covers {duration:.2f} s: "
+            "use more than 0 and at most that."
         )
     return row[: math.ceil(seconds / stream.seconds - 1e-9)]
 
 
-def prompt_of(prompt: Tensor, stream: TokenStream, lengths: Sequence[int]) -> Tensor:
-    """(B, p, l): symbols that are there already, in the coarsest levels or in all."""
+def parse_prompt(prompt: Tensor, stream: TokenStream, lengths: Sequence[int]) -> Tensor:
+    """Return the given acoustic tokens, (B, p, l), of the l coarsest quantizers."""
     given = prompt[None] if prompt.ndim == 2 else prompt
-    fits = (
-        given.ndim == 3 and len(given) in (1, len(lengths)) and 1 <= given.shape[2] <= stream.num_quantizers
+    has_shape = (
+        given.ndim == 3
+        and len(given) in (1, len(lengths))
+        and 1 <= given.shape[2] <= stream.num_quantizers
     )
-    if not fits or not given.numel():
+    if not has_shape or not given.numel():
         raise UserError(
-            f"prompt_acoustic_token_ids are {tuple(prompt.shape)}, but a prompt is ({len(lengths)}, frames, up to "
-            f"{stream.num_quantizers} levels), or (frames, levels) for all alike."
+            f"prompt_acoustic_token_ids has the shape {tuple(prompt.shape)}, but must be "
+            f"({len(lengths)}, frames, up to {stream.num_quantizers} quantizers), or (frames, "
+            "quantizers) for all examples: reshape it."
         )
     if given.shape[1] >= min(lengths):
         raise UserError(
-            f"The prompt has {given.shape[1]} frames, and the semantic symbols last for {min(lengths)}: they tell what is said "
-            "in the prompt too, and then what comes after it. Give more of them, or a shorter prompt."
+            f"The prompt has {given.shape[1]} frames, but the semantic tokens cover {min(lengths)}, "
+            "and they must cover the prompt and the part to generate: give more of them, or a shorter "
+            "prompt."
         )
-    for number in given.unique()[[0, -1]].tolist():
-        if number not in range(stream.vocab_size):
+    for token in given.unique()[[0, -1]].tolist():
+        if token not in range(stream.vocab_size):
             raise UserError(
-                f"The prompt has the symbol {number}, but there are those from 0 to {stream.vocab_size - 1}."
+                f"The prompt has the token {token}, but tokens must be between 0 and "
+                f"{stream.vocab_size - 1}: give tokens of the same codec."
             )
     return given.cpu().long().expand(len(lengths), -1, -1)
 
 
-def squeezed(codes_BTL: Tensor) -> Tensor:
-    """As a tokenizer writes them: of one level without an axis for it."""
+def squeeze_levels(codes_BTL: Tensor) -> Tensor:
+    """Remove the dimension of quantizers if there is only one, as in the codes of a tokenizer."""
     return codes_BTL[..., 0] if codes_BTL.shape[2] == 1 else codes_BTL

@@ -1,4 +1,4 @@
-"""What all front doors share: a run that is trained, stepped, saved and loaded."""
+"""The base class of the trainers: a run that can be trained, stepped, saved and loaded."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ from typing import Any
 
 from tessera.data.dataset import Split
 from tessera.engine import checkpoint
-from tessera.engine.engine import Engine, UpdateResult, mean_logs
+from tessera.engine.engine import Engine, UpdateResult
 from tessera.engine.task import Task
 from tessera.run.config import Run
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
-from tessera.run.train import build_engine, card_of, write_card
+from tessera.run.train import build_engine, read_results, write_model_card
 
 Logs = dict[str, Any]
+LogFn = Callable[[Logs], None]
 
 
 class Trainer:
-    """Train, one step, save, load."""
-
     def __init__(
         self,
         run: Run,
@@ -28,58 +27,60 @@ class Trainer:
         task: Task | None = None,
         split: Split | None = None,
     ) -> None:
-        self._heard: Callable[[Logs], None] | None = None
+        self._log_fn: LogFn | None = None
         self.run = run
         self.engine: Engine = build_engine(
-            run, RunDirectory(results_folder), task=task, split=split, on_log=self._tell
+            run, RunDirectory(results_folder), task=task, split=split, on_log=self._on_log
         )
         self._steps: Iterator[dict[str, UpdateResult]] = self.engine.steps()
 
     @property
     def steps(self) -> int:
-        """Steps done so far."""
-        return self.engine.done
+        """The number of finished steps."""
+        return self.engine.global_step
 
     @property
     def model(self) -> Any:
-        """The network in training, as the optimizer left it."""
+        """The trained network with its raw weights, which are not averaged."""
         return self.engine.task.model
 
-    def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
-        """All steps that are left; `log_fn` hears each record: a step's numbers, or a
-        validation's."""
-        self._heard = log_fn
+    def train(self, log_fn: LogFn | None = None) -> None:
+        """Train all remaining steps; `log_fn` receives the record of each step and validation."""
+        self._log_fn = log_fn
         for _ in self._steps:
             pass
         if self.engine.dist.is_main:
-            write_card(self.run, self.engine.folder, card_of(self.engine.folder))
+            directory = self.engine.directory
+            write_model_card(self.run, directory, read_results(directory))
 
     def train_step(self) -> Logs:
-        """One step, and its losses; nothing once the last step is done."""
+        """Train one step and return its losses; return {} after the last step."""
         results = next(self._steps, None)
         if results is None:
             return {}
         return {
-            f"{name}/{k}": float(v)
-            for name, one in results.items()
-            for k, v in mean_logs(one.logs).items()
+            f"{update}/{name}": float(value)
+            for update, result in results.items()
+            for name, value in result.mean_logs().items()
         }
 
     def save(self, path: str | Path) -> None:
-        """Everything needed to go on, as a folder of its own: complete, or not there."""
+        """Write a checkpoint to a folder; an interrupted write leaves no incomplete one."""
         if self.engine.dist.is_main:
             checkpoint.write_to(Path(path), self.engine.snapshot())
 
     def load(self, path: str | Path) -> None:
-        """Goes to the step that `save`, or the run itself, wrote: weights, average, optimizers,
-        step."""
+        """Restore weights, EMA, optimizers and step from a checkpoint of `save` or of a run."""
         problem = checkpoint.find_corruption(Path(path))
         if problem is not None:
-            raise UserError(f"{path} cannot be loaded: {problem}.")
+            raise UserError(
+                f"{path} cannot be loaded: {problem}. Give the folder of a complete checkpoint, such "
+                "as one that save() wrote."
+            )
         self.engine.restore(checkpoint.read(Path(path)))
-        self.engine.dist.on_main(lambda: self.engine.folder.truncate_after(self.steps))
+        self.engine.dist.on_main(lambda: self.engine.directory.truncate_after(self.steps))
         self._steps = self.engine.steps()
 
-    def _tell(self, record: Logs) -> None:
-        if self._heard is not None:
-            self._heard(record)
+    def _on_log(self, record: Logs) -> None:
+        if self._log_fn is not None:
+            self._log_fn(record)

@@ -1,15 +1,16 @@
-"""Front doors of pictures: the tokenizer's trainer, and the one of text to image over its
-symbols."""
+"""Trainers for images: VQGAN and MaskGIT, with the parameters of muse-maskgit-pytorch."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
+from tessera.modalities.image.generation import ImageGeneratorConfig
 from tessera.modalities.image.perceptual import PerceptualConfig
 from tessera.modalities.image.reconstruction import (
     ImageAdversaryConfig,
@@ -18,22 +19,22 @@ from tessera.modalities.image.reconstruction import (
 )
 from tessera.modalities.image.vqgan import VQGAN
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
-from tessera.objectives.masked import MaskedConfig, MaskingConfig
+from tessera.objectives.masking import MaskingConfig
 from tessera.run.config import Run
 from tessera.run.train import build_task
 from tessera.sampling.schedules import Schedule
-from tessera.trainers.arguments import ema_config, engine_config
+from tessera.trainers.arguments import build_ema_config, build_engine_config
 from tessera.trainers.base import Trainer
 
-JUDGE = PatchDiscriminatorConfig()
+DISCRIMINATOR = PatchDiscriminatorConfig()
 TRANSFORMER = MaskedTransformerConfig()
 
 
 class VQGanVAETrainer(Trainer):
-    """Trains an image tokenizer on a folder of pictures, with a discriminator unless it is None.
+    """Train an image tokenizer on a folder of images, with a discriminator unless it is None.
 
-    `batch_size * grad_accum_every` examples make a step, whatever the number of processes that
-    share them.
+    A step has `batch_size * grad_accum_every` examples, divided between the processes. Training
+    starts from the weights of `vae`; the trained network is `trainer.model`.
     """
 
     def __init__(
@@ -59,33 +60,30 @@ class VQGanVAETrainer(Trainer):
         ema_update_every: int = 1,
         apply_grad_penalty_every: int = 4,
         accelerate_kwargs: Mapping[str, Any] | None = None,
-        discriminator: PatchDiscriminatorConfig | None = JUDGE,
+        discriminator: PatchDiscriminatorConfig | None = DISCRIMINATOR,
         perceptual: PerceptualConfig | None = None,
     ) -> None:
-        adversary = (
-            ImageAdversaryConfig(
+        optimizer = OptimizerConfig(
+            name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
+        )
+        adversary = None
+        if discriminator is not None:
+            adversary = ImageAdversaryConfig(
                 discriminator=discriminator,
                 adaptive=True,
                 weight=1.0,
                 gp_weight=10.0,
                 gp_center=1.0,
                 gp_every=apply_grad_penalty_every,
-                optimizer=OptimizerConfig(
-                    name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=discr_max_grad_norm
-                ),
+                optimizer=replace(optimizer, max_grad_norm=discr_max_grad_norm),
             )
-            if discriminator is not None
-            else None
-        )
         run = Run(
             recipe="images-vqgan",
             task=ImageTokenizerConfig(
                 model=vae.config,
                 reconstruction=ImageReconstructionConfig(perceptual=perceptual),
                 adversary=adversary,
-                optimizer=OptimizerConfig(
-                    name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
-                ),
+                optimizer=optimizer,
             ),
             data=ImageDataConfig(
                 path=str(folder),
@@ -95,14 +93,14 @@ class VQGanVAETrainer(Trainer):
                 val_fraction=valid_frac,
                 split_seed=random_split_seed,
             ),
-            engine=engine_config(
-                num_train_steps,
-                batch_size,
-                grad_accum_every,
-                save_results_every,
-                save_model_every,
-                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
-                accelerate_kwargs,
+            engine=build_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=save_results_every,
+                checkpoint_every=save_model_every,
+                ema=build_ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
+                accelerate_kwargs=accelerate_kwargs,
             ),
         )
         task = build_task(run)
@@ -111,12 +109,12 @@ class VQGanVAETrainer(Trainer):
 
 
 class MaskGitTrainer(Trainer):
-    """Trains text to image on a folder of captioned pictures, over the symbols of a finished
-    tokenizer run.
+    """Train text-to-image generation on a folder of images with captions.
 
-    The research system has the networks and no trainer; the parameters here are those of its
-    tokenizer's trainer and of its MaskGit. With `low_res_tokenizer`, the run of a tokenizer of smaller
-    pictures, it trains super-resolution.
+    `tokenizer` is the run directory of a trained tokenizer. The research package has the networks
+    but no trainer for them; the parameters are those of its tokenizer's trainer and of its MaskGit.
+    With `low_res_tokenizer`, the run of a tokenizer of low-resolution images, super-resolution is
+    trained.
     """
 
     def __init__(
@@ -151,7 +149,7 @@ class MaskGitTrainer(Trainer):
         )
         run = Run(
             recipe="images-maskgit" if low_res_tokenizer is None else "images-maskgit-superres",
-            task=MaskedConfig(
+            task=ImageGeneratorConfig(
                 tokenizer=str(tokenizer),
                 low_res_tokenizer=str(low_res_tokenizer) if low_res_tokenizer is not None else None,
                 model=transformer,
@@ -168,14 +166,14 @@ class MaskGitTrainer(Trainer):
                 val_fraction=valid_frac,
                 split_seed=random_split_seed,
             ),
-            engine=engine_config(
-                num_train_steps,
-                batch_size,
-                grad_accum_every,
-                save_results_every,
-                save_model_every,
-                ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
-                accelerate_kwargs,
+            engine=build_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=save_results_every,
+                checkpoint_every=save_model_every,
+                ema=build_ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
+                accelerate_kwargs=accelerate_kwargs,
             ),
         )
         super().__init__(run, results_folder)

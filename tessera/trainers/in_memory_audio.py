@@ -1,9 +1,10 @@
-"""Sounds that a caller has in memory, as sources: waves, or pairs of symbols that are written
-already.
+"""Audio in memory as datasets: waveforms, or pairs of tokens that were computed elsewhere.
 
-A pair is a tuple (semantic, acoustic) or a dictionary: whole numbers (t,) that say what is said,
-and (T, L), the symbols of a codec, the coarsest level first. Either may end in -1, which is
-padding. What was given is read and never written to.
+A pair is a tuple (semantic, acoustic) or a dictionary. Semantic tokens are integers (t,), acoustic
+tokens are the codes of a codec (T, L), the coarsest quantizer first. Both may end in -1, which is
+padding. The given objects are never modified.
+
+T frames, L quantizers.
 """
 
 from __future__ import annotations
@@ -15,32 +16,33 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.tokens import TokenizedBatch, TokenizedExample, collate
+from tessera.modalities.audio import media
 from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.external_tokens import TokenStream, TokenStreams
 from tessera.modalities.audio.media import AudioBatch, AudioExample, normalize_loudness, pad_samples
-from tessera.modalities.audio.media import collate as collate_sounds
 from tessera.run.config import did_you_mean
-from tessera.trainers.in_memory_music import wave_of
+from tessera.trainers.in_memory_music import to_waveform
 
 Field = Literal["semantic", "acoustic"]
-NAMES: dict[str, Field] = {
+FIELDS: dict[str, Field] = {
     "semantic": "semantic",
     "semantic_token_ids": "semantic",
     "cond_semantic_token_ids": "semantic",
     "acoustic": "acoustic",
     "acoustic_token_ids": "acoustic",
 }
-"""What the values of a dictionary may be called, the names of the research code among them."""
+"""The keys that a dictionary may have, those of the research package among them."""
 
 
 @dataclass(frozen=True)
-class InMemoryTokenPairs:
-    """The source: somebody's own symbols. Where a sound has ended they are -1, up to the length of
-    the longest."""
+class InMemoryTokenPairs(ExampleDataset):
+    """Pairs of semantic and acoustic tokens, padded with -1 to the length of their streams."""
 
     items: Sequence[Any]
     streams: TokenStreams
@@ -51,30 +53,30 @@ class InMemoryTokenPairs:
     def name(self, index: int) -> str:
         return f"pair-{index:06d}"
 
-    def caption(self, index: int) -> str:
-        return ""
-
     def item(self, index: int, rng: np.random.Generator) -> TokenizedExample:
-        fields, name = fields_of(self.items[index], self.name(index)), self.name(index)
-        semantic_t = token_spec(
-            fields["semantic"], self.streams.semantic, f"{name}: its semantic symbols"
+        name, streams = self.name(index), self.streams
+        fields = parse_pair(self.items[index], name)
+        semantic_t = parse_tokens(
+            fields["semantic"], streams.semantic, f"{name}: the semantic tokens"
         )
-        acoustic_TL = token_spec(
-            fields["acoustic"], self.streams.acoustic, f"{name}: its acoustic symbols"
+        acoustic_TL = parse_tokens(
+            fields["acoustic"], streams.acoustic, f"{name}: the acoustic tokens"
         )
-        heard, said, max_len = len(acoustic_TL), len(semantic_t), self.streams.acoustic.frames
-        if not self.streams.same_duration(heard, said):
+        frames, max_frames = len(acoustic_TL), streams.acoustic.frames
+        if not streams.same_duration(frames, len(semantic_t)):
+            durations = streams.describe_durations(frames, len(semantic_t))
             raise UnreadableFile(
-                f"{name}: its two streams are not of the same time, acoustic and semantic symbols last "
-                f"{self.streams.describe_durations(heard, said)}: cut both where the sound ends, or say how long a frame of each lasts"
+                f"{name}: the acoustic and the semantic tokens have different durations, {durations}: "
+                "cut both where the audio ends, or correct the seconds per frame of their streams"
             )
-        if heard > max_len:
+        if frames > max_frames:
             raise UnreadableFile(
-                f"{name}: it has {heard} frames, but the model was built for at most {max_len}: cut it, or build for more"
+                f"{name}: it has {frames} frames, but the model was built for at most {max_frames}: "
+                "cut it, or build the model for more"
             )
         codes = {
-            "tokenizer": ended(acoustic_TL, max_len),
-            "semantic": ended(semantic_t, self.streams.semantic.frames),
+            "tokenizer": fit_frames(acoustic_TL, max_frames),
+            "semantic": fit_frames(semantic_t, streams.semantic.frames),
         }
         return TokenizedExample(codes, "")
 
@@ -82,70 +84,77 @@ class InMemoryTokenPairs:
         return collate(examples)
 
 
-def fields_of(item: Any, name: str) -> dict[Field, Any]:
-    """Both streams of a pair, under their names."""
+def parse_pair(item: Any, name: str) -> dict[Field, Any]:
+    """Return both fields of a pair, or raise UnreadableFile."""
+    fields: dict[Field, Any]
     if isinstance(item, Mapping):
         for key in item:
-            if key not in NAMES:
-                raise UnreadableFile(f"{name}: it has {key!r}{did_you_mean(str(key), NAMES)}")
-        fields = {NAMES[key]: value for key, value in item.items()}
+            if key not in FIELDS:
+                raise UnreadableFile(
+                    f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
+                )
+        fields = {FIELDS[key]: value for key, value in item.items()}
     elif isinstance(item, (tuple, list)) and len(item) == 2:
         fields = {"semantic": item[0], "acoustic": item[1]}
     else:
-        met = (
-            f"{len(item)} values" if isinstance(item, (tuple, list)) else f"a {type(item).__name__}"
-        )
+        is_sequence = isinstance(item, (tuple, list))
+        found = f"has {len(item)} value(s)" if is_sequence else f"is a {type(item).__name__}"
         raise UnreadableFile(
-            f"{name}: it is {met}, but an item is a pair, (semantic, acoustic). For waves, say which runs write them as "
-            "symbols: tokenizer=RUN, semantic=RUN"
+            f"{name}: it {found}, but an item must be a pair (semantic, acoustic): give pairs, or for "
+            "waveforms the runs that tokenize them (tokenizer=RUN, semantic=RUN)"
         )
     for field in ("semantic", "acoustic"):
         if field not in fields:
-            raise UnreadableFile(f"{name}: it has no {field} symbols")
+            raise UnreadableFile(f"{name}: it has no {field} tokens, but a pair needs both")
     return fields
 
 
-def token_spec(value: Any, stream: TokenStream, whose: str) -> Tensor:
-    """(T,), or (T, L) of a stream with levels, without the -1 at its end."""
+def parse_tokens(value: Any, stream: TokenStream, subject: str) -> Tensor:
+    """Return token ids (T,), or (T, L) of a stream with several quantizers, without padding.
+
+    `subject` starts the message of the UnreadableFile that is raised for anything else.
+    """
     try:
         tokens = torch.as_tensor(value).detach().cpu()
     except (TypeError, ValueError, RuntimeError) as error:
-        raise UnreadableFile(f"{whose} are no tensor of whole numbers: {error}") from None
-    wanted = "(frames,)" if stream.num_quantizers == 1 else f"(frames, {stream.num_quantizers})"
+        raise UnreadableFile(f"{subject} are not a tensor of integers: {error}") from None
+    num_quantizers = stream.num_quantizers
+    expected = "(frames,)" if num_quantizers == 1 else f"(frames, {num_quantizers})"
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
-        raise UnreadableFile(f"{whose} are {tokens.dtype}, but symbols are whole numbers {wanted}")
-    if stream.num_quantizers == 1 and tokens.ndim == 2 and tokens.shape[1] == 1:
-        tokens = tokens[:, 0]
-    if tokens.ndim != (1 if stream.num_quantizers == 1 else 2) or tokens.shape[1:] != (
-        (stream.num_quantizers,) if stream.num_quantizers > 1 else ()
-    ):
-        turned = ": turn it over" if tokens.ndim == 2 and tokens.shape[0] == stream.num_quantizers else ""
         raise UnreadableFile(
-            f"{whose} are {tuple(tokens.shape)}, but the model was built for {wanted}{turned}"
+            f"{subject} have the type {tokens.dtype}, but must be integers of shape {expected}"
         )
-    real = (tokens >= 0).reshape(len(tokens), -1).any(1).nonzero()
-    tokens = tokens[: int(real[-1]) + 1 if len(real) else 0].long()
+    if num_quantizers == 1 and tokens.ndim == 2 and tokens.shape[1] == 1:
+        tokens = tokens[:, 0]
+    ndim, last = (1, ()) if num_quantizers == 1 else (2, (num_quantizers,))
+    if tokens.ndim != ndim or tokens.shape[1:] != last:
+        is_transposed = tokens.ndim == 2 and tokens.shape[0] == num_quantizers
+        raise UnreadableFile(
+            f"{subject} have the shape {tuple(tokens.shape)}, but the model was built for {expected}"
+            + (": transpose them" if is_transposed else "")
+        )
+    valid = (tokens >= 0).reshape(len(tokens), -1).any(1).nonzero()
+    tokens = tokens[: int(valid[-1]) + 1 if len(valid) else 0].long()
     if not len(tokens):
-        raise UnreadableFile(f"{whose} are none at all")
+        raise UnreadableFile(f"{subject} are empty, but must have at least one frame")
     lowest, highest = int(tokens.min()), int(tokens.max())
     if lowest < 0 or highest >= stream.vocab_size:
         raise UnreadableFile(
-            f"{whose} are numbers from {lowest} to {highest}, but there are those from 0 to {stream.vocab_size - 1}"
+            f"{subject} range from {lowest} to {highest}, but must be between 0 and "
+            f"{stream.vocab_size - 1}"
         )
     return tokens
 
 
-def ended(tokens: Tensor, frames: int) -> Tensor:
-    """Of so many frames: -1 where there are no more, or the last ones cut off."""
-    whole = tokens.new_full((frames, *tokens.shape[1:]), -1)
-    whole[: len(tokens)] = tokens[:frames]
-    return whole
+def fit_frames(tokens: Tensor, frames: int) -> Tensor:
+    """Pad tokens (T, ...) at the end with -1, or cut them, to `frames` frames."""
+    kept = tokens[:frames]
+    return F.pad(kept, (0, 0) * (tokens.ndim - 1) + (0, frames - len(kept)), value=-1)
 
 
 @dataclass(frozen=True)
-class InMemoryWaves:
-    """The source: somebody's own waves, (samples,) or (channels, samples) at the codec's rate; of
-    longer ones the middle."""
+class InMemoryWaveforms(ExampleDataset):
+    """Waveforms (samples,) or (channels, samples) at the codec's rate; the middle of longer ones."""
 
     items: Sequence[Any]
     data: AudioDataConfig
@@ -156,36 +165,27 @@ class InMemoryWaves:
     def name(self, index: int) -> str:
         return f"wave-{index:06d}"
 
-    def caption(self, index: int) -> str:
-        return ""
-
     def signature(self, index: int) -> str:
-        """Changes when the wave does."""
         try:
             samples = self.item(index, np.random.default_rng(0)).samples
         except UnreadableFile:
-            return "unusable"
+            return "unreadable"
         return hashlib.blake2b(samples.tobytes(), digest_size=16).hexdigest()
 
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
-        item, name = self.items[index], self.name(index)
+        item, name, data = self.items[index], self.name(index), self.data
         value = item[0] if isinstance(item, (tuple, list)) and len(item) == 1 else item
-        if (
-            not isinstance(value, (Tensor, np.ndarray))
-            or not torch.as_tensor(value).is_floating_point()
-        ):
-            met = (
-                str(value.dtype)
-                if isinstance(value, (Tensor, np.ndarray))
-                else type(value).__name__
-            )
+        is_array = isinstance(value, (Tensor, np.ndarray))
+        if not is_array or not torch.as_tensor(value).is_floating_point():
+            found = str(value.dtype) if is_array else type(value).__name__
             raise UnreadableFile(
-                f"{name}: it is {met}, but a wave is a tensor of floats. For pairs of symbols leave tokenizer and semantic out"
+                f"{name}: its type is {found}, but a waveform must be a tensor of floats: give "
+                "waveforms, or for pairs of tokens leave out `tokenizer` and `semantic`"
             )
-        wave = wave_of(value, name)
-        first = max(0, wave.shape[1] - self.data.length) // 2
-        cut = normalize_loudness(wave[:, first : first + self.data.length], self.data.loudness_db)
-        return AudioExample(pad_samples(cut, self.data.length), cut.shape[1], self.data.rate_hz, "")
+        waveform = to_waveform(value, name)
+        start = max(0, waveform.shape[1] - data.length) // 2
+        cut = normalize_loudness(waveform[:, start : start + data.length], data.loudness_db)
+        return AudioExample(pad_samples(cut, data.length), cut.shape[1], data.rate_hz, "")
 
     def collate(self, examples: list[AudioExample]) -> AudioBatch:
-        return collate_sounds(examples)
+        return media.collate(examples)

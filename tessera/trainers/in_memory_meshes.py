@@ -1,9 +1,7 @@
-"""Meshes that a caller has in memory, as a source: tuples or dictionaries with vertices, faces and
-maybe a text.
+"""Meshes in memory as a dataset: tuples or dictionaries of vertices, faces and, optionally, a text.
 
-A mesh is written down as one from a file would be (`modalities/mesh/canonical.py`): it fills its
-cube and comes in the canonical order. Its faces have other numbers then, so pairs of neighbouring
-faces that came with it are not used but found anew.
+A mesh is put into canonical form like one from a file (`modalities/mesh/canonical.py`). This reorders
+its faces, so given pairs of adjacent faces are not used but computed again.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
 from tessera.modalities.mesh.dataset import MeshDataConfig
@@ -24,32 +23,32 @@ from tessera.run.config import did_you_mean
 from tessera.run.errors import UserError
 
 FIELDS = ("vertices", "faces", "face_edges", "texts", "text_embeds")
-"""What an item may hold. Embeddings of texts may be there, for other readers, and are not looked
-at."""
+"""The values that an item may have; `face_edges` and `text_embeds` are accepted and not used."""
 
 
-def names_of(dataset: Any, data_kwargs: Sequence[str]) -> tuple[str, ...]:
-    """What the values of a tuple are: as the dataset itself says, or else as the trainer was
-    told."""
+def get_field_names(dataset: Any, data_kwargs: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the values of a tuple: `dataset.data_kwargs`, or else the argument."""
     names = tuple(getattr(dataset, "data_kwargs", data_kwargs))
     for name in names:
         if name not in FIELDS:
             raise UserError(
-                f"data_kwargs has {name!r}, which is nothing that a mesh has here{did_you_mean(name, FIELDS)}"
+                f"data_kwargs has {name!r}, which is not a field of a mesh{did_you_mean(name, FIELDS)}"
             )
     if not {"vertices", "faces"} <= set(names):
         raise UserError(
-            f"A mesh is made of vertices and faces, but data_kwargs names only {', '.join(names) or 'nothing'}."
+            f"data_kwargs has only {', '.join(names) or 'no names'}, but a mesh needs vertices and "
+            "faces: add them."
         )
     return names
 
 
 @dataclass(frozen=True)
-class InMemoryMeshes:
-    """The source: somebody's own meshes, neither stretched nor turned."""
+class InMemoryMeshes(ExampleDataset):
+    """Meshes without augmentation."""
 
     items: Sequence[Any]
-    names: tuple[str, ...]
+    field_names: tuple[str, ...]
+    """The names of the values of a tuple."""
     data: MeshDataConfig
 
     def __len__(self) -> int:
@@ -58,83 +57,82 @@ class InMemoryMeshes:
     def name(self, index: int) -> str:
         return f"mesh-{index:06d}"
 
-    def caption(self, index: int) -> str:
-        """Nothing is read where no text is to be expected."""
-        if "texts" not in self.names:
-            return ""
-        text = self.fields(index).get("texts", "")
+    def all_captions(self, index: int) -> list[str]:
+        """Return the text of an item; items are not read if no texts are expected."""
+        if "texts" not in self.field_names:
+            return []
+        text = self.parse_item(index).get("texts", "")
         if not isinstance(text, str):
             raise UnreadableFile(
-                f"{self.name(index)}: its text is {type(text).__name__}, but it should be one string"
+                f"{self.name(index)}: its text is a {type(text).__name__}, but must be one string"
             )
-        return text
+        return [text]
 
     def signature(self, index: int) -> str:
-        """Changes when the mesh does."""
         try:
             example = self.item(index, np.random.default_rng(0))
         except UnreadableFile:
-            return "unusable"
-        return hashlib.blake2b(
-            example.vertices.tobytes() + example.faces.tobytes(), digest_size=16
-        ).hexdigest()
+            return "unreadable"
+        content = example.vertices.tobytes() + example.faces.tobytes()
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
 
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
-        fields, caption = self.fields(index), self.caption(index)
+        fields, caption = self.parse_item(index), self.caption(index)
         try:
-            mesh = self.fitting(Mesh(array(fields["vertices"]), array(fields["faces"])))
-            return MeshExample.from_mesh(mesh, self.data.bins, caption)
-        except ValueError as error:  # Mesh's own, or Unreadable
+            mesh = Mesh(to_array(fields["vertices"]), to_array(fields["faces"]))
+            return MeshExample.from_mesh(self.prepare_mesh(mesh), self.data.bins, caption)
+        except ValueError as error:  # of Mesh, or UnreadableFile
             raise UnreadableFile(f"{self.name(index)}: {error}") from error
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
 
-    def fields(self, index: int) -> dict[str, Any]:
-        """An item's values under their names."""
-        item = self.items[index]
+    def parse_item(self, index: int) -> dict[str, Any]:
+        """Return the values of an item by name, or raise UnreadableFile."""
+        item, name = self.items[index], self.name(index)
+        is_sequence = isinstance(item, (tuple, list))
         if isinstance(item, Mapping):
             fields = dict(item)
-        elif isinstance(item, (tuple, list)) and len(item) <= len(self.names):
-            fields = dict(zip(self.names, item))
+        elif is_sequence and len(item) <= len(self.field_names):
+            fields = dict(zip(self.field_names, item))
         else:
-            met = (
-                f"{len(item)} values"
-                if isinstance(item, (tuple, list))
-                else f"a {type(item).__name__}"
-            )
+            found = f"has {len(item)} values" if is_sequence else f"is a {type(item).__name__}"
             raise UnreadableFile(
-                f"{self.name(index)}: it is {met}, but an item is a dictionary, or a tuple of at most {len(self.names)} "
-                f"({', '.join(self.names)}): say what its values are with data_kwargs"
+                f"{name}: it {found}, but an item must be a dictionary, or a tuple of at most "
+                f"{len(self.field_names)} values ({', '.join(self.field_names)}): name its values with "
+                "data_kwargs"
             )
-        if strange := [name for name in fields if name not in FIELDS]:
-            raise UnreadableFile(
-                f"{self.name(index)}: it has {strange[0]!r}{did_you_mean(str(strange[0]), FIELDS)}"
-            )
-        for name in ("vertices", "faces"):
-            if name not in fields:
-                raise UnreadableFile(f"{self.name(index)}: it has no {name}")
+        for key in fields:
+            if key not in FIELDS:
+                raise UnreadableFile(
+                    f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
+                )
+        for field in ("vertices", "faces"):
+            if field not in fields:
+                raise UnreadableFile(f"{name}: it has no {field}, but a mesh needs them")
         if isinstance(fields.get("face_edges"), str):
             raise UnreadableFile(
-                f"{self.name(index)}: a text stands where face_edges are expected: say what the values are, as in "
-                'data_kwargs=("vertices", "faces", "texts")'
+                f"{name}: its face_edges are a text, but must be pairs of faces: name its values, as "
+                'in data_kwargs=("vertices", "faces", "texts")'
             )
         return fields
 
-    def fitting(self, mesh: Mesh) -> Mesh:
-        """Of the faces that are asked for, and not too many of them."""
+    def prepare_mesh(self, mesh: Mesh) -> Mesh:
+        """Convert the faces to those of the model; raise UnreadableFile if that is not possible."""
+        polygons, max_faces = self.data.polygons, self.data.max_faces
         if not np.isfinite(mesh.vertices).all():
-            raise UnreadableFile("some of its vertices are not numbers (NaN or infinite)")
-        if self.data.polygons == "triangles":
+            raise UnreadableFile("some of its vertices are NaN or infinite, but must be finite")
+        if polygons == "triangles":
             mesh = Mesh(mesh.vertices, mesh.triangles())
         elif mesh.faces.shape[1] != 4:
-            raise UnreadableFile("its faces are triangles, but this network is one of quads")
-        if len(mesh.faces) > self.data.max_faces:
+            raise UnreadableFile("its faces are triangles, but the model was built for quads")
+        if len(mesh.faces) > max_faces:
             raise UnreadableFile(
-                f"it has {len(mesh.faces):,} {self.data.polygons}, more than the {self.data.max_faces:,} allowed"
+                f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: simplify "
+                "it first"
             )
         return mesh
 
 
-def array(values: Any) -> np.ndarray:
+def to_array(values: Any) -> np.ndarray:
     return torch.as_tensor(values).detach().cpu().numpy()

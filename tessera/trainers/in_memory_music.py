@@ -1,10 +1,9 @@
-"""Music that a caller has in memory, as a source: tuples or dictionaries with a wave and what is
-said about it.
+"""Music in memory as a dataset: tuples or dictionaries of a waveform and its captions.
 
-What a value is, its name tells, or its type: floats are a wave, a string (or a list of them) is
-what is said, whole numbers are the same as somebody's tokenizer wrote it. Waves are (samples,) or
-(channels, samples), whose mean is taken. They are padded with silence to one length, and captions
-are never cut to one another's.
+The values of a dictionary are identified by their keys, those of a tuple by their types: floats are a
+waveform, a string or a list of strings the captions, and integers a caption as token ids. Waveforms
+are (samples,) or (channels, samples), of which the mean is taken. They are padded with silence to one
+length; captions are not shortened.
 """
 
 from __future__ import annotations
@@ -16,171 +15,189 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from tessera.data.dataset import ExampleDataset, choose_caption
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.audio.media import pad_samples
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.run.config import did_you_mean
 
-Field = Literal["wave", "text", "numbers"]
-NAMES: dict[str, Field] = {
-    "wavs": "wave",
-    "wav": "wave",
-    "wave": "wave",
-    "audio": "wave",
+Field = Literal["waveform", "text", "token ids"]
+FIELDS: dict[str, Field] = {
+    "wavs": "waveform",
+    "wav": "waveform",
+    "wave": "waveform",
+    "audio": "waveform",
     "raw_texts": "text",
     "raw_text": "text",
     "text": "text",
     "caption": "text",
     "captions": "text",
-    "texts": "numbers",
-    "tokens": "numbers",
-    "token_ids": "numbers",
+    "texts": "token ids",
+    "tokens": "token ids",
+    "token_ids": "token ids",
 }
-"""What the values of a dictionary may be called, the names of the research code among them."""
+"""The keys that a dictionary may have, those of the research package among them."""
 
 
 @dataclass(frozen=True)
-class InMemoryMusic:
-    """The source: somebody's own clips. A longer one is cut at a place that is drawn at each visit,
-    or in its middle."""
+class InMemoryMusic(ExampleDataset):
+    """Waveforms with captions; longer ones are cropped at a random position or in the middle."""
 
     items: Sequence[Any]
     length: int
-    """samples of a clip"""
+    """The number of samples of an example."""
     rate_hz: int
-    reads_numbers: bool
-    """whether the network reads what a tokenizer wrote, or words"""
+    takes_token_ids: bool
+    """Whether the text encoder takes token ids instead of strings."""
     crop: Literal["random", "centre"] = "random"
 
     def __len__(self) -> int:
         return len(self.items)
 
     def name(self, index: int) -> str:
-        return f"clip-{index:06d}"
-
-    def caption(self, index: int) -> str:
-        return next(iter(self.all_captions(index)), "")
+        return example_name(index)
 
     def all_captions(self, index: int) -> list[str]:
-        return said(
-            fields_of(self.items[index], self.name(index)), self.reads_numbers, self.name(index)
-        )
+        fields = parse_item(self.items[index], self.name(index))
+        return parse_captions(fields, self.takes_token_ids, self.name(index))
 
     def item(self, index: int, rng: np.random.Generator) -> MusicExample:
-        """A draw for the beginning, and one for the caption where there are several."""
-        moment, fields = rng.random(), fields_of(self.items[index], self.name(index))
-        wave = wave_of(fields["wave"], self.name(index))
-        later = max(0, wave.shape[1] - self.length)
-        start = min(later, int((moment if self.crop == "random" else 0.5) * (later + 1)))
-        cut = wave[:, start : start + self.length]
-        captions = said(fields, self.reads_numbers, self.name(index))
-        caption = captions[int(rng.integers(len(captions)))] if len(captions) > 1 else captions[0]
-        return MusicExample(pad_samples(cut, self.length), cut.shape[1], self.rate_hz, caption)
+        """Draw a random number for the start and, if there are several captions, one for them."""
+        u, name = rng.random(), self.name(index)
+        fields = parse_item(self.items[index], name)
+        waveform = to_waveform(fields["waveform"], name)
+        num_later = max(0, waveform.shape[1] - self.length)
+        position = u if self.crop == "random" else 0.5
+        start = min(num_later, int(position * (num_later + 1)))
+        cut = waveform[:, start : start + self.length]
+        captions = parse_captions(fields, self.takes_token_ids, name)
+        return MusicExample(
+            pad_samples(cut, self.length),
+            cut.shape[1],
+            self.rate_hz,
+            choose_caption(captions, rng),
+            caption_set=tuple(captions),
+        )
 
     def collate(self, examples: list[MusicExample]) -> MusicBatch:
         return collate(examples)
 
 
-def max_len(items: Sequence[Any]) -> int:
-    """Samples of the longest clip; what is no clip is met, and told, when it is drawn."""
+def example_name(index: int) -> str:
+    return f"clip-{index:06d}"
+
+
+def find_max_samples(items: Sequence[Any]) -> int:
+    """Return the number of samples of the longest waveform.
+
+    Unreadable items are passed over; they are reported when they are loaded.
+    """
     lengths = [1]
     for index in range(len(items)):
+        name = example_name(index)
         try:
-            lengths.append(
-                wave_of(fields_of(items[index], f"clip-{index:06d}")["wave"], "").shape[1]
-            )
+            waveform = to_waveform(parse_item(items[index], name)["waveform"], name)
         except UnreadableFile:
             continue
+        lengths.append(waveform.shape[1])
     return max(lengths)
 
 
-def fields_of(item: Any, name: str) -> dict[Field, Any]:
-    """A wave and what is said about it, each once."""
+def parse_item(item: Any, name: str) -> dict[Field, Any]:
+    """Return a waveform and either a text or token ids, or raise UnreadableFile."""
     if isinstance(item, Mapping):
         for key in item:
-            if key not in NAMES:
-                raise UnreadableFile(f"{name}: it has {key!r}{did_you_mean(str(key), NAMES)}")
-        named = [(NAMES[key], value) for key, value in item.items()]
+            if key not in FIELDS:
+                raise UnreadableFile(
+                    f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
+                )
+        named = [(FIELDS[key], value) for key, value in item.items()]
     elif isinstance(item, (tuple, list)):
-        named = [(kind_of(value, name), value) for value in item]
+        named = [(detect_field(value, name), value) for value in item]
     else:
         raise UnreadableFile(
-            f"{name}: it is a {type(item).__name__}, but an item is a wave and a text, as a tuple or a dictionary"
+            f"{name}: it is a {type(item).__name__}, but an item must be a tuple or a dictionary of a "
+            "waveform and a text"
         )
     fields: dict[Field, Any] = {}
-    for kind, value in named:
-        if kind in fields:
+    for field, value in named:
+        if field in fields:
             raise UnreadableFile(
-                f"{name}: two of its values could be the {kind}: give a dictionary, with one of them as {one_name(kind)}"
+                f"{name}: two of its values can be the {field}, but only one is used: give a "
+                f"dictionary with one of them as {first_key(field)!r}"
             )
-        fields[kind] = value
-    if "wave" not in fields or len(fields) < 2:
+        fields[field] = value
+    if "waveform" not in fields or len(fields) < 2:
         raise UnreadableFile(
-            f"{name}: it has {' and '.join(fields) or 'nothing'}, but an item is a wave and what is said about it"
+            f"{name}: it has {' and '.join(fields) or 'no values'}, but an item must have a waveform "
+            "and a text or token ids"
         )
     if len(fields) == 3:
         raise UnreadableFile(
-            f"{name}: it has a text in words and one in numbers: which is it to be? Leave one out"
+            f"{name}: it has a text and token ids, but only one of them is used: leave the other out"
         )
     return fields
 
 
-def one_name(kind: Field) -> str:
-    return repr(next(name for name, meant in NAMES.items() if meant == kind))
+def first_key(field: Field) -> str:
+    return next(key for key, meaning in FIELDS.items() if meaning == field)
 
 
-def kind_of(value: Any, name: str) -> Field:
-    if isinstance(value, str) or (
-        isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value)
-    ):
+def detect_field(value: Any, name: str) -> Field:
+    """Return what a value of a tuple is, by its type."""
+    if isinstance(value, str):
         return "text"
+    if isinstance(value, (list, tuple)) and value and all(isinstance(one, str) for one in value):
+        return "text"
+    found = f"a {type(value).__name__}"
     if isinstance(value, (torch.Tensor, np.ndarray)):
         tensor = torch.as_tensor(value)
         if tensor.is_floating_point() and tensor.ndim in (1, 2):
-            return "wave"
+            return "waveform"
         if not tensor.is_floating_point() and not tensor.is_complex() and tensor.ndim == 1:
-            return "numbers"
-        raise UnreadableFile(
-            f"{name}: nobody knows what {tensor.dtype} of shape {tuple(tensor.shape)} is: waves are floats, texts ids (n,)"
-        )
+            return "token ids"
+        found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
     raise UnreadableFile(
-        f"{name}: nobody knows what a {type(value).__name__} is: waves are tensors of floats, texts strings or ids"
+        f"{name}: one of its values is {found}, but values must be a waveform (floats, (samples,) or "
+        "(channels, samples)), a text (strings) or token ids (integers, (n,))"
     )
 
 
-def wave_of(value: Any, name: str) -> np.ndarray:
-    """(1, N) float32 in [-1, 1]"""
-    wave = torch.as_tensor(value).detach().cpu().float().numpy()
-    wave = wave[None] if wave.ndim == 1 else wave
-    if wave.ndim != 2 or not wave.size or len(wave) > wave.shape[1]:
+def to_waveform(value: Any, name: str) -> np.ndarray:
+    """Return one channel, (1, N) float32 in [-1, 1], or raise UnreadableFile."""
+    waveform = torch.as_tensor(value).detach().cpu().float().numpy()
+    waveform = waveform[None] if waveform.ndim == 1 else waveform
+    if waveform.ndim != 2 or not waveform.size or len(waveform) > waveform.shape[1]:
         raise UnreadableFile(
-            f"{name}: its wave is {tuple(wave.shape)}, but a wave is (samples,) or (channels, samples)"
+            f"{name}: its waveform has the shape {tuple(waveform.shape)}, but must be (samples,) or "
+            "(channels, samples)"
         )
-    if not np.isfinite(wave).all():
-        raise UnreadableFile(f"{name}: some of its samples are not numbers (NaN or infinite)")
-    return wave.mean(axis=0, keepdims=True).clip(-1, 1)
+    if not np.isfinite(waveform).all():
+        raise UnreadableFile(
+            f"{name}: its waveform has samples that are NaN or infinite, but must be finite"
+        )
+    return waveform.mean(axis=0, keepdims=True).clip(-1, 1)
 
 
-def said(fields: Mapping[Field, Any], reads_numbers: bool, name: str) -> list[str]:
-    """The captions; numbers as words that an encoder of numbers reads, without the zeros that pad
-    them."""
-    if reads_numbers != ("numbers" in fields):
-        met, reads = (
-            ("numbers", "words")
-            if "numbers" in fields
-            else ("words", "numbers, of somebody's tokenizer")
-        )
+def parse_captions(fields: Mapping[Field, Any], takes_token_ids: bool, name: str) -> list[str]:
+    """Return the captions; token ids become a string of numbers without the zeros of padding."""
+    if takes_token_ids != ("token ids" in fields):
+        found, expected = ("token ids", "strings")
+        if takes_token_ids:
+            found, expected = expected, found
         raise UnreadableFile(
-            f"{name}: its text is in {met}, but the network reads {reads}: give the other, or build it with another text"
+            f"{name}: its text is given as {found}, but the text encoder takes {expected}: give "
+            f"{expected}, or build the model with another text encoder"
         )
-    if reads_numbers:
-        numbers = torch.as_tensor(fields["numbers"]).tolist()
-        while numbers and numbers[-1] == 0:
-            numbers.pop()
-        captions = [" ".join(map(str, numbers))]
+    if takes_token_ids:
+        token_ids = torch.as_tensor(fields["token ids"]).tolist()
+        while token_ids and token_ids[-1] == 0:
+            token_ids.pop()
+        captions = [" ".join(map(str, token_ids))]
     else:
-        captions = [fields["text"]] if isinstance(fields["text"], str) else list(fields["text"])
+        text = fields["text"]
+        captions = [text] if isinstance(text, str) else list(text)
     captions = [" ".join(caption.split()) for caption in captions if caption.strip()]
     if not captions:
-        raise UnreadableFile(f"{name}: nothing is said about it")
+        raise UnreadableFile(f"{name}: its text is empty, but training needs a caption")
     return captions

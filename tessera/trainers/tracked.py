@@ -1,9 +1,8 @@
-"""Front doors whose records can also go to Weights & Biases, inside a `with` that names the
-project."""
+"""Trainers that can also log to a project of Weights & Biases, inside a `with` block."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,12 +12,12 @@ from tessera.engine.logging import Trackers
 from tessera.engine.task import Task
 from tessera.run.config import Run, encode, flatten
 from tessera.run.errors import UserError
-from tessera.trainers.base import Logs, Trainer
+from tessera.trainers.base import LogFn, Logs, Trainer
 
 
 class TrackedTrainer(Trainer):
-    tracking: ClassVar[str]
-    """The method that opens the `with`, by the name it had in the research code."""
+    tracking_method: ClassVar[str]
+    """The name of the method that opens the `with` block, as in the research package."""
 
     def __init__(
         self,
@@ -29,38 +28,36 @@ class TrackedTrainer(Trainer):
         *,
         use_wandb_tracking: bool,
     ) -> None:
-        self._wants_wandb, self._project = use_wandb_tracking, ""
+        self._use_wandb, self._project = use_wandb_tracking, ""
         self._trackers: Trackers | None = None
         super().__init__(run, results_folder, task, split)
 
-    def train(self, log_fn: Callable[[Logs], None] | None = None) -> None:
-        self._refuse_nameless_tracking()
+    def train(self, log_fn: LogFn | None = None) -> None:
+        self._check_project()
         super().train(log_fn)
 
     def train_step(self) -> Logs:
-        self._refuse_nameless_tracking()
+        self._check_project()
         return super().train_step()
 
     @contextmanager
-    def tracked_in(
-        self, project: str, name: str | None, more: Mapping[str, Any] | None
+    def _track(
+        self, project: str, run_name: str | None, hps: Mapping[str, Any] | None
     ) -> Iterator[None]:
-        """Inside, every record also goes to this project, which is told all settings of the run,
-        its name, and `more`."""
-        if not self._wants_wandb:
+        """Log every record to a project, too; its settings are those of the run and `hps`."""
+        if not self._use_wandb:
             raise UserError(
-                f"Records were to be tracked in {project!r}, but this trainer was made without use_wandb_tracking=True."
+                f"The project {project!r} was given for tracking, but this trainer was constructed "
+                "without use_wandb_tracking=True: add it."
             )
-        settings = (
-            flatten(encode(self.run))
-            | ({"run_name": name} if name is not None else {})
-            | dict(more or {})
-        )
+        settings = flatten(encode(self.run))
+        if run_name is not None:
+            settings["run_name"] = run_name
+        settings |= dict(hps or {})
         self._project = project
         if self.engine.dist.is_main:
-            self._trackers = Trackers(
-                ("wandb",), self.engine.folder.path / project, settings, self.engine.report.say
-            )
+            folder, warn = self.engine.directory.path / project, self.engine.printer.print
+            self._trackers = Trackers(("wandb",), folder, settings, warn)
         try:
             yield
         finally:
@@ -68,14 +65,16 @@ class TrackedTrainer(Trainer):
                 self._trackers.close()
             self._project, self._trackers = "", None
 
-    def _tell(self, record: Logs) -> None:
+    def _on_log(self, record: Logs) -> None:
         if self._trackers is not None:
             self._trackers.log(record)
-        super()._tell(record)
+        super()._on_log(record)
 
-    def _refuse_nameless_tracking(self) -> None:
-        if self._wants_wandb and not self._project:
+    def _check_project(self) -> None:
+        """Raise UserError if tracking was requested and no project was given."""
+        if self._use_wandb and not self._project:
             raise UserError(
-                "use_wandb_tracking is on, but no project was named, so nothing would be tracked. "
-                f'Train inside `with trainer.{self.tracking}("my-project"):`, or leave use_wandb_tracking out.'
+                "use_wandb_tracking is True, but no project was given, so nothing would be tracked: "
+                f'train inside `with trainer.{self.tracking_method}("my-project"):`, or leave '
+                "use_wandb_tracking out."
             )

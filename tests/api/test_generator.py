@@ -21,8 +21,8 @@ from tessera.objectives.generation import GenerationRequest
 from tessera.run.errors import UserError
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
-from tests.command import Said, refused, tessera
-from tests.runs import on_tiny_parts, train
+from tests.cli_runner import CommandResult, run_invalid, tessera
+from tests.runs import build_tiny, train
 
 PROMPT = "a red circle"
 
@@ -30,14 +30,14 @@ PROMPT = "a red circle"
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "base"
-    train(place, on_tiny_parts(images_maskgit, critic="head"))
+    train(place, build_tiny(images_maskgit, critic="head"))
     return place
 
 
 @pytest.fixture(scope="module")
 def superres(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "superres"
-    train(place, on_tiny_parts(images_maskgit_superres))
+    train(place, build_tiny(images_maskgit_superres))
     return place
 
 
@@ -109,13 +109,13 @@ def test_a_trained_networks_codes_are_the_same_in_batches_of_one_three_and_eight
         [PROMPT, "two blue squares", "a ring", ""] * 2,
         [hash_seed(1, i) for i in range(8)],
     )
-    together = generator.task.generate(GenerationRequest(texts, seeds))
+    train_together = generator.task.generate(GenerationRequest(texts, seeds))
     for size in (1, 3):
         parts = [
             generator.task.generate(GenerationRequest(texts[i : i + size], seeds[i : i + size]))
             for i in range(0, 8, size)
         ]
-        assert torch.equal(torch.cat(parts), together)
+        assert torch.equal(torch.cat(parts), train_together)
 
 
 def test_settings_change_what_is_made(generator):
@@ -174,7 +174,7 @@ def test_the_card_says_how_a_generator_is_opened(tmp_path):
         "--sample-count",
         "1",
         "--tokenizer",
-        on_tiny_parts(images_maskgit).task.tokenizer,
+        build_tiny(images_maskgit).task.tokenizer,
         "--out",
         tmp_path / "run",
     )
@@ -225,7 +225,7 @@ def test_runs_in_the_wrong_order_are_refused(base, superres):
 def test_a_chain_over_different_tokenizers_is_refused(base, tmp_path):
     """The larger pictures' own tokenizer taken for the smaller one: the same vocabulary, and other
     symbols."""
-    run = on_tiny_parts(images_maskgit_superres)
+    run = build_tiny(images_maskgit_superres)
     run = dataclasses.replace(run, task=dataclasses.replace(run.task, low_res_tokenizer=run.task.tokenizer))
     train(
         tmp_path,
@@ -299,7 +299,7 @@ def names_in(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir())
 
 
-def sampled(*arguments: str | Path) -> Said:
+def sampled(*arguments: str | Path) -> CommandResult:
     said = tessera("sample", *arguments)
     assert said.code == 0, said
     return said
@@ -555,7 +555,7 @@ def test_earlier_samples_are_set_aside_whole_and_never_mixed_with_new_ones(base,
 
 def test_a_folder_with_other_things_in_it_is_no_place_for_samples(base, tmp_path):
     (tmp_path / "0000.png").write_bytes(b"somebody's picture")
-    letter = refused("sample", base, "--prompt", PROMPT, "--count", "1", "--out", tmp_path)
+    letter = run_invalid("sample", base, "--prompt", PROMPT, "--count", "1", "--out", tmp_path)
     assert (
         "nothing was changed" in letter
         and (tmp_path / "0000.png").read_bytes() == b"somebody's picture"

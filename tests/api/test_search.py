@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from tessera.api.search import Index, Search, as_table, by_faiss, exactly, make_index, searched
+from tessera.api.search import Index, Search, as_table, by_faiss, exactly, build_index, search_index
 from tessera.engine.ema import EMAConfig
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.music.synthetic import SyntheticMusic
 from tessera.run.errors import UserError
-from tests.runs import tokenizer, trained_once
+from tests.runs import tokenizer, train_once
 
 
 def trained() -> str:
@@ -31,7 +31,7 @@ def trained() -> str:
     engine = dataclasses.replace(engine, validate_every=60, sample_every=60, checkpoint_every=60)
     data = dataclasses.replace(run.data, seconds=1.0, num_synthetic=8, val_fraction=0.0)
     task = dataclasses.replace(run.task, optimizer=dataclasses.replace(run.task.optimizer, lr=4e-3))
-    return trained_once("mulan", dataclasses.replace(run, engine=engine, data=data, task=task))
+    return train_once("mulan", dataclasses.replace(run, engine=engine, data=data, task=task))
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def music(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def place(run: str, music: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("indexes") / "found"
-    told = make_index(run, str(music), str(place))
+    told = build_index(run, str(music), str(place))
     assert "Left out broken.wav" in told[0] and told[-1].startswith("8 examples of")
     return place
 
@@ -92,9 +92,9 @@ def test_an_index_stands_by_itself(place: Path, run: str, music: Path, tmp_path:
 
 
 def test_answers_are_a_table_or_json(place: Path) -> None:
-    lines = searched(str(place), "a loud bell", top=3).splitlines()
+    lines = search_index(str(place), "a loud bell", top=3).splitlines()
     assert len(lines) == 3 and lines[0].split()[0] == "1" and ".wav" in lines[0]
-    told = json.loads(searched(str(place), "a loud bell", top=3, as_json_text=True))
+    told = json.loads(search_index(str(place), "a loud bell", top=3, as_json_text=True))
     assert (
         told["query"] == "a loud bell"
         and told["of"] == 8
@@ -151,11 +151,11 @@ def test_without_faiss_a_sentence_says_so(place: Path, monkeypatch: pytest.Monke
 def test_a_place_that_is_taken_is_left_alone(run: str, place: Path, tmp_path: Path) -> None:
     before = {file: file.stat().st_mtime_ns for file in place.rglob("*")}
     with pytest.raises(UserError, match="is there already, and not empty"):
-        make_index(run, None, str(place))
+        build_index(run, None, str(place))
     assert {file: file.stat().st_mtime_ns for file in place.rglob("*")} == before
     (tmp_path / "file").write_text("mine")
     with pytest.raises(UserError, match="is there already"):
-        make_index(run, None, str(tmp_path / "file"))
+        build_index(run, None, str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize(

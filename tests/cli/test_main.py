@@ -19,7 +19,7 @@ from tessera.data.tokens import read_tokens
 from tessera.engine.checkpoint import list_steps
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
-from tests.command import Said, files, refused, tessera
+from tests.cli_runner import CommandResult, files, run_invalid, tessera
 
 
 def paint(folder: Path, count: int, size: int = 24, first: int = 0) -> Path:
@@ -33,13 +33,13 @@ def paint(folder: Path, count: int, size: int = 24, first: int = 0) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Said]:
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, CommandResult]:
     run = tmp_path_factory.mktemp("runs") / "tiny"
     return run, tessera("train", "images-vqgan", "--preset", "tiny", "--steps", "4", "--out", run)
 
 
 @pytest.fixture(scope="module")
-def run(trained: tuple[Path, Said]) -> Path:
+def run(trained: tuple[Path, CommandResult]) -> Path:
     return trained[0]
 
 
@@ -59,7 +59,7 @@ def test_help_lists_the_verbs(arguments):
 
 
 def test_the_version_is_told():
-    assert tessera("--version") == Said(0, f"{__version__}\n", "")
+    assert tessera("--version") == CommandResult(0, f"{__version__}\n", "")
 
 
 def test_recipes_are_listed_with_a_summary():
@@ -76,11 +76,11 @@ def test_recipes_are_listed_with_a_summary():
     ("wrong", "meant"), [("tran", "train"), ("evalute", "evaluate"), ("tokenise", "tokenize")]
 )
 def test_an_unknown_verb_is_refused_with_the_nearest(wrong, meant):
-    assert f"There is no verb '{wrong}': did you mean '{meant}'?" in refused(wrong)
+    assert f"There is no verb '{wrong}': did you mean '{meant}'?" in run_invalid(wrong)
 
 
 def test_a_verb_like_no_other_is_refused_with_all_of_them():
-    assert "tessera recipes" in refused("xyzzy")
+    assert "tessera recipes" in run_invalid("xyzzy")
 
 
 @pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "train"])
@@ -90,14 +90,14 @@ def test_every_verb_explains_itself(verb):
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest():
-    assert "There is no recipe 'images-vqgn': did you mean 'images-vqgan'?" in refused(
+    assert "There is no recipe 'images-vqgn': did you mean 'images-vqgan'?" in run_invalid(
         "train", "images-vqgn"
     )
 
 
 @pytest.mark.parametrize("arguments", [["train"], ["train", "--steps", "3"]])
 def test_a_recipe_must_be_named(arguments):
-    assert "Which recipe?" in refused(*arguments)
+    assert "Which recipe?" in run_invalid(*arguments)
 
 
 # -------------------------------------------------------------------------------------------------------------- train
@@ -155,7 +155,7 @@ def test_other_settings_on_a_used_folder_are_refused_and_fresh_takes_a_new_one(r
         "--out",
         used,
     ]
-    letter = refused(*command)
+    letter = run_invalid(*command)
     assert "engine.batch_size: 8 in the folder, 4 asked for" in letter and "--fresh" in letter
     assert "steps" not in letter.split("settings:")[1].split("Use its")[0]
     assert tessera(*command, "--fresh").code == 0
@@ -296,7 +296,7 @@ def test_codes_of_other_weights_are_refused(run, codes):
 
 def test_codes_are_not_written_over(run, pictures, codes):
     before = files(codes)
-    assert "already holds codes" in refused("tokenize", run, "--data", pictures, "--out", codes)
+    assert "already holds codes" in run_invalid("tokenize", run, "--data", pictures, "--out", codes)
     assert files(codes) == before
 
 
@@ -350,7 +350,7 @@ def test_check_counts_what_can_be_used_and_says_why_the_rest_cannot(pictures, tm
     said = tessera("check", hash_seed)
     assert said.code == 0 and "broken.png" in said.out
     report = json.loads(tessera("check", hash_seed, "--json").out)
-    assert (report["pictures"], report["usable"]) == (10, 9)
+    assert (report["images"], report["usable"]) == (10, 9)
     assert [one["name"] for one in report["unusable"]] == ["broken.png"] and report["unusable"][0][
         "reason"
     ]
@@ -373,12 +373,12 @@ def test_check_fails_where_nothing_is_usable(tmp_path):
 @pytest.mark.parametrize("verb", [["sample"], ["evaluate"], ["tokenize", "--out", "codes"]])
 def test_a_folder_without_a_trained_run_is_refused(verb, run, tmp_path):
     name, *rest = verb
-    assert "no such folder" in refused(name, tmp_path / "nowhere", *rest)
-    assert "it has no config.json" in refused(name, tmp_path, *rest)
+    assert "no such folder" in run_invalid(name, tmp_path / "nowhere", *rest)
+    assert "it has no config.json" in run_invalid(name, tmp_path, *rest)
     untrained = tmp_path / "untrained"
     untrained.mkdir()
     shutil.copy(run / "config.json", untrained)
-    assert "never trained" in refused(name, untrained, *rest)
+    assert "never trained" in run_invalid(name, untrained, *rest)
     assert sorted(path.name for path in untrained.iterdir()) == ["config.json"]
 
 
@@ -386,5 +386,5 @@ def test_a_folder_without_a_trained_run_is_refused(verb, run, tmp_path):
 def test_a_place_that_cannot_be_written_is_refused(verb, run, tmp_path):
     file = tmp_path / "notes.txt"
     file.write_text("mine")
-    assert f"{file / 'x'} cannot be written" in refused(verb, run, "--out", file / "x")
+    assert f"{file / 'x'} cannot be written" in run_invalid(verb, run, "--out", file / "x")
     assert file.read_text() == "mine"

@@ -223,15 +223,15 @@ def test_the_stand_in_is_a_function_of_the_position_alone():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_where_nothing_can_be_read_the_person_gets_a_letter_and_no_trace(num_workers):
     stream = training(Numbers(16, broken=set(range(16))), num_workers=num_workers)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as run_invalid:
         next(stream.micro_batches(0, 5, 0, 1))
-    letter = str(refused.value)
+    letter = str(run_invalid.value)
     assert letter.startswith(f"{MAX_REPLACEMENTS} examples drawn one after the other could not be read")
     assert "cut short" in letter and letter.endswith(
         "`tessera check` tells what can be used and what cannot."
     )
     assert "Traceback" not in letter and "worker" not in letter
-    assert refused.value.__cause__ is None and refused.value.__context__ is None
+    assert run_invalid.value.__cause__ is None and run_invalid.value.__context__ is None
     assert not multiprocessing.active_children(), (
         "the workers are gone, and nobody waits for them at the end"
     )

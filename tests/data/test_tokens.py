@@ -58,9 +58,9 @@ def test_symbols_of_a_huge_vocabulary_survive(tmp_path):
 
 def test_codes_of_another_tokenizer_are_refused(tmp_path):
     write_tokens(tmp_path, some(3), ABOUT)
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as run_invalid:
         read_tokens(tmp_path, "0" * 64)
-    letter = str(refused.value)
+    letter = str(run_invalid.value)
     assert (
         "another tokenizer" in letter
         and "f" * 12 in letter

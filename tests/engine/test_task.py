@@ -143,11 +143,11 @@ def test_the_randomness_of_an_example_is_independent_of_its_batch():
     def draw(batch: Batch) -> list[Tensor]:
         return [torch.rand(3, generator=generator) for generator in batch.generators()]
 
-    together = draw(Batch(torch.zeros(3), ["a", "b", "c"], [11, 12, 13]))
+    train_together = draw(Batch(torch.zeros(3), ["a", "b", "c"], [11, 12, 13]))
     torch.manual_seed(99)
     alone = draw(Batch(torch.zeros(1), ["b"], [12]))
-    assert torch.equal(together[1], alone[0])
-    assert not torch.equal(together[0], together[1])
+    assert torch.equal(train_together[1], alone[0])
+    assert not torch.equal(train_together[0], train_together[1])
 
 
 def test_the_total_loss_sums_the_terms_without_the_metrics():

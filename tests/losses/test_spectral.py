@@ -100,13 +100,13 @@ def test_gradient_descent_reduces_the_distance(distance):
 def test_samples_beyond_the_length_have_no_effect(distance):
     lengths = [1600, 900, 130, 1]
     a, b = noise(count=4), noise(count=4, seed=2)
-    together = distance(a, b, torch.tensor(lengths))
+    train_together = distance(a, b, torch.tensor(lengths))
     alone = torch.cat(
         [distance(a[i : i + 1, :, :n], b[i : i + 1, :, :n]) for i, n in enumerate(lengths)]
     )
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(train_together, alone, rtol=1e-4, atol=1e-5)
     other = torch.cat([a[:1], a[1:] + F.pad(noise(700, 3, seed=4), (900, 0))])
-    torch.testing.assert_close(distance(other, b, torch.tensor(lengths)), together)
+    torch.testing.assert_close(distance(other, b, torch.tensor(lengths)), train_together)
 
 
 @every_distance

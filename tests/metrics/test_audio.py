@@ -49,13 +49,13 @@ def test_equal_audio_and_silence_have_finite_values():
 def test_samples_beyond_the_length_have_no_effect():
     lengths = [1600, 900, 130, 1]
     a, b = noise(count=4), noise(count=4, seed=2)
-    together = si_sdr_B(a, b, lengths_B=torch.tensor(lengths))
+    train_together = si_sdr_B(a, b, lengths_B=torch.tensor(lengths))
     alone = torch.cat(
         [si_sdr_B(a[i : i + 1, :, :n], b[i : i + 1, :, :n]) for i, n in enumerate(lengths)]
     )
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(train_together, alone, rtol=1e-4, atol=1e-5)
     other = torch.cat([a[:1], a[1:] + F.pad(noise(700, 3, seed=4), (900, 0))])
-    torch.testing.assert_close(si_sdr_B(other, b, lengths_B=torch.tensor(lengths)), together)
+    torch.testing.assert_close(si_sdr_B(other, b, lengths_B=torch.tensor(lengths)), train_together)
 
 
 def test_half_precision_is_computed_in_float32():

@@ -64,14 +64,14 @@ def test_stoi_decreases_with_noise_and_does_not_depend_on_gain():
 def test_samples_beyond_the_length_have_no_effect():
     original, output = make_voices(), add_noise(make_voices(), 5)
     lengths_B = torch.tensor([28_000, 20_000, 16_001])
-    together = stoi_B(output, original, rate_hz=16_000, lengths_B=lengths_B)
+    train_together = stoi_B(output, original, rate_hz=16_000, lengths_B=lengths_B)
     for number, length in enumerate(lengths_B.tolist()):
         alone = stoi_B(
             output[number : number + 1, :, :length],
             original[number : number + 1, :, :length],
             rate_hz=16_000,
         )
-        assert torch.equal(together[number], alone[0])
+        assert torch.equal(train_together[number], alone[0])
 
 
 def test_silent_frames_of_the_original_are_removed():

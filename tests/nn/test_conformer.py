@@ -42,10 +42,10 @@ def test_padded_batch_equals_its_examples_one_by_one(kernel, context_dim):
     batch = torch.cat(
         [torch.cat([x, 100 * randn_double(1, 9 - x.shape[1], 24)], dim=1) for x in alone]
     )
-    together = network(batch, mask_BN=length_mask(lengths, 9), context=states)
+    train_together = network(batch, mask_BN=length_mask(lengths, 9), context=states)
     for row, x in enumerate(alone):
         own = States(states.values[row : row + 1], states.mask[row : row + 1]) if states else None
-        torch.testing.assert_close(together[row : row + 1, : x.shape[1]], network(x, context=own))
+        torch.testing.assert_close(train_together[row : row + 1, : x.shape[1]], network(x, context=own))
 
 
 def test_mask_of_valid_positions_only_changes_nothing():

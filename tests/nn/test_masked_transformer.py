@@ -185,10 +185,10 @@ def test_positions_of_tokens_matter():
 def test_states_do_not_depend_on_the_batch():
     network = build(patch=2)
     tokens, _ = make_tokens(network)
-    together = network.states(tokens, make_condition(network))
+    train_together = network.states(tokens, make_condition(network))
     for i, text in enumerate(TEXTS):
         assert torch.allclose(
-            network.states(tokens[i : i + 1], make_condition(network, [text]))[0], together[i]
+            network.states(tokens[i : i + 1], make_condition(network, [text]))[0], train_together[i]
         )
 
 

@@ -146,12 +146,12 @@ def test_masked_positions_affect_no_other():
 
 def test_examples_do_not_depend_on_the_batch():
     network, x, states = build(context_dim=12), randn_double(4, 6, 24), make_context(4)
-    together = network(x, context=states)
+    train_together = network(x, context=states)
     for i in range(4):
         alone = network(
             x[i : i + 1], context=States(states.values[i : i + 1], states.mask[i : i + 1])
         )
-        assert torch.allclose(alone[0], together[i])
+        assert torch.allclose(alone[0], train_together[i])
 
 
 # ---- cross-attention

@@ -421,11 +421,11 @@ def test_a_sound_is_drawn_the_same_alone_and_beside_longer_ones(critic):
     sampling = MaskedSampling(
         decoding_steps_per_level=(4, 2), order="confidence" if critic == "none" else "critic"
     )
-    together = task.generate(make_request(batch), sampling)
+    train_together = task.generate(make_request(batch), sampling)
     for row, (length, one) in enumerate(zip(LENGTHS, one_by_one(*LENGTHS), strict=True)):
-        assert torch.equal(task.generate(make_request(one), sampling)[0], together[row])
-        assert (together[row, :length] >= 0).all() and (together[row, :length] < VOCABULARY).all()
-        assert (together[row, length:] == -1).all()
+        assert torch.equal(task.generate(make_request(one), sampling)[0], train_together[row])
+        assert (train_together[row, :length] >= 0).all() and (train_together[row, :length] < VOCABULARY).all()
+        assert (train_together[row, length:] == -1).all()
 
 
 def test_what_is_padded_is_drawn_as_what_is_cut_to_its_length():

@@ -66,7 +66,7 @@ def build_task(low_res_tokenizer: bool = False, **choices: Any) -> MaskedTask:
     return ready(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if low_res_tokenizer else {})))
 
 
-def remembering() -> MaskedTransformerConfig:
+def self_condition() -> MaskedTransformerConfig:
     return MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT, self_condition=True)
 
 
@@ -102,7 +102,7 @@ def test_the_true_symbol_under_a_mask_never_reaches_what_is_shown(replace):
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"critic": CriticHeadConfig(dim=8)}, {"model": remembering()}],
+    [{}, {"critic": CriticHeadConfig(dim=8)}, {"model": self_condition()}],
     ids=["plain", "head", "remembers"],
 )
 def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
@@ -218,7 +218,7 @@ def test_the_loss_is_the_cross_entropy_of_the_hidden_symbols():
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"critic": CriticConfig(dim=16, depth=1, heads=2)}, {"model": remembering()}]
+    "choices", [{}, {"critic": CriticConfig(dim=16, depth=1, heads=2)}, {"model": self_condition()}]
 )
 def test_a_batch_of_four_is_two_of_two(choices):
     task, whole = (
@@ -490,7 +490,7 @@ def test_where_there_is_no_text_there_is_no_guidance():
 def test_guidance_of_one_that_remembers_keeps_both_memories():
     """Each pass sees its own states of the round before; where guidance begins late, both see the
     conditional ones."""
-    task = build_task(model=remembering()).double()
+    task = build_task(model=self_condition()).double()
     network = task.model.network
     tokens, asked = hidden_mosaic(task)
     guide = Guide(
@@ -543,10 +543,10 @@ def test_the_same_seed_is_the_same_picture_whatever_the_batch(order, scale):
         "sampling": MaskedSampling(decoding_steps=6, order=order),
         "guidance": Guidance(scale=scale),
     }
-    together = company(task, 8, one_of, **settings)
+    train_together = company(task, 8, one_of, **settings)
     for size in (1, 3):
-        assert torch.equal(company(task, size, one_of, **settings), together)
-    assert len({tuple(one.flatten().tolist()) for one in together}) == 8
+        assert torch.equal(company(task, size, one_of, **settings), train_together)
+    assert len({tuple(one.flatten().tolist()) for one in train_together}) == 8
 
 
 @pytest.fixture(scope="module")
@@ -568,25 +568,25 @@ def test_a_guess_is_the_same_to_the_bit_whoever_is_guessed_beside_it(as_small, s
     asked = torch.rand(tokens.shape, generator=generator(2)) < share
     shown = tokens.masked_fill(asked, 1000)
     with torch.no_grad():
-        together = passed(as_small, shown, asked, texts)
+        train_together = passed(as_small, shown, asked, texts)
         for size in (1, 3):
             parts = [slice(first, first + size) for first in range(0, 8, size)]
             apart = torch.cat(
                 [passed(as_small, shown[some], asked[some], texts[some]) for some in parts]
             )
-            assert torch.equal(apart, together), (
-                f"{size}: up to {(apart - together).abs().max():.1e} apart"
+            assert torch.equal(apart, train_together), (
+                f"{size}: up to {(apart - train_together).abs().max():.1e} apart"
             )
 
 
 def test_the_same_seed_is_the_same_picture_with_a_network_of_the_small_presets_shape(as_small):
     settings = {"sampling": MaskedSampling(decoding_steps=6), "guidance": Guidance(scale=3.0)}
-    together = company(as_small, 8, one_of, **settings)
+    train_together = company(as_small, 8, one_of, **settings)
     apart = {
-        size: (company(as_small, size, one_of, **settings) != together).sum().item()
+        size: (company(as_small, size, one_of, **settings) != train_together).sum().item()
         for size in (1, 3)
     }
-    assert apart == {1: 0, 3: 0}, f"of {together.numel()} symbols so many are others"
+    assert apart == {1: 0, 3: 0}, f"of {train_together.numel()} symbols so many are others"
 
 
 def test_a_seed_decides_and_so_does_the_text():

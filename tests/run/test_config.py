@@ -130,9 +130,9 @@ def stored_with(place: str, value: object) -> dict:
     ],
 )
 def test_a_setting_that_cannot_be_read_is_refused_with_its_place(place, value, says):
-    with pytest.raises(UserError) as refused:
+    with pytest.raises(UserError) as run_invalid:
         decode_as_recipe(images_vqgan(), stored_with(place, value))
-    assert says in str(refused.value)
+    assert says in str(run_invalid.value)
 
 
 @pytest.mark.parametrize("part", ["task", "data", "engine", "published"])

@@ -17,8 +17,8 @@ from tessera.run.config import Run
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.load import Tokenizer, load_run
-from tests.command import files, refused, tessera
-from tests.runs import engine_in, on_tiny_parts, records_of, tokenizer, train
+from tests.cli_runner import files, run_invalid, tessera
+from tests.runs import engine_in, build_tiny, read_metrics, tokenizer, train
 
 
 def brief(run: Run, steps: int = 2) -> Run:
@@ -62,7 +62,7 @@ def test_a_runs_folder_is_all_that_it_needs(run, own_tokenizer, tmp_path):
 def test_a_run_goes_on_without_its_tokenizers_folder(run, own_tokenizer):
     shutil.rmtree(own_tokenizer)
     train(run, brief(images_maskgit("tiny", tokenizer=str(own_tokenizer)), steps=4))
-    assert [record["step"] for record in records_of(run) if record["kind"] == "train"] == [
+    assert [record["step"] for record in read_metrics(run) if record["kind"] == "train"] == [
         1,
         2,
         3,
@@ -105,7 +105,7 @@ def test_a_tokenizer_that_was_trained_on_since_is_refused_and_the_copy_can_be_go
     another_tokenizer(own_tokenizer, steps=3)
     before = files(run / "parts", run / "checkpoints")
     command = ("train", "images-maskgit", "--preset", "tiny", "--sample-count", "2", "--out", run)
-    letter = refused(*command, "--steps", "3", "--tokenizer", own_tokenizer)
+    letter = run_invalid(*command, "--steps", "3", "--tokenizer", own_tokenizer)
     copy = run / "parts" / "tokenizer"
     assert "is another one, or was trained on since" in letter and f"--tokenizer {copy}" in letter
     assert files(run / "parts", run / "checkpoints") == before
@@ -117,7 +117,7 @@ def test_a_run_without_a_checkpoint_is_no_tokenizer_yet(tmp_path):
     place = tmp_path / "untrained"
     shutil.copytree(tokenizer(), place)
     shutil.rmtree(place / "checkpoints")
-    letter = refused(
+    letter = run_invalid(
         "train",
         "images-maskgit",
         "--preset",
@@ -146,7 +146,7 @@ def test_where_there_is_no_tokenizer_the_letter_says_how_to_get_one_and_the_same
         "--out",
         out,
     )
-    letter = refused(*command, "--tokenizer", tmp_path / "nowhere")
+    letter = run_invalid(*command, "--tokenizer", tmp_path / "nowhere")
     assert (
         f"There is no tokenizer in {tmp_path / 'nowhere'}" in letter
         and "tessera train images-vqgan" in letter
@@ -156,7 +156,7 @@ def test_where_there_is_no_tokenizer_the_letter_says_how_to_get_one_and_the_same
 
 
 def test_a_generator_is_no_tokenizer(run, tmp_path):
-    letter = refused(
+    letter = run_invalid(
         "train",
         "images-maskgit",
         "--preset",
@@ -180,7 +180,7 @@ def test_pictures_of_another_size_than_the_tokenizer_knows_are_refused_with_the_
         "--out",
         tmp_path / "run",
     )
-    letter = refused(*command, "--data.size", "32")
+    letter = run_invalid(*command, "--data.size", "32")
     assert "{'size': 16}" in letter and "{'size': 32}" in letter and "--data.size 16" in letter
 
 
@@ -188,7 +188,7 @@ def test_a_copy_that_was_interrupted_is_made_again(tmp_path):
     half = tmp_path / "run" / "parts" / ".tokenizer.writing"
     half.mkdir(parents=True)
     (half / "config.json").write_text("{")
-    run = brief(on_tiny_parts(images_maskgit), 1)
+    run = brief(build_tiny(images_maskgit), 1)
     train(tmp_path / "run", run)
     assert [path.name for path in (tmp_path / "run" / "parts").iterdir()] == ["tokenizer"]
 
@@ -216,7 +216,7 @@ SUPERRES = (
 
 
 def test_a_smaller_tokenizer_of_larger_pictures_is_refused(tmp_path):
-    letter = refused(
+    letter = run_invalid(
         *SUPERRES,
         "--tokenizer",
         tokenizer(16),
@@ -232,14 +232,14 @@ def test_a_smaller_tokenizer_of_larger_pictures_is_refused(tmp_path):
 
 def test_smaller_pictures_that_do_not_divide_the_larger_ones_are_refused(tmp_path):
     odd = another_tokenizer(tmp_path / "odd", size=24)
-    letter = refused(
+    letter = run_invalid(
         *SUPERRES, "--tokenizer", tokenizer(32), "--low-res-tokenizer", odd, "--out", tmp_path / "run"
     )
     assert "(6, 6) symbols" in letter and "(8, 8) places" in letter
 
 
 def test_the_letter_about_a_missing_smaller_tokenizer_names_its_flag(tmp_path):
-    letter = refused(
+    letter = run_invalid(
         *SUPERRES,
         "--tokenizer",
         tokenizer(32),
@@ -252,7 +252,7 @@ def test_the_letter_about_a_missing_smaller_tokenizer_names_its_flag(tmp_path):
 
 
 def test_both_tokenizers_are_copied(tmp_path):
-    engine = engine_in(tmp_path, brief(on_tiny_parts(images_maskgit_superres), 1))
+    engine = engine_in(tmp_path, brief(build_tiny(images_maskgit_superres), 1))
     engine.folder.unlock()
     assert sorted(path.name for path in RunDirectory(tmp_path).parts.iterdir()) == [
         "smaller",

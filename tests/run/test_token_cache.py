@@ -22,8 +22,8 @@ from tessera.run.config import Run
 from tessera.run.errors import UserError
 from tessera.run.load import Tokenizer, load_run
 from tessera.run.token_cache import Coder, coded
-from tests.command import refused, tessera
-from tests.runs import engine_in, on_tiny_parts, records_of, tensors_of, tokenizer, train
+from tests.cli_runner import run_invalid, tessera
+from tests.runs import engine_in, build_tiny, read_metrics, read_checkpoint, tokenizer, train
 
 
 def paint(folder: Path, count: int = 12, size: int = 20, captions: bool = True) -> Path:
@@ -91,9 +91,9 @@ def with_codes(run: Run, codes: str) -> Run:
 @pytest.mark.parametrize("recipe", [images_maskgit, images_maskgit_superres])
 def test_what_is_learnt_from_cached_codes_is_what_is_learnt_from_live_ones(recipe, tmp_path):
     for codes in ("cache", "raw"):
-        train(tmp_path / codes, with_codes(on_tiny_parts(recipe), codes))
-    assert records_of(tmp_path / "cache") == records_of(tmp_path / "raw")
-    cached, live = tensors_of(tmp_path / "cache", 6), tensors_of(tmp_path / "live", 6)
+        train(tmp_path / codes, with_codes(build_tiny(recipe), codes))
+    assert read_metrics(tmp_path / "cache") == read_metrics(tmp_path / "raw")
+    cached, live = read_checkpoint(tmp_path / "cache", 6), read_checkpoint(tmp_path / "live", 6)
     assert [name for name in cached if not torch.equal(cached[name], live[name])] == []
     for sample in sorted((tmp_path / "cache" / "samples").rglob("*.png")):
         assert (
@@ -140,7 +140,7 @@ def test_pictures_cut_anew_at_every_visit_are_not_cached(tmp_path):
         tmp_path / "run",
     )
     for augmentation in (("--data.crop", "random"), ("--data.flip",), ("--data.min-scale", "0.7")):
-        assert "--task.tokens live" in refused(*command, *augmentation)
+        assert "--task.tokens live" in run_invalid(*command, *augmentation)
     assert not (tmp_path / "run").exists()
 
 
@@ -369,7 +369,7 @@ def test_a_run_learns_from_codes_of_the_verb(codes, folder, tmp_path):
         tmp_path / "cached",
         dataclasses.replace(stored(tmp_path / "run"), task=cached(stored(tmp_path / "run").task)),
     )
-    assert records_of(tmp_path / "run") == records_of(tmp_path / "cached")
+    assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "cached")
 
 
 def stored(place: Path) -> Run:
@@ -383,7 +383,7 @@ def cached(task: Any) -> Any:
 def test_codes_of_another_tokenizer_are_refused_with_both_fingerprints(
     codes, folder, another, codec, tmp_path
 ):
-    letter = refused(*learning_from(codes, folder, tmp_path / "run", another))
+    letter = run_invalid(*learning_from(codes, folder, tmp_path / "run", another))
     assert "made by another tokenizer" in letter and codec.fingerprint[:12] in letter
     assert Tokenizer(load_run(another)).fingerprint[:12] in letter and "tessera tokenize" in letter
 
@@ -414,7 +414,7 @@ def test_codes_are_of_use_though_one_picture_was_unreadable(folder, codec, tmp_p
 
 
 def test_a_folder_without_codes_is_refused_and_not_passed_over(folder, tmp_path):
-    letter = refused(*learning_from(tmp_path / "cods", folder, tmp_path / "run", tokenizer()))
+    letter = run_invalid(*learning_from(tmp_path / "cods", folder, tmp_path / "run", tokenizer()))
     assert "no codes" in letter and "tessera tokenize" in letter
 
 
@@ -422,7 +422,7 @@ def test_a_folder_that_happens_to_be_called_cache_is_not_meant(tmp_path, codec, 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "index.json").write_text("{}")
-    run = with_codes(on_tiny_parts(images_maskgit), "cache")
+    run = with_codes(build_tiny(images_maskgit), "cache")
     engine_in(tmp_path / "run", run).folder.unlock()
 
 

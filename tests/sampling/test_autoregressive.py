@@ -158,12 +158,12 @@ def test_samples_of_a_seed_do_not_depend_on_the_batch():
     logits = torch.randn(9, 1, VOCABULARY + 1)
     logits[..., EOS] += 0.5
     config = AutoregressiveSampling(top_k=4, top_p=0.95)
-    together = run(Table(logits), empty_prompt(4), config, (5, 6, 7, 8), 6).tokens_BNS
-    lengths = (together[..., 0] >= 0).sum(1).tolist()
+    train_together = run(Table(logits), empty_prompt(4), config, (5, 6, 7, 8), 6).tokens_BNS
+    lengths = (train_together[..., 0] >= 0).sum(1).tolist()
     assert len(set(lengths)) > 1
     for number, seed in enumerate([5, 6, 7, 8]):
         alone = run(Table(logits), empty_prompt(1), config, (seed,), 6).tokens_BNS
-        assert torch.equal(alone[0], together[number, : lengths[number]])
+        assert torch.equal(alone[0], train_together[number, : lengths[number]])
 
 
 def test_continuations_do_not_depend_on_prompts_of_other_examples():
@@ -172,9 +172,9 @@ def test_continuations_do_not_depend_on_prompts_of_other_examples():
     short = torch.ones(1, 1, SLOTS, dtype=torch.long)
     long = torch.full((1, 2, SLOTS), 2)
     both = torch.cat([torch.cat([short, -torch.ones_like(short)], dim=1), long])
-    together = run(Table(logits), both, config, (3, 4), 4).tokens_BNS
-    assert torch.equal(run(Table(logits), short, config, (3,), 4).tokens_BNS[0], together[0])
-    assert torch.equal(run(Table(logits), long, config, (4,), 4).tokens_BNS[0], together[1])
+    train_together = run(Table(logits), both, config, (3, 4), 4).tokens_BNS
+    assert torch.equal(run(Table(logits), short, config, (3,), 4).tokens_BNS[0], train_together[0])
+    assert torch.equal(run(Table(logits), long, config, (4,), 4).tokens_BNS[0], train_together[1])
 
 
 PROBS = torch.tensor([0.5, 0.25, 0.125, 0.125, 0.0, 0.0])

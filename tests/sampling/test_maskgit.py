@@ -328,21 +328,21 @@ def test_lowest_k_marks_exactly_k_tokens_among_ties(counts):
 def test_samples_of_a_seed_do_not_depend_on_the_batch(order):
     config = MaskedSampling(decoding_steps=5, order=order)
     table, seeds = random_table(), tuple(range(8))
-    together = decode_all(table, config, seeds, **ORDERS[order])
+    train_together = decode_all(table, config, seeds, **ORDERS[order])
     for size in (1, 3):
         parts = [
             decode_all(table, config, seeds[i : i + size], **ORDERS[order])
             for i in range(0, 8, size)
         ]
-        assert torch.equal(torch.cat(parts), together)
-    assert len({tuple(one.flatten().tolist()) for one in together}) == 8, "each seed differs"
+        assert torch.equal(torch.cat(parts), train_together)
+    assert len({tuple(one.flatten().tolist()) for one in train_together}) == 8, "each seed differs"
 
 
 def test_samples_do_not_depend_on_masks_of_other_examples():
     table, config = random_table(), MaskedSampling(decoding_steps=6)
     tokens, masked = all_masked(2)
     masked[0, 1:] = False
-    together, alone = (
+    train_together, alone = (
         maskgit_decode(
             tokens[:count],
             masked[:count],
@@ -353,7 +353,7 @@ def test_samples_do_not_depend_on_masks_of_other_examples():
         )
         for count in (2, 1)
     )
-    assert torch.equal(together[:1], alone)
+    assert torch.equal(train_together[:1], alone)
 
 
 # ---- stages
@@ -389,7 +389,7 @@ def test_staged_samples_do_not_depend_on_masks_of_other_examples():
     tokens, masked = all_masked(2)
     masked[0, 1:, 0] = False  # one token in the first stage: finished after one step, not three
     stages = [dataclasses.replace(stage, temperature=1.0) for stage in two_stages()]
-    together, alone = (
+    train_together, alone = (
         maskgit_decode(
             tokens[:count],
             masked[:count],
@@ -401,7 +401,7 @@ def test_staged_samples_do_not_depend_on_masks_of_other_examples():
         )
         for count in (2, 1)
     )
-    assert torch.equal(together[:1], alone)
+    assert torch.equal(train_together[:1], alone)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -23,7 +23,7 @@ sys.path.insert(
     0, str(Path(__file__).resolve().parents[2])
 )  # this file is also one process of several, see the end
 
-from tessera.cli.launch import _free_port, leave
+from tessera.cli.launch import find_free_port, exit_process
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.audio.external_tokens import TokenStream, TokenStreams
 from tessera.modalities.audio.media import Audio
@@ -35,8 +35,8 @@ from tessera.sampling.maskgit import MaskedSampling
 from tessera.trainers import SoundStormConfig, SoundStormTrainer
 from tessera.trainers.audio import CONFORMER
 from tessera.trainers.in_memory_audio import InMemoryTokenPairs, InMemoryWaves
-from tests.command import refused
-from tests.runs import assert_same_run, records_of, tokenizer, trained_once
+from tests.cli_runner import run_invalid
+from tests.runs import assert_same_run, read_metrics, tokenizer, train_once
 
 FRAMES, LEVELS, CODES = 20, 3, 16
 HEARD = TokenStream(vocab_size=CODES, num_quantizers=LEVELS, frames=FRAMES, seconds=0.02)
@@ -76,7 +76,7 @@ def trainer(folder: Path, **settings: Any) -> SoundStormTrainer:
 
 
 def trained(folder: Path) -> list[dict[str, Any]]:
-    return [record for record in records_of(folder) if record["kind"] == "train"]
+    return [record for record in read_metrics(folder) if record["kind"] == "train"]
 
 
 # ---- their parameters
@@ -150,7 +150,7 @@ def test_a_warm_up_of_one_step_or_none_reaches_the_peak_at_once(tmp_path: Path) 
 def test_on_two_processes_the_rate_is_the_same_and_so_are_the_losses(tmp_path: Path) -> None:
     """Theirs fell to nothing half way and rose again; and the validation of one process alone left
     the other waiting."""
-    port, children = _free_port(), []
+    port, children = find_free_port(), []
     for rank in range(2):
         environment = os.environ | {
             "RANK": str(rank),
@@ -425,13 +425,13 @@ def test_sounds_of_any_length_in_one_batch_are_those_made_alone(tmp_path: Path) 
     """By one that has learnt nothing yet, so that chance decides everything."""
     entry_point = trainer(tmp_path)
     rows = [torch.arange(length) % SAID.vocab_size for length in (4, 10, 23)]
-    together = entry_point.generate(rows, seed=3)
-    assert together.shape == (3, 46, LEVELS)
-    assert [int((one[:, 0] >= 0).sum()) for one in together] == [8, 20, 46]
+    train_together = entry_point.generate(rows, seed=3)
+    assert train_together.shape == (3, 46, LEVELS)
+    assert [int((one[:, 0] >= 0).sum()) for one in train_together] == [8, 20, 46]
     padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=-1)
-    assert torch.equal(entry_point.generate(padded, seed=3), together)
-    assert torch.equal(entry_point.generate(rows[:1], seed=3)[0], together[0, :8])
-    assert not torch.equal(entry_point.generate(rows[:1], seed=4)[0], together[0, :8])
+    assert torch.equal(entry_point.generate(padded, seed=3), train_together)
+    assert torch.equal(entry_point.generate(rows[:1], seed=3)[0], train_together[0, :8])
+    assert not torch.equal(entry_point.generate(rows[:1], seed=4)[0], train_together[0, :8])
 
 
 def test_a_prompt_is_what_the_result_begins_with(learnt: SoundStormTrainer) -> None:
@@ -501,7 +501,7 @@ def test_without_a_codec_nothing_can_be_heard_and_that_is_said(
         ["sample", run, *out],
         ["evaluate", run, "--data", tmp_path],
     ):
-        assert "knows no codec" in refused(*verb)
+        assert "knows no codec" in run_invalid(*verb)
 
 
 # ---- recordings
@@ -510,8 +510,8 @@ def test_without_a_codec_nothing_can_be_heard_and_that_is_said(
 @pytest.fixture(scope="module")
 def runs() -> dict[str, str]:
     return {
-        "tokenizer": trained_once("audio-codec", audio_codec("tiny")),
-        "semantic": trained_once("audio-semantic", audio_semantic("tiny")),
+        "tokenizer": train_once("audio-codec", audio_codec("tiny")),
+        "semantic": train_once("audio-semantic", audio_semantic("tiny")),
     }
 
 
@@ -655,4 +655,4 @@ if __name__ == "__main__":
         "generated": entry_point.generate(pairs(1)[0][0][None]).tolist(),
     }
     (place / f"rates-{os.environ['RANK']}.json").write_text(json.dumps(found))
-    leave(0)
+    exit_process(0)

@@ -16,7 +16,7 @@ from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.run.errors import UserError
 from tessera.text.learned import LearnedTextConfig
-from tests.runs import records_of, tensors_of, tokenizer
+from tests.runs import read_metrics, read_checkpoint, tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +97,7 @@ def test_one_step_at_a_time_is_the_same_run(pictures: Path, tmp_path: Path) -> N
     while logs := entry_point.train_step():
         losses.append(logs["model/loss"])
     assert len(losses) == 6
-    assert records_of(tmp_path / "whole") == records_of(tmp_path / "stepped")
+    assert read_metrics(tmp_path / "whole") == read_metrics(tmp_path / "stepped")
 
 
 def test_its_periodic_checkpoints_resume_step_optimizers_and_average(
@@ -112,9 +112,9 @@ def test_its_periodic_checkpoints_resume_step_optimizers_and_average(
     again = trainer(pictures, tmp_path / "cut")
     assert again.steps == 4
     again.train()
-    whole, cut = tensors_of(tmp_path / "whole", 6), tensors_of(tmp_path / "cut", 6)
+    whole, cut = read_checkpoint(tmp_path / "whole", 6), read_checkpoint(tmp_path / "cut", 6)
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    assert records_of(tmp_path / "whole") == records_of(tmp_path / "cut")
+    assert read_metrics(tmp_path / "whole") == read_metrics(tmp_path / "cut")
 
 
 def test_save_and_load_by_hand(pictures: Path, tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_the_rate_of_averaging_asked_for_is_the_rate_used(pictures: Path, tmp_pa
 
 def test_the_gradient_penalty_comes_as_often_as_asked(pictures: Path, tmp_path: Path) -> None:
     trainer(pictures, tmp_path, apply_grad_penalty_every=3).train()
-    assert [r["step"] for r in records_of(tmp_path) if "discriminator/penalty" in r] == [1, 4]
+    assert [r["step"] for r in read_metrics(tmp_path) if "discriminator/penalty" in r] == [1, 4]
 
 
 def test_it_trains_without_a_discriminator(pictures: Path, tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_it_trains_without_a_discriminator(pictures: Path, tmp_path: Path) -> No
 
 def test_accumulation_draws_as_many_examples_as_it_says(pictures: Path, tmp_path: Path) -> None:
     trainer(pictures, tmp_path, grad_accum_every=3, num_train_steps=1).train()
-    assert records_of(tmp_path)[0]["examples"] == 12
+    assert read_metrics(tmp_path)[0]["examples"] == 12
 
 
 def test_what_was_meant_for_accelerate_is_understood_or_refused_and_never_changed(

@@ -27,7 +27,7 @@ from tessera.run.load import Tokenizer, load_run
 from tessera.text.learned import LearnedTextConfig
 from tessera.trainers import MeshAutoencoderTrainer, MeshTransformerTrainer
 from tests.fake_tracker import FakeTracker
-from tests.runs import assert_same_run, records_of, tokenizer
+from tests.runs import assert_same_run, read_metrics, tokenizer
 
 BINS, MOST = 32, 64
 TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=32)
@@ -111,7 +111,7 @@ def transformer_trainer(folder: Path, tokenizer: Path, **settings: Any) -> MeshT
 
 
 def trained(folder: Path) -> list[dict[str, Any]]:
-    return [record for record in records_of(folder) if record["kind"] == "train"]
+    return [record for record in read_metrics(folder) if record["kind"] == "train"]
 
 
 # ---- their parameters
@@ -326,7 +326,7 @@ def test_what_is_measured_is_as_many_batches_as_asked_of_the_set_that_was_given(
             place, val_dataset=held_out, val_num_batches=batches, grad_accum_every=grad_accum_steps
         )
         entry_point()
-        validations = [record for record in records_of(place) if record["kind"] == "validation"]
+        validations = [record for record in read_metrics(place) if record["kind"] == "validation"]
         assert [(record["step"], record["examples"]) for record in validations] == [
             (2, expected),
             (4, expected),

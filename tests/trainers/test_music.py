@@ -22,7 +22,7 @@ from tessera.text.learned import LearnedTextConfig
 from tessera.text.token_ids import TokenIdTextConfig
 from tessera.trainers import MuLaNTrainer
 from tessera.trainers.in_memory_music import InMemoryMusic, max_len
-from tests.runs import assert_same_run, records_of
+from tests.runs import assert_same_run, read_metrics
 
 AUDIO = SpectrogramTransformerConfig(
     rate_hz=8000, window=256, hop=128, bands=16, patch=(8, 4), width=16, depth=2, heads=2
@@ -98,7 +98,7 @@ def test_a_run_can_be_searched_and_goes_on_where_it_stopped(tmp_path: Path) -> N
     again.train()
     assert again.steps == 4
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
-    assert [r["step"] for r in records_of(tmp_path / "cut") if r["kind"] == "validation"] == [2, 4]
+    assert [r["step"] for r in read_metrics(tmp_path / "cut") if r["kind"] == "validation"] == [2, 4]
     assert Search.load(tmp_path / "whole").texts(["a harp"]).shape == (1, 8)
 
 
@@ -107,7 +107,7 @@ def test_the_held_out_pairs_are_measured(tmp_path: Path) -> None:
     made.train()
     [last] = [
         record
-        for record in records_of(tmp_path)
+        for record in read_metrics(tmp_path)
         if record["kind"] == "validation" and record["step"] == 4
     ]
     assert last["examples"] == len(made.engine.validation) > 1 and "val_ema/by_text_r1" in last

@@ -26,7 +26,7 @@ from tessera.nn.quantize import FSQConfig
 from tessera.run.errors import UserError
 from tessera.trainers import VideoTokenizerTrainer
 from tests.fake_tracker import FakeTracker
-from tests.runs import assert_same_run, records_of
+from tests.runs import assert_same_run, read_metrics
 
 FRAMES_ONLY = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
 ALL = replace(FRAMES_ONLY, motion=TemporalDiscriminatorConfig(dim=8, layers=2))
@@ -80,7 +80,7 @@ def trainer(results: Path, **settings: Any) -> VideoTokenizerTrainer:
 
 
 def trained(results: Path) -> list[dict[str, Any]]:
-    return [record for record in records_of(results) if record["kind"] == "train"]
+    return [record for record in read_metrics(results) if record["kind"] == "train"]
 
 
 # ---- its parameters
@@ -246,7 +246,7 @@ def test_it_learns_from_a_folder_of_clips_and_its_folder_is_a_run(
         torch.equal(value, given[name]) for name, value in entry_point.model.state_dict().items()
     )
     assert [
-        record["step"] for record in records_of(tmp_path) if record["kind"] == "validation"
+        record["step"] for record in read_metrics(tmp_path) if record["kind"] == "validation"
     ] == [2, 4]
     assert (tmp_path / "samples/000004/sheet.mp4").is_file()
     batch = torch.rand(2, 3, 5, 16, 16) * 2 - 1

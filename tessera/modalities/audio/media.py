@@ -169,11 +169,13 @@ class Audio:
         return path
 
     @classmethod
-    def sheet(cls, items: Sequence[Audio], columns: int | None = None) -> Image:
+    def sheet(
+        cls, items: Sequence[Audio], labels: Sequence[str] = (), *, columns: int | None = None
+    ) -> Image:
         """Arrange the plots of several items on a contact sheet, row by row."""
         if not items:
             raise ValueError("A contact sheet needs at least one item, but got none.")
-        return Image.sheet([item.plot() for item in items], columns)
+        return Image.sheet([item.plot() for item in items], labels, columns=columns)
 
     @classmethod
     def side_by_side(cls, left: Audio, right: Audio) -> Audio:

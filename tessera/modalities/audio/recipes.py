@@ -1,156 +1,278 @@
-"""Recipes over sound."""
+"""Recipes for audio: a codec, semantic tokens, and SoundStorm."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import (
-    Critic,
+    AdversaryChoice,
+    CriticChoice,
     Preset,
-    critic_of,
+    build_critic_config,
+    build_quantizer_config,
+    discriminator_optimizer,
     engine_defaults,
-    for_transformer,
-    quantizer_of,
+    has_adversary,
+    tokenizer_optimizer,
+    transformer_optimizer,
 )
 
 if TYPE_CHECKING:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-    from tessera.run.config import Run
-
-SOUNDSTREAM = (
-    "SoundStream (Zeghidour 2021, arXiv 2107.03312): 24 kHz, strides 2, 4, 5 and 8, 8 levels of 1,024 symbols at 75 frames a "
-    "second, 6 kbit/s; 8.4 M parameters."
-)
-
-
-NO_RATE = 1e-15
-"""A rate at which no weight moves: less than the last bit of any that matters."""
-
-
-def audio_codec(
-    preset: Preset = "small",
-    quantizer: Literal["vq", "fsq", "lfq"] = "vq",
-    adversary: Literal["auto", "on", "off"] = "auto",
-    codec: str = "own",
-) -> Run:
-    """A sound codec (SoundStream with DAC's lessons): recordings to a few symbols for each short
-    frame, and back.
-
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). quantizer: vq learns its codebooks; fsq and lfq need none. adversary: judges
-        that hear periods and bands of frequencies: on, off, or auto: on for base and paper. codec:
-        own, or the local folder of a Hugging Face EnCodec or DAC, which is taken over as it is, in
-        one step.
-    """
-    if codec != "own":
-        return adopted(codec)
-    from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.audio.codec import AudioCodecConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
         PeriodDiscriminatorConfig,
     )
+    from tessera.modalities.audio.features import (
+        MFCCFeaturesConfig,
+        SpeechFeaturesConfig,
+        VoiceFeaturesConfig,
+    )
+    from tessera.nn.quantize import ResidualConfig
+    from tessera.run.config import Run
+
+AudioQuantizerChoice = Literal["vq", "fsq", "lfq"]
+
+SOUNDSTREAM = (
+    "SoundStream (Zeghidour 2021, arXiv 2107.03312): 24 kHz, strides 2, 4, 5 and 8, 8 residual "
+    "quantizers of 1,024 codes at 75 frames per second, 6 kbit/s; 8.4 M parameters."
+)
+
+SOUNDSTORM = (
+    "SoundStorm (Borsos 2023, arXiv 2305.09636): a Conformer of 12 layers, dimension 1,024, 16 "
+    "heads and a kernel of 5, 350 M parameters, on 12 levels of SoundStream at 50 frames per "
+    "second."
+)
+
+FROZEN_LR = 1e-15
+"""A learning rate that changes no weight: its updates are below the last bit of all that matter."""
+
+
+# ---- codec
+
+
+def audio_codec(
+    preset: Preset = "small",
+    quantizer: AudioQuantizerChoice = "vq",
+    adversary: AdversaryChoice = "auto",
+    codec: str = "own",
+) -> Run:
+    """Train an audio codec (SoundStream, with parts of DAC): audio to tokens per frame, and back.
+
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        quantizer: The quantizer of each level: vq learns its codebooks; fsq and lfq have none to
+            learn.
+        adversary: The discriminators of periods and of frequency bands: on, off, or auto, which is
+            on for base and paper.
+        codec: The codec: own trains one; the local folder of a Hugging Face EnCodec or DAC makes a
+            run of that codec, unchanged, in one step.
+    """
+    if codec != "own":
+        return _build_pretrained_codec_run(codec)
     from tessera.modalities.audio.reconstruction import (
         AudioAdversaryConfig,
         AudioReconstructionConfig,
         AudioTokenizerConfig,
     )
-    from tessera.nn.quantize import ResidualConfig, VQConfig
     from tessera.run.config import Run
 
-    bits, num_quantizers = {"tiny": (6, 2), "small": (8, 8), "base": (10, 8), "paper": (10, 8)}[
-        preset
-    ]
-    kind = (
-        VQConfig(codebook_size=2**bits, code_dim=8 if preset == "tiny" else 32)
-        if quantizer == "vq"
-        else quantizer_of(quantizer, bits)
+    builders = {
+        "tiny": _codec_tiny,
+        "small": _codec_small,
+        "base": _codec_base,
+        "paper": _codec_paper,
+    }
+    parts = builders[preset](quantizer)
+    optimizer = replace(
+        tokenizer_optimizer(parts.lr, steps=parts.steps), betas=(0.8, 0.99), max_grad_norm=1.0
     )
-    cascade = ResidualConfig(
-        quantizer=kind, num_quantizers=num_quantizers, dropout=0.25 if preset == "small" else 0.5
+    discriminators = None
+    if has_adversary(preset, adversary):
+        discriminators = AudioAdversaryConfig(
+            periods=parts.period_discriminator,
+            bands=parts.band_discriminator,
+            feature_matching_weight=2.0,
+            gp_weight=0.0,
+            start_step=parts.steps // 4,
+            warmup_steps=parts.steps // 10,
+            optimizer=discriminator_optimizer(optimizer, betas=(0.8, 0.99)),
+        )
+    return Run(
+        recipe="audio-codec",
+        task=AudioTokenizerConfig(
+            model=parts.model,
+            reconstruction=AudioReconstructionConfig(
+                rate_hz=parts.data.rate_hz, mel=parts.mel_weight
+            ),
+            adversary=discriminators,
+            optimizer=optimizer,
+        ),
+        data=parts.data,
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            num_workers=parts.num_workers,
+            sample_count=parts.sample_count,
+        ),
+        reference=parts.reference,
     )
-    model = {
-        "tiny": AudioCodecConfig(
+
+
+@dataclass(frozen=True, kw_only=True)
+class _CodecPreset:
+    model: AudioCodecConfig
+    period_discriminator: PeriodDiscriminatorConfig
+    band_discriminator: BandDiscriminatorConfig
+    data: AudioDataConfig
+    steps: int
+    batch_size: int
+    lr: float
+    mel_weight: float = 1.0
+    sample_count: int = 8
+    num_workers: int = 0
+    reference: str = ""
+
+
+def _codec_tiny(quantizer: AudioQuantizerChoice) -> _CodecPreset:
+    from tessera.modalities.audio.codec import AudioCodecConfig
+    from tessera.modalities.audio.dataset import AudioDataConfig
+    from tessera.modalities.audio.discriminators import (
+        BandDiscriminatorConfig,
+        PeriodDiscriminatorConfig,
+    )
+
+    return _CodecPreset(
+        model=AudioCodecConfig(
             dim=4,
             max_channels=16,
             strides=(4, 5),
             dilations=(1,),
             plain_stages=1,
-            quantizer=cascade,
+            quantizer=_build_residual_config(quantizer, bits=6, code_dim=8, num_quantizers=2),
         ),
-        "small": AudioCodecConfig(
-            dim=16, max_channels=128, strides=(8, 5, 4, 2), plain_stages=1, quantizer=cascade
-        ),
-        "base": AudioCodecConfig(dim=32, max_channels=512, strides=(2, 4, 5, 8), quantizer=cascade),
-        "paper": AudioCodecConfig(
-            dim=32, max_channels=512, strides=(2, 4, 5, 8), activation="elu", quantizer=cascade
-        ),
-    }[preset]
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 1200, "base": 200_000, "paper": 1_000_000}[preset],
-        batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
-        num_workers=8 if preset in ("base", "paper") else 0,
-        sample_count=4 if preset == "tiny" else 8,
-    )
-    rate_hz = {"tiny": 8_000, "small": 16_000, "base": 24_000, "paper": 24_000}[preset]
-    data = {
-        "tiny": AudioDataConfig(rate_hz=rate_hz, seconds=0.5, num_synthetic=24, val_fraction=0.25),
-        "small": AudioDataConfig(rate_hz=rate_hz, seconds=1.0),
-        "base": AudioDataConfig(rate_hz=rate_hz, seconds=1.0),
-        "paper": AudioDataConfig(rate_hz=rate_hz, seconds=2.0),
-    }[preset]
-    warmup = max(10, engine.steps // 50)
-    optimizer = OptimizerConfig(
-        lr={"tiny": 2e-3, "small": 1e-3, "base": 3e-4, "paper": 1e-4}[preset],
-        betas=(0.8, 0.99),
-        schedule="cosine",
-        warmup_steps=warmup,
-        min_lr_ratio=0.05,
-        max_grad_norm=1.0,
-    )
-    judged = adversary == "on" or (adversary == "auto" and preset in ("base", "paper"))
-    dim = {"tiny": 4, "small": 8, "base": 32, "paper": 32}[preset]
-    discriminators = AudioAdversaryConfig(
-        periods=PeriodDiscriminatorConfig(
-            periods=(2, 3, 5, 7, 11) if preset in ("base", "paper") else (2, 5),
-            dim=dim,
-            max_channels=16 * dim,
-        ),
-        bands=BandDiscriminatorConfig(dim=dim)
-        if preset in ("base", "paper")
-        else BandDiscriminatorConfig(dim=dim, windows=(256,)),
-        feature_matching_weight=2.0,
-        gp_weight=0.0,
-        start_step=engine.steps // 4,
-        warmup_steps=engine.steps // 10,
-        optimizer=OptimizerConfig(
-            lr=optimizer.lr / 2, betas=(0.8, 0.99), schedule="warmup", warmup_steps=warmup
-        ),
-    )
-    return Run(
-        recipe="audio-codec",
-        task=AudioTokenizerConfig(
-            model=model,
-            # A short run must find the phase before spectra are worth much: with 1, toys stayed at
-            # -35 dB for 1,200 steps.
-            reconstruction=AudioReconstructionConfig(
-                rate_hz=rate_hz, mel=0.3 if preset == "small" else 1.0
-            ),
-            adversary=discriminators if judged else None,
-            optimizer=optimizer,
-        ),
-        data=data,
-        engine=engine,
-        reference=SOUNDSTREAM if preset == "paper" else "",
+        period_discriminator=PeriodDiscriminatorConfig(periods=(2, 5), dim=4, max_channels=64),
+        band_discriminator=BandDiscriminatorConfig(dim=4, windows=(256,)),
+        data=AudioDataConfig(rate_hz=8_000, seconds=0.5, num_synthetic=24, val_fraction=0.25),
+        steps=20,
+        batch_size=4,
+        lr=2e-3,
+        sample_count=4,
     )
 
 
-def adopted(folder: str) -> Run:
-    """Somebody else's codec as a run of ours: what stands on a codec can stand on it, and what uses
-    one can use it."""
+def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
+    from tessera.modalities.audio.codec import AudioCodecConfig
+    from tessera.modalities.audio.dataset import AudioDataConfig
+    from tessera.modalities.audio.discriminators import (
+        BandDiscriminatorConfig,
+        PeriodDiscriminatorConfig,
+    )
+
+    return _CodecPreset(
+        model=AudioCodecConfig(
+            dim=16,
+            max_channels=128,
+            strides=(8, 5, 4, 2),
+            plain_stages=1,
+            quantizer=_build_residual_config(quantizer, bits=8, dropout=0.25),
+        ),
+        period_discriminator=PeriodDiscriminatorConfig(periods=(2, 5), dim=8, max_channels=128),
+        band_discriminator=BandDiscriminatorConfig(dim=8, windows=(256,)),
+        data=AudioDataConfig(rate_hz=16_000, seconds=1.0),
+        steps=1200,
+        batch_size=8,
+        lr=1e-3,
+        # A short run must fit the phase before the spectral loss helps: with a weight of 1,
+        # synthetic audio stayed at -35 dB for 1,200 steps.
+        mel_weight=0.3,
+    )
+
+
+def _codec_base(quantizer: AudioQuantizerChoice) -> _CodecPreset:
+    from tessera.modalities.audio.codec import AudioCodecConfig
+    from tessera.modalities.audio.dataset import AudioDataConfig
+    from tessera.modalities.audio.discriminators import (
+        BandDiscriminatorConfig,
+        PeriodDiscriminatorConfig,
+    )
+
+    return _CodecPreset(
+        model=AudioCodecConfig(
+            dim=32,
+            max_channels=512,
+            strides=(2, 4, 5, 8),
+            quantizer=_build_residual_config(quantizer, bits=10),
+        ),
+        period_discriminator=PeriodDiscriminatorConfig(
+            periods=(2, 3, 5, 7, 11), dim=32, max_channels=512
+        ),
+        band_discriminator=BandDiscriminatorConfig(dim=32),
+        data=AudioDataConfig(rate_hz=24_000, seconds=1.0),
+        steps=200_000,
+        batch_size=32,
+        lr=3e-4,
+        num_workers=8,
+    )
+
+
+def _codec_paper(quantizer: AudioQuantizerChoice) -> _CodecPreset:
+    from tessera.modalities.audio.codec import AudioCodecConfig
+    from tessera.modalities.audio.dataset import AudioDataConfig
+    from tessera.modalities.audio.discriminators import (
+        BandDiscriminatorConfig,
+        PeriodDiscriminatorConfig,
+    )
+
+    return _CodecPreset(
+        model=AudioCodecConfig(
+            dim=32,
+            max_channels=512,
+            strides=(2, 4, 5, 8),
+            activation="elu",
+            quantizer=_build_residual_config(quantizer, bits=10),
+        ),
+        period_discriminator=PeriodDiscriminatorConfig(
+            periods=(2, 3, 5, 7, 11), dim=32, max_channels=512
+        ),
+        band_discriminator=BandDiscriminatorConfig(dim=32),
+        data=AudioDataConfig(rate_hz=24_000, seconds=2.0),
+        steps=1_000_000,
+        batch_size=64,
+        lr=1e-4,
+        num_workers=8,
+        reference=SOUNDSTREAM,
+    )
+
+
+def _build_residual_config(
+    quantizer: AudioQuantizerChoice,
+    *,
+    bits: int,
+    code_dim: int = 32,
+    num_quantizers: int = 8,
+    dropout: float = 0.5,
+) -> ResidualConfig:
+    """Return a residual quantizer with about 2^bits codes per level; `code_dim` applies to vq."""
+    from tessera.nn.quantize import ResidualConfig, VQConfig
+
+    level = (
+        VQConfig(codebook_size=2**bits, code_dim=code_dim)
+        if quantizer == "vq"
+        else build_quantizer_config(quantizer, bits)
+    )
+    return ResidualConfig(quantizer=level, num_quantizers=num_quantizers, dropout=dropout)
+
+
+def _build_pretrained_codec_run(folder: str) -> Run:
+    """Return a run whose single step stores a pretrained codec unchanged.
+
+    Models that depend on a codec, and commands that use one, can then use the run directory.
+    """
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.pretrained_codec import PretrainedCodecConfig
@@ -166,67 +288,132 @@ def adopted(folder: str) -> Run:
         task=AudioTokenizerConfig(
             model=model,
             reconstruction=AudioReconstructionConfig(rate_hz=model.rate_hz),
-            optimizer=OptimizerConfig(name="adam", lr=NO_RATE, schedule="constant"),
+            optimizer=OptimizerConfig(name="adam", lr=FROZEN_LR, schedule="constant"),
         ),
         data=AudioDataConfig(rate_hz=model.rate_hz, seconds=1.0),
         engine=engine_defaults("small", steps=1, batch_size=4, sample_count=4),
     )
 
 
-def audio_semantic(preset: Preset = "small", features: str = "mel") -> Run:
-    """Semantic tokens: what is said in a recording, one symbol for each frame, by k-means over
-    features.
+# ---- semantic tokens
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). features: mel (MFCC with deltas, no downloads), voice (a speaker network,
-        tessera[voice]), or the local folder of a Hugging Face speech model such as HuBERT.
+
+def audio_semantic(preset: Preset = "small", features: str = "mel") -> Run:
+    """Train a semantic tokenizer (k-means on features): one token per frame for what is spoken.
+
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        features: The features: mel (MFCC with deltas, without downloads), voice (a speaker
+            network, needs tessera[voice]), or the local folder of a Hugging Face speech model such
+            as HuBERT.
     """
     from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.audio.features import (
-        MFCCFeaturesConfig,
-        SpeechFeaturesConfig,
-        VoiceFeaturesConfig,
-    )
+    from tessera.modalities.audio.features import SpeechFeaturesConfig, VoiceFeaturesConfig
     from tessera.modalities.audio.semantic import SemanticConfig
     from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
     from tessera.run.config import Run
 
-    rate_hz = {"tiny": 8_000, "small": 16_000, "base": 24_000, "paper": 24_000}[preset]
-    heard: MFCCFeaturesConfig | VoiceFeaturesConfig | SpeechFeaturesConfig = MFCCFeaturesConfig(
-        rate_hz=rate_hz, window=rate_hz // 40, hop=rate_hz // (100 if preset == "tiny" else 50)
-    )
-    if features != "mel":  # networks of others know one rate, and the codec must then have it too
-        heard = (
-            VoiceFeaturesConfig() if features == "voice" else SpeechFeaturesConfig(path=features)
-        )
-        rate_hz = heard.rate_hz
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 400, "base": 10_000, "paper": 50_000}[preset],
-        batch_size={"tiny": 4, "small": 16, "base": 64, "paper": 64}[preset],
-        num_workers=8 if preset in ("base", "paper") else 0,
-        sample_count=8,
-    )
+    builders = {
+        "tiny": _semantic_tiny,
+        "small": _semantic_small,
+        "base": _semantic_base,
+        "paper": _semantic_paper,
+    }
+    parts = builders[preset]()
+    chosen: MFCCFeaturesConfig | VoiceFeaturesConfig | SpeechFeaturesConfig = parts.features
+    if features == "voice":
+        chosen = VoiceFeaturesConfig()
+    elif features != "mel":
+        chosen = SpeechFeaturesConfig(path=features)
     return Run(
         recipe="audio-semantic",
         task=SemanticTokenizerConfig(
             model=SemanticConfig(
-                features=heard,
-                vocab_size={"tiny": 16, "small": 256, "base": 512, "paper": 1024}[preset],
-                normalization_steps={"tiny": 3, "small": 20, "base": 100, "paper": 100}[preset],
+                features=chosen,
+                vocab_size=parts.vocab_size,
+                normalization_steps=parts.normalization_steps,
             ),
             optimizer=OptimizerConfig(
                 lr=1e-3, schedule="cosine", warmup_steps=10, min_lr_ratio=0.05
             ),
         ),
-        data=clips(preset, rate_hz),
-        engine=engine,
+        # Pretrained networks have a fixed sample rate, which the codec must then have too.
+        data=_build_speech_data(preset, chosen.rate_hz),
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            num_workers=parts.num_workers,
+            sample_count=8,
+        ),
     )
 
 
-def clips(preset: Preset, rate_hz: int) -> AudioDataConfig:
-    """What both of SoundStorm's streams are made of: a few seconds, in which there is a voice to go
-    on in."""
+@dataclass(frozen=True, kw_only=True)
+class _SemanticPreset:
+    features: MFCCFeaturesConfig
+    """The features of `mel`, in windows of 25 ms."""
+    vocab_size: int
+    normalization_steps: int
+    steps: int
+    batch_size: int
+    num_workers: int = 0
+
+
+def _semantic_tiny() -> _SemanticPreset:
+    from tessera.modalities.audio.features import MFCCFeaturesConfig
+
+    return _SemanticPreset(
+        features=MFCCFeaturesConfig(rate_hz=8_000, window=200, hop=80),
+        vocab_size=16,
+        normalization_steps=3,
+        steps=20,
+        batch_size=4,
+    )
+
+
+def _semantic_small() -> _SemanticPreset:
+    from tessera.modalities.audio.features import MFCCFeaturesConfig
+
+    return _SemanticPreset(
+        features=MFCCFeaturesConfig(rate_hz=16_000, window=400, hop=320),
+        vocab_size=256,
+        normalization_steps=20,
+        steps=400,
+        batch_size=16,
+    )
+
+
+def _semantic_base() -> _SemanticPreset:
+    from tessera.modalities.audio.features import MFCCFeaturesConfig
+
+    return _SemanticPreset(
+        features=MFCCFeaturesConfig(rate_hz=24_000, window=600, hop=480),
+        vocab_size=512,
+        normalization_steps=100,
+        steps=10_000,
+        batch_size=64,
+        num_workers=8,
+    )
+
+
+def _semantic_paper() -> _SemanticPreset:
+    from tessera.modalities.audio.features import MFCCFeaturesConfig
+
+    return _SemanticPreset(
+        features=MFCCFeaturesConfig(rate_hz=24_000, window=600, hop=480),
+        vocab_size=1024,
+        normalization_steps=100,
+        steps=50_000,
+        batch_size=64,
+        num_workers=8,
+    )
+
+
+def _build_speech_data(preset: Preset, rate_hz: int) -> AudioDataConfig:
+    """Return the data of both token streams of SoundStorm: examples long enough for a voice prompt
+    and its continuation."""
     from tessera.modalities.audio.dataset import AudioDataConfig
 
     if preset == "tiny":
@@ -238,67 +425,99 @@ def clips(preset: Preset, rate_hz: int) -> AudioDataConfig:
     )
 
 
+# ---- audio from semantic tokens
+
+
 def audio_soundstorm(
     preset: Preset = "small",
     tokenizer: str = "runs/audio-codec",
     semantic: str = "runs/audio-semantic",
-    critic: Critic = "off",
+    critic: CriticChoice = "off",
 ) -> Run:
-    """Sound from semantic tokens (SoundStorm): all frames at once and level by level, in the voice
-    of a recording.
+    """Train a semantic-to-audio model (SoundStorm): codec tokens in the voice of a prompt.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). tokenizer: the run folder of the codec whose symbols are learnt. semantic: the
-        run folder of the semantic tokens that say what is to be heard. critic: off, or what learns
-        to tell drawn symbols from real ones: a head on the model, or a network of its own.
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        tokenizer: The run directory of the codec whose tokens are generated.
+        semantic: The run directory of the semantic tokenizer whose tokens are the condition.
+        critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
+            small network on the hidden states of the model) or own (a separate transformer).
     """
+    from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
     from tessera.nn.conformer import ConformerConfig
     from tessera.nn.masked_transformer import MaskedTransformerConfig
-    from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
     from tessera.objectives.masking import LevelMaskingConfig
     from tessera.run.config import Run
     from tessera.sampling.maskgit import MaskedSampling
 
-    dim, depth, heads = {
-        "tiny": (32, 2, 2),
-        "small": (128, 4, 4),
-        "base": (512, 12, 8),
-        "paper": (1024, 12, 16),
-    }[preset]
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
-        batch_size={"tiny": 4, "small": 16, "base": 64, "paper": 128}[preset],
-        sample_count=8,
-    )
-    rate_hz = {"tiny": 8_000, "small": 16_000, "base": 24_000, "paper": 24_000}[preset]
-    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
+    builders = {
+        "tiny": _soundstorm_tiny,
+        "small": _soundstorm_small,
+        "base": _soundstorm_base,
+        "paper": _soundstorm_paper,
+    }
+    parts = builders[preset]()
+    optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
     return Run(
         recipe="audio-soundstorm",
         task=SoundStormTaskConfig(
             tokenizer=tokenizer,
             semantic=semantic,
             model=MaskedTransformerConfig(
-                dim=dim,
-                depth=depth,
-                heads=heads,
+                dim=parts.dim,
+                depth=parts.depth,
+                heads=parts.heads,
                 text=None,
                 conformer=ConformerConfig(),
                 absolute_positions=False,
             ),
-            critic=critic_of(critic, dim, depth, heads),
+            critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
             critic_optimizer=replace(optimizer, name="adamw"),
             masking=LevelMaskingConfig(),
             sampling=MaskedSampling(decoding_steps_per_level=(16, 1), choice_temperature=1.0),
             optimizer=optimizer,
         ),
-        data=clips(preset, rate_hz),
-        engine=engine,
-        reference=SOUNDSTORM if preset == "paper" else "",
+        data=_build_speech_data(preset, parts.rate_hz),
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
+        ),
+        reference=parts.reference,
     )
 
 
-SOUNDSTORM = (
-    "SoundStorm (Borsos 2023, arXiv 2305.09636): a Conformer of 12 layers, width 1,024, 16 heads and a kernel of 5, 350 M "
-    "parameters, on 12 levels of SoundStream at 50 frames a second."
-)
+@dataclass(frozen=True, kw_only=True)
+class _SoundStormPreset:
+    dim: int
+    depth: int
+    heads: int
+    rate_hz: int
+    steps: int
+    batch_size: int
+    reference: str = ""
+
+
+def _soundstorm_tiny() -> _SoundStormPreset:
+    return _SoundStormPreset(dim=32, depth=2, heads=2, rate_hz=8_000, steps=20, batch_size=4)
+
+
+def _soundstorm_small() -> _SoundStormPreset:
+    return _SoundStormPreset(dim=128, depth=4, heads=4, rate_hz=16_000, steps=2000, batch_size=16)
+
+
+def _soundstorm_base() -> _SoundStormPreset:
+    return _SoundStormPreset(
+        dim=512, depth=12, heads=8, rate_hz=24_000, steps=100_000, batch_size=64
+    )
+
+
+def _soundstorm_paper() -> _SoundStormPreset:
+    return _SoundStormPreset(
+        dim=1024,
+        depth=12,
+        heads=16,
+        rate_hz=24_000,
+        steps=500_000,
+        batch_size=128,
+        reference=SOUNDSTORM,
+    )

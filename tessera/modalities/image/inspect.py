@@ -19,11 +19,11 @@ from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
+    common_fields,
+    count_lines,
     count_nouns,
     format_megabytes,
     scan_folder,
-    count_lines,
-    common_fields,
     unmatched_lines,
 )
 from tessera.modalities.image.media import SUFFIXES, decode, to_rgb

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
+import PIL.ImageDraw
+import PIL.ImageFont
 from PIL.Image import Transpose
 
 from tessera.data.errors import UnreadableFile
@@ -73,6 +75,8 @@ SAVE_OPTIONS: dict[str, dict[str, Any]] = {
 # start other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
+LABEL_HEIGHT, MIN_LABEL_WIDTH = 14, 72
+"""The height of a label on a contact sheet, and the smallest width of a cell with one, in pixels."""
 SHEET_BACKGROUND = 236
 """The light grey between the images of a contact sheet."""
 
@@ -124,10 +128,13 @@ class Image:
         return path
 
     @classmethod
-    def sheet(cls, items: Sequence[Image], columns: int | None = None) -> Image:
+    def sheet(
+        cls, items: Sequence[Image], labels: Sequence[str] = (), *, columns: int | None = None
+    ) -> Image:
         """Arrange images on a contact sheet, row by row.
 
-        All cells have the size of the largest image; smaller images are centred.
+        All cells have the size of the largest image; smaller images are centred. Labels are drawn
+        below the images and shortened to the width of a cell.
         """
         if not items:
             raise ValueError("a contact sheet needs at least one image, got none")
@@ -136,15 +143,22 @@ class Image:
         height = max(item.pixels.shape[0] for item in items)
         width = max(item.pixels.shape[1] for item in items)
         gap = max(2, min(height, width) // 16)
+        label_height = LABEL_HEIGHT if labels else 0
+        if labels:
+            width = max(width, MIN_LABEL_WIDTH)
+        row_height = height + label_height + gap
         page = np.full(
-            (rows * (height + gap) + gap, columns * (width + gap) + gap, 3),
-            SHEET_BACKGROUND,
-            np.uint8,
+            (rows * row_height + gap, columns * (width + gap) + gap, 3), SHEET_BACKGROUND, np.uint8
         )
-        for index, item in enumerate(items):
-            row, column = divmod(index, columns)
-            top, left = gap + row * (height + gap), gap + column * (width + gap)
+        corners = [
+            (gap + index // columns * row_height, gap + index % columns * (width + gap))
+            for index in range(len(items))
+        ]
+        for item, (top, left) in zip(items, corners, strict=True):
             paste_centred(item.pixels, into=page[top : top + height, left : left + width])
+        if labels:
+            positions = [(left, top + height) for top, left in corners]
+            page = draw_labels(page, labels, positions, width)
         return cls(page)
 
     @classmethod
@@ -178,6 +192,20 @@ class Image:
         return cls(
             np.ascontiguousarray(np.rint(levels.clip(0, 255)).astype(np.uint8).transpose(1, 2, 0))
         )
+
+
+def draw_labels(
+    page: np.ndarray, labels: Sequence[str], positions: Sequence[tuple[int, int]], width: int
+) -> np.ndarray:
+    """Draw one label at each position (left, top); the start of a long label is cut off."""
+    canvas = PIL.Image.fromarray(page)
+    drawing, font = PIL.ImageDraw.Draw(canvas), PIL.ImageFont.load_default(size=10)
+    for label, position in zip(labels, positions, strict=True):
+        shown = label
+        while shown and drawing.textlength(shown, font=font) > width:
+            shown = shown[1:]
+        drawing.text(position, shown, fill=(0, 0, 0), font=font)
+    return np.array(canvas)
 
 
 def paste_centred(pixels: np.ndarray, *, into: np.ndarray) -> None:

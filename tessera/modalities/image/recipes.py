@@ -53,8 +53,8 @@ def images_vqgan(
     """Train an image tokenizer (VQGAN): images to a small grid of tokens, and back.
 
     Args:
-        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
-            (one GPU) or paper (as published).
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
         quantizer: The quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq
             learns its codebook.
         perceptual: The perceptual loss: on, off, the path of a VGG16 file, or auto, which is on for
@@ -189,8 +189,8 @@ def _vqgan_base(quantizer: QuantizerChoice) -> _VQGANPreset:
 
 
 def _vqgan_paper(quantizer: QuantizerChoice) -> _VQGANPreset:
-    """Return the first stage of Muse: 256 pixels to 16 x 16 tokens of a codebook of 8,192, here 2^13
-    (Chang 2023, section 2.2)."""
+    """Return the first stage of Muse: 256 pixels to 16 x 16 tokens of a codebook of 8,192, here
+    2^13 (Chang 2023, section 2.2)."""
     from tessera.modalities.image.dataset import ImageDataConfig
     from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
     from tessera.modalities.image.vqgan import VQGANConfig
@@ -226,8 +226,8 @@ def images_maskgit(
     """Train a text-to-image model (MaskGIT, Muse) on the tokens of an image tokenizer.
 
     Args:
-        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
-            (one GPU) or paper (as published).
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
         tokenizer: The run directory of the tokenizer whose tokens are generated.
         text: The text encoder: learned (trained on the captions, without downloads), none (without
             prompts), or the local path or hub id of a Hugging Face encoder.
@@ -247,8 +247,8 @@ def images_maskgit_superres(
     """Train a super-resolution model (Muse): tokens of large images from those of small ones.
 
     Args:
-        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
-            (one GPU) or paper (as published).
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
         tokenizer: The run directory of the tokenizer of the large images.
         low_res_tokenizer: The run directory of the tokenizer of the small images, whose tokens are
             the condition.
@@ -371,7 +371,9 @@ def _maskgit_small() -> _MaskGITPreset:
         ),
         superres_size=64,
         sampling=MaskedSampling(decoding_steps=12, choice_temperature=1.0),
-        guidance=Guidance(scale=1.5),  # a larger scale makes the samples of a small model incoherent
+        guidance=Guidance(
+            scale=1.5
+        ),  # a larger scale makes the samples of a small model incoherent
         steps=2200,
         batch_size=16,
         ema_decay=0.998,

@@ -144,9 +144,9 @@ class SyntheticImages(SyntheticDataset):
         """Return the contents of an image."""
         return sample_scene(self.seed, self.number(index), self.max_shapes, self.plain)
 
-    def all_captions(self, index: int) -> list[str]:
-        """Return the only caption of an image without rendering it."""
-        return [self.scene(index).caption]
+    def caption(self, index: int) -> str:
+        """Return the caption of an image without rendering it."""
+        return self.scene(index).caption
 
     def signature(self, index: int) -> str:
         """Return everything that an example depends on besides its number."""

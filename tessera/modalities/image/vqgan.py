@@ -122,7 +122,7 @@ class VQGAN(nn.Module):
         self.quantizer: Quantizer = config.quantizer.build(config.stage_channels[-1])
         self.decoder = build_decoder(config)
         # a fifth faster on a CPU, and the layout that LayerNorm2d works in
-        self.to(memory_format=torch.channels_last)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     @property
     def vocab_size(self) -> int:

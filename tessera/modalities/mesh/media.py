@@ -117,11 +117,13 @@ class Mesh:
         return target
 
     @classmethod
-    def sheet(cls, items: Sequence[Mesh], columns: int | None = None) -> Image:
+    def sheet(
+        cls, items: Sequence[Mesh], labels: Sequence[str] = (), *, columns: int | None = None
+    ) -> Image:
         """Return a contact sheet of rendered meshes, row by row."""
         if not items:
             raise ValueError("A contact sheet needs at least one mesh, got none.")
-        return Image.sheet([item.render() for item in items], columns)
+        return Image.sheet([item.render() for item in items], labels, columns=columns)
 
     @classmethod
     def side_by_side(cls, left: Mesh, right: Mesh) -> Mesh:

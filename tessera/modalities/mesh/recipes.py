@@ -1,45 +1,92 @@
-"""Recipes over meshes."""
+"""Recipes for meshes: a tokenizer, and text to mesh."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, engine_defaults, for_transformer, text_of
+from tessera.recipes.presets import (
+    Preset,
+    build_quantizer_config,
+    build_text_config,
+    engine_defaults,
+    tokenizer_optimizer,
+    transformer_optimizer,
+)
 
 if TYPE_CHECKING:
+    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+    from tessera.nn.quantize import ResidualConfig
     from tessera.run.config import Run
 
+MeshQuantizerChoice = Literal["lfq", "vq", "fsq"]
+
 MESHGPT = (
-    "MeshGPT (Siddiqui 2023, arXiv 2311.15475): 128 bins, 2 symbols for each corner from a codebook of 16,384; "
-    "the sources at hand state no parameter count for its autoencoder."
+    "MeshGPT (Siddiqui 2023, arXiv 2311.15475): 128 bins, 2 tokens for each corner from a codebook "
+    "of 16,384; no published parameter count of its autoencoder was found."
+)
+
+MESHGPT_TRANSFORMER = (
+    "MeshGPT (Siddiqui 2023, arXiv 2311.15475): a decoder-only transformer of GPT-2 medium's size."
 )
 
 
-def meshes_autoencoder(
-    preset: Preset = "small", quantizer: Literal["lfq", "vq", "fsq"] = "lfq"
-) -> Run:
-    """A mesh tokenizer (MeshGPT's autoencoder): triangles to symbols of their corners, and back.
+# ---- tokenizer
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). quantizer: lfq and fsq need no codebook; vq learns its own.
+
+def meshes_autoencoder(preset: Preset = "small", quantizer: MeshQuantizerChoice = "lfq") -> Run:
+    """Train a mesh tokenizer (MeshGPT's autoencoder): triangles to tokens, and back.
+
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        quantizer: The quantizer of each level: lfq and fsq have no codebook to learn; vq learns
+            one.
     """
-    from tessera.engine.optim.config import OptimizerConfig
-    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
     from tessera.modalities.mesh.reconstruction import MeshTokenizerConfig
-    from tessera.nn.quantize import ResidualConfig
-    from tessera.recipes.presets import quantizer_of
     from tessera.run.config import Run
 
-    bits = {"tiny": 6, "small": 10, "base": 13, "paper": 14}[preset]
-    # A corner among 128^3 places takes 21 bits, and among 64^3 18; its symbols must be able to say
-    # at least that. Of furniture, after 1,000 steps, 1.8 % of held-out triangles were right with 2
-    # x 10 bits for 128 bins, and 70 % with 3 x 10 for 64.
-    cascade = ResidualConfig(
-        quantizer=quantizer_of(quantizer, bits), num_quantizers=3 if preset == "small" else 2
+    builders = {
+        "tiny": _autoencoder_tiny,
+        "small": _autoencoder_small,
+        "base": _autoencoder_base,
+        "paper": _autoencoder_paper,
+    }
+    parts = builders[preset](quantizer)
+    return Run(
+        recipe="meshes-autoencoder",
+        task=MeshTokenizerConfig(
+            model=parts.model, optimizer=tokenizer_optimizer(parts.lr, steps=parts.steps)
+        ),
+        data=parts.data,
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            num_workers=parts.num_workers,
+        ),
+        reference=parts.reference,
     )
-    model = {
-        "tiny": MeshAutoencoderConfig(
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AutoencoderPreset:
+    model: MeshAutoencoderConfig
+    data: MeshDataConfig
+    steps: int
+    batch_size: int
+    lr: float
+    num_workers: int = 0
+    reference: str = ""
+
+
+def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
+    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _AutoencoderPreset(
+        model=MeshAutoencoderConfig(
             bins=32,
             coordinate_dim=16,
             angle_dim=8,
@@ -48,112 +95,212 @@ def meshes_autoencoder(
             encoder=(16, 32),
             code_dim=32,
             decoder=(32, 32),
-            quantizer=cascade,
+            quantizer=_build_residual_config(quantizer, bits=6),
         ),
-        "small": MeshAutoencoderConfig(
-            bins=64, encoder=(64, 128, 128), code_dim=128, decoder=(128, 128), quantizer=cascade
-        ),
-        "base": MeshAutoencoderConfig(
-            encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade
-        ),
-        "paper": MeshAutoencoderConfig(
-            encoder=(64, 128, 256, 256, 576), decoder=(128, 192, 256, 384), quantizer=cascade
-        ),
-    }[preset]
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
-        batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
-        num_workers=4 if preset in ("base", "paper") else 0,
+        data=MeshDataConfig(bins=32, max_faces=200, num_synthetic=24, val_fraction=0.25),
+        steps=20,
+        batch_size=4,
+        lr=2e-3,
     )
-    data = {
-        "tiny": MeshDataConfig(bins=32, max_faces=200, num_synthetic=24, val_fraction=0.25),
-        "small": MeshDataConfig(bins=64, max_faces=200),
-        "base": MeshDataConfig(scale=0.25, on_large="decimate"),
-        "paper": MeshDataConfig(scale=0.25),
-    }[preset]
-    warmup = max(10, engine.steps // 50)
-    optimizer = OptimizerConfig(
-        lr={"tiny": 2e-3, "small": 2e-3, "base": 3e-4, "paper": 1e-4}[preset],
-        schedule="cosine",
-        warmup_steps=warmup,
-        min_lr_ratio=0.05,
+
+
+def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
+    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _AutoencoderPreset(
+        model=MeshAutoencoderConfig(
+            bins=64,
+            encoder=(64, 128, 128),
+            code_dim=128,
+            decoder=(128, 128),
+            quantizer=_build_residual_config(quantizer, bits=10, num_quantizers=3),
+        ),
+        data=MeshDataConfig(bins=64, max_faces=200),
+        steps=2000,
+        batch_size=8,
+        lr=2e-3,
     )
-    return Run(
-        recipe="meshes-autoencoder",
-        task=MeshTokenizerConfig(model=model, optimizer=optimizer),
-        data=data,
-        engine=engine,
-        reference=MESHGPT if preset == "paper" else "",
+
+
+def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
+    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _AutoencoderPreset(
+        model=MeshAutoencoderConfig(
+            encoder=(64, 128, 256, 256, 576),
+            decoder=(128, 192, 256, 384),
+            quantizer=_build_residual_config(quantizer, bits=13),
+        ),
+        data=MeshDataConfig(scale=0.25, on_large="decimate"),
+        steps=100_000,
+        batch_size=32,
+        lr=3e-4,
+        num_workers=4,
     )
+
+
+def _autoencoder_paper(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
+    from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _AutoencoderPreset(
+        model=MeshAutoencoderConfig(
+            encoder=(64, 128, 256, 256, 576),
+            decoder=(128, 192, 256, 384),
+            quantizer=_build_residual_config(quantizer, bits=14),
+        ),
+        data=MeshDataConfig(scale=0.25),
+        steps=500_000,
+        batch_size=64,
+        lr=1e-4,
+        num_workers=4,
+        reference=MESHGPT,
+    )
+
+
+def _build_residual_config(
+    quantizer: MeshQuantizerChoice, *, bits: int, num_quantizers: int = 2
+) -> ResidualConfig:
+    """Return the quantizer of a corner.
+
+    A corner takes 21 bits with 128 bins per axis and 18 bits with 64, and its tokens need at least
+    that many together. On furniture, after 1,000 steps, 1.8 % of held-out triangles were
+    reconstructed with 2 x 10 bits for 128 bins, and 70 % with 3 x 10 bits for 64.
+    """
+    from tessera.nn.quantize import ResidualConfig
+
+    level = build_quantizer_config(quantizer, bits)
+    return ResidualConfig(quantizer=level, num_quantizers=num_quantizers)
+
+
+# ---- text to mesh
 
 
 def meshes_transformer(
     preset: Preset = "small", tokenizer: str = "runs/meshes-autoencoder", text: str = "learned"
 ) -> Run:
-    """Text to mesh (MeshGPT's transformer): new meshes for prompts, face by face, and the rest of
-    meshes that are begun.
+    """Train a text-to-mesh model (MeshGPT's transformer), which also completes partial meshes.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). tokenizer: the run folder of the tokenizer whose symbols are learnt. text:
-        learned (from the captions, no downloads), none (no prompts), or a Hugging Face encoder: a
-        local path or a hub id.
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        tokenizer: The run directory of the tokenizer whose tokens are generated.
+        text: The text encoder: learned (trained on the captions, without downloads), none (without
+            prompts), or the local path or hub id of a Hugging Face encoder.
     """
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-    from tessera.modalities.mesh.transformer import MeshTransformerConfig
     from tessera.modalities.mesh.generation import MeshGeneratorConfig
+    from tessera.modalities.mesh.transformer import MeshTransformerConfig
     from tessera.run.config import Run
 
-    dim, depth, heads = {
-        "tiny": (32, 2, 2),
-        "small": (128, 4, 4),
-        "base": (512, 12, 8),
-        "paper": (768, 24, 16),
-    }[preset]
-    fine_dim, fine_depth = {
-        "tiny": (32, 1),
-        "small": (128, 1),
-        "base": (512, 3),
-        "paper": (512, 6),
-    }[preset]
-    max_len = {"tiny": 200, "small": 200, "base": 800, "paper": 800}[preset]
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 2000, "base": 100_000, "paper": 500_000}[preset],
-        batch_size={"tiny": 4, "small": 8, "base": 32, "paper": 64}[preset],
-        sample_count=8,
-    )
-    num_synthetic, held_out = (24, 0.25) if preset == "tiny" else (2000, 0.05)
-    data = MeshDataConfig(
-        bins={"tiny": 32, "small": 64, "base": 128, "paper": 128}[preset],
-        max_faces=max_len,
-        num_synthetic=num_synthetic,
-        val_fraction=held_out,
-        on_large="decimate" if preset == "base" else "skip",
-    )
-    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 20))
+    builders = {
+        "tiny": _transformer_tiny,
+        "small": _transformer_small,
+        "base": _transformer_base,
+        "paper": _transformer_paper,
+    }
+    parts = builders[preset]()
     return Run(
         recipe="meshes-transformer",
         task=MeshGeneratorConfig(
             tokenizer=tokenizer,
             model=MeshTransformerConfig(
-                dim=dim,
-                depth=depth,
-                heads=heads,
-                fine_dim=fine_dim,
-                fine_depth=fine_depth,
-                fine_heads=max(2, fine_dim // 32),
-                max_len=max_len,
-                text=text_of(preset, text),
+                dim=parts.dim,
+                depth=parts.depth,
+                heads=parts.heads,
+                fine_dim=parts.fine_dim,
+                fine_depth=parts.fine_depth,
+                fine_heads=parts.fine_heads,
+                max_len=parts.data.max_faces,
+                text=build_text_config(preset, text),
             ),
-            optimizer=optimizer,
+            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20)),
         ),
-        data=data,
-        engine=engine,
-        reference=MESHGPT_TRANSFORMER if preset == "paper" else "",
+        data=parts.data,
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
+        ),
+        reference=parts.reference,
     )
 
 
-MESHGPT_TRANSFORMER = (
-    "MeshGPT (Siddiqui 2023, arXiv 2311.15475): a decoder-only transformer of GPT-2 medium's size."
-)
+@dataclass(frozen=True, kw_only=True)
+class _TransformerPreset:
+    dim: int
+    depth: int
+    heads: int
+    fine_dim: int
+    fine_depth: int
+    fine_heads: int
+    data: MeshDataConfig
+    steps: int
+    batch_size: int
+    reference: str = ""
+
+
+def _transformer_tiny() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TransformerPreset(
+        dim=32,
+        depth=2,
+        heads=2,
+        fine_dim=32,
+        fine_depth=1,
+        fine_heads=2,
+        data=MeshDataConfig(bins=32, max_faces=200, num_synthetic=24, val_fraction=0.25),
+        steps=20,
+        batch_size=4,
+    )
+
+
+def _transformer_small() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TransformerPreset(
+        dim=128,
+        depth=4,
+        heads=4,
+        fine_dim=128,
+        fine_depth=1,
+        fine_heads=4,
+        data=MeshDataConfig(bins=64, max_faces=200, num_synthetic=2000, val_fraction=0.05),
+        steps=2000,
+        batch_size=8,
+    )
+
+
+def _transformer_base() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TransformerPreset(
+        dim=512,
+        depth=12,
+        heads=8,
+        fine_dim=512,
+        fine_depth=3,
+        fine_heads=16,
+        data=MeshDataConfig(
+            bins=128, max_faces=800, num_synthetic=2000, val_fraction=0.05, on_large="decimate"
+        ),
+        steps=100_000,
+        batch_size=32,
+    )
+
+
+def _transformer_paper() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TransformerPreset(
+        dim=768,
+        depth=24,
+        heads=16,
+        fine_dim=512,
+        fine_depth=6,
+        fine_heads=16,
+        data=MeshDataConfig(bins=128, max_faces=800, num_synthetic=2000, val_fraction=0.05),
+        steps=500_000,
+        batch_size=64,
+        reference=MESHGPT_TRANSFORMER,
+    )

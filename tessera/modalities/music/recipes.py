@@ -1,17 +1,25 @@
-"""Recipes for music and texts."""
+"""Recipes for music: a joint embedding of music and text."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tessera.recipes.presets import Preset, engine_defaults, for_transformer, text_of
+from tessera.recipes.presets import (
+    Preset,
+    build_text_config,
+    engine_defaults,
+    transformer_optimizer,
+)
 
 if TYPE_CHECKING:
+    from tessera.modalities.music.dataset import MusicDataConfig
+    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
     from tessera.run.config import Run
 
 MULAN = (
-    "MuLan (Huang 2022, arXiv 2208.12415): 10 s of log-mel at 16 kHz, an audio transformer and BERT, points of 128 numbers, "
-    "44 M recordings; the sources at hand state no parameter count."
+    "MuLan (Huang 2022, arXiv 2208.12415): 10 s of log-mel at 16 kHz, an audio transformer and "
+    "BERT, embeddings of 128 dimensions, 44 M recordings; no published parameter count was found."
 )
 
 
@@ -20,61 +28,143 @@ def music_mulan(
     text: str = "learned",
     loss: Literal["softmax", "decoupled", "sigmoid"] = "decoupled",
 ) -> Run:
-    """Music and text in one space (MuLan): which text belongs to which music, for search and as a
-    condition.
+    """Train a joint embedding of music and text (MuLan), for search and as a condition.
 
-    Args: preset: tiny (seconds, for tests), small (minutes on a laptop), base (one GPU), paper (as
-        published). text: learned (from the captions, no downloads), or a Hugging Face encoder: a
-        local path or a hub id. loss: softmax, decoupled (better in small batches), or sigmoid (each
-        pair by itself).
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        text: The text encoder: learned (trained on the captions, without downloads), or the local
+            path or hub id of a Hugging Face encoder.
+        loss: The contrastive loss: softmax, decoupled (better in small batches) or sigmoid (each
+            pair is independent of the others).
     """
     from tessera.modalities.music.contrastive import MusicContrastiveConfig
-    from tessera.modalities.music.dataset import MusicDataConfig
     from tessera.modalities.music.mulan import MuLaNConfig
-    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
     from tessera.run.config import Run
 
-    reader = text_of(preset, text)
-    if reader is None:
+    text_encoder = build_text_config(preset, text)
+    if text_encoder is None:
         raise ValueError(
-            "Music is held against texts here, so something must read them: --text learned, or a Hugging Face encoder."
+            f"The text encoder is {text!r}, but MuLan compares music with text: use --text "
+            "learned, or the path or hub id of a Hugging Face encoder."
         )
-    dim, depth, heads = {
-        "tiny": (32, 2, 2),
-        "small": (128, 4, 4),
-        "base": (512, 12, 8),
-        "paper": (768, 12, 12),
-    }[preset]
-    rate_hz, window, hop = (8_000, 512, 128) if preset in ("tiny", "small") else (16_000, 1024, 256)
-    audio = SpectrogramTransformerConfig(
-        rate_hz=rate_hz,
-        window=window,
-        hop=hop,
-        bands=32 if preset == "tiny" else 64 if preset == "small" else 128,
-        patch=(16, 8) if preset == "tiny" else (16, 16),
-        dim=dim,
-        depth=depth,
-        heads=heads,
-    )
-    engine = engine_defaults(
-        preset,
-        steps={"tiny": 20, "small": 300, "base": 100_000, "paper": 500_000}[preset],
-        batch_size={"tiny": 8, "small": 64, "base": 512, "paper": 4096}[preset],
-        num_workers=8 if preset in ("base", "paper") else 0,
-    )
-    data = {
-        "tiny": MusicDataConfig(rate_hz=rate_hz, seconds=0.5, num_synthetic=64, val_fraction=0.25),
-        "small": MusicDataConfig(rate_hz=rate_hz, seconds=2.0, num_synthetic=2048, val_fraction=0.125),
-        "base": MusicDataConfig(rate_hz=rate_hz, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
-        "paper": MusicDataConfig(rate_hz=rate_hz, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
-    }[preset]
-    optimizer = for_transformer(preset, warmup=max(10, engine.steps // 10))
+    builders = {
+        "tiny": _mulan_tiny,
+        "small": _mulan_small,
+        "base": _mulan_base,
+        "paper": _mulan_paper,
+    }
+    parts = builders[preset]()
     return Run(
         recipe="music-mulan",
         task=MusicContrastiveConfig(
-            model=MuLaNConfig(audio=audio, text=reader), loss=loss, optimizer=optimizer
+            model=MuLaNConfig(audio=parts.audio, text=text_encoder),
+            loss=loss,
+            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 10)),
         ),
-        data=data,
-        engine=engine,
-        reference=MULAN if preset == "paper" else "",
+        data=parts.data,
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            num_workers=parts.num_workers,
+        ),
+        reference=parts.reference,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _MuLanPreset:
+    audio: SpectrogramTransformerConfig
+    data: MusicDataConfig
+    steps: int
+    batch_size: int
+    num_workers: int = 0
+    reference: str = ""
+
+
+def _mulan_tiny() -> _MuLanPreset:
+    from tessera.modalities.music.dataset import MusicDataConfig
+    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
+
+    return _MuLanPreset(
+        audio=SpectrogramTransformerConfig(
+            rate_hz=8_000,
+            window=512,
+            hop=128,
+            bands=32,
+            patch=(16, 8),
+            dim=32,
+            depth=2,
+            heads=2,
+        ),
+        data=MusicDataConfig(rate_hz=8_000, seconds=0.5, num_synthetic=64, val_fraction=0.25),
+        steps=20,
+        batch_size=8,
+    )
+
+
+def _mulan_small() -> _MuLanPreset:
+    from tessera.modalities.music.dataset import MusicDataConfig
+    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
+
+    return _MuLanPreset(
+        audio=SpectrogramTransformerConfig(
+            rate_hz=8_000,
+            window=512,
+            hop=128,
+            bands=64,
+            patch=(16, 16),
+            dim=128,
+            depth=4,
+            heads=4,
+        ),
+        data=MusicDataConfig(rate_hz=8_000, seconds=2.0, num_synthetic=2048, val_fraction=0.125),
+        steps=300,
+        batch_size=64,
+    )
+
+
+def _mulan_base() -> _MuLanPreset:
+    from tessera.modalities.music.dataset import MusicDataConfig
+    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
+
+    return _MuLanPreset(
+        audio=SpectrogramTransformerConfig(
+            rate_hz=16_000,
+            window=1024,
+            hop=256,
+            bands=128,
+            patch=(16, 16),
+            dim=512,
+            depth=12,
+            heads=8,
+        ),
+        data=MusicDataConfig(rate_hz=16_000, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
+        steps=100_000,
+        batch_size=512,
+        num_workers=8,
+    )
+
+
+def _mulan_paper() -> _MuLanPreset:
+    from tessera.modalities.music.dataset import MusicDataConfig
+    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
+
+    return _MuLanPreset(
+        audio=SpectrogramTransformerConfig(
+            rate_hz=16_000,
+            window=1024,
+            hop=256,
+            bands=128,
+            patch=(16, 16),
+            dim=768,
+            depth=12,
+            heads=12,
+        ),
+        data=MusicDataConfig(rate_hz=16_000, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
+        steps=500_000,
+        batch_size=4096,
+        num_workers=8,
+        reference=MULAN,
     )

@@ -51,8 +51,10 @@ class SimilarityRow:
         return saved
 
     @classmethod
-    def sheet(cls, items: Sequence[SimilarityRow]) -> SimilarityMatrix:
-        """Compute the similarities of all captions and all examples."""
+    def sheet(
+        cls, items: Sequence[SimilarityRow], labels: Sequence[str] = ()
+    ) -> SimilarityMatrix:
+        """Compute the similarities of all captions and all examples, which have names already."""
         return SimilarityMatrix(
             [item.name for item in items],
             [item.caption for item in items],

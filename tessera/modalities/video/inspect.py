@@ -20,14 +20,14 @@ from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
+    common_fields,
+    count_lines,
     count_nouns,
     format_duration,
+    format_megabytes,
     hash_file,
     list_problems,
-    format_megabytes,
     scan_folder,
-    count_lines,
-    common_fields,
     unmatched_lines,
 )
 from tessera.modalities.video.dataset import VideoDataConfig, find_videos

@@ -126,14 +126,16 @@ class Video:
         return resolved
 
     @classmethod
-    def sheet(cls, items: Sequence[Video], columns: int | None = None) -> Video:
+    def sheet(
+        cls, items: Sequence[Video], labels: Sequence[str] = (), *, columns: int | None = None
+    ) -> Video:
         """Arrange videos on a contact sheet, as long as the longest of them.
 
         Shorter videos hold their last frame.
         """
         if not items:
             raise ValueError("a contact sheet needs at least one video, got none")
-        return cls.combine(items, lambda images: Image.sheet(images, columns))
+        return cls.combine(items, lambda images: Image.sheet(images, labels, columns=columns))
 
     @classmethod
     def side_by_side(cls, left: Video, right: Video) -> Video:

@@ -66,8 +66,8 @@ def videos_magvit2(
     """Train a video tokenizer (MAGVIT-v2): videos and images to a grid of tokens, and back.
 
     Args:
-        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop), base
-            (one GPU) or paper (as published).
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
         quantizer: The quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks. The
             preset paper always uses lfq.
         perceptual: The perceptual loss: on, off, the path of a VGG16 file, or auto, which is on for
@@ -201,8 +201,7 @@ def _magvit2_base(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
 
 
 def _magvit2_paper(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
-    """Return the published size; its quantizer is always LFQ, because 2^18 codes are too many for
-    FSQ's recommended levels."""
+    """Return the published model, whose quantizer is LFQ; the choice of `quantizer` is ignored."""
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.modalities.video.magvit2 import VideoTokenizerConfig
 

@@ -106,9 +106,9 @@ class SyntheticVideos(SyntheticDataset):
         """Return the contents of a video."""
         return sample_scene(self.seed, self.number(index))
 
-    def all_captions(self, index: int) -> list[str]:
-        """Return the only caption of a video without rendering it."""
-        return [self.scene(index).caption]
+    def caption(self, index: int) -> str:
+        """Return the caption of a video without rendering it."""
+        return self.scene(index).caption
 
     def signature(self, index: int) -> str:
         """Return everything that an example depends on besides its number."""

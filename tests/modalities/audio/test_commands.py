@@ -17,7 +17,7 @@ from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_codec, audio_soundstorm
 from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.run.load import Tokenizer, load_run
-from tests.command import refused, tessera
+from tests.cli_runner import run_invalid, tessera
 from tests.runs import engine_in, train
 
 RATE, CODEC_HOP, SEMANTIC_HOP = 8_000, 20, 80
@@ -338,7 +338,7 @@ def test_only_the_network_that_is_to_learn_moves(
 
 def test_five_seconds_are_not_thirty(runs: Path, recordings: Path, tmp_path: Path) -> None:
     follow = ("sample", runs / "storm", "--like", recordings / "2.wav")
-    assert "lasts 1.20 s, but 30 s are asked for" in refused(*follow, "--seconds", "30")
+    assert "lasts 1.20 s, but 30 s are asked for" in run_invalid(*follow, "--seconds", "30")
     (tmp_path / "short").mkdir()
     for number in range(6):
         soundfile.write(tmp_path / f"short/{number}.wav", np.zeros(5 * RATE), RATE)
@@ -352,7 +352,7 @@ def test_five_seconds_are_not_thirty(runs: Path, recordings: Path, tmp_path: Pat
         "--data.on-short",
         "skip",
     )
-    said = refused(
+    said = run_invalid(
         "train", "audio-codec", *long, "--data.val-fraction", "0", "--out", tmp_path / "run"
     )
     assert "it lasts 5.00 s, less than the 30.00 s asked for" in said
@@ -375,7 +375,7 @@ def test_five_seconds_are_not_thirty(runs: Path, recordings: Path, tmp_path: Pat
 def test_what_cannot_be_followed_is_refused(
     runs: Path, recordings: Path, more: tuple[str, ...], words: str
 ) -> None:
-    assert words in refused("sample", runs / "storm", "--like", recordings / "2.wav", *more)
+    assert words in run_invalid("sample", runs / "storm", "--like", recordings / "2.wav", *more)
 
 
 @pytest.mark.parametrize(
@@ -390,11 +390,11 @@ def test_what_cannot_be_followed_is_refused(
 def test_what_is_no_recording_cannot_be_followed(
     runs: Path, recordings: Path, name: str, words: str
 ) -> None:
-    assert words in refused("sample", runs / "storm", "--like", recordings / name)
+    assert words in run_invalid("sample", runs / "storm", "--like", recordings / name)
 
 
 def test_where_nothing_can_be_read_nothing_is_drawn_again(runs: Path, recordings: Path) -> None:
-    assert "Not one example could be read" in refused(
+    assert "Not one example could be read" in run_invalid(
         "sample", runs / "storm", "--data", recordings / "text.wav"
     )
 
@@ -414,7 +414,7 @@ def test_what_a_run_does_not_take_is_refused(
     runs: Path, arguments: tuple[str, ...], words: str
 ) -> None:
     name, *more = arguments
-    assert words in refused("sample", runs / name, *more)
+    assert words in run_invalid("sample", runs / name, *more)
 
 
 def test_tokenizers_that_are_missing_or_of_another_kind_are_refused(
@@ -431,14 +431,14 @@ def test_tokenizers_that_are_missing_or_of_another_kind_are_refused(
         tmp_path / "run",
     )
     codec, semantic = ("--tokenizer", runs / "codec"), ("--semantic", runs / "semantic")
-    assert "tessera train audio-codec" in refused(
+    assert "tessera train audio-codec" in run_invalid(
         *engine_defaults, "--tokenizer", tmp_path / "none", *semantic
     )
-    assert "tessera train audio-semantic" in refused(
+    assert "tessera train audio-semantic" in run_invalid(
         *engine_defaults, *codec, "--semantic", tmp_path / "none"
     )
-    assert "one level" in refused(*engine_defaults, "--tokenizer", runs / "semantic", *semantic)
-    assert "'rate_hz': 8000" in refused(
+    assert "one level" in run_invalid(*engine_defaults, "--tokenizer", runs / "semantic", *semantic)
+    assert "'rate_hz': 8000" in run_invalid(
         *engine_defaults, *codec, *semantic, "--data.rate-hz", "16000"
     )
     assert not (tmp_path / "run").exists()
@@ -465,7 +465,7 @@ def test_a_codec_of_another_rate_or_number_of_levels_is_refused(
         dataclasses.replace(other, engine=dataclasses.replace(other.engine, steps=1)),
     )
     place = runs / "storm" if what == "levels" else tmp_path / "new"
-    said = refused(
+    said = run_invalid(
         "train",
         "audio-soundstorm",
         "--data",
@@ -494,7 +494,7 @@ def test_streams_of_another_length_are_refused(
         tessera("tokenize", runs / "codec", "--data", recordings, "--out", tmp_path / "codes").code
         == 0
     )
-    said = refused(
+    said = run_invalid(
         "train",
         "audio-soundstorm",
         "--data",

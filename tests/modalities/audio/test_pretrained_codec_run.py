@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tessera.api.tokenizer import Tokenizer
-from tests.command import refused, tessera
+from tests.cli_runner import run_invalid, tessera
 from tests.modalities.audio.test_pretrained_codec import build_network, random_audio, run_library
 
 
@@ -26,7 +26,7 @@ def test_a_run_of_a_pretrained_codec_has_its_codes(kind: str, tmp_path: Path) ->
 
 
 def test_a_missing_folder_gives_an_error_and_no_run(tmp_path: Path) -> None:
-    message = refused(
+    message = run_invalid(
         "train", "audio-codec", "--codec", tmp_path / "nowhere", "--out", tmp_path / "run"
     )
     assert "there is no folder" in message and not (tmp_path / "run").exists()

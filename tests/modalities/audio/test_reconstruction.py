@@ -141,12 +141,12 @@ def test_a_padded_batch_is_measured_as_its_sounds_one_by_one() -> None:
     """Lengths that fill no frame included: a frame is filled with silence."""
     task, lengths = build_task(), (2_000, 1_207, 333, 21)
     with eval_mode(task):
-        together, alone = (
+        train_together, alone = (
             task.batch_stats(batch_of(*lengths)),
             added([task.batch_stats(one) for one in one_by_one(*lengths)]),
         )
-    assert together.keys() == alone.keys()
-    for name, value in together.items():
+    assert train_together.keys() == alone.keys()
+    for name, value in train_together.items():
         torch.testing.assert_close(value, alone[name], msg=name)
 
 
@@ -364,17 +364,17 @@ def test_features_beyond_the_end_count_nowhere() -> None:
     task, lengths = semantic_task(), (1_990, 1_201, 33, 80)
     padded = batch_of(*lengths, samples=1_990)
     with eval_mode(task):
-        together, alone = (
+        train_together, alone = (
             task.batch_stats(padded),
             added([task.batch_stats(one) for one in one_by_one(*lengths)]),
         )
         other = task.batch_stats(with_other_padding(padded))
     assert (
-        int(together["frames"])
+        int(train_together["frames"])
         == sum(math.ceil(length / 80) for length in lengths)
-        == int(together["codes"].sum())
+        == int(train_together["codes"].sum())
     )
-    for name, value in together.items():
+    for name, value in train_together.items():
         torch.testing.assert_close(value, alone[name], msg=name)
         torch.testing.assert_close(value, other[name], msg=name)
 

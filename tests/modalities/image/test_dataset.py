@@ -3,7 +3,6 @@ broken files named."""
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 
@@ -326,7 +325,7 @@ def test_one_picture_by_itself_is_a_source_too(tmp_path):
     assert source.item(0, PLAIN).caption == "a ramp"
 
 
-def refused(path, words: str):
+def run_invalid(path, words: str):
     for open_it in (
         ImageDataConfig(path=str(path)).build,
         ImageDataConfig(path=str(path)).full,
@@ -337,22 +336,22 @@ def refused(path, words: str):
 
 
 def test_a_missing_folder_is_refused(tmp_path):
-    refused(tmp_path / "nowhere", r"There is nothing at .*nowhere .*give a folder of pictures")
+    run_invalid(tmp_path / "nowhere", r"There is nothing at .*nowhere .*give a folder of pictures")
 
 
 def test_an_empty_folder_is_refused_with_what_is_looked_for(tmp_path):
-    refused(tmp_path, r"holds no pictures: files ending in \.png, \.jpg, .*the folder is empty")
+    run_invalid(tmp_path, r"holds no pictures: files ending in \.png, \.jpg, .*the folder is empty")
 
 
 def test_a_folder_of_other_things_is_refused_with_what_there_is(tmp_path):
     for name in ("a.mp4", "b.mp4", "README"):
         (tmp_path / name).touch()
-    refused(tmp_path, r"there are only 2 \.mp4, 1 without ending")
+    run_invalid(tmp_path, r"there are only 2 \.mp4, 1 without ending")
 
 
 def test_a_file_of_another_type_is_refused(tmp_path):
     (tmp_path / "photos.zip").touch()
-    refused(
+    run_invalid(
         tmp_path / "photos.zip", r"photos.zip is a file, but not one of the pictures .*unpacked"
     )
 
@@ -370,90 +369,3 @@ def test_a_setting_that_cannot_be_is_refused(setting):
 def test_toys_of_no_shape_or_of_too_many_are_refused(shapes):
     with pytest.raises(ValueError, match=rf"1, 2 or 3 shapes, but toy_shapes is {shapes}"):
         ImageDataConfig(synthetic_max_shapes=shapes)
-
-
-# ---- check
-
-
-def mixed_folder(folder):
-    fill(folder / "good", 3, 20, 10)
-    gradient(64, 48).convert("L").save(folder / "grey.jpg")
-    glass = gradient(7, 9)
-    glass.putalpha(99)
-    glass.save(folder / "glass.webp", lossless=True)
-    (folder / "glass.txt").write_text("a pane of glass")
-    (folder / "empty.png").touch()
-    (folder / "letter.png").write_text("dear reader")
-    (folder / "bad words.bmp").write_bytes((folder / "grey.jpg").read_bytes()[:200])
-    (folder / "song.mp3").touch()
-    return folder
-
-
-def test_a_check_counts_everything_once(tmp_path):
-    report = inspect_folder(mixed_folder(tmp_path))
-    assert (report.pictures, report.usable) == (8, 5)
-    assert report.sizes.smallest == (7, 9) and report.sizes.largest == (64, 48)
-    assert report.sizes.median_short_side == 10
-    assert report.sizes.common[0] == (20, 10, 3)
-    assert report.modes == {"RGB": 3, "RGBA": 1, "L": 1}
-    assert report.duplicates == [["good/0000.png", "good/0001.png", "good/0002.png"]]
-    assert report.captioned == 1 and report.captions == {"text files": 1}
-    assert report.other_files == "1 .mp3"
-    assert [each["name"] for each in report.unusable] == [
-        "bad words.bmp",
-        "empty.png",
-        "letter.png",
-    ]
-    assert "dear rea" in report.unusable[2]["reason"]
-
-
-def test_what_a_check_calls_usable_is_what_training_can_read(tmp_path):
-    report = inspect_folder(mixed_folder(tmp_path))
-    source = ImageDataConfig(path=str(tmp_path), size=8).full()
-    unusable = {each["name"] for each in report.unusable}
-    for index in range(len(source)):
-        if source.name(index) in unusable:
-            with pytest.raises(UnreadableFile):
-                source.item(index, PLAIN)
-        else:
-            assert item(source, index).shape == (3, 8, 8)
-
-
-def test_a_check_reads_well_and_as_json(tmp_path):
-    report = inspect_folder(mixed_folder(tmp_path))
-    text = "\n".join(report.lines())
-    assert "8 pictures, 5 usable" in text
-    assert "captions: 1 of 5 usable pictures (1 in text files)" in text
-    assert "good/0000.png = good/0001.png" in text
-    assert "  empty.png: the file is empty (0 bytes)" in text
-    told = json.loads(report.as_json())
-    assert told["usable"] == 5 and told["sizes"]["median_short_side"] == 10
-    assert {"name": "empty.png", "reason": "the file is empty (0 bytes)"} in told["unusable"]
-
-
-def test_a_check_of_nothing_usable_says_so_and_does_not_fail(tmp_path):
-    (tmp_path / "empty.png").touch()
-    report = inspect_folder(tmp_path)
-    assert (report.pictures, report.usable, report.sizes) == (1, 0, None)
-    assert report.lines()[0].endswith("1 picture, 0 usable, 0.0 MB")
-    assert json.loads(report.as_json())["sizes"] is None
-
-
-def test_a_check_tells_of_unusable_captions_and_still_looks_at_the_pictures(tmp_path):
-    fill(tmp_path, 2)
-    (tmp_path / "metadata.jsonl").write_text('{"file_name": "../0000.png"}\n')
-    report = inspect_folder(tmp_path)
-    assert report.usable == 2 and report.captioned == 0
-    assert "leads out of the folder" in "\n".join(report.lines())
-
-
-def test_a_check_tells_how_far_it_is_and_shows_few_of_many(tmp_path):
-    for number in range(30):
-        (tmp_path / f"{number:02d}.png").touch()
-    steps = []
-    report = inspect_folder(
-        tmp_path, num_workers=2, progress=lambda done, total: steps.append((done, total))
-    )
-    assert steps == [(done, 30) for done in range(1, 31)]
-    assert report.lines()[-1] == "  and 20 more"
-    assert len(report.unusable) == 30

@@ -12,8 +12,8 @@ import pytest
 
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
-from tests.command import refused, tessera
-from tests.runs import mesh_tokenizer, on_tiny_parts, tiny, train
+from tests.cli_runner import run_invalid, tessera
+from tests.runs import mesh_tokenizer, build_tiny, tiny, train
 
 OF_SAMPLES = {"eos_rate", "valid_rate", "training_valid_rate"}
 OF_WHAT_IS_NEW = {"novelty", "nearest_chamfer_bins"}
@@ -22,7 +22,7 @@ OF_WHAT_IS_NEW = {"novelty", "nearest_chamfer_bins"}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("runs") / "meshes"
-    train(place, on_tiny_parts(meshes_transformer))
+    train(place, build_tiny(meshes_transformer))
     return place
 
 
@@ -160,7 +160,7 @@ def test_an_autoencoder_of_another_kind_is_refused(run, what, tmp_path):
     )
     train(tmp_path / "other", other)
     place = run if what == "levels" else tmp_path / "new"
-    said = refused(
+    said = run_invalid(
         "train",
         "meshes-transformer",
         "--preset",

@@ -353,14 +353,14 @@ def test_a_batch_of_prompts_gives_each_the_mesh_that_it_has_alone(scale):
     task, prompt = writer(), codes_of(2, 5, 1)
     sampling, guidance = AutoregressiveSampling(top_k=8), Guidance(scale=scale)
     for codes in (None, prompt):
-        together = task.generate(wanted(codes=codes), sampling, guidance)
+        train_together = task.generate(wanted(codes=codes), sampling, guidance)
         for number in range(3):
             begun = codes[number : number + 1] if codes is not None else None
             alone = task.generate(
                 wanted(TEXTS[number : number + 1], begun, first=number), sampling, guidance
             )
-            assert torch.equal(alone[0], together[number])
-        assert len({row.numpy().tobytes() for row in together}) > 1
+            assert torch.equal(alone[0], train_together[number])
+        assert len({row.numpy().tobytes() for row in train_together}) > 1
 
 
 def test_another_text_is_another_mesh_and_another_seed_too():

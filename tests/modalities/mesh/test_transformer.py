@@ -96,12 +96,12 @@ def test_the_loss_is_the_mean_over_the_tokens_of_each_mesh():
 
 def test_predictions_do_not_depend_on_the_rest_of_the_batch():
     network, tokens = build(), random_tokens(4, 1, 2)
-    together = network.predict(tokens, encode_texts(network))
+    train_together = network.predict(tokens, encode_texts(network))
     for number, faces in enumerate([4, 1, 2]):
         single = network.predict(
             tokens[number : number + 1, :faces], encode_texts(network, TEXTS[number : number + 1])
         )
-        assert torch.allclose(single.logits_MV, logits_of(together, number))
+        assert torch.allclose(single.logits_MV, logits_of(train_together, number))
 
 
 # ---- causality and conditioning
@@ -267,11 +267,11 @@ def test_the_sample_of_a_seed_does_not_depend_on_the_batch():
         ).tokens_BNS
         return [[face for face in mesh if face[0] >= 0] for mesh in result.tolist()]
 
-    together = sample(TEXTS * 3, list(range(9)))
-    assert sample(TEXTS, [0, 1, 2]) == together[:3]
+    train_together = sample(TEXTS * 3, list(range(9)))
+    assert sample(TEXTS, [0, 1, 2]) == train_together[:3]
     for number in range(9):
-        assert sample([TEXTS[number % 3]], [number]) == [together[number]]
-    assert len({len(mesh) for mesh in together}) > 1, "the meshes must have different lengths"
+        assert sample([TEXTS[number % 3]], [number]) == [train_together[number]]
+    assert len({len(mesh) for mesh in train_together}) > 1, "the meshes must have different lengths"
 
 
 @torch.no_grad()

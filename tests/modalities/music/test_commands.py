@@ -13,7 +13,7 @@ import pytest
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.music.synthetic import SyntheticMusic
-from tests.command import tessera
+from tests.cli_runner import tessera
 
 
 @pytest.fixture(scope="module")

@@ -85,8 +85,8 @@ def test_samples_after_the_real_ones_have_no_influence(mulan: MuLaN) -> None:
 
 
 def test_a_longer_text_in_the_batch_changes_nothing(mulan: MuLaN) -> None:
-    together = mulan.train().get_text_latents(TEXTS)
-    for text, embedding in zip(TEXTS, together, strict=True):
+    train_together = mulan.train().get_text_latents(TEXTS)
+    for text, embedding in zip(TEXTS, train_together, strict=True):
         assert torch.allclose(mulan.get_text_latents([text])[0], embedding, atol=1e-12)
 
 
@@ -128,10 +128,10 @@ def test_augmentation_and_dropping_apply_only_in_training(mulan: MuLaN) -> None:
 
 def test_randomness_comes_from_the_generator_of_each_example(mulan: MuLaN) -> None:
     audio, lengths = random_audio(), torch.tensor([3000, 2000, 500])
-    together = mulan.train().embed_media(examples(audio, lengths), generators(1, 2, 3))
+    train_together = mulan.train().embed_media(examples(audio, lengths), generators(1, 2, 3))
     for i in range(3):
         alone = mulan.embed_media(examples(audio[i : i + 1], lengths[i : i + 1]), generators(i + 1))
-        assert torch.allclose(alone[0], together[i], atol=1e-12)
+        assert torch.allclose(alone[0], train_together[i], atol=1e-12)
 
 
 def ramp_spectrogram(frames: int = 40, real: int = 40, bands: int = 16) -> Spectrogram:

@@ -18,7 +18,7 @@ from tessera.data.tokens import read_tokens
 from tessera.modalities.image.synthetic import SyntheticImages, draw
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.recipes.registry import named
-from tests.command import refused, tessera
+from tests.cli_runner import run_invalid, tessera
 
 FRAMES = 9
 
@@ -62,7 +62,7 @@ def run(clips: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_check_finds_out_that_these_are_clips_and_what_is_wrong_with_some(clips: Path) -> None:
     said = tessera("check", clips, "--json")
     report = json.loads(said.out)
-    assert said.code == 0 and (report["clips"], report["pictures"]) == (6, 1)
+    assert said.code == 0 and (report["videos"], report["images"]) == (6, 1)
     assert {one["name"] for one in report["unusable"]} == {
         "broken.mp4",
         "empty.mp4",
@@ -70,12 +70,12 @@ def test_check_finds_out_that_these_are_clips_and_what_is_wrong_with_some(clips:
         "text.mp4",
     }
     assert all(one["reason"] for one in report["unusable"])
-    assert report["lengths"]["most_frames"] == FRAMES
+    assert report["durations"]["max_frames"] == FRAMES
 
 
 def test_check_can_be_told_what_to_look_for(clips: Path) -> None:
     report = json.loads(tessera("check", clips, "--medium", "image", "--json").out)
-    assert (report["pictures"], report["usable"]) == (1, 1)
+    assert (report["images"], report["usable"]) == (1, 1)
 
 
 def test_bad_files_are_left_out_and_named_and_the_others_are_learnt_from(run: Path) -> None:
@@ -143,7 +143,7 @@ def test_tokenize_writes_codes_in_time_and_space(run: Path, clips: Path, tmp_pat
 def test_what_does_not_fit_is_refused_with_what_does(
     flags_given: tuple[str, ...], words: str, tmp_path: Path
 ) -> None:
-    assert words in refused(
+    assert words in run_invalid(
         "train", "videos-magvit2", "--preset", "tiny", *flags_given, "--out", tmp_path / "run"
     )
     assert not (tmp_path / "run").exists()
@@ -161,7 +161,7 @@ def test_a_folder_without_clips_is_refused(tmp_path: Path) -> None:
         "--out",
         tmp_path / "run",
     )
-    assert "holds no clips" in refused(*train)
+    assert "holds no clips" in run_invalid(*train)
 
 
 @pytest.mark.parametrize(

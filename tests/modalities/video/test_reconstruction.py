@@ -206,9 +206,9 @@ def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_
 
 
 def test_the_drawn_frame_does_not_depend_on_the_company() -> None:
-    together, alone = batch_of(9, 9, 9), batch_of(9, first=2)
+    train_together, alone = batch_of(9, 9, 9), batch_of(9, first=2)
     assert torch.equal(
-        drawn_frame(together.examples.videos, together)[2:], drawn_frame(alone.examples.videos, alone)
+        drawn_frame(train_together.examples.videos, train_together)[2:], drawn_frame(alone.examples.videos, alone)
     )
 
 
@@ -387,8 +387,8 @@ def test_pictures_have_no_motion_to_be_measured_and_do_not_water_it_down() -> No
     task, clips, mixture = build_task(), batch_of(9), batch_of(9, 1, 1)
     noise = 0.1 * torch.randn_like(mixture.examples.videos)
     alone = concluded(task, clips.examples.videos + noise[:1], clips)
-    together = concluded(task, mixture.examples.videos + noise, mixture)
-    assert together["frame_difference_psnr"] == pytest.approx(alone["frame_difference_psnr"])
+    train_together = concluded(task, mixture.examples.videos + noise, mixture)
+    assert train_together["frame_difference_psnr"] == pytest.approx(alone["frame_difference_psnr"])
     for frames in (1, 9):
         pictures = batch_of(1, 1, frames=frames)
         assert "frame_difference_psnr" not in concluded(task, pictures.examples.videos, pictures)

@@ -59,7 +59,7 @@ class Animation:
             yield Frame(0.0, 1 / DEFAULT_RATE_HZ, lambda: downscale(still, min_side))
             return
         end = 0.0
-        for number in range(image.n_frames):
+        for number in range(getattr(image, "n_frames", 1)):
             with wrap_decoder_errors():
                 image.seek(number)
                 image.load()

@@ -1,6 +1,8 @@
-"""One of several processes that train together, for tests: it does the runs that it is told of in
-lines of JSON, until there are no more. To start and to import torch takes longer than a tiny run,
-so one process does many."""
+"""One of several training processes for tests.
+
+It reads runs as lines of JSON and trains them one after the other, because starting Python and
+importing torch takes longer than a tiny run.
+"""
 
 from __future__ import annotations
 
@@ -13,20 +15,20 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tessera.cli.launch import leave
+from tessera.cli.launch import exit_process
 from tests.runs import tiny, train_in_double
 
 
 def main() -> None:
-    answers, sys.stdout = sys.stdout, sys.stderr  # what a run says of itself is no answer
+    replies, sys.stdout = sys.stdout, sys.stderr  # the output of a run is not a reply
     for line in sys.stdin:
         train_one(**json.loads(line))
-        print("done", file=answers, flush=True)
+        print("done", file=replies, flush=True)
 
 
-def train_one(folder: str, case: str, engine: dict[str, Any], tell_replicas: bool) -> None:
+def train_one(folder: str, case: str, engine: dict[str, Any], write_digest: bool) -> None:
     trained = train_in_double(Path(folder), tiny(case, **engine))
-    if tell_replicas:
+    if write_digest:
         digest = hashlib.sha256()
         for name, tensor in trained.task.state_dict().items():
             digest.update(name.encode() + tensor.numpy().tobytes())
@@ -35,4 +37,4 @@ def train_one(folder: str, case: str, engine: dict[str, Any], tell_replicas: boo
 
 if __name__ == "__main__":
     main()
-    leave(0)
+    exit_process(0)

@@ -1,0 +1,57 @@
+"""Run the command line within the test process."""
+
+from __future__ import annotations
+
+import signal
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+
+import pytest
+
+from tessera.cli.main import main
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def text(self) -> str:
+        """All output, without frames and line breaks."""
+        return " ".join(f"{self.out} {self.err}".replace("│", " ").split())
+
+
+def tessera(*arguments: str | Path) -> CommandResult:
+    """Run `tessera ARGUMENTS` without starting a process, which would import torch again."""
+    previous = signal.getsignal(signal.SIGTERM)
+    out, err = StringIO(), StringIO()
+    try:
+        with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exited:
+            main([str(argument) for argument in arguments])
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    code = exited.value.code
+    assert isinstance(code, int), code
+    return CommandResult(code, out.getvalue(), err.getvalue())
+
+
+def run_invalid(*arguments: str | Path) -> str:
+    """Run a command that must fail with exit code 2 and a message without a traceback."""
+    result = tessera(*arguments)
+    assert result.code == 2, result
+    assert "Traceback" not in result.err
+    return result.text
+
+
+def read_files(*folders: Path) -> dict[str, bytes]:
+    """Return every file below some folders, to compare them later."""
+    return {
+        str(path): path.read_bytes()
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
