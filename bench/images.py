@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     print(timing.describe_machine())
     print(
-        f"{args.blocks} alternating blocks of {args.steps} steps of each side; "
+        f"{args.blocks} alternating blocks of {args.steps} step(s) of each side; "
         "MFLOP of one forward pass of a batch",
         flush=True,
     )

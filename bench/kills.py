@@ -238,7 +238,7 @@ def kill_runs(
         kill_until_finished(launcher, reference, folder, schedule, rng, summary)
         summary.runs += 1
         if not summary.problems:
-            found = differences(reference.folder / RUN, folder / RUN)
+            found = list_differences(reference.folder / RUN, folder / RUN)
             summary.problems += [f"{folder.name}: {one}" for one in found]
             summary.leftovers.update(find_leftovers(folder / RUN))
         outcome = "see below" if summary.problems else "equal to the run that was never killed"
@@ -292,7 +292,7 @@ def last_phase(folder: Path) -> str:
 # ---- the comparison
 
 
-def differences(reference: Path, killed: Path) -> list[str]:
+def list_differences(reference: Path, killed: Path) -> list[str]:
     """List everything in which two finished run folders differ, except for timings."""
     samples = {
         path.relative_to(run) for run in (reference, killed) for path in run.glob("samples/*/*")

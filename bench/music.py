@@ -48,7 +48,7 @@ MAX_MEMORY_RATIO = 1.5
 
 def compare_steps(args: argparse.Namespace) -> BenchResult:
     print(
-        f"{args.blocks} alternating blocks of {args.steps} steps of each side; "
+        f"{args.blocks} alternating blocks of {args.steps} step(s) of each side; "
         "MFLOP of one forward pass of a batch"
     )
     result = SCRIPT.compare_all(COMPARISONS, args)

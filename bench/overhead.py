@@ -243,7 +243,7 @@ def main(arguments: list[str] | None = None) -> int:
     timing.set_threads(args.threads)
     print(timing.describe_machine())
     print(
-        f"{args.blocks} alternating blocks of {args.steps} steps of each side, "
+        f"{args.blocks} alternating blocks of {args.steps} step(s) of each side, "
         f"metrics logged every {args.log_every} step(s)"
     )
     print(HEADER)

@@ -1,4 +1,4 @@
-"""The pages as text: their blocks, their prose and their tables."""
+"""The documentation as text: code blocks, prose and tables."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-RUN = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+RUN_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 """The pages whose examples are run."""
-PAGES = [*RUN, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
+PAGES = [*RUN_PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "bench/README.md"]
 LANGUAGES = {"sh", "python", "console", "py", "text"}
 
 
-def page_of(recipe: str) -> Path:
+def recipe_page(recipe: str) -> Path:
     return ROOT / f"docs/{recipe}.md"
 
 
-def of_the_project(page: Path) -> str:
+def relative_name(page: Path) -> str:
     return page.relative_to(ROOT).as_posix()
 
 
@@ -28,15 +28,15 @@ def of_the_project(page: Path) -> str:
 class Block:
     page: Path
     line: int
-    """Where it begins in its page."""
+    """The line of the page at which the block starts."""
     language: str
     text: str
 
     def __str__(self) -> str:
-        return f"{of_the_project(self.page)}:{self.line}"
+        return f"{relative_name(self.page)}:{self.line}"
 
     def commands(self) -> Iterator[list[str]]:
-        """The words of each command; lines that end in a backslash are one with the next."""
+        """Yield the words of each command; a backslash at the end of a line continues it."""
         lines = self.text.replace("\\\n", " ").splitlines()
         if self.language == "console":
             lines = [line[2:] for line in lines if line.startswith("$ ")]
@@ -49,37 +49,38 @@ FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @functools.cache
-def blocks(page: Path) -> list[Block]:
+def read_blocks(page: Path) -> list[Block]:
     text = page.read_text(encoding="utf-8")
     return [
-        Block(page, text.count("\n", 0, found.start()) + 1, found[1].strip(), found[2])
-        for found in FENCE.finditer(text)
+        Block(page, text.count("\n", 0, match.start()) + 1, match[1].strip(), match[2])
+        for match in FENCE.finditer(text)
     ]
 
 
 @functools.cache
-def prose(page: Path) -> str:
-    """A page without its blocks."""
+def read_prose(page: Path) -> str:
+    """Return a page without its blocks."""
     return FENCE.sub("", page.read_text(encoding="utf-8"))
 
 
-def spans(page: Path) -> list[str]:
-    """What stands between backticks in running text; it may go over the end of a line."""
-    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", prose(page))]
+def code_spans(page: Path) -> list[str]:
+    """Return the text between backticks in prose, where it may span two lines."""
+    return [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", read_prose(page))]
 
 
-def blocks_in(language: str) -> list[Block]:
-    found = [block for page in PAGES for block in blocks(page) if block.language == language]
-    assert found, f"no page has a block marked {language}, so nothing was tested"
-    return found
+def blocks_in_language(language: str) -> list[Block]:
+    blocks = [block for page in PAGES for block in read_blocks(page) if block.language == language]
+    assert blocks, f"No page has a block in the language {language}, so nothing would be tested."
+    return blocks
 
 
-def table(page: Path, first_heading: str) -> list[list[str]]:
-    """The rows of the table whose first heading this is, without the line below the headings."""
+def read_table(page: Path, first_heading: str) -> list[list[str]]:
+    """Return the rows of the table with this first heading, headings included."""
     lines = iter(page.read_text(encoding="utf-8").splitlines())
     rows = [next(line for line in lines if line.startswith(f"| {first_heading} |"))]
     for line in lines:
         if not line.startswith("|"):
             break
         rows.append(line)
-    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in (rows[0], *rows[2:])]
+    headings, _, *rest = rows
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in (headings, *rest)]

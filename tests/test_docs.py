@@ -1,27 +1,27 @@
-"""The pages say what is so: their commands work, their examples run, and what they point at is
-there.
+"""The documentation agrees with the code: commands and examples run, and names exist.
 
-What is done with a block of code depends on its language:
+The language of a block determines how it is tested:
 
-    sh       every line is a `tessera` command and is carried out as it stands
-    python   is run, in a namespace of its own
-    console  lines that begin with "$ " are commands too long or too large to run here: each is parsed, flag by flag
-    py       is an excerpt; its first line names the file in which the rest must stand
-    text     is only looked at by people; but a picture of a run's folder, `runs/first/`, is held against the run that the
-             page's own examples made
+    sh       every line is a `tessera` command and is run
+    python   is run, each block in its own namespace
+    console  lines that start with "$ " are commands that are too long to run here; they are parsed
+    py       is an excerpt of the file that its first line names
+    text     is not tested, except the listing of a run directory (`runs/name/`), whose files must
+             exist after the examples of the page
 
-The blocks of one page run in order in one folder, which holds a few `pictures`, as a reader's
-would.
+The blocks of a page are run in order in one folder with a few `images`, `videos`, `audio` and
+`meshes`.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import re
 import shlex
 import textwrap
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -33,7 +33,7 @@ import pytest
 import tyro
 
 from tessera.cli import flags
-from tessera.cli.main import VERBS
+from tessera.cli.commands import COMMANDS
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
 from tessera.modalities.audio.synthetic import SyntheticAudio
@@ -50,203 +50,192 @@ from tests.pages import (
     LANGUAGES,
     PAGES,
     ROOT,
-    RUN,
+    RUN_PAGES,
     Block,
-    blocks,
-    blocks_in,
-    of_the_project,
-    page_of,
-    prose,
-    spans,
+    blocks_in_language,
+    code_spans,
+    read_blocks,
+    read_prose,
+    recipe_page,
+    relative_name,
 )
 
-every_page = pytest.mark.parametrize("page", PAGES, ids=of_the_project)
-every_run_page = pytest.mark.parametrize("page", RUN, ids=of_the_project)
+every_page = pytest.mark.parametrize("page", PAGES, ids=relative_name)
+every_run_page = pytest.mark.parametrize("page", RUN_PAGES, ids=relative_name)
 
 
-def listed(found: list[str]) -> str:
-    return "".join(f"\n  {one}" for one in found)
+def as_lines(items: list[str]) -> str:
+    return "".join(f"\n  {item}" for item in items)
 
 
-# -------------------------------------------------------------------------------------------------- running examples
+# ---- examples that are run
 
 
 @pytest.fixture
-def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder such as a reader has: nothing in it but `pictures`, some with a caption, `clips`,
-    `meshes` and `recordings`."""
-    pictures = tmp_path / "pictures"
-    num_synthetic = SyntheticImages(count=40, size=64, seed=7)
-    for number in range(len(num_synthetic)):
-        scene, stem = num_synthetic.scene(number), "one" if number == 0 else f"toys/{number:02d}"
-        draw(scene, 64).save(pictures / stem)
+def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with a few `images`, `videos`, `meshes` and `audio` files."""
+    images = SyntheticImages(count=40, size=64, seed=7)
+    for number in range(len(images)):
+        scene, stem = images.scene(number), "one" if number == 0 else f"shapes/{number:02d}"
+        draw(scene, 64).save(tmp_path / f"images/{stem}")
         if number % 2:
-            (pictures / f"{stem}.txt").write_text(scene.caption, encoding="utf-8")
-    films = SyntheticVideos(count=8, size=32, frames=9, seed=7)
-    for number in range(len(films)):
-        draw_video(films.scene(number), 32, 9).save(tmp_path / f"clips/{number:02d}")
+            (tmp_path / f"images/{stem}.txt").write_text(scene.caption, encoding="utf-8")
+    videos = SyntheticVideos(count=8, size=32, frames=9, seed=7)
+    for number in range(len(videos)):
+        draw_video(videos.scene(number), 32, 9).save(tmp_path / f"videos/{number:02d}")
     for number in range(8):
-        toy = generate_object(7, number)
-        toy.mesh.save(tmp_path / f"meshes/{number:02d}")
-        (tmp_path / f"meshes/{number:02d}.obj").unlink()
-        (tmp_path / f"meshes/{number:02d}.txt").write_text(toy.caption, encoding="utf-8")
-    spoken = SyntheticAudio(8, samples=9600, rate_hz=16_000, seed=7)
-    (tmp_path / "recordings").mkdir()
+        generated = generate_object(7, number)
+        generated.mesh.save(tmp_path / f"meshes/{number:02d}.glb")
+        (tmp_path / f"meshes/{number:02d}.txt").write_text(generated.caption, encoding="utf-8")
+    speech = SyntheticAudio(8, samples=9600, rate_hz=16_000, seed=7)
+    (tmp_path / "audio").mkdir()
     for number in range(8):
-        Audio(spoken.item(number, np.random.default_rng(0)).samples, 16_000).write(
-            tmp_path / f"recordings/{number:02d}.wav"
-        )
-        (tmp_path / f"recordings/{number:02d}.txt").write_text(
-            spoken.caption(number), encoding="utf-8"
-        )
+        samples = speech.item(number, np.random.default_rng(0)).samples
+        Audio(samples, 16_000).write(tmp_path / f"audio/{number:02d}.wav")
+        caption = speech.caption(number)
+        (tmp_path / f"audio/{number:02d}.txt").write_text(caption, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 @every_run_page
-def test_the_examples_of_a_page_work_as_they_stand_and_leave_what_it_says(
-    page: Path, reader: Path
+def test_examples_of_a_page_run_and_leave_the_listed_files(
+    page: Path, example_folder: Path
 ) -> None:
-    for block in blocks(page):
+    for block in read_blocks(page):
         if block.language == "sh":
             for program, *arguments in block.commands():
                 assert program == "tessera", (
-                    f"{block}: {program} does not belong in a block that is run; mark it console"
+                    f"{block}: only tessera commands can be run, got {program}; mark it console"
                 )
-                said = tessera(*arguments)
-                assert said.code == 0, (
-                    f"{block}: tessera {shlex.join(arguments)}\n{said.out}\n{said.err}"
+                result = tessera(*arguments)
+                assert result.code == 0, (
+                    f"{block}: tessera {shlex.join(arguments)}\n{result.out}\n{result.err}"
                 )
         elif block.language == "python":
             with redirect_stdout(StringIO()):
                 exec(compile(block.text, str(block), "exec"), {"__name__": "__main__"})
-    absent = [
-        f"{picture}: there is no {name}"
-        for picture in drawn_folders(page)
-        for name in picture.names
-        if not name.exists()
+    missing = [
+        f"{listing.block}: there is no {path}"
+        for listing in run_directory_listings(page)
+        for path in listing.paths
+        if not path.exists()
     ]
-    assert not absent, listed(absent)
+    assert not missing, as_lines(missing)
 
 
 @dataclass(frozen=True)
-class DrawnFolder:
+class Listing:
+    """A text block that lists the files of a run directory."""
+
     block: Block
-    names: list[Path]
-
-    def __str__(self) -> str:
-        return str(self.block)
+    paths: list[Path]
 
 
-def drawn_folders(page: Path) -> list[DrawnFolder]:
-    """The pictures of run folders on a page that makes such runs; design.md only tells of them."""
-    if not any(block.language == "sh" for block in blocks(page)):
+def run_directory_listings(page: Path) -> list[Listing]:
+    """Return the listings of run directories on a page whose examples create runs."""
+    if not any(block.language == "sh" for block in read_blocks(page)):
         return []
-    found = []
-    for block in blocks(page):
+    listings = []
+    for block in read_blocks(page):
         folder, *lines = block.text.splitlines()
         if block.language == "text" and re.fullmatch(r"runs/[\w-]+/", folder):
-            found.append(DrawnFolder(block, [Path(folder, line.split()[0]) for line in lines]))
-    return found
+            listings.append(Listing(block, [Path(folder, line.split()[0]) for line in lines]))
+    return listings
 
 
 @pytest.mark.parametrize(
-    "page", [ROOT / "README.md", page_of("images-maskgit")], ids=of_the_project
+    "page", [ROOT / "README.md", recipe_page("images-maskgit")], ids=relative_name
 )
-def test_a_page_that_draws_a_runs_folder_is_held_to_it(page: Path) -> None:
-    [picture] = drawn_folders(page)
-    assert len(picture.names) >= 5
+def test_listing_of_a_run_directory_is_found(page: Path) -> None:
+    [listing] = run_directory_listings(page)
+    assert len(listing.paths) >= 5
 
 
-# ------------------------------------------------------------------------------------------------- parsing the others
+# ---- commands that are parsed
 
 
-@pytest.mark.parametrize("block", blocks_in("console"), ids=str)
-def test_commands_that_are_not_run_are_at_least_right(block: Block) -> None:
+@pytest.mark.parametrize("block", blocks_in_language("console"), ids=str)
+def test_commands_that_are_not_run_can_be_parsed(block: Block) -> None:
     commands = list(block.commands())
-    assert commands, f"{block} has no line that begins with '$ '"
+    assert commands, f"{block} has no line that starts with '$ '"
     for words in commands:
         while re.fullmatch(r"[A-Z_]+=\S*", words[0]):
             words.pop(0)
-        assert words[0] in CHECKS, (
-            f"{block}: nobody knows how to check {words[0]!r}; say so in CHECKS"
-        )
-        CHECKS[words[0]](words[1:])
+        assert words[0] in PARSERS, f"{block}: add a parser for {words[0]!r} to PARSERS"
+        PARSERS[words[0]](words[1:])
 
 
-def check_tessera(arguments: list[str]) -> None:
-    """Parses the whole command, and stops there."""
-    verb, *rest = arguments
-    assert verb in VERBS, f"there is no verb {verb!r}"
-    if verb == "train":
+def parse_tessera(arguments: list[str]) -> None:
+    command, *rest = arguments
+    assert command in COMMANDS, f"there is no command {command!r}"
+    if command == "train":
         flags.parse(get_recipe(rest[0]), rest[1:])
     else:
-        tyro.cli(still(VERBS[verb]), args=rest)
+        tyro.cli(without_effect(COMMANDS[command]), args=rest)
 
 
-def still(verb: Callable[..., int]) -> Callable[..., int]:
-    """A verb with its parameters that does nothing."""
+def without_effect(command: Callable[..., int]) -> Callable[..., int]:
+    """Return a function with the parameters of a command that does nothing."""
 
-    @functools.wraps(verb)
-    def nothing(*_: Any, **__: Any) -> int:
+    @functools.wraps(command)
+    def do_nothing(*_: Any, **__: Any) -> int:
         return 0
 
-    return nothing
+    return do_nothing
 
 
-def check_torchrun(arguments: list[str]) -> None:
-    """Its own flags are parsed by itself, and what follows `-m tessera` is our command."""
+def parse_torchrun(arguments: list[str]) -> None:
+    """Parse the flags of torchrun with its own parser, and the rest as a tessera command."""
     from torch.distributed.run import get_args_parser
 
     parsed = get_args_parser().parse_args(arguments)
     assert parsed.module and parsed.training_script == "tessera"
-    check_tessera(parsed.training_script_args)
+    parse_tessera(parsed.training_script_args)
 
 
-def check_make(arguments: list[str]) -> None:
-    targets = re.findall(
-        r"^([a-z]+):", ROOT.joinpath("Makefile").read_text(encoding="utf-8"), re.MULTILINE
-    )
+def parse_make(arguments: list[str]) -> None:
+    makefile = ROOT.joinpath("Makefile").read_text(encoding="utf-8")
+    targets = re.findall(r"^([a-z]+):", makefile, re.MULTILINE)
     assert [word for word in arguments if "=" not in word and word not in targets] == []
 
 
-def check_pip(arguments: list[str]) -> None:
-    install, place = arguments
+def parse_pip(arguments: list[str]) -> None:
+    install, target = arguments
     assert install == "install"
     project = tomllib.loads(ROOT.joinpath("pyproject.toml").read_text(encoding="utf-8"))["project"]
-    extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", place)
-    assert extras, f"{place} is not this project"
-    assert (
-        set(filter(None, (extras[1] or "").split(","))) <= project["optional-dependencies"].keys()
-    )
+    extras = re.fullmatch(r"\.(?:\[([\w,]+)\])?", target)
+    assert extras, f"{target} is not this project"
+    names = set(filter(None, (extras[1] or "").split(",")))
+    assert names <= project["optional-dependencies"].keys()
 
 
-def check_script(arguments: list[str]) -> None:
+def parse_script(arguments: list[str]) -> None:
     assert ROOT.joinpath(arguments[0]).is_file(), f"there is no {arguments[0]}"
 
 
-CHECKS: dict[str, Callable[[list[str]], None]] = {
-    "tessera": check_tessera,
-    "torchrun": check_torchrun,
-    "make": check_make,
-    "pip": check_pip,
-    "python": check_script,
-    "bash": check_script,
+PARSERS: dict[str, Callable[[list[str]], None]] = {
+    "tessera": parse_tessera,
+    "torchrun": parse_torchrun,
+    "make": parse_make,
+    "pip": parse_pip,
+    "python": parse_script,
+    "bash": parse_script,
 }
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "command",
     [
         "tessera trian images-vqgan",
         "tessera train images-vqgan --stesp 3",
         "tessera train images-vqgan --preset huge",
         "tessera train images-maskgit --critic both",
-        "tessera train images-maskgit --low-res-tokenizer runs/mine",
+        "tessera train images-maskgit --low-res-tokenizer runs/vqgan",
         "tessera sample",
-        "tessera sample runs/mine --prompt --decoding-steps many",
-        "tessera tokenize runs/mine",
-        "tessera check pictures --fast",
+        "tessera sample runs/maskgit --prompt --decoding-steps many",
+        "tessera tokenize runs/vqgan",
+        "tessera check images --fast",
         "torchrun --nproc-per-node 2 -m tessera train images-vqgan --stesp 3",
         "torchrun --nproc-per-nood 2 -m tessera train images-vqgan",
         "make dmeo",
@@ -254,92 +243,164 @@ CHECKS: dict[str, Callable[[list[str]], None]] = {
         "python examples/emojis.py",
     ],
 )
-def test_a_wrong_command_in_a_page_would_be_noticed(wrong: str) -> None:
-    program, *arguments = shlex.split(wrong)
+def test_invalid_commands_are_detected(command: str) -> None:
+    program, *arguments = shlex.split(command)
     with (
         pytest.raises((AssertionError, SystemExit)),
         redirect_stdout(StringIO()),
         redirect_stderr(StringIO()),
     ):
-        CHECKS[program](arguments)
+        PARSERS[program](arguments)
 
 
-# -------------------------------------------------------------------------------------------------- what is pointed at
+# ---- links, files, excerpts and quotations
 
 
 @every_page
-def test_every_block_says_what_it_is(page: Path) -> None:
-    strange = [
-        f"{block}: {block.language!r}" for block in blocks(page) if block.language not in LANGUAGES
+def test_every_block_has_a_known_language(page: Path) -> None:
+    unknown = [
+        f"{block}: {block.language!r}"
+        for block in read_blocks(page)
+        if block.language not in LANGUAGES
     ]
-    assert not strange, f"a block is marked {', '.join(sorted(LANGUAGES))}:{listed(strange)}"
+    assert not unknown, f"expected one of {', '.join(sorted(LANGUAGES))}:{as_lines(unknown)}"
 
 
 @every_page
-def test_links_lead_somewhere(page: Path) -> None:
-    links = re.findall(r"\]\(([^()\s]+)\)", prose(page))
-    dead = [link for link in links if "://" not in link and not is_there(page, link)]
-    assert not dead, f"{of_the_project(page)} points at what is not there:{listed(dead)}"
+def test_links_have_a_target(page: Path) -> None:
+    links = re.findall(r"\]\(([^()\s]+)\)", read_prose(page))
+    broken = [link for link in links if "://" not in link and not link_exists(page, link)]
+    assert not broken, f"broken links in {relative_name(page)}:{as_lines(broken)}"
 
 
-def is_there(page: Path, link: str) -> bool:
+def link_exists(page: Path, link: str) -> bool:
     path, _, anchor = link.partition("#")
     target = page.parent / path if path else page
     return target.exists() and (not anchor or anchor in anchors(target))
 
 
 def anchors(page: Path) -> set[str]:
-    """Headings, as links spell them."""
-    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    """Return the anchors of all headings."""
+    headings = re.findall(r"^#+ (.+)$", read_prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @every_page
-def test_files_and_tests_that_a_page_names_exist(page: Path) -> None:
-    known = {
+def test_files_and_tests_named_on_a_page_exist(page: Path) -> None:
+    test_names = {
         name
         for file in ROOT.joinpath("tests").rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", file.read_text(encoding="utf-8"), re.MULTILINE)
     }
-    missing = [
-        span for span in spans(page) if re.fullmatch(r"test_\w+", span) and span not in known
-    ]
+    spans = code_spans(page)
+    missing = [span for span in spans if re.fullmatch(r"test_\w+", span) and span not in test_names]
     missing += [
         span
-        for span in spans(page)
+        for span in spans
         if re.fullmatch(r"(?:tessera|tests|bench|examples|docs)/[\w./-]+", span)
         and not ROOT.joinpath(span).exists()
     ]
-    assert not missing, listed(missing)
+    assert not missing, as_lines(missing)
 
 
-@pytest.mark.parametrize("block", blocks_in("py"), ids=str)
-def test_an_excerpt_stands_in_the_file_that_it_names(block: Block) -> None:
+@pytest.mark.parametrize("block", blocks_in_language("py"), ids=str)
+def test_excerpts_are_in_the_file_they_name(block: Block) -> None:
     first, rest = block.text.split("\n", 1)
-    source = ROOT.joinpath(first.removeprefix("# ")).read_text(encoding="utf-8")
+    file_name = first.removeprefix("# ")
+    source = ROOT.joinpath(file_name).read_text(encoding="utf-8")
     assert textwrap.dedent(rest).strip(), f"{block} is empty"
-    assert rest in source, f"{block} is no longer what stands in {first.removeprefix('# ')}"
+    assert rest in source, f"{block} is not in {file_name}"
 
 
-def test_every_part_of_the_package_has_its_line_in_the_layout() -> None:
+def test_every_package_and_module_is_in_the_layout() -> None:
     [layout] = [
         block.text
-        for block in blocks(ROOT / "docs/design.md")
+        for block in read_blocks(ROOT / "docs/design.md")
         if block.text.startswith("tessera/\n")
     ]
     package = ROOT / "tessera"
-    top = {path.name for path in package.iterdir() if path.suffix == ".py"}
-    top |= {path.parent.name for path in package.glob("*/__init__.py")}
-    inner = {
-        path.name for unit in ("engine", "data") for path in package.joinpath(unit).glob("[!_]*.py")
+    expected = {path.stem for path in package.glob("*.py")}
+    expected |= {path.parent.name for path in package.glob("*/__init__.py")}
+    expected |= {
+        path.stem for unit in ("engine", "data") for path in package.joinpath(unit).glob("[!_]*.py")
     }
-    drawn = set(re.findall(r"[\w]+(?:\.py)?", layout))
-    assert top | inner <= drawn, f"docs/design.md does not draw {sorted((top | inner) - drawn)}"
-    gone = [name for name in drawn if name.endswith(".py") and not any(package.rglob(name))]
-    assert not gone, f"docs/design.md draws what is not there: {gone}"
+    words = re.findall(r"\w+(?:\.py)?", layout)
+    missing = expected - {word.removesuffix(".py") for word in words}
+    assert not missing, f"docs/design.md does not list {sorted(missing)}"
+    removed = [word for word in words if word.endswith(".py") and not any(package.rglob(word))]
+    assert not removed, f"docs/design.md lists files that do not exist: {removed}"
 
 
-# ---------------------------------------------------------------------------------------------- flags and other settings
+@dataclass(frozen=True)
+class Text:
+    """A string of the package; a formatted value of an f-string matches anything."""
+
+    literals: tuple[str, ...]
+
+    def contains(self, quotation: str) -> bool:
+        return any(quotation in literal for literal in self.literals)
+
+    def equals(self, name: str) -> bool:
+        """Whether the string can be this name; an f-string needs some characters of its own."""
+        if len("".join(self.literals)) < 3:
+            return self.literals == (name,)
+        return re.fullmatch(".+".join(map(re.escape, self.literals)), name) is not None
+
+
+@functools.cache
+def package_texts() -> frozenset[Text]:
+    trees = (
+        ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "tessera").rglob("*.py")
+    )
+    return frozenset(text for tree in trees for text in find_texts(tree))
+
+
+def find_texts(tree: ast.AST) -> Iterator[Text]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield Text((node.value,))
+        elif isinstance(node, ast.JoinedStr):
+            literals = [""]
+            for value in node.values:
+                if isinstance(value, ast.Constant):
+                    literals[-1] += value.value
+                else:
+                    literals.append("")
+            yield Text(tuple(literals))
+
+
+@every_run_page
+def test_quoted_error_messages_are_those_of_the_package(page: Path) -> None:
+    quotations = re.findall(r'\*\*"([^"]+)"\*\*', read_prose(page))
+    unknown = [
+        quotation
+        for quotation in quotations
+        if not any(text.contains(" ".join(quotation.split())) for text in package_texts())
+    ]
+    assert not unknown, as_lines(unknown)
+
+
+METRIC = re.compile(r"(?:val|val_ema|model|discriminator)/([\w@]+)")
+
+
+@every_run_page
+def test_metrics_named_on_a_page_exist(page: Path) -> None:
+    names = [match[1] for span in code_spans(page) if (match := METRIC.fullmatch(span))]
+    unknown = [
+        name
+        for name in names
+        if not any(text.equals(re.sub(r"_\d+$", "", name)) for text in package_texts())
+    ]
+    assert not unknown, as_lines(unknown)
+
+
+def test_unknown_metrics_and_messages_are_detected() -> None:
+    assert any(text.equals("text_to_media_R@1") for text in package_texts())
+    assert not any(text.equals("text_to_media_r1") for text in package_texts())
+    assert not any(text.contains("but the loss is made for") for text in package_texts())
+
+
+# ---- flags
 
 
 CHOICES = [
@@ -367,47 +428,47 @@ CHOICES = [
     *((audio_soundstorm, f"--critic {critic}") for critic in ("own", "head")),
     (images_maskgit, "--text an-encoder"),
 ]
-"""Every recipe with every choice that brings flags of its own."""
+"""Every recipe with every choice that adds flags."""
 
 
-def test_the_flags_of_every_recipe_are_looked_at() -> None:
+def test_flags_of_every_recipe_are_collected() -> None:
     assert {recipe for recipe, _ in CHOICES} == set(RECIPES)
 
 
 @pytest.fixture(scope="module")
 def known_flags() -> set[str]:
-    """Every flag that any verb, and `train` with any choice of parts, tells of in its help."""
-    helps = StringIO()
-    with redirect_stdout(helps):
+    """Return the flags of all commands, and of `train` with all choices."""
+    output = StringIO()
+    with redirect_stdout(output):
         for recipe, choices in CHOICES:
             with pytest.raises(SystemExit):
                 flags.parse(recipe, [*choices.split(), "--help"])
-        for name in VERBS.keys() - {"train"}:
+        for name in COMMANDS.keys() - {"train"}:
             with pytest.raises(SystemExit):
-                tyro.cli(still(VERBS[name]), args=["--help"])
-    return set(re.findall(r"--[a-z][\w.-]*", helps.getvalue())) | {"--data", "--version"}
+                tyro.cli(without_effect(COMMANDS[name]), args=["--help"])
+    return set(re.findall(r"--[a-z][\w.-]*", output.getvalue())) | {"--data", "--version"}
 
 
 @every_run_page
-def test_flags_that_a_page_names_exist(page: Path, known_flags: set[str]) -> None:
+def test_flags_named_on_a_page_exist(page: Path, known_flags: set[str]) -> None:
     assert {
         "--steps",
-        "--task.adversary.starts",
+        "--task.adversary.start-step",
         "--weights",
         "--task.model.text.download",
         "--low-res-tokenizer",
     } <= known_flags
-    ours = [span for span in spans(page) if span.startswith(("--", "tessera "))]
+    spans = [span for span in code_spans(page) if span.startswith(("--", "tessera "))]
     unknown = [
         flag
-        for span in ours
+        for span in spans
         for flag in re.findall(r"(?<!\S)--[\w.-]+", span)
         if flag not in known_flags
     ]
-    assert not unknown, listed(unknown)
+    assert not unknown, as_lines(unknown)
 
 
-def test_every_recipe_has_its_page() -> None:
-    assert {page.stem for page in (ROOT / "docs").glob("*.md")} == {
-        recipe_name(recipe) for recipe in RECIPES
-    } | {"design"}
+def test_every_recipe_has_a_page() -> None:
+    recipes = {recipe_name(recipe) for recipe in RECIPES}
+    pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
+    assert pages == recipes | {"design", "benchmarks"}

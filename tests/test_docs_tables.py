@@ -1,5 +1,4 @@
-"""The tables of the pages are what the code makes: a row per preset, and a row per parameter of a
-front door."""
+"""The tables of the documentation agree with the code: presets, trainer parameters and settings."""
 
 from __future__ import annotations
 
@@ -32,249 +31,245 @@ from tessera.trainers import (
     VideoTokenizerTrainer,
     VQGanVAETrainer,
 )
-from tests.pages import page_of, prose, table
+from tests.pages import read_prose, read_table, recipe_page
 
-# ---- presets: what a recipe makes, in the order of its page's columns
+# ---- presets: the cells of a row, in the order of the columns
 
 
-def image_tokenizer(preset: Preset) -> list[str]:
-    run = images_vqgan(preset)
+def image_tokenizer_row(preset: Preset) -> list[str]:
+    run: Any = images_vqgan(preset)
     with torch.device("meta"):  # sizes without the memory
         model = run.task.model.build()
     grid = run.data.size // run.task.model.stride
     return [
-        square(run),
+        image_size(run),
         f"{grid} x {grid}",
         f"{model.vocab_size:,}",
-        size_of(model),
-        *engine_config(run),
-        rate_of(run),
-        judged(run),
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        learning_rate(run),
+        adversary(run),
     ]
 
 
-def image_generator(preset: Preset) -> list[str]:
-    run, tokens = images_maskgit(preset), symbols_of_images(preset)
+def image_generator_row(preset: Preset) -> list[str]:
+    run: Any = images_maskgit(preset)
+    tokenizer = image_tokenizer_stub(preset)
     with torch.device("meta"):
-        task = run.task.build(tokens)
+        task = run.task.build(tokenizer=tokenizer)
     return [
-        square(run),
-        f"{' x '.join(map(str, tokens.grid))} of {tokens.vocab_size:,}",
+        image_size(run),
+        f"{' x '.join(map(str, tokenizer.grid))} of {tokenizer.vocab_size:,}",
         f"{task.layout.num_positions}",
-        size_of(task.model),
-        *engine_config(run),
+        count_parameters(task.model),
+        *steps_and_batch_size(run),
         run.task.optimizer.name,
-        rate_of(run),
+        learning_rate(run),
         f"{run.task.sampling.decoding_steps}",
     ]
 
 
-def video_tokenizer(preset: Preset) -> list[str]:
-    run = videos_magvit2(preset)
+def video_tokenizer_row(preset: Preset) -> list[str]:
+    run: Any = videos_magvit2(preset)
     with torch.device("meta"):
         model = run.task.model.build()
     return [
-        f"{run.data.frames} x {square(run)}",
+        f"{run.data.frames} x {image_size(run)}",
         " x ".join(map(str, run.task.model.grid(run.data))),
         f"{model.vocab_size:,}",
-        size_of(model),
-        *engine_config(run),
-        rate_of(run),
-        judged(run),
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        learning_rate(run),
+        adversary(run),
     ]
 
 
-def mesh_autoencoder(preset: Preset) -> list[str]:
-    run = meshes_autoencoder(preset)
+def mesh_tokenizer_row(preset: Preset) -> list[str]:
+    run: Any = meshes_autoencoder(preset)
     model = run.task.model.build()
     return [
         f"{run.data.bins}",
         f"{run.data.max_faces}",
         f"{model.num_quantizers} of {model.vocab_size:,}",
-        size_of(model),
-        *engine_config(run),
-        rate_of(run),
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        learning_rate(run),
     ]
 
 
-def mesh_transformer(preset: Preset) -> list[str]:
-    run, tokenizer = meshes_transformer(preset), meshes_autoencoder(preset).task.model
-    config, quantizer = run.task.model, tokenizer.quantizer
+def mesh_generator_row(preset: Preset) -> list[str]:
+    run: Any = meshes_transformer(preset)
+    tokenizer: Any = meshes_autoencoder(preset).task
+    config, quantizer = run.task.model, tokenizer.model.quantizer
     with torch.device("meta"):
-        model = config.build(quantizer.quantizer.codebook_size, tokenizer.corners, quantizer.num_quantizers)
+        model = config.build(
+            quantizer.quantizer.codebook_size, tokenizer.model.corners, quantizer.num_quantizers
+        )
     return [
         f"{config.max_len}",
-        f"{config.width}",
+        f"{config.dim}",
         f"{config.depth}",
         f"{config.fine_dim} x {config.fine_depth}",
-        size_of(model),
-        *engine_config(run),
+        count_parameters(model),
+        *steps_and_batch_size(run),
         run.task.optimizer.name,
-        rate_of(run),
+        learning_rate(run),
     ]
 
 
-def music(preset: Preset) -> list[str]:
-    run = music_mulan(preset)
+def music_row(preset: Preset) -> list[str]:
+    run: Any = music_mulan(preset)
     audio = run.task.model.audio
     with torch.device("meta"):
         model = run.task.model.build()
-    times = ceil(ceil(run.data.length / audio.hop) / audio.patch[1])
+    patches_in_time = ceil(ceil(run.data.length / audio.hop) / audio.patch[1])
     return [
-        clip(run),
+        audio_length(run),
         f"{audio.bands}",
-        f"{audio.bands // audio.patch[0]} x {times}",
-        f"{audio.width}",
+        f"{audio.bands // audio.patch[0]} x {patches_in_time}",
+        f"{audio.dim}",
         f"{audio.depth}",
-        size_of(model),
-        *engine_config(run),
+        count_parameters(model),
+        *steps_and_batch_size(run),
         run.task.optimizer.name,
-        rate_of(run),
+        learning_rate(run),
     ]
 
 
-def sound_codec(preset: Preset) -> list[str]:
-    run = audio_codec(preset)
+def codec_row(preset: Preset) -> list[str]:
+    run: Any = audio_codec(preset)
     with torch.device("meta"):
         model = run.task.model.build()
     frames_hz = run.data.rate_hz / model.hop
     return [
-        clip(run),
+        audio_length(run),
         f"{frames_hz:g}",
         f"{model.num_quantizers} of {model.vocab_size:,}",
         f"{model.num_quantizers * log2(model.vocab_size) * frames_hz / 1000:g}",
-        size_of(model),
-        *engine_config(run),
-        rate_of(run),
-        judged(run),
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        learning_rate(run),
+        adversary(run),
     ]
 
 
-def semantic_symbols(preset: Preset) -> list[str]:
-    run = audio_semantic(preset)
+def semantic_row(preset: Preset) -> list[str]:
+    run: Any = audio_semantic(preset)
     model = run.task.model
-    symbols_hz = model.rate_hz / model.hop
-    bits = f"{symbols_hz * log2(model.vocab_size):g}"
+    tokens_hz = model.rate_hz / model.hop
     return [
-        clip(run),
-        f"{symbols_hz:g}",
+        audio_length(run),
+        f"{tokens_hz:g}",
         f"{model.vocab_size:,}",
-        bits,
-        *engine_config(run),
-        rate_of(run),
+        f"{tokens_hz * log2(model.vocab_size):g}",
+        *steps_and_batch_size(run),
+        learning_rate(run),
     ]
 
 
-def soundstorm(preset: Preset) -> list[str]:
-    run = audio_soundstorm(preset)
-    acoustic, said = (
-        symbols_of_sounds(recipe(preset), run.data) for recipe in (audio_codec, audio_semantic)
+def soundstorm_row(preset: Preset) -> list[str]:
+    run: Any = audio_soundstorm(preset)
+    acoustic, semantic = (
+        audio_tokenizer_stub(recipe(preset), run.data) for recipe in (audio_codec, audio_semantic)
     )
     with torch.device("meta"):
-        task = run.task.build(acoustic, semantic=said)
+        task = run.task.build(tokenizer=acoustic, semantic=semantic)
     first, finer = run.task.sampling.decoding_steps_per_level
     return [
-        clip(run),
+        audio_length(run),
         f"{acoustic.grid[0]} x {acoustic.num_quantizers}",
-        f"{said.grid[0]} of {said.vocab_size:,}",
-        f"{run.task.model.width}",
+        f"{semantic.grid[0]} of {semantic.vocab_size:,}",
+        f"{run.task.model.dim}",
         f"{run.task.model.depth}",
-        size_of(task.model),
-        *engine_config(run),
+        count_parameters(task.model),
+        *steps_and_batch_size(run),
         run.task.optimizer.name,
-        rate_of(run),
+        learning_rate(run),
         f"{first} + {finer * (acoustic.num_quantizers - 1)}",
     ]
 
 
 ROWS = {
-    "images-vqgan": image_tokenizer,
-    "images-maskgit": image_generator,
-    "videos-magvit2": video_tokenizer,
-    "meshes-autoencoder": mesh_autoencoder,
-    "meshes-transformer": mesh_transformer,
-    "music-mulan": music,
-    "audio-codec": sound_codec,
-    "audio-semantic": semantic_symbols,
-    "audio-soundstorm": soundstorm,
+    "images-vqgan": image_tokenizer_row,
+    "images-maskgit": image_generator_row,
+    "videos-magvit2": video_tokenizer_row,
+    "meshes-autoencoder": mesh_tokenizer_row,
+    "meshes-transformer": mesh_generator_row,
+    "music-mulan": music_row,
+    "audio-codec": codec_row,
+    "audio-semantic": semantic_row,
+    "audio-soundstorm": soundstorm_row,
 }
 
 
 @pytest.mark.parametrize("preset", get_args(Preset))
 @pytest.mark.parametrize("recipe", ROWS)
-def test_the_table_of_presets_is_what_the_recipe_makes(recipe: str, preset: Preset) -> None:
-    told = {row[0]: row for row in table(page_of(recipe), "preset")}
-    made = [f"`{preset}`", *ROWS[recipe](preset)]
-    assert told[f"`{preset}`"] == made, (
-        f"in docs/{recipe}.md the row is to be:\n| {' | '.join(made)} |"
+def test_table_of_presets_agrees_with_the_recipe(recipe: str, preset: Preset) -> None:
+    rows = {row[0]: row for row in read_table(recipe_page(recipe), "preset")}
+    expected = [f"`{preset}`", *ROWS[recipe](preset)]
+    assert rows[f"`{preset}`"] == expected, (
+        f"the row of docs/{recipe}.md must be:\n| {' | '.join(expected)} |"
     )
 
 
 @pytest.mark.parametrize("preset", get_args(Preset))
-def test_the_sizes_of_super_resolution_are_those_of_its_presets(preset: Preset) -> None:
-    [pictures] = [
-        row[1]
-        for row in table(page_of("images-maskgit-superres"), "preset")
-        if row[0] == f"`{preset}`"
-    ]
-    assert pictures == square(images_maskgit_superres(preset))
+def test_image_sizes_of_super_resolution_agree_with_the_recipe(preset: Preset) -> None:
+    rows = {row[0]: row for row in read_table(recipe_page("images-maskgit-superres"), "preset")}
+    assert rows[f"`{preset}`"][1] == image_size(images_maskgit_superres(preset))
 
 
-def square(run: Any) -> str:
+def image_size(run: Any) -> str:
     return f"{run.data.size} x {run.data.size}"
 
 
-def clip(run: Any) -> str:
+def audio_length(run: Any) -> str:
     return f"{run.data.seconds:g} s at {run.data.rate_hz / 1000:g} kHz"
 
 
-def size_of(model: nn.Module) -> str:
+def count_parameters(model: nn.Module) -> str:
     return f"{sum(parameter.numel() for parameter in model.parameters()):,}"
 
 
-def engine_config(run: Any) -> list[str]:
+def steps_and_batch_size(run: Any) -> list[str]:
     return [f"{run.engine.steps:,}", f"{run.engine.batch_size}"]
 
 
-def rate_of(run: Any) -> str:
+def learning_rate(run: Any) -> str:
     return f"{run.task.optimizer.lr:g}"
 
 
-def judged(run: Any) -> str:
+def adversary(run: Any) -> str:
     return "off" if run.task.adversary is None else "on"
 
 
-def symbols_of_images(preset: Preset) -> Any:
-    """All that a generator's size depends on of a tokenizer: its quantizer and its grid."""
-    run = images_vqgan(preset)
-    quantizer = run.task.model.quantizer.build(run.task.model.widths[-1])
-    return tokens(quantizer, run.task.model.grid(run.data), seconds=None)
+def image_tokenizer_stub(preset: Preset) -> Any:
+    run: Any = images_vqgan(preset)
+    quantizer = run.task.model.quantizer.build(run.task.model.stage_channels[-1])
+    return tokenizer_stub(quantizer, run.task.model.grid(run.data), seconds=None)
 
 
-def symbols_of_sounds(run: Any, data: Any) -> Any:
+def audio_tokenizer_stub(run: Any, data: Any) -> Any:
     model = run.task.model.build()
-    return tokens(model.quantizer, run.task.model.grid(data), seconds=model.hop / run.data.rate_hz)
+    seconds = model.hop / run.data.rate_hz
+    return tokenizer_stub(model.quantizer, run.task.model.grid(data), seconds=seconds)
 
 
-def tokens(quantizer: Any, grid: tuple[int, ...], *, seconds: float | None) -> Any:
-    """What is known of a cascade's symbols is nothing."""
-    every = torch.arange(quantizer.vocab_size)
-    known = (
-        code_features(quantizer.lookup(every, torch.float32).detach()) if quantizer.num_quantizers == 1 else None
-    )
+def tokenizer_stub(quantizer: Any, grid: tuple[int, ...], *, seconds: float | None) -> Any:
+    """Return the properties of a tokenizer on which the size of a generator depends."""
+    codebook_VW = quantizer.codebook()
     return SimpleNamespace(
         network=nn.Identity(),
         vocab_size=quantizer.vocab_size,
         grid=grid,
         num_quantizers=quantizer.num_quantizers,
-        features=known,
+        features=None if codebook_VW is None else code_features(codebook_VW.float()),
         seconds=seconds,
     )
 
 
-# ---- front doors, and settings
+# ---- trainers, and settings that may change
 
-DOORS = {
+TRAINERS = {
     "images-vqgan": VQGanVAETrainer,
     "images-maskgit": MaskGitTrainer,
     "videos-magvit2": VideoTokenizerTrainer,
@@ -283,36 +278,38 @@ DOORS = {
 }
 
 
-@pytest.mark.parametrize(("recipe", "door"), DOORS.items(), ids=DOORS)
-def test_the_table_of_a_front_door_is_its_signature(
-    recipe: str, entry_point: type[Trainer]
-) -> None:
-    _, *rows = table(page_of(recipe), "parameter")
-    told = {name.strip("`"): default.strip("`") for name, default, _ in rows}
-    real = {
+@pytest.mark.parametrize(("recipe", "trainer"), TRAINERS.items(), ids=TRAINERS)
+def test_table_of_trainer_parameters_is_the_signature(recipe: str, trainer: type[Trainer]) -> None:
+    _, *rows = read_table(recipe_page(recipe), "parameter")
+    documented = {name.strip("`"): default.strip("`") for name, default, _ in rows}
+    defaults = {
         name: "required"
         if parameter.default is inspect.Parameter.empty
         else repr(parameter.default)
-        for name, parameter in inspect.signature(entry_point).parameters.items()
+        for name, parameter in inspect.signature(trainer).parameters.items()
     }
     configs = {
         repr(PatchDiscriminatorConfig()),
         repr(MaskedTransformerConfig()),
         repr(VideoAdversaryConfig()),
     }
-    assert told == real | {name: "a config" for name, default in real.items() if default in configs}
+    expected = {
+        name: "a config" if default in configs else default for name, default in defaults.items()
+    }
+    assert documented == expected
 
 
-def test_the_settings_that_may_change_are_all_told() -> None:
-    """Those of every recipe on the first recipe's page, and those of runs that stand on others
-    where such a run is told of."""
-    pages = (page_of("images-vqgan"), page_of("images-maskgit"))
-    sentences = [
-        line
+def test_all_settings_that_may_change_are_documented() -> None:
+    """One page lists those of every recipe, another the paths of the runs that a run depends on."""
+    pages = (recipe_page("images-vqgan"), recipe_page("images-maskgit"))
+    paragraphs = [
+        paragraph
         for page in pages
-        for line in re.split(r"\n\n|(?<=\.)\s", prose(page))
-        if "may differ" in line
+        for paragraph in read_prose(page).split("\n\n")
+        if "may change when a run is resumed" in " ".join(paragraph.split())
     ]
-    told = {name for sentence in sentences for name in re.findall(r"`--([\w.-]+)`", sentence)}
-    assert len(sentences) == 2
-    assert told == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}
+    documented = {
+        name for paragraph in paragraphs for name in re.findall(r"`--([\w.-]+)`", paragraph)
+    }
+    assert len(paragraphs) == len(pages)
+    assert documented == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}

@@ -128,6 +128,8 @@ class Generator:
 
     def encode_prompt(self, inputs: MediaInputs) -> TokenPrompt | None:
         """Turn media files into codes to start from."""
+        if inputs != NO_INPUTS:
+            check_not_external(self.task)
         try:
             return self.task.config.encode_prompt(inputs, self)
         except ValueError as error:

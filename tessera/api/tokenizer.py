@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from tessera.data.dataset import DataConfig, ExampleDataset
-from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
 from tessera.data.tokens import TokensInfo
 from tessera.engine.modes import eval_mode
@@ -118,15 +117,18 @@ class Tokenizer:
     def encode(self, media: Any) -> Tensor:
         """Encode media as codes (B, *grid).
 
-        `media` is an Image, Video, Audio or Mesh, a path, a NumPy array of one example, or a list of
-        these, which are preprocessed as in training; or a tensor (B, ...) as the model expects it.
+        `media` is an Image, Video, Audio or Mesh, a path, a NumPy array of one example, or a list
+        of these, which are preprocessed as in training; or a tensor (B, ...) as the model expects
+        it. The arrays of a mesh are a pair (vertices, faces).
         """
+        adapter = self.network.adapter
         with eval_mode(self.network):
-            if isinstance(media, Tensor):
+            if isinstance(media, Tensor) and adapter.takes_tensors:
                 return self.model.encode(media.to(self.device))
             items = media if isinstance(media, list) else [media]
+            if not items:
+                raise UserError("There is nothing to encode: the list is empty.")
             batch = self.data.collate([self.load_example(item) for item in items])
-            adapter = self.network.adapter
             target = batch.to(self.device)
             kwargs = adapter.model_kwargs(target)
             return self.model.encode(adapter.target(target), **kwargs)
@@ -137,7 +139,7 @@ class Tokenizer:
             if isinstance(media, (str, Path)):
                 return self.data.example_from_file(str(media))
             return self.data.example_from_media(media)
-        except UnreadableFile as error:
+        except ValueError as error:  # an unreadable file, or an array of another shape or type
             raise UserError(str(error)) from None
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -42,9 +42,9 @@ class TokenPrompt:
     """Codes that a sample starts from, for one example."""
 
     codes: Tensor
-    """The given codes, (1, *grid)."""
+    """The given codes, (1, *grid), or (B, *grid) in a request that is generated as one batch."""
     mask: Tensor | None = None
-    """Which codes to generate, (1, *grid); None if the codes are a prefix to continue."""
+    """Which codes to generate, of the same shape; None if the codes are a prefix to continue."""
     cond_codes: Tensor | None = None
     """Codes of the conditioning tokenizer, (1, ...)."""
     trim: int = 0

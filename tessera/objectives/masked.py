@@ -165,11 +165,11 @@ class MaskedTask(GeneratorTask):
         if self.model.critic is not None:
             self.pass_to_critic(batch, masked, logits_MV.detach(), randomness, token_batch)
         # The sum is divided by the expected number of masked tokens instead of the actual one, so that
-        # micro-batches add up to the batch exactly. The mean per token is logged beside it.
+        # micro-batches add up to the batch exactly. The mean per token of each example is logged too.
         expected = len(batch) * self.config.masking.expected_num_masked(self.layout)
         detached, mask = logits_MV.detach(), masked.loss_mask
         metrics: dict[str, Any] = {
-            "cross_entropy_per_token": summed.detach() / max(1, len(targets_M)),
+            "cross_entropy_per_token": partial(token_cross_entropy, detached, targets_M, mask),
             "accuracy": partial(token_accuracy, detached, targets_M, mask),
         }
         return Loss({"cross_entropy": summed / expected}, metrics)
@@ -426,9 +426,17 @@ def token_spec(tokenizer: TokenizerProtocol, max_positions: int | None = None) -
     return TokenSpec(tokenizer.vocab_size, layout, tokenizer.features, tokenizer.seconds)
 
 
+def token_cross_entropy(logits_MV: Tensor, targets_M: Tensor, loss_mask_BNS: Tensor) -> Tensor:
+    loss_M = F.cross_entropy(to_fp32(logits_MV), targets_M, reduction="none")
+    return mean_over_examples(loss_M, loss_mask_BNS)
+
+
 def token_accuracy(logits_MV: Tensor, targets_M: Tensor, loss_mask_BNS: Tensor) -> Tensor:
-    """Return the mean over examples of their accuracy, so that micro-batches add up."""
-    correct_M = (logits_MV.argmax(-1) == targets_M).float()
-    zeros = torch.zeros(loss_mask_BNS.shape, device=correct_M.device)
-    correct_BNS = zeros.masked_scatter(loss_mask_BNS, correct_M)
-    return (correct_BNS.flatten(1).sum(1) / loss_mask_BNS.flatten(1).sum(1)).mean()
+    return mean_over_examples((logits_MV.argmax(-1) == targets_M).float(), loss_mask_BNS)
+
+
+def mean_over_examples(values_M: Tensor, loss_mask_BNS: Tensor) -> Tensor:
+    """Return the mean over examples of the mean over their tokens, so that micro-batches add up."""
+    zeros = torch.zeros(loss_mask_BNS.shape, device=values_M.device, dtype=values_M.dtype)
+    values_BNS = zeros.masked_scatter(loss_mask_BNS, values_M)
+    return (values_BNS.flatten(1).sum(1) / loss_mask_BNS.flatten(1).sum(1)).mean()

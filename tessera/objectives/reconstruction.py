@@ -37,6 +37,9 @@ from tessera.nn.reconstruction import Reconstruction
 class MediaAdapter:
     """Convert examples of one modality to model inputs, and model outputs to media."""
 
+    takes_tensors = True
+    """Whether the model input is a single tensor."""
+
     def target(self, examples: Any) -> Any:
         """Return the model input, which is also what it reconstructs."""
         raise NotImplementedError

@@ -7,8 +7,8 @@
     trainer.train(log_fn=print)
 
 Names and defaults of the parameters are those of the research packages. The results folder is a run
-directory: the commands of `tessera` work on it, a trainer that is constructed again resumes from the
-newest checkpoint, and earlier results are never deleted.
+directory: the commands of `tessera` work on it, a trainer that is constructed again resumes from
+the newest checkpoint, and earlier results are never deleted.
 """
 
 from __future__ import annotations

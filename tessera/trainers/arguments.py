@@ -34,7 +34,7 @@ def build_engine_config(
     accelerate_kwargs: Mapping[str, Any] | None,
     parameter: str = "accelerate_kwargs",
 ) -> EngineConfig:
-    """Build the engine configuration; the batch size of the research packages is per micro-batch."""
+    """Build the engine configuration; the research packages' batch size is per micro-batch."""
     return EngineConfig(
         steps=steps,
         batch_size=micro_batch_size * grad_accum_steps,
@@ -102,9 +102,9 @@ def translate_scheduler(scheduler: Any, warmup_steps: int) -> dict[str, Any]:
         return {"schedule": schedule, "warmup_steps": warmup_steps}
     if scheduler not in get_args(Schedule):
         raise UserError(
-            f"scheduler is {scheduler!r}, but the learning rate is a function of the step and needs "
-            f"no scheduler object: use {', '.join(map(repr, get_args(Schedule)))}, or None for a "
-            "constant learning rate after the warm-up."
+            f"scheduler is {scheduler!r}, but the learning rate is a function of the step and "
+            f"needs no scheduler object: use {', '.join(map(repr, get_args(Schedule)))}, or None "
+            "for a constant learning rate after the warm-up."
         )
     return {"schedule": scheduler, "warmup_steps": warmup_steps}
 

@@ -27,8 +27,8 @@ On recordings, with a codec and a semantic tokenizer that were trained with this
     trainer.train()
     audio = trainer.to_audio(trainer.generate(semantic))
 
-`trainers/in_memory_audio.py` describes the items of a dataset in memory. The parameters are those of
-soundstorm-pytorch.
+`trainers/in_memory_audio.py` describes the items of a dataset in memory. The parameters are those
+of soundstorm-pytorch.
 
 B examples, T acoustic frames, t semantic frames, L quantizers.
 """
@@ -229,8 +229,8 @@ class SoundStormTrainer(Trainer):
         samples.
 
         Args:
-            cond_semantic_token_ids: (B, t) with -1 after the end of shorter ones, or a list of (t,).
-            prompt_acoustic_token_ids: The first acoustic tokens, whose voice is continued:
+            cond_semantic_token_ids: (B, t) with -1 after the end of shorter ones, or a list of
+            (t,). prompt_acoustic_token_ids: The first acoustic tokens, whose voice is continued:
                 (B, p, l), or (p, l) for all examples. If it has fewer quantizers than the model,
                 the finer ones are generated. The semantic tokens cover the prompt too, and the
                 result starts with it.
@@ -295,8 +295,9 @@ def describe_streams(model: MaskedModel) -> TokenStreams:
     conditioner = model.network.token_conditioner
     if conditioner is None:
         raise UserError(
-            "The model was built for acoustic tokens only, but SoundStorm is conditioned on semantic "
-            "tokens: build it for both with SoundStormConfig(...).build(ACOUSTIC, SEMANTIC)."
+            "The model was built for acoustic tokens only, but SoundStorm is conditioned on "
+            "semantic tokens: build it for both with SoundStormConfig(...).build(ACOUSTIC, "
+            "SEMANTIC)."
         )
     try:
         return TokenStreams(
@@ -322,8 +323,8 @@ def choose_trained(
 ) -> Literal["all", "generator", "critic"]:
     if only_generator and only_critic:
         raise UserError(
-            "only_train_generator and only_train_critic are both True, so nothing would be trained: "
-            "leave one out."
+            "only_train_generator and only_train_critic are both True, so nothing would be "
+            "trained: leave one out."
         )
     if only_critic and model.critic is None:
         raise UserError(
@@ -354,8 +355,8 @@ def audio_data_config(
     run = read_run(RunDirectory(copy if copy.exists() else semantic))
     if not isinstance(run.data, AudioDataConfig):
         raise UserError(
-            f"The run in {semantic} is of the recipe {run.recipe!r}, but SoundStorm needs a semantic "
-            "tokenizer: give a run of audio-semantic."
+            f"The run in {semantic} is of the recipe {run.recipe!r}, but SoundStorm needs a "
+            "semantic tokenizer: give a run of audio-semantic."
         )
     data = run.data.without_augmentation()
     return data if data_max_length is None else replace(data, samples=data_max_length)
@@ -435,13 +436,13 @@ def parse_semantic(semantic: Tensor | Sequence[Tensor], stream: TokenStream) -> 
     """Return the token ids of each example without padding."""
     if not len(semantic):
         raise UserError(
-            "cond_semantic_token_ids is empty, but each sample needs semantic tokens: give at least "
-            "one row."
+            "cond_semantic_token_ids is empty, but each sample needs semantic tokens: give at "
+            "least one row."
         )
     if isinstance(semantic, Tensor) and semantic.ndim != 2:
         raise UserError(
-            f"cond_semantic_token_ids has the shape {tuple(semantic.shape)}, but must be (examples, "
-            "frames) or a list of rows: for a single example add a first dimension."
+            f"cond_semantic_token_ids has the shape {tuple(semantic.shape)}, but must be "
+            "(examples, frames) or a list of rows: for a single example add a first dimension."
         )
     try:
         return [
@@ -456,8 +457,8 @@ def crop_seconds(row: Tensor, seconds: float, stream: TokenStream, index: int) -
     duration = len(row) * stream.seconds
     if not 0 < seconds <= duration + 1e-9:
         raise UserError(
-            f"seconds is {seconds:g}, but cond_semantic_token_ids[{index}] covers {duration:.2f} s: "
-            "use more than 0 and at most that."
+            f"seconds is {seconds:g}, but cond_semantic_token_ids[{index}] covers {duration:.2f} "
+            "s: use more than 0 and at most that."
         )
     return row[: math.ceil(seconds / stream.seconds - 1e-9)]
 
@@ -478,9 +479,9 @@ def parse_prompt(prompt: Tensor, stream: TokenStream, lengths: Sequence[int]) ->
         )
     if given.shape[1] >= min(lengths):
         raise UserError(
-            f"The prompt has {given.shape[1]} frames, but the semantic tokens cover {min(lengths)}, "
-            "and they must cover the prompt and the part to generate: give more of them, or a shorter "
-            "prompt."
+            f"The prompt has {given.shape[1]} frames, but the semantic tokens cover "
+            f"{min(lengths)}, and they must cover the prompt and the part to generate: give more "
+            "of them, or a shorter prompt."
         )
     for token in given.unique()[[0, -1]].tolist():
         if token not in range(stream.vocab_size):

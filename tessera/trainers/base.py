@@ -74,8 +74,8 @@ class Trainer:
         problem = checkpoint.find_corruption(Path(path))
         if problem is not None:
             raise UserError(
-                f"{path} cannot be loaded: {problem}. Give the folder of a complete checkpoint, such "
-                "as one that save() wrote."
+                f"{path} cannot be loaded: {problem}. Give the folder of a complete checkpoint, "
+                "such as one that save() wrote."
             )
         self.engine.restore(checkpoint.read(Path(path)))
         self.engine.dist.on_main(lambda: self.engine.directory.truncate_after(self.steps))

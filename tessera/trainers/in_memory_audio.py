@@ -66,13 +66,14 @@ class InMemoryTokenPairs(ExampleDataset):
         if not streams.same_duration(frames, len(semantic_t)):
             durations = streams.describe_durations(frames, len(semantic_t))
             raise UnreadableFile(
-                f"{name}: the acoustic and the semantic tokens have different durations, {durations}: "
-                "cut both where the audio ends, or correct the seconds per frame of their streams"
+                f"{name}: the acoustic and the semantic tokens have different durations, "
+                f"{durations}: cut both where the audio ends, or correct the seconds per frame of "
+                "their streams"
             )
         if frames > max_frames:
             raise UnreadableFile(
-                f"{name}: it has {frames} frames, but the model was built for at most {max_frames}: "
-                "cut it, or build the model for more"
+                f"{name}: it has {frames} frames, but the model was built for at most "
+                f"{max_frames}: cut it, or build the model for more"
             )
         codes = {
             "tokenizer": fit_frames(acoustic_TL, max_frames),
@@ -100,8 +101,8 @@ def parse_pair(item: Any, name: str) -> dict[Field, Any]:
         is_sequence = isinstance(item, (tuple, list))
         found = f"has {len(item)} value(s)" if is_sequence else f"is a {type(item).__name__}"
         raise UnreadableFile(
-            f"{name}: it {found}, but an item must be a pair (semantic, acoustic): give pairs, or for "
-            "waveforms the runs that tokenize them (tokenizer=RUN, semantic=RUN)"
+            f"{name}: it {found}, but an item must be a pair (semantic, acoustic): give pairs, or "
+            "for waveforms the runs that tokenize them (tokenizer=RUN, semantic=RUN)"
         )
     for field in ("semantic", "acoustic"):
         if field not in fields:
@@ -130,8 +131,8 @@ def parse_tokens(value: Any, stream: TokenStream, subject: str) -> Tensor:
     if tokens.ndim != ndim or tokens.shape[1:] != last:
         is_transposed = tokens.ndim == 2 and tokens.shape[0] == num_quantizers
         raise UnreadableFile(
-            f"{subject} have the shape {tuple(tokens.shape)}, but the model was built for {expected}"
-            + (": transpose them" if is_transposed else "")
+            f"{subject} have the shape {tuple(tokens.shape)}, but the model was built for "
+            f"{expected}{': transpose them' if is_transposed else ''}"
         )
     valid = (tokens >= 0).reshape(len(tokens), -1).any(1).nonzero()
     tokens = tokens[: int(valid[-1]) + 1 if len(valid) else 0].long()
@@ -154,7 +155,7 @@ def fit_frames(tokens: Tensor, frames: int) -> Tensor:
 
 @dataclass(frozen=True)
 class InMemoryWaveforms(ExampleDataset):
-    """Waveforms (samples,) or (channels, samples) at the codec's rate; the middle of longer ones."""
+    """Waveforms (samples,) or (channels, samples) at the codec's rate, cut to their middle."""
 
     items: Sequence[Any]
     data: AudioDataConfig

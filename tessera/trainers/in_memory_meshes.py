@@ -1,7 +1,7 @@
 """Meshes in memory as a dataset: tuples or dictionaries of vertices, faces and, optionally, a text.
 
-A mesh is put into canonical form like one from a file (`modalities/mesh/canonical.py`). This reorders
-its faces, so given pairs of adjacent faces are not used but computed again.
+A mesh is put into canonical form like one from a file (`modalities/mesh/canonical.py`). This
+reorders its faces, so given pairs of adjacent faces are not used but computed again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def get_field_names(dataset: Any, data_kwargs: Sequence[str]) -> tuple[str, ...]
     for name in names:
         if name not in FIELDS:
             raise UserError(
-                f"data_kwargs has {name!r}, which is not a field of a mesh{did_you_mean(name, FIELDS)}"
+                f"data_kwargs has {name!r}, which is not a field of a mesh"
+                f"{did_you_mean(name, FIELDS)}"
             )
     if not {"vertices", "faces"} <= set(names):
         raise UserError(
@@ -99,8 +100,8 @@ class InMemoryMeshes(ExampleDataset):
             found = f"has {len(item)} values" if is_sequence else f"is a {type(item).__name__}"
             raise UnreadableFile(
                 f"{name}: it {found}, but an item must be a dictionary, or a tuple of at most "
-                f"{len(self.field_names)} values ({', '.join(self.field_names)}): name its values with "
-                "data_kwargs"
+                f"{len(self.field_names)} values ({', '.join(self.field_names)}): name its values "
+                "with data_kwargs"
             )
         for key in fields:
             if key not in FIELDS:
@@ -112,8 +113,8 @@ class InMemoryMeshes(ExampleDataset):
                 raise UnreadableFile(f"{name}: it has no {field}, but a mesh needs them")
         if isinstance(fields.get("face_edges"), str):
             raise UnreadableFile(
-                f"{name}: its face_edges are a text, but must be pairs of faces: name its values, as "
-                'in data_kwargs=("vertices", "faces", "texts")'
+                f"{name}: its face_edges are a text, but must be pairs of faces: name its values "
+                'with data_kwargs, such as ("vertices", "faces", "texts")'
             )
         return fields
 
@@ -128,8 +129,8 @@ class InMemoryMeshes(ExampleDataset):
             raise UnreadableFile("its faces are triangles, but the model was built for quads")
         if len(mesh.faces) > max_faces:
             raise UnreadableFile(
-                f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: simplify "
-                "it first"
+                f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: "
+                "simplify it first"
             )
         return mesh
 

@@ -1,9 +1,9 @@
 """Music in memory as a dataset: tuples or dictionaries of a waveform and its captions.
 
-The values of a dictionary are identified by their keys, those of a tuple by their types: floats are a
-waveform, a string or a list of strings the captions, and integers a caption as token ids. Waveforms
-are (samples,) or (channels, samples), of which the mean is taken. They are padded with silence to one
-length; captions are not shortened.
+The values of a dictionary are identified by their keys, those of a tuple by their types: floats are
+a waveform, a string or a list of strings the captions, and integers a caption as token ids.
+Waveforms are (samples,) or (channels, samples), of which the mean is taken. They are padded with
+silence to one length; captions are not shortened.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def parse_item(item: Any, name: str) -> dict[Field, Any]:
         named = [(detect_field(value, name), value) for value in item]
     else:
         raise UnreadableFile(
-            f"{name}: it is a {type(item).__name__}, but an item must be a tuple or a dictionary of a "
-            "waveform and a text"
+            f"{name}: it is a {type(item).__name__}, but an item must be a tuple or a dictionary "
+            "of a waveform and a text"
         )
     fields: dict[Field, Any] = {}
     for field, value in named:
@@ -129,12 +129,13 @@ def parse_item(item: Any, name: str) -> dict[Field, Any]:
         fields[field] = value
     if "waveform" not in fields or len(fields) < 2:
         raise UnreadableFile(
-            f"{name}: it has {' and '.join(fields) or 'no values'}, but an item must have a waveform "
-            "and a text or token ids"
+            f"{name}: it has {' and '.join(fields) or 'no values'}, but an item must have a "
+            "waveform and a text or token ids"
         )
     if len(fields) == 3:
         raise UnreadableFile(
-            f"{name}: it has a text and token ids, but only one of them is used: leave the other out"
+            f"{name}: it has a text and token ids, but only one of them is used: leave the other "
+            "out"
         )
     return fields
 
@@ -158,8 +159,8 @@ def detect_field(value: Any, name: str) -> Field:
             return "token ids"
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
     raise UnreadableFile(
-        f"{name}: one of its values is {found}, but values must be a waveform (floats, (samples,) or "
-        "(channels, samples)), a text (strings) or token ids (integers, (n,))"
+        f"{name}: one of its values is {found}, but values must be a waveform (floats, (samples,) "
+        "or (channels, samples)), a text (strings) or token ids (integers, (n,))"
     )
 
 
@@ -169,8 +170,8 @@ def to_waveform(value: Any, name: str) -> np.ndarray:
     waveform = waveform[None] if waveform.ndim == 1 else waveform
     if waveform.ndim != 2 or not waveform.size or len(waveform) > waveform.shape[1]:
         raise UnreadableFile(
-            f"{name}: its waveform has the shape {tuple(waveform.shape)}, but must be (samples,) or "
-            "(channels, samples)"
+            f"{name}: its waveform has the shape {tuple(waveform.shape)}, but must be (samples,) "
+            "or (channels, samples)"
         )
     if not np.isfinite(waveform).all():
         raise UnreadableFile(

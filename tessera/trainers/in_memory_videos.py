@@ -48,12 +48,12 @@ class InMemoryVideos(ExampleDataset):
         has_shape = video.ndim == 4 and video.shape[0] == 3 and video.shape[2:] == (size, size)
         if not has_shape or not 1 <= video.shape[1] <= self.frames:
             raise UnreadableFile(
-                f"{name}: its shape is {tuple(video.shape)}, but videos must be (3, frames, {size}, "
-                f"{size}) with 1 to {self.frames} frames: resize or cut it"
+                f"{name}: its shape is {tuple(video.shape)}, but videos must be (3, frames, "
+                f"{size}, {size}) with 1 to {self.frames} frames: resize or cut it"
             )
         lowest, highest = video.aminmax()
         if not video.is_floating_point() or lowest < 0 or highest > 1:
             raise UnreadableFile(
-                f"{name}: it has values of {video.dtype} from {lowest:g} to {highest:g}, but videos "
-                "must be floats from 0 to 1: rescale it"
+                f"{name}: it has values of {video.dtype} from {lowest:g} to {highest:g}, but "
+                "videos must be floats from 0 to 1: rescale it"
             )

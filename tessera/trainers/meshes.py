@@ -1,26 +1,35 @@
-"""The front doors of meshes: MeshGPT's autoencoder, and the transformer over its symbols.
+"""Trainers for meshes: the autoencoder and the transformer of MeshGPT.
 
     autoencoder = MeshAutoencoderTrainer(
-        MeshAutoencoder(MeshAutoencoderConfig()), dataset, num_train_steps=2000, batch_size=8, grad_accum_every=1,
+        MeshAutoencoder(MeshAutoencoderConfig()),
+        dataset,
+        num_train_steps=2000,
+        batch_size=8,
+        grad_accum_every=1,
         checkpoint_folder="runs/meshes-autoencoder",
     )
     autoencoder()                                       # calling a trainer trains
 
+    vocab_size = autoencoder.model.vocab_size
     transformer = MeshTransformerTrainer(
-        MeshTransformerConfig().build(autoencoder.model.vocabulary, corners=3, num_quantizers=2), captioned,
-        tokenizer="runs/meshes-autoencoder", num_train_steps=2000, batch_size=8, grad_accum_every=1,
+        MeshTransformerConfig().build(vocab_size, corners=3, num_quantizers=2),
+        dataset_with_texts,
+        tokenizer="runs/meshes-autoencoder",
+        num_train_steps=2000,
+        batch_size=8,
+        grad_accum_every=1,
         checkpoint_folder="runs/meshes-transformer",
     )
     transformer()
 
-A dataset is a folder of meshes, or anything with a length whose items are tuples or dictionaries:
+A dataset is a folder of meshes, or any object with a length whose items are tuples or dictionaries:
 vertices (V, 3), faces (F, 3) or (F, 4) and, for the transformer, a text
-(`trainers/in_memory_meshes.py`).
+(`trainers/in_memory_meshes.py`). The parameters are those of meshgpt-pytorch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -29,73 +38,77 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from tessera.data.dataset import Split, Subset
+from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.engine.engine import EngineConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
 from tessera.modalities.mesh.autoencoder import MeshAutoencoder
 from tessera.modalities.mesh.dataset import MeshDataConfig
+from tessera.modalities.mesh.generation import MeshGeneratorConfig
 from tessera.modalities.mesh.reconstruction import MeshTokenizerConfig
 from tessera.modalities.mesh.transformer import MeshTransformer
-from tessera.objectives.autoregressive import AutoregressiveConfig
-from tessera.recipes import registry as recipes
+from tessera.recipes.registry import read_run
 from tessera.run.config import Run
 from tessera.run.dependencies import find_dependencies
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
-    GIVEN,
-    SCHEDULE,
-    ema_config_from_kwargs,
-    engine_config,
-    scheduled,
-    translated,
+    SCHEDULER_KWARGS,
+    build_engine_config,
+    translate_ema_kwargs,
+    translate_kwargs,
+    translate_scheduler,
 )
-from tessera.trainers.base import Logs
-from tessera.trainers.in_memory_meshes import InMemoryMeshes, names_of
+from tessera.trainers.base import LogFn
+from tessera.trainers.in_memory import IN_MEMORY
+from tessera.trainers.in_memory_meshes import InMemoryMeshes, get_field_names
 from tessera.trainers.tracked import TrackedTrainer
 
-Dataset = Sequence[Any] | str | Path
-OPTIMIZER = {"betas": "betas", "eps": "eps", "kind": "kind"}
-"""What may stand in optimizer_kwargs; the decay has a parameter of its own."""
+MeshSource = Sequence[Any] | str | Path
+"""A dataset in memory, or the path of a folder."""
+OPTIMIZER_KWARGS = {"betas": "betas", "eps": "eps", "name": "name"}
+"""The names that `optimizer_kwargs` may have, and the fields of OptimizerConfig; weight decay is a
+parameter of its own."""
 
 
 class MeshTrainer(TrackedTrainer):
-    """What both share: calling it trains."""
+    """The base class of both trainers; calling one trains it."""
 
-    tracking = "wandb_tracking"
+    tracking_method = "wandb_tracking"
 
-    def __call__(self, log_fn: Callable[[Logs], None] | None = None) -> None:
+    def __call__(self, log_fn: LogFn | None = None) -> None:
         self.train(log_fn)
 
     def wandb_tracking(
         self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[None]:
-        """Inside, every record also goes to this project of Weights & Biases, with `hps`, whatever
-        else is worth telling."""
-        return self.tracked_in(project, run, hps)
+        """Return a context in which records are also logged to a project of Weights & Biases.
+
+        `hps` are further settings to store with those of the run.
+        """
+        return self._track(project, run, hps)
 
 
 class MeshAutoencoderTrainer(MeshTrainer):
-    """Trains a mesh tokenizer.
+    """Train a mesh tokenizer.
 
-    `batch_size * grad_accum_every` meshes make a step, whatever the number of processes that share
-    them. Measured are, with the averaged weights, the first `val_num_batches * grad_accum_every`
-    batches of `val_dataset`, each time the same; without one, of the training meshes. Samples are
-    made as often as checkpoints. `checkpoint_folder` is the run's folder. Meshes of more than
-    `max_faces` are left out, and listed.
+    A step has `batch_size * grad_accum_every` meshes, divided between the processes. Validation
+    evaluates the first `val_num_batches * grad_accum_every` batches of `val_dataset`, or without
+    one of the training meshes, the same ones each time. Samples are made as often as checkpoints.
+    `checkpoint_folder` is the run directory. Meshes of more than `max_faces` faces are skipped and
+    listed.
     """
 
     def __init__(
         self,
         model: MeshAutoencoder,
-        dataset: Dataset,
+        dataset: MeshSource,
         *,
         num_train_steps: int,
         batch_size: int,
         grad_accum_every: int,
-        val_dataset: Dataset | None = None,
+        val_dataset: MeshSource | None = None,
         val_every: int = 100,
         val_num_batches: int = 5,
         learning_rate: float = 1e-4,
@@ -114,7 +127,7 @@ class MeshAutoencoderTrainer(MeshTrainer):
         max_faces: int = 800,
     ) -> None:
         data = MeshDataConfig(
-            path=place_of(dataset),
+            path=get_path(dataset),
             bins=model.config.bins,
             polygons=model.config.polygons,
             max_faces=max_faces,
@@ -124,68 +137,69 @@ class MeshAutoencoderTrainer(MeshTrainer):
             recipe="meshes-autoencoder",
             task=MeshTokenizerConfig(
                 model=model.config,
-                optimizer=optimizer_of(
-                    learning_rate,
-                    weight_decay,
-                    max_grad_norm,
-                    scheduler,
-                    scheduler_kwargs,
-                    warmup_steps,
-                    optimizer_kwargs,
+                optimizer=build_optimizer_config(
+                    lr=learning_rate,
+                    weight_decay=weight_decay,
+                    max_grad_norm=max_grad_norm,
+                    scheduler=scheduler,
+                    scheduler_kwargs=scheduler_kwargs,
+                    warmup_steps=warmup_steps,
+                    optimizer_kwargs=optimizer_kwargs,
                 ),
             ),
             data=data,
-            engine=mesh_engine_config(
-                num_train_steps,
-                batch_size,
-                grad_accum_every,
-                val_every,
-                checkpoint_every,
-                ema_kwargs,
-                accelerator_kwargs,
+            engine=build_mesh_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=val_every,
+                checkpoint_every=checkpoint_every,
+                ema_kwargs=ema_kwargs,
+                accelerator_kwargs=accelerator_kwargs,
             ),
         )
-        split = split_of(
-            dataset, val_dataset, val_num_batches * grad_accum_every * batch_size, data_kwargs, data
-        )
+        num_validated = val_num_batches * grad_accum_every * batch_size
+        split = build_split(run, dataset, val_dataset, num_validated, data_kwargs)
         task = build_task(run)
         task.model.load_state_dict(model.state_dict())
         self._data_kwargs = tuple(data_kwargs)
         super().__init__(run, checkpoint_folder, task, split, use_wandb_tracking=use_wandb_tracking)
 
     def tokenize(self, meshes: Sequence[Any]) -> Tensor:
-        """Items as in a dataset to symbols, with the averaged weights: (B, F, K), or (B, F, K, L)
-        of a residual quantizer.
+        """Encode items of a dataset with the EMA weights.
 
-        Faces are in canonical order, and -1 stands where a mesh has fewer than another.
+        Returns:
+            Codes (B, F, K), or (B, F, K, L) of a residual quantizer. Faces are in canonical order,
+            with -1 after the last face of smaller meshes.
         """
-        source = InMemoryMeshes(meshes, names_of(meshes, self._data_kwargs), self.run.data)
-        batch = source.collate(
-            [source.item(index, np.random.default_rng(0)) for index in range(len(source))]
-        )
+        assert isinstance(self.run.data, MeshDataConfig)
+        names = get_field_names(meshes, self._data_kwargs)
+        dataset = InMemoryMeshes(meshes, names, self.run.data)
+        rng = np.random.default_rng(0)  # nothing is drawn from it
+        batch = dataset.collate([dataset.item(index, rng) for index in range(len(dataset))])
         with self.engine.ema.applied(), eval_mode(self.engine.task):
             return self.model.tokenize(batch.to(self.engine.device))
 
 
 class MeshTransformerTrainer(MeshTrainer):
-    """Trains a mesh transformer over the symbols of a finished autoencoder run, `tokenizer`, which
-    is copied into this one's.
+    """Train a mesh transformer on the tokens of a trained autoencoder.
 
-    Meshes are prepared as for the autoencoder, tokenized once, before the first step, and never
-    again. The rest is as in MeshAutoencoderTrainer. `cond_drop_prob` is the share of texts left
-    out, for guidance.
+    `tokenizer` is the run directory of the autoencoder, which is copied into that of this run.
+    Meshes are preprocessed as for the autoencoder and tokenized once, before the first step.
+    `cond_drop_prob` is the probability with which a text is dropped, for guidance. All else is as
+    in MeshAutoencoderTrainer.
     """
 
     def __init__(
         self,
         model: MeshTransformer,
-        dataset: Dataset,
+        dataset: MeshSource,
         *,
         tokenizer: str | Path,
         num_train_steps: int,
         batch_size: int,
         grad_accum_every: int,
-        val_dataset: Dataset | None = None,
+        val_dataset: MeshSource | None = None,
         val_every: int = 1,
         val_num_batches: int = 5,
         learning_rate: float = 2e-4,
@@ -203,136 +217,147 @@ class MeshTransformerTrainer(MeshTrainer):
         use_wandb_tracking: bool = False,
         cond_drop_prob: float = 0.25,
     ) -> None:
-        folder = RunDirectory(checkpoint_folder)
-        data = replace(data_beneath(folder, tokenizer), path=place_of(dataset), val_fraction=0.0)
+        directory = RunDirectory(checkpoint_folder)
+        data = tokenizer_data_config(directory, tokenizer)
+        data = replace(data, path=get_path(dataset), val_fraction=0.0)
         run = Run(
             recipe="meshes-transformer",
-            task=AutoregressiveConfig(
+            task=MeshGeneratorConfig(
                 tokenizer=str(tokenizer),
                 model=model.config,
                 cond_drop_prob=cond_drop_prob,
-                optimizer=optimizer_of(
-                    learning_rate,
-                    weight_decay,
-                    max_grad_norm,
-                    scheduler,
-                    scheduler_kwargs,
-                    warmup_steps,
-                    optimizer_kwargs,
+                optimizer=build_optimizer_config(
+                    lr=learning_rate,
+                    weight_decay=weight_decay,
+                    max_grad_norm=max_grad_norm,
+                    scheduler=scheduler,
+                    scheduler_kwargs=scheduler_kwargs,
+                    warmup_steps=warmup_steps,
+                    optimizer_kwargs=optimizer_kwargs,
                 ),
             ),
             data=data,
-            engine=mesh_engine_config(
-                num_train_steps,
-                batch_size,
-                grad_accum_every,
-                val_every,
-                checkpoint_every,
-                ema_kwargs,
-                accelerator_kwargs,
+            engine=build_mesh_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=val_every,
+                checkpoint_every=checkpoint_every,
+                ema_kwargs=ema_kwargs,
+                accelerator_kwargs=accelerator_kwargs,
             ),
         )
-        split = split_of(
-            dataset, val_dataset, val_num_batches * grad_accum_every * batch_size, data_kwargs, data
-        )
-        task = build_task(run, find_dependencies(run, folder))
-        refuse_stranger(model, task.model)
+        num_validated = val_num_batches * grad_accum_every * batch_size
+        split = build_split(run, dataset, val_dataset, num_validated, data_kwargs)
+        task = build_task(run, find_dependencies(run, directory))
+        assert isinstance(task.model, MeshTransformer)
+        check_model(model, task.model)
         task.model.load_state_dict(model.state_dict())
         super().__init__(run, checkpoint_folder, task, split, use_wandb_tracking=use_wandb_tracking)
 
 
-# ---- their words in ours
+# ---- configurations from the arguments
 
 
-def optimizer_of(
-    rate: float,
-    decay: float,
-    clip: float | None,
+def build_optimizer_config(
+    *,
+    lr: float,
+    weight_decay: float,
+    max_grad_norm: float | None,
     scheduler: Schedule | None,
     scheduler_kwargs: Mapping[str, Any] | None,
     warmup_steps: int,
     optimizer_kwargs: Mapping[str, Any] | None,
 ) -> OptimizerConfig:
     return OptimizerConfig(
-        lr=rate,
-        weight_decay=decay,
-        max_grad_norm=clip,
-        **scheduled(scheduler, warmup_steps),
-        **translated(scheduler_kwargs, "scheduler_kwargs", SCHEDULE),
-        **translated(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER),
+        lr=lr,
+        weight_decay=weight_decay,
+        max_grad_norm=max_grad_norm,
+        **translate_scheduler(scheduler, warmup_steps),
+        **translate_kwargs(scheduler_kwargs, "scheduler_kwargs", SCHEDULER_KWARGS),
+        **translate_kwargs(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER_KWARGS),
     )
 
 
-def mesh_engine_config(
-    steps: int,
-    batch_size: int,
-    grad_accum_steps: int,
-    val_every: int,
+def build_mesh_engine_config(
+    *,
     checkpoint_every: int,
     ema_kwargs: Mapping[str, Any] | None,
     accelerator_kwargs: Mapping[str, Any] | None,
+    **settings: int,
 ) -> EngineConfig:
-    """Theirs makes no samples. Validation may come at every step, but to write meshes that often
-    would take all the time."""
-    ema = ema_config_from_kwargs(ema_kwargs)
-    engine_defaults = engine_config(
-        steps,
-        batch_size,
-        grad_accum_steps,
-        val_every,
-        checkpoint_every,
-        ema,
-        accelerator_kwargs,
-        "accelerator_kwargs",
+    """Build the engine configuration, with samples as often as checkpoints.
+
+    Validation may be due at every step, and writing meshes as often would take most of the time.
+    """
+    config = build_engine_config(
+        checkpoint_every=checkpoint_every,
+        ema=translate_ema_kwargs(ema_kwargs),
+        accelerate_kwargs=accelerator_kwargs,
+        parameter="accelerator_kwargs",
+        **settings,
     )
-    return replace(engine_defaults, sample_every=checkpoint_every)
+    return replace(config, sample_every=checkpoint_every)
 
 
-def place_of(dataset: Dataset) -> str:
-    return str(dataset) if isinstance(dataset, (str, Path)) else GIVEN
+def get_path(dataset: MeshSource) -> str:
+    return str(dataset) if isinstance(dataset, (str, Path)) else IN_MEMORY
 
 
-def split_of(
-    dataset: Dataset,
-    val_dataset: Dataset | None,
-    measured: int,
+def build_split(
+    run: Run,
+    dataset: MeshSource,
+    val_dataset: MeshSource | None,
+    num_validated: int,
     data_kwargs: Sequence[str],
-    data: MeshDataConfig,
 ) -> Split:
-    if measured < 1:
-        raise UserError("val_num_batches must be 1 or more: the last step is always measured.")
-    train = source_of(dataset, data_kwargs, data)
-    held_out = source_of(val_dataset, data_kwargs, data) if val_dataset is not None else train
-    if val_dataset is not None and not len(held_out):
+    """Return all training meshes and the first `num_validated` meshes to validate on."""
+    if num_validated < 1:
         raise UserError(
-            "val_dataset is empty, so nothing could be measured: leave it out, or put a mesh in."
+            "val_num_batches is less than 1, but the last step is always validated: use 1 or more."
         )
-    return Split(train, Subset(held_out, range(measured)))
+    train = build_dataset(run, dataset, data_kwargs)
+    held_out = train
+    if val_dataset is not None:
+        held_out = build_dataset(run, val_dataset, data_kwargs)
+        if not len(held_out):
+            raise UserError(
+                "val_dataset is empty, but validation needs meshes: add some, or leave it out to "
+                "validate on the training meshes."
+            )
+    return Split(train, Subset(held_out, range(num_validated)))
 
 
-def source_of(dataset: Dataset, data_kwargs: Sequence[str], data: MeshDataConfig) -> Any:
+def build_dataset(run: Run, dataset: MeshSource, data_kwargs: Sequence[str]) -> ExampleDataset:
+    data = run.data
+    assert isinstance(data, MeshDataConfig)
     if isinstance(dataset, (str, Path)):
-        return replace(data, path=str(dataset)).full()
+        return replace(data, path=str(dataset)).full(captions=run.task.uses_captions)
     data.require_libraries()
-    return InMemoryMeshes(dataset, names_of(dataset, data_kwargs), data)
+    return InMemoryMeshes(dataset, get_field_names(dataset, data_kwargs), data)
 
 
-def data_beneath(folder: RunDirectory, tokenizer: str | Path) -> MeshDataConfig:
-    """How meshes were prepared for the autoencoder: as in its copy in this run's folder, once there
-    is one."""
-    copy = folder.parts / "tokenizer"
-    run = recipes.stored(RunDirectory(copy if copy.exists() else tokenizer))
+def tokenizer_data_config(directory: RunDirectory, tokenizer: str | Path) -> MeshDataConfig:
+    """Return the data configuration of the autoencoder, of its copy if there is one."""
+    copy = directory.dependencies / "tokenizer"
+    run = read_run(RunDirectory(copy if copy.exists() else tokenizer))
     if not isinstance(run.data, MeshDataConfig):
         raise UserError(
-            f"The run in {tokenizer} is of recipe {run.recipe!r}, but a mesh transformer stands on meshes-autoencoder."
+            f"The run in {tokenizer} is of the recipe {run.recipe!r}, but a mesh transformer needs "
+            "a mesh tokenizer: give a run of meshes-autoencoder."
         )
-    return run.data.plain()
+    return run.data.without_augmentation()
 
 
-def refuse_stranger(model: MeshTransformer, fitting: MeshTransformer) -> None:
-    """A transformer that was built for the symbols of another autoencoder."""
-    if (model.vocab_size, model.tokens_per_position) != (fitting.vocab_size, fitting.tokens_per_position):
+def check_model(model: MeshTransformer, expected: MeshTransformer) -> None:
+    """Raise UserError unless a transformer was built for the tokens of the autoencoder."""
+    built, required = describe_tokens(model), describe_tokens(expected)
+    if built != required:
         raise UserError(
-            f"The transformer was built for {model.vocab_size} symbols, {model.tokens_per_position} in a face, but its tokenizer writes "
-            f"{fitting.vocab_size}, {fitting.tokens_per_position} in a face: build it with the tokenizer's vocabulary, corners and levels."
+            f"The transformer was built for {built}, but its tokenizer has {required}: build it "
+            "with the vocab_size, corners and num_quantizers of the tokenizer."
         )
+
+
+def describe_tokens(model: MeshTransformer) -> str:
+    return f"{model.vocab_size} codes and {model.tokens_per_position} tokens per face"

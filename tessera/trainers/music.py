@@ -1,7 +1,9 @@
-"""The front door of music and texts: trains a MuLaN on pairs that are in memory, or on a folder.
+"""The trainer for music and text: MuLaN, on pairs in memory or on a folder.
 
-trainer = MuLaNTrainer(MuLaNConfig().build(), dataset, batch_size=64, num_train_steps=1000)
-trainer.train()
+    trainer = MuLaNTrainer(MuLaNConfig().build(), pairs, batch_size=64, num_train_steps=1000)
+    trainer.train()
+
+The parameters are those of musiclm-pytorch.
 """
 
 from __future__ import annotations
@@ -11,34 +13,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tessera.data.dataset import Split, Subset, split_names
+from tessera.data.dataset import Split
 from tessera.engine.ema import EMAConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.music.contrastive import MusicContrastiveConfig
 from tessera.modalities.music.dataset import MusicDataConfig
 from tessera.modalities.music.mulan import MuLaN
-from tessera.objectives.contrastive import Kind
+from tessera.objectives.contrastive import ContrastiveLoss
 from tessera.run.config import Run
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.text.token_ids import TokenIdTextConfig
-from tessera.trainers.arguments import GIVEN, engine_config, refuse_clearing
+from tessera.trainers.arguments import build_engine_config, check_clear_results
 from tessera.trainers.base import Trainer
-from tessera.trainers.in_memory_music import InMemoryMusic, max_len
+from tessera.trainers.in_memory import IN_MEMORY, split_dataset
+from tessera.trainers.in_memory_music import InMemoryMusic, find_max_samples
 
-SECONDS = 10.0
-"""Of a folder's clips, where data_max_length does not say otherwise."""
+DEFAULT_SECONDS = 10.0
+"""The length of an example from a folder without `data_max_length`."""
 
 
 class MuLaNTrainer(Trainer):
-    """Trains a MuLaN on `dataset`, anything with a length whose items are a wave and a text
-    (`trainers/in_memory_music.py` says how they may look), or on a `folder` of recordings with
-    captions.
+    """Train MuLaN on pairs of music and text.
 
-    `batch_size * grad_accum_every` examples make a step, and each of them is told apart from all
-    the others: accumulation really enlarges what a text is compared with. Without `num_train_steps`
-    each example is met once. `results_folder` is the run's folder; a second construction goes on
-    where the first stopped, and nothing is asked or deleted.
+    The pairs are `dataset`, any object with a length whose items are a waveform and a text
+    (`trainers/in_memory_music.py` describes them), or a `folder` of recordings with captions.
+
+    A step has `batch_size * grad_accum_every` examples, and the loss compares each of them with all
+    others, so gradient accumulation increases the number of negatives. Without `num_train_steps`
+    training takes one epoch. `results_folder` is the run directory: a trainer that is constructed
+    again resumes, and nothing is deleted.
     """
 
     def __init__(
@@ -61,28 +65,29 @@ class MuLaNTrainer(Trainer):
         accelerate_kwargs: Mapping[str, Any] | None = None,
         use_lion: bool = False,
         force_clear_prev_results: bool | None = None,
-        loss: Kind | None = None,
+        loss: ContrastiveLoss | None = None,
     ) -> None:
-        refuse_clearing(force_clear_prev_results)
-        refuse_unclear(dataset, folder, batch_size, grad_accum_every)
-        audio = mulan.config.audio
-        clip = data_max_length or (
-            max_len(dataset) if dataset is not None else round(SECONDS * audio.rate_hz)
-        )
+        check_clear_results(force_clear_prev_results)
+        check_data_arguments(dataset, folder, batch_size, grad_accum_every)
+        rate_hz = mulan.config.audio.rate_hz
+        if dataset is None:
+            samples = data_max_length or round(DEFAULT_SECONDS * rate_hz)
+        else:
+            samples = data_max_length or find_max_samples(dataset)
         data = MusicDataConfig(
-            path=str(folder) if folder is not None else GIVEN,
-            rate_hz=audio.rate_hz,
-            samples=clip,
+            path=IN_MEMORY if folder is None else str(folder),
+            rate_hz=rate_hz,
+            samples=samples,
             val_fraction=valid_frac,
             split_seed=random_split_seed,
         )
-        split = given_split(dataset, data, mulan) if dataset is not None else data.build()
-        steps = num_train_steps or max(1, len(split.train) // (batch_size * grad_accum_every))
+        split = data.build() if dataset is None else split_pairs(dataset, data, mulan)
+        batches_per_epoch = len(split.train) // (batch_size * grad_accum_every)
         run = Run(
             recipe="music-mulan",
             task=MusicContrastiveConfig(
                 model=mulan.config,
-                loss=loss_of(mulan, loss),
+                loss=choose_loss(mulan, loss),
                 layers=len(mulan.log_scale) - 1,
                 optimizer=OptimizerConfig(
                     name="lion" if use_lion else "adam",
@@ -92,14 +97,14 @@ class MuLaNTrainer(Trainer):
                 ),
             ),
             data=data,
-            engine=engine_config(
-                steps,
-                batch_size,
-                grad_accum_every,
-                save_model_every,
-                save_model_every,
-                EMAConfig(decay=0.0),
-                accelerate_kwargs,
+            engine=build_engine_config(
+                steps=num_train_steps or max(1, batches_per_epoch),
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=save_model_every,
+                checkpoint_every=save_model_every,
+                ema=EMAConfig(decay=0.0),
+                accelerate_kwargs=accelerate_kwargs,
             ),
         )
         task = build_task(run)
@@ -107,39 +112,41 @@ class MuLaNTrainer(Trainer):
         super().__init__(run, results_folder, task, split)
 
 
-def given_split(dataset: Sequence[Any], data: MusicDataConfig, mulan: MuLaN) -> Split:
-    numbers = isinstance(mulan.config.text, TokenIdTextConfig)
-    source = InMemoryMusic(dataset, data.length, data.rate_hz, numbers)
-    train, validation = split_names(
-        [source.name(i) for i in range(len(source))], data.val_fraction, data.split_seed
-    )
-    return Split(Subset(source, train), Subset(replace(source, crop="centre"), validation))
+def split_pairs(dataset: Sequence[Any], data: MusicDataConfig, mulan: MuLaN) -> Split:
+    """Split pairs in memory; held-out examples are cropped in the middle."""
+    takes_token_ids = isinstance(mulan.config.text, TokenIdTextConfig)
+    examples = InMemoryMusic(dataset, data.length, data.rate_hz, takes_token_ids)
+    return split_dataset(examples, data, validation=replace(examples, crop="centre"))
 
 
-def loss_of(mulan: MuLaN, asked: Kind | None) -> Kind:
-    """As asked; else by what the network was built for."""
-    fits = "sigmoid" if mulan.bias is not None else asked or "decoupled"
-    if asked is not None and (asked == "sigmoid") != (mulan.bias is not None):
-        built = (
-            "for the sigmoid loss"
-            if mulan.bias is not None
-            else "without a bias, which the sigmoid loss needs"
-        )
+def choose_loss(mulan: MuLaN, loss: ContrastiveLoss | None) -> ContrastiveLoss:
+    """Return the requested loss if the model was built for it; by default one that it fits."""
+    has_bias = mulan.bias is not None
+    if loss is not None and (loss == "sigmoid") != has_bias:
+        built = "with the bias of the sigmoid loss" if has_bias else "without its bias"
         raise UserError(
-            f"The loss asked for is {asked!r}, but the network was built {built}: build it with biased={asked == 'sigmoid'}."
+            f"The loss is {loss!r}, but the model was built {built}: build it with "
+            f"biased={loss == 'sigmoid'}, or leave the loss out."
         )
-    return fits
+    if has_bias:
+        return "sigmoid"
+    return loss or "decoupled"
 
 
-def refuse_unclear(dataset: Any, folder: Any, batch_size: int, grad_accum_steps: int) -> None:
+def check_data_arguments(
+    dataset: Sequence[Any] | None, folder: str | Path | None, batch_size: int, grad_accum_steps: int
+) -> None:
+    """Raise UserError unless there is one source of data with at least two pairs per step."""
     if (dataset is None) == (folder is None):
-        met = "neither a dataset nor a folder" if dataset is None else "both a dataset and a folder"
-        raise UserError(f"A trainer learns from one place, but was given {met}: give one of them.")
+        found = "neither a dataset nor" if dataset is None else "both a dataset and"
+        raise UserError(f"Got {found} a folder, but training needs one of them: give one.")
     if dataset is not None and len(dataset) < 2:
         raise UserError(
-            f"What belongs to what can be learnt from 2 pairs or more, but the dataset has {len(dataset)}."
+            f"dataset has {len(dataset)} pair(s), but the loss compares pairs with each other: "
+            "give 2 or more."
         )
     if batch_size * grad_accum_steps < 2:
         raise UserError(
-            "A batch of one pair has nothing to be told apart from: give a batch_size of 2 or more, better 64."
+            f"A step has {batch_size * grad_accum_steps} pair(s), but the loss compares pairs with "
+            "each other: use a batch_size of 2 or, better, 64 or more."
         )

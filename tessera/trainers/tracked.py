@@ -74,7 +74,7 @@ class TrackedTrainer(Trainer):
         """Raise UserError if tracking was requested and no project was given."""
         if self._use_wandb and not self._project:
             raise UserError(
-                "use_wandb_tracking is True, but no project was given, so nothing would be tracked: "
+                "use_wandb_tracking is True, but no project was given to track the run in: "
                 f'train inside `with trainer.{self.tracking_method}("my-project"):`, or leave '
                 "use_wandb_tracking out."
             )

@@ -1,13 +1,15 @@
-"""The front door of clips: trains a MAGVIT-v2 tokenizer on a folder, or on clips that are already
-in memory.
+"""The trainer for videos: a MAGVIT-v2 tokenizer, on a folder or on videos in memory.
 
+    model = VideoTokenizer(VideoTokenizerConfig())
     trainer = VideoTokenizerTrainer(
-        VideoTokenizer(VideoTokenizerConfig()), dataset_folder="clips", image_size=128, batch_size=4, num_train_steps=1000
+        model, dataset_folder="videos", image_size=128, batch_size=4, num_train_steps=1000
     )
     trainer.train()
-    codes = trainer.tokenize(clips)        # (B, 3, T, H, W) in [-1, 1] -> (B, t, h, w)
+    codes = trainer.tokenize(videos)        # (B, 3, T, H, W) in [-1, 1] -> (B, t, h, w)
 
-B clips of T frames, H x W pixels, become t x h x w symbols.
+The parameters are those of magvit2-pytorch.
+
+B videos of T frames of H x W pixels become t x h x w codes.
 """
 
 from __future__ import annotations
@@ -15,24 +17,18 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from tessera.data.dataset import Split, Subset, split_names
-from tessera.data.errors import UnreadableFile
-from tessera.engine.checkpoint import name_of
+from tessera.engine.checkpoint import step_name
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
 from tessera.modalities.image.perceptual import PerceptualConfig
 from tessera.modalities.video.dataset import VideoDataConfig
-from tessera.modalities.video.io.base import CLOCK_HZ
 from tessera.modalities.video.magvit2 import VideoTokenizer
-from tessera.modalities.video.media import VideoBatch, VideoExample, collate
 from tessera.modalities.video.reconstruction import (
     VideoAdversaryConfig,
     VideoReconstructionConfig,
@@ -42,39 +38,47 @@ from tessera.run.config import Run
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
-    GIVEN,
-    SCHEDULE,
-    ema_config_from_kwargs,
-    engine_config,
-    scheduled,
-    translated,
+    SCHEDULER_KWARGS,
+    build_engine_config,
+    translate_ema_kwargs,
+    translate_kwargs,
+    translate_scheduler,
 )
+from tessera.trainers.in_memory import IN_MEMORY, split_dataset
+from tessera.trainers.in_memory_videos import InMemoryVideos
 from tessera.trainers.tracked import TrackedTrainer
 
-JUDGES = VideoAdversaryConfig()
-OPTIMIZER = {"wd": "decay", "betas": "betas", "eps": "eps", "kind": "kind"}
-DATASET = {
+ADVERSARY = VideoAdversaryConfig()
+OPTIMIZER_KWARGS = {"wd": "weight_decay", "betas": "betas", "eps": "eps", "name": "name"}
+"""The names that `optimizer_kwargs` may have, and the fields of OptimizerConfig."""
+DATASET_KWARGS = {
     name: name
-    for name in ("rate_hz", "stride", "crop", "min_scale", "flip", "short", "images", "folders")
+    for name in ("rate_hz", "stride", "crop", "min_scale", "flip", "on_short", "images", "folders")
 }
-"""What may stand in optimizer_kwargs and dataset_kwargs, and our words for it."""
+"""The names that `dataset_kwargs` may have, and the fields of VideoDataConfig."""
+ADVERSARY_PARAMETERS = {
+    "start_step": "discr_start_after_step",
+    "gp_every": "apply_gradient_penalty_every",
+    "optimizer": "learning_rate, max_grad_norm and optimizer_kwargs",
+}
+"""The fields of VideoAdversaryConfig that are parameters of the trainer."""
 
 
 class VideoTokenizerTrainer(TrackedTrainer):
-    """Trains a video tokenizer, with judges of frames and of motion unless they are None.
+    """Train a video tokenizer, with frame and motion discriminators unless they are None.
 
-    Clips come from `dataset_folder`, or from `dataset`: anything with a length whose items are
-    clips (3, T, H, W) of at most `num_frames` frames, or pictures (3, H, W), as floats in [0, 1]
-    and in `image_size`. With a dataset_type of "images" an example is a single frame, whatever
-    `num_frames` says.
+    The videos are those of `dataset_folder`, or `dataset`: any object with a length whose items are
+    videos (3, T, H, W) of at most `num_frames` frames, or images (3, H, W), as floats in [0, 1] and
+    of `image_size`. With the `dataset_type` "images" an example is a single frame, whatever
+    `num_frames` is.
 
-    `batch_size * grad_accum_every` examples make a step, whatever the number of processes that
-    share them. `results_folder` is the run's folder and holds the checkpoints that it goes on from;
-    `checkpoints_folder` is where `save` puts those that are asked for by hand. The rate, its
-    schedule, clipping and decay are the same for the tokenizer and for each judge.
+    A step has `batch_size * grad_accum_every` examples, divided between the processes.
+    `results_folder` is the run directory with the checkpoints that training resumes from;
+    `checkpoints_folder` is where `save` writes. Learning rate, schedule, gradient clipping and
+    weight decay are the same for the tokenizer and for each discriminator.
     """
 
-    tracking = "trackers"
+    tracking_method = "trackers"
 
     def __init__(
         self,
@@ -106,176 +110,128 @@ class VideoTokenizerTrainer(TrackedTrainer):
         ema_kwargs: Mapping[str, Any] | None = None,
         optimizer_kwargs: Mapping[str, Any] | None = None,
         dataset_kwargs: Mapping[str, Any] | None = None,
-        discriminators: VideoAdversaryConfig | None = JUDGES,
+        discriminators: VideoAdversaryConfig | None = ADVERSARY,
         perceptual: PerceptualConfig | None = None,
     ) -> None:
-        refuse_unclear_data(dataset, dataset_folder, dataset_type, dataset_kwargs)
+        check_data_arguments(dataset, dataset_folder, dataset_type, dataset_kwargs)
         self._checkpoints_folder = Path(checkpoints_folder)
+        optimizer_fields: dict[str, Any] = {"weight_decay": 1e-2}
+        optimizer_fields |= translate_scheduler(scheduler, warmup_steps)
+        optimizer_fields |= translate_kwargs(scheduler_kwargs, "scheduler_kwargs", SCHEDULER_KWARGS)
+        optimizer_fields |= translate_kwargs(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER_KWARGS)
         optimizer = OptimizerConfig(
-            lr=learning_rate,
-            max_grad_norm=max_grad_norm,
-            **scheduled(scheduler, warmup_steps),
-            **({"decay": 1e-2} | translated(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER)),
-            **translated(scheduler_kwargs, "scheduler_kwargs", SCHEDULE),
+            lr=learning_rate, max_grad_norm=max_grad_norm, **optimizer_fields
+        )
+        data = VideoDataConfig(
+            path=IN_MEMORY if dataset_folder is None else str(dataset_folder),
+            size=image_size,
+            frames=num_frames if dataset_type == "videos" else 1,
+            val_fraction=valid_frac,
+            split_seed=random_split_seed,
+            **translate_kwargs(dataset_kwargs, "dataset_kwargs", DATASET_KWARGS),
         )
         run = Run(
             recipe="videos-magvit2",
             task=VideoTokenizerTaskConfig(
                 model=model.config,
                 reconstruction=VideoReconstructionConfig(perceptual=perceptual),
-                adversary=told(
-                    discriminators, discr_start_after_step, apply_gradient_penalty_every, optimizer
+                adversary=build_adversary_config(
+                    discriminators,
+                    start_step=round(discr_start_after_step),
+                    gp_every=apply_gradient_penalty_every,
+                    optimizer=optimizer,
                 ),
                 optimizer=optimizer,
             ),
-            data=VideoDataConfig(
-                path=str(dataset_folder) if dataset_folder is not None else GIVEN,
-                size=image_size,
-                frames=num_frames if dataset_type == "videos" else 1,
-                val_fraction=valid_frac,
-                split_seed=random_split_seed,
-                **translated(dataset_kwargs, "dataset_kwargs", DATASET),
-            ),
-            engine=engine_config(
-                num_train_steps,
-                batch_size,
-                grad_accum_every,
-                validate_every_step,
-                checkpoint_every_step,
-                ema_config_from_kwargs(ema_kwargs),
-                accelerate_kwargs,
+            data=data,
+            engine=build_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=validate_every_step,
+                checkpoint_every=checkpoint_every_step,
+                ema=translate_ema_kwargs(ema_kwargs),
+                accelerate_kwargs=accelerate_kwargs,
             ),
         )
         task = build_task(run)
         task.model.load_state_dict(model.state_dict())
-        split = Clips.split(dataset, run.data) if dataset is not None else None
+        split = None
+        if dataset is not None:
+            split = split_dataset(InMemoryVideos(dataset, data.size, data.frames), data)
         super().__init__(run, results_folder, task, split, use_wandb_tracking=use_wandb_tracking)
 
     def save(self, path: str | Path | None = None) -> None:
-        """Everything needed to go on, as a folder of its own: at `path`, or under the step's number
-        in checkpoints_folder."""
-        super().save(path if path is not None else self._checkpoints_folder / name_of(self.steps))
+        """Write a checkpoint to `path`, or to a folder of the step in `checkpoints_folder`."""
+        super().save(self._checkpoints_folder / step_name(self.steps) if path is None else path)
 
-    # ---- the averaged tokenizer
+    # ---- EMA weights
 
     @property
     def ema_tokenizer(self) -> VideoTokenizer:
-        """A tokenizer of its own with the averaged weights of this moment."""
+        """A copy of the tokenizer with the current EMA weights."""
         tokenizer: VideoTokenizer = copy.deepcopy(self.model)
         tokenizer.load_state_dict(self.engine.ema.state_dict())
         return tokenizer.eval().requires_grad_(False)
 
-    def tokenize(self, clips: Tensor) -> Tensor:
-        """Clips (B, 3, T, H, W) or pictures (B, 3, H, W), in [-1, 1], to symbols (B, t, h, w), with
-        the averaged weights."""
+    def tokenize(self, videos: Tensor) -> Tensor:
+        """Encode videos (B, 3, T, H, W) or images (B, 3, H, W) in [-1, 1] with the EMA weights.
+
+        Returns:
+            Codes (B, t, h, w).
+        """
         with self.engine.ema.applied(), eval_mode(self.engine.task):
-            return self.model.tokenize(clips.to(self.engine.device))
+            return self.model.tokenize(videos.to(self.engine.device))
 
     # ---- Weights & Biases
 
     def trackers(
         self, project_name: str, run_name: str | None = None, hps: Mapping[str, Any] | None = None
     ) -> AbstractContextManager[None]:
-        """Inside, every record also goes to this project of Weights & Biases, with `hps`, whatever
-        else is worth telling."""
-        return self.tracked_in(project_name, run_name, hps)
+        """Return a context in which records are also logged to a project of Weights & Biases.
+
+        `hps` are further settings to store with those of the run.
+        """
+        return self._track(project_name, run_name, hps)
 
 
-# ---- their words in ours
+# ---- configurations from the arguments
 
 
-def told(
-    discriminators: VideoAdversaryConfig | None,
-    start_step: float,
+def build_adversary_config(
+    adversary: VideoAdversaryConfig | None,
+    *,
+    start_step: int,
     gp_every: int,
     optimizer: OptimizerConfig,
 ) -> VideoAdversaryConfig | None:
-    """The judges, with what the trainer's own parameters say of them."""
-    if discriminators is None:
+    """Return the discriminators with the settings that are parameters of the trainer."""
+    if adversary is None:
         return None
-    said_here = {
-        "starts": "discr_start_after_step",
-        "penalty_every": "apply_gradient_penalty_every",
-        "optimizer": "learning_rate, max_grad_norm and optimizer_kwargs",
-    }
-    for name, parameter in said_here.items():
-        if getattr(discriminators, name) != getattr(JUDGES, name):
+    for name, parameter in ADVERSARY_PARAMETERS.items():
+        value = getattr(adversary, name)
+        if value != getattr(ADVERSARY, name):
             raise UserError(
-                f"judges has {name}={getattr(discriminators, name)!r}, but this trainer takes that from {parameter}."
+                f"discriminators has {name}={value!r}, but this is a parameter of the trainer: use "
+                f"{parameter}."
             )
-    return replace(
-        discriminators, start_step=round(start_step), gp_every=gp_every, optimizer=optimizer
-    )
+    return replace(adversary, start_step=start_step, gp_every=gp_every, optimizer=optimizer)
 
 
-def refuse_unclear_data(
-    dataset: Any, folder: Any, kind: str, kwargs: Mapping[str, Any] | None
+def check_data_arguments(
+    dataset: Sequence[Tensor] | None,
+    folder: str | Path | None,
+    dataset_type: str,
+    dataset_kwargs: Mapping[str, Any] | None,
 ) -> None:
+    """Raise UserError unless the arguments describe one source of data."""
     if (dataset is None) == (folder is None):
-        met = (
-            "neither a dataset nor a dataset_folder"
-            if dataset is None
-            else "both a dataset and a dataset_folder"
-        )
-        raise UserError(f"A trainer learns from one place, but was given {met}: give one of them.")
-    if kind not in ("videos", "images"):
-        raise UserError(f"dataset_type is {kind!r}, but there are only 'videos' and 'images'.")
-    if dataset is not None and kwargs:
+        found = "neither a dataset nor" if dataset is None else "both a dataset and"
+        raise UserError(f"Got {found} a dataset_folder, but training needs one of them: give one.")
+    if dataset_type not in ("videos", "images"):
+        raise UserError(f"dataset_type must be 'videos' or 'images', got {dataset_type!r}.")
+    if dataset is not None and dataset_kwargs:
         raise UserError(
-            f"dataset_kwargs ({', '.join(kwargs)}) say how clips are cut from a folder's files, but a dataset was given, "
-            "which is taken as it is: leave them out."
+            f"dataset_kwargs ({', '.join(dataset_kwargs)}) are for the files of a folder, but a "
+            "dataset was given, which is used unchanged: leave them out."
         )
-
-
-# ---- clips that are already there
-
-
-@dataclass(frozen=True)
-class Clips:
-    """The source: somebody's own clips, not cut or mirrored."""
-
-    clips: Sequence[Tensor]
-    size: int
-    frames: int
-
-    @classmethod
-    def split(cls, clips: Sequence[Tensor], data: VideoDataConfig) -> Split:
-        source = cls(clips, data.size, data.frames)
-        names = [source.name(i) for i in range(len(source))]
-        train, validation = split_names(names, data.val_fraction, data.split_seed)
-        return Split(Subset(source, train), Subset(source, validation))
-
-    def __len__(self) -> int:
-        return len(self.clips)
-
-    def name(self, index: int) -> str:
-        return f"clip-{index:06d}"
-
-    def caption(self, index: int) -> str:
-        return ""
-
-    def item(self, index: int, rng: np.random.Generator) -> VideoExample:
-        clip = torch.as_tensor(self.clips[index]).detach().cpu()
-        clip = clip.unsqueeze(1) if clip.ndim == 3 else clip
-        self.refuse(index, clip)
-        length = clip.shape[1]
-        padded = clip[:, torch.arange(self.frames).clamp_max(length - 1)]
-        return VideoExample(padded.float().numpy() * 2 - 1, length, CLOCK_HZ, self.caption(index))
-
-    def collate(self, examples: list[VideoExample]) -> VideoBatch:
-        return collate(examples)
-
-    def refuse(self, index: int, clip: Tensor) -> None:
-        """As a file that cannot be read would be: one among many is left out and listed, and many
-        in a row end the run."""
-        fits = clip.ndim == 4 and clip.shape[0] == 3 and clip.shape[2:] == (self.size, self.size)
-        if not fits or not 1 <= clip.shape[1] <= self.frames:
-            raise UnreadableFile(
-                f"{self.name(index)}: its shape is {tuple(clip.shape)}, but a clip is (3, frames, {self.size}, {self.size}) "
-                f"with 1 to {self.frames} frames here"
-            )
-        lowest, highest = clip.aminmax()
-        if not clip.is_floating_point() or lowest < 0 or highest > 1:
-            raise UnreadableFile(
-                f"{self.name(index)}: it holds {clip.dtype} from {lowest:g} to {highest:g}, but a clip is floats from 0 to 1"
-            )

@@ -1,5 +1,4 @@
-"""What is said about a file is found where people write it, and never taken from where it must not
-be."""
+"""Tests of the sources of captions: text files, metadata and names of folders."""
 
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from tessera.data.errors import UnreadableFile
 from tessera.run.errors import UserError
 
 
-def captions_of(folder) -> Captions:
+def read_folder(folder) -> Captions:
     files = list_files(folder)
-    pictures = [file for file in files if file.endswith(".png")]
-    return read_captions(folder, pictures, [file for file in files if not file.endswith(".png")])
+    images = [file for file in files if file.endswith(".png")]
+    return read_captions(folder, images, [file for file in files if not file.endswith(".png")])
 
 
-def put(folder, **files: str):
-    """Keyword names hold "__" for "/"; the last "_" is the dot."""
+def write(folder, **files: str) -> None:
+    """Write files; "__" in a keyword is a slash, and the last "_" is the dot."""
     for name, text in files.items():
-        stem, ending = name.replace("__", "/").rsplit("_", 1)
-        path = folder / f"{stem}.{ending}"
+        stem, suffix = name.replace("__", "/").rsplit("_", 1)
+        path = folder / f"{stem}.{suffix}"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 
@@ -33,8 +32,8 @@ def jsonl(*rows) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
-def test_a_text_file_beside_a_picture_is_its_caption(tmp_path):
-    put(
+def test_text_file_beside_an_image_is_its_caption(tmp_path):
+    write(
         tmp_path,
         a_png="",
         a_txt="\ufeff a red\n circle \n",
@@ -42,7 +41,7 @@ def test_a_text_file_beside_a_picture_is_its_caption(tmp_path):
         sub__b_txt="größer",
         c_png="",
     )
-    captions = captions_of(tmp_path)
+    captions = read_folder(tmp_path)
     assert [captions.get(name) for name in ("a.png", "sub/b.png", "c.png")] == [
         "a red circle",
         "größer",
@@ -51,10 +50,10 @@ def test_a_text_file_beside_a_picture_is_its_caption(tmp_path):
     assert captions.counts(["a.png", "sub/b.png", "c.png"]) == {"text files": 2}
 
 
-def test_a_text_file_that_is_no_text_makes_only_its_picture_unreadable(tmp_path):
-    put(tmp_path, a_png="", b_png="", b_txt="fine")
+def test_undecodable_text_file_makes_only_its_image_unreadable(tmp_path):
+    write(tmp_path, a_png="", b_png="", b_txt="fine")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
-    captions = captions_of(tmp_path)
+    captions = read_folder(tmp_path)
     assert captions.get("b.png") == "fine"
     with pytest.raises(UnreadableFile, match="a.txt: the caption cannot be read"):
         captions.get("a.png")
@@ -66,44 +65,44 @@ def test_metadata_in_json_lines_is_read(tmp_path, column):
         {"file_name": "a.png", column: "one"},
         {"file_name": "./sub/b.png", column: "two", "width": 3},
     )
-    put(tmp_path, a_png="", sub__b_png="", c_png="", metadata_jsonl=rows + "\n")
-    captions = captions_of(tmp_path)
+    write(tmp_path, a_png="", sub__b_png="", c_png="", metadata_jsonl=rows + "\n")
+    captions = read_folder(tmp_path)
     assert [captions.get(name) for name in ("a.png", "sub/b.png", "c.png")] == ["one", "two", ""]
 
 
 def test_metadata_in_csv_is_read_with_commas_and_quotes(tmp_path):
-    put(
+    write(
         tmp_path,
         a_png="",
         b_png="",
         metadata_csv='file_name,text\na.png,"red, and ""round"""\nb.png,\n',
     )
-    captions = captions_of(tmp_path)
+    captions = read_folder(tmp_path)
     assert captions.get("a.png") == 'red, and "round"'
     assert captions.get("b.png") == ""
     assert captions.counts(["a.png", "b.png"]) == {"metadata": 1}
 
 
-def test_metadata_of_a_subfolder_speaks_of_that_subfolder(tmp_path):
+def test_metadata_of_a_subfolder_applies_to_that_subfolder(tmp_path):
     inner = jsonl({"file_name": "a.png", "text": "inner"})
     outer = "file_name,text\na.png,outer\n"
-    put(tmp_path, a_png="", sub__a_png="", metadata_csv=outer, sub__metadata_jsonl=inner)
-    captions = captions_of(tmp_path)
+    write(tmp_path, a_png="", sub__a_png="", metadata_csv=outer, sub__metadata_jsonl=inner)
+    captions = read_folder(tmp_path)
     assert (captions.get("a.png"), captions.get("sub/a.png")) == ("outer", "inner")
 
 
-def test_a_text_file_is_more_particular_than_metadata(tmp_path):
+def test_text_file_takes_precedence_over_metadata(tmp_path):
     rows = jsonl(
         {"file_name": "a.png", "text": "general"}, {"file_name": "b.png", "text": "general"}
     )
-    put(tmp_path, a_png="", a_txt="particular", b_png="", metadata_jsonl=rows)
-    captions = captions_of(tmp_path)
-    assert (captions.get("a.png"), captions.get("b.png")) == ("particular", "general")
+    write(tmp_path, a_png="", a_txt="specific", b_png="", metadata_jsonl=rows)
+    captions = read_folder(tmp_path)
+    assert (captions.get("a.png"), captions.get("b.png")) == ("specific", "general")
 
 
-def test_folders_of_classes_give_their_names(tmp_path):
-    put(tmp_path, golden_retriever__1_png="", cats__2_png="", loose_png="")
-    captions = captions_of(tmp_path)
+def test_names_of_several_folders_are_captions(tmp_path):
+    write(tmp_path, golden_retriever__1_png="", cats__2_png="", loose_png="")
+    captions = read_folder(tmp_path)
     assert captions.get("cats/2.png") == "cats"
     assert captions.get("golden_retriever/1.png") == "golden retriever"
     assert captions.get("loose.png") == ""
@@ -124,33 +123,33 @@ def test_folders_of_classes_give_their_names(tmp_path):
     ],
     ids=["a single folder", "numbers", "train and val", "a text file exists", "metadata exists"],
 )
-def test_folder_names_that_need_not_describe_are_no_captions(tmp_path, files):
-    put(tmp_path, **files)
-    captions = captions_of(tmp_path)
+def test_uninformative_folder_names_are_not_captions(tmp_path, files):
+    write(tmp_path, **files)
+    captions = read_folder(tmp_path)
     assert captions.get(next(iter(files)).replace("__", "/").replace("_png", ".png")) == ""
 
 
 @pytest.mark.parametrize(
     "name", ["../a.png", "/etc/a.png", "sub/../../a.png", "..", "..\\a.png", "C:\\a.png"]
 )
-def test_metadata_cannot_point_out_of_its_folder(tmp_path, name):
-    put(
+def test_metadata_cannot_name_files_outside_of_its_folder(tmp_path, name):
+    write(
         tmp_path,
         a_png="",
         in__a_png="",
         in__metadata_jsonl=jsonl({"file_name": "a.png"}, {"file_name": name}),
     )
     with pytest.raises(UserError, match=r"metadata.jsonl, line 2: .* leads out of the folder"):
-        captions_of(tmp_path)
+        read_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "complaint"),
+    ("metadata", "message"),
     [
         ('{"file_name": "a.png"}\n\n{"file_name": "b.png", oops\n', "line 3: is not JSON"),
         ("[1, 2]\n", "line 1: must be an object like"),
         ("[" * 100_000 + "\n", "line 1: is not JSON"),
-        ('{"file": "a.png", "text": "x"}\n', 'line 1: needs a "file_name".* has file, text'),
+        ('{"file": "a.png", "text": "x"}\n', 'line 1: needs a "file_name".* found file, text'),
         ('{"file_name": 3}\n', 'line 1: needs a "file_name"'),
         ('{"file_name": "a.png", "text": ["x", 3]}\n', "line 1: the caption must be a text"),
         (
@@ -159,59 +158,59 @@ def test_metadata_cannot_point_out_of_its_folder(tmp_path, name):
         ),
     ],
 )
-def test_a_malformed_line_of_json_is_refused_with_its_number(tmp_path, metadata, complaint):
-    put(tmp_path, a_png="", b_png="", metadata_jsonl=metadata)
-    with pytest.raises(UserError, match=f"metadata.jsonl, {complaint}"):
-        captions_of(tmp_path)
+def test_malformed_json_line_is_rejected_with_its_number(tmp_path, metadata, message):
+    write(tmp_path, a_png="", b_png="", metadata_jsonl=metadata)
+    with pytest.raises(UserError, match=f"metadata.jsonl, {message}"):
+        read_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("metadata", "complaint"),
+    ("metadata", "message"),
     [
         (
             "file_name,text\na.png,red, and round\n",
-            "line 2: has 3 fields where the first line has 2",
+            "line 2: has 3 fields, but the first line has 2",
         ),
-        ("file_name,text\na.png,x\nb.png\n", "line 3: has 1 fields where the first line has 2"),
+        ("file_name,text\na.png,x\nb.png\n", "line 3: has 1 fields, but the first line has 2"),
         ("name,text\na.png,x\n", 'line 2: needs a "file_name"'),
         ('file_name,text\na.png,"x" y\n', "line 2: is not CSV"),
     ],
 )
-def test_a_malformed_line_of_csv_is_refused_with_its_number(tmp_path, metadata, complaint):
-    put(tmp_path, a_png="", b_png="", metadata_csv=metadata)
-    with pytest.raises(UserError, match=f"metadata.csv, {complaint}"):
-        captions_of(tmp_path)
+def test_malformed_csv_line_is_rejected_with_its_number(tmp_path, metadata, message):
+    write(tmp_path, a_png="", b_png="", metadata_csv=metadata)
+    with pytest.raises(UserError, match=f"metadata.csv, {message}"):
+        read_folder(tmp_path)
 
 
-def test_metadata_that_is_no_utf8_is_refused(tmp_path):
-    put(tmp_path, a_png="")
+def test_metadata_that_is_not_utf8_is_rejected(tmp_path):
+    write(tmp_path, a_png="")
     (tmp_path / "metadata.csv").write_bytes("file_name,text\na.png,größer\n".encode("latin-1"))
     with pytest.raises(UserError, match="metadata.csv: cannot be read .*UTF-8"):
-        captions_of(tmp_path)
+        read_folder(tmp_path)
 
 
-def test_metadata_of_which_no_file_is_there_is_refused(tmp_path):
-    put(tmp_path, a_png="", metadata_jsonl=jsonl({"file_name": "a", "text": "x"}))
-    with pytest.raises(UserError, match="names 1 files, of which none is there .*'a'"):
-        captions_of(tmp_path)
+def test_metadata_is_rejected_if_none_of_its_files_exists(tmp_path):
+    write(tmp_path, a_png="", metadata_jsonl=jsonl({"file_name": "a", "text": "x"}))
+    with pytest.raises(UserError, match="names 1 files, none of which exists .*'a'"):
+        read_folder(tmp_path)
 
 
-def test_some_lines_without_their_file_are_listed_and_no_reason_to_stop(tmp_path):
+def test_metadata_of_some_missing_files_is_accepted_and_they_are_listed(tmp_path):
     rows = jsonl({"file_name": "a.png", "text": "x"}, {"file_name": "lost.png", "text": "y"})
-    put(tmp_path, a_png="", metadata_jsonl=rows)
-    assert captions_of(tmp_path).unmatched == ("lost.png",)
+    write(tmp_path, a_png="", metadata_jsonl=rows)
+    assert read_folder(tmp_path).unmatched == ("lost.png",)
 
 
-def test_captions_can_be_sent_to_a_worker(tmp_path):
-    put(tmp_path, a_png="", a_txt="red")
-    assert pickle.loads(pickle.dumps(captions_of(tmp_path))).of("a.png") == "red"
+def test_captions_can_be_pickled_for_a_worker(tmp_path):
+    write(tmp_path, a_png="", a_txt="red")
+    assert pickle.loads(pickle.dumps(read_folder(tmp_path))).get("a.png") == "red"
 
 
-def test_a_file_may_have_several_captions_and_the_first_is_its_caption(tmp_path):
+def test_first_of_several_captions_is_the_caption(tmp_path):
     lines = '{"file_name": "a.png", "text": ["red", " ", "round  thing"]}\n'
     lines += '{"file_name": "b.png", "tags": ["blue", "flat", "old"]}\n'
-    put(tmp_path, a_png="", b_png="", c_png="", c_txt="one\ntwo", metadata_jsonl=lines)
-    captions = captions_of(tmp_path)
+    write(tmp_path, a_png="", b_png="", c_png="", c_txt="one\ntwo", metadata_jsonl=lines)
+    captions = read_folder(tmp_path)
     assert captions.get_all("a.png") == ["red", "round thing"] and captions.get("a.png") == "red"
     assert captions.get_all("b.png") == [
         "blue, flat, old",
@@ -223,3 +222,24 @@ def test_a_file_may_have_several_captions_and_the_first_is_its_caption(tmp_path)
         "two",
     ]
     assert captions.counts(["a.png", "b.png", "c.png"]) == {"text files": 1, "metadata": 2}
+
+
+def test_source_of_each_caption_is_reported(tmp_path):
+    rows = jsonl({"file_name": "b.png", "text": "blue"}, {"file_name": "c.png", "tags": ["old"]})
+    rows += jsonl({"file_name": "d.png", "text": " "})
+    write(tmp_path, a_png="", a_txt="red", b_png="", c_png="", d_png="", metadata_jsonl=rows)
+    captions = read_folder(tmp_path)
+    sources = [captions.source(f"{name}.png") for name in "abcd"]
+    assert sources == ["text files", "metadata", "metadata", "none"]
+
+
+def test_empty_captions_open_no_file(tmp_path):
+    write(tmp_path, a_png="")
+    (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
+    captions = Captions.empty(tmp_path)
+    assert (captions.get("a.png"), captions.get_all("a.png"), captions.source("a.png")) == (
+        "",
+        [],
+        "none",
+    )
+    assert captions.counts(["a.png"]) == {} and captions.unmatched == ()

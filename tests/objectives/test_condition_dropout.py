@@ -1,10 +1,10 @@
-"""A generator that was looked at amid its training goes on as before: in train mode, captions left
-out as often."""
+"""Validation and samples during training change neither train mode nor caption dropout."""
 
 from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,39 +12,38 @@ from tests.runs import engine_in, tiny
 
 
 @pytest.mark.parametrize("case", ["images-maskgit", "meshes-transformer"])
-def test_after_validation_and_samples_it_is_in_train_mode_and_captions_are_dropped_at_their_rate(
+def test_train_mode_and_caption_dropout_survive_validation_and_samples(
     case: str, tmp_path: Path
 ) -> None:
-    run = tiny(
+    run: Any = tiny(
         case, steps=40, validate_every=10, sample_every=10, checkpoint_every=40, sample_count=2
     )
-    engine = engine_in(
-        tmp_path, dataclasses.replace(run, task=dataclasses.replace(run.task, cond_drop_prob=0.4))
-    )
-    network, steps = engine.task.network, []
-    condition, step = network.condition, engine.step
-    learning: list[bool] = []
-    dropped: list[bool] = []
+    run = dataclasses.replace(run, task=dataclasses.replace(run.task, cond_drop_prob=0.4))
+    engine: Any = engine_in(tmp_path, run)
+    network = engine.task.network
+    condition, run_step = network.condition, engine.run_step
+    modes: list[bool] = []
+    dropped_in_training: list[bool] = []
+    in_step = False
 
-    def noted_step(*arguments: object) -> object:
-        steps.append(network.training)
-        learning.append(True)
-        moved = step(*arguments)
-        learning.clear()
-        return moved
+    def record_step(*args: object) -> object:
+        nonlocal in_step
+        modes.append(network.training)
+        in_step = True
+        results = run_step(*args)
+        in_step = False
+        return results
 
-    def noted_condition(texts: list[str], left_out: list[bool], *rest: object) -> object:
-        dropped.extend(left_out if learning else [])
-        assert learning or not any(left_out) or not network.training, (
-            "in validation nothing is left out but for guidance"
+    def record_condition(texts: list[str], dropped: list[bool], *args: object) -> object:
+        dropped_in_training.extend(dropped if in_step else [])
+        assert in_step or not any(dropped) or not network.training, (
+            "outside of training captions are dropped only for guidance, in eval mode"
         )
-        return condition(texts, left_out, *rest)
+        return condition(texts, dropped, *args)
 
-    engine.step, network.condition = noted_step, noted_condition
+    engine.run_step, network.condition = record_step, record_condition
     engine.run()
-    assert steps == [True] * 40
-    for part in (
-        dropped[: len(dropped) // 4],
-        dropped[len(dropped) // 4 :],
-    ):  # before the first validation, and after
+    assert modes == [True] * 40
+    quarter = len(dropped_in_training) // 4  # the steps before the first validation
+    for part in (dropped_in_training[:quarter], dropped_in_training[quarter:]):
         assert sum(part) / len(part) == pytest.approx(0.4, abs=0.15)

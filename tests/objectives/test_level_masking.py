@@ -1,9 +1,8 @@
-"""The masked task on symbols in levels, as sounds have them: one level is guessed, finer ones are
-never seen, and where a sound has ended there is nothing.
+"""The masked objective with residual quantizers, as for audio: one level is predicted, finer levels
+are masked, and padding has no influence.
 
-The tokenizers here are none: examples are codes already, three levels of them, beside codes that
-say what is said, two frames of which last as long as three places. In double precision, where equal
-is equal to many digits.
+The examples are codes already: three levels of acoustic codes, and semantic codes as the condition,
+two frames of which last as long as three positions. Everything is in double precision.
 """
 
 from __future__ import annotations
@@ -16,49 +15,52 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.data.tokens import TokenizedBatch
-from tessera.engine.engine import heard
 from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch, check_ownership
 from tessera.nn.conformer import ConformerConfig
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
 from tessera.nn.token_layout import Layout
-from tessera.objectives.generation import GenerationRequest
+from tessera.objectives.generation import GenerationRequest, TokenPrompt
 from tessera.objectives.masked import NEVER, MaskedConfig, MaskedTask
-from tessera.objectives.masking import ExampleRandomness, LevelMaskingConfig, Masked, TokenBatch
+from tessera.objectives.masking import (
+    ExampleRandomness,
+    LevelMaskingConfig,
+    MaskedTokens,
+    TokenBatch,
+)
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import num_masked_after
 
-VOCABULARY, SAID, LEVELS, PLACES = 10, 7, 3, 12
-FRAMES = 8
-"""of what is said"""
-MASK = VOCABULARY
+VOCAB_SIZE, SEMANTIC_VOCAB_SIZE, LEVELS = 10, 7, 3
+POSITIONS, FRAMES = 12, 8
+"""The length of the acoustic and of the semantic codes."""
+MASK = VOCAB_SIZE
 CRITICS = {
     "none": None,
     "own": CriticConfig(dim=16, depth=1, heads=2),
     "head": CriticHeadConfig(dim=8),
 }
+LENGTHS = (12, 5, 1, 9)
 
 
-class NoTokenizer:
+class FakeTokenizer:
+    is_external = False
+    features = None
+
     def __init__(self, frames: int, vocab_size: int, num_quantizers: int, seconds: float):
-        self.network = nn.Identity()
-        self.vocab_size, self.grid, self.num_quantizers, self.features, self.seconds = (
-            vocab_size,
-            (frames,),
-            num_quantizers,
-            None,
-            seconds,
-        )
+        self.network: nn.Module = nn.Identity()
+        self.vocab_size, self.num_quantizers, self.seconds = vocab_size, num_quantizers, seconds
+        self.grid: tuple[int, ...] = (frames,)
 
-    def codes(self, examples: Any) -> Tensor:
-        raise AssertionError("these examples are codes already")
+    def encode_examples(self, examples: Any) -> Tensor:
+        raise AssertionError("the examples are codes already")
 
-    def media(self, codes: Tensor) -> list[Any]:
+    def to_media(self, codes: Tensor) -> list[Any]:
         return list(codes)
 
 
 def build_task(**choices: Any) -> MaskedTask:
-    """With something to say at every place that starts as nothing."""
+    """Build a task in which no parameter is zero."""
     model = MaskedTransformerConfig(
         dim=24,
         depth=2,
@@ -68,13 +70,14 @@ def build_task(**choices: Any) -> MaskedTask:
         absolute_positions=False,
         self_condition=choices.pop("self_condition", False),
     )
-    usual = {
+    defaults: dict[str, Any] = {
         "masking": LevelMaskingConfig(),
-        "sampling": MaskedSampling(decoding_steps_per_level=(4, 1), noise=1.0),
+        "sampling": MaskedSampling(decoding_steps_per_level=(4, 1), choice_temperature=1.0),
     }
-    config = MaskedConfig(model=model, semantic="elsewhere", **usual | choices)
+    config = MaskedConfig(tokenizer="", model=model, **defaults | choices)
     task = config.build(
-        NoTokenizer(PLACES, VOCABULARY, LEVELS, 0.02), semantic=NoTokenizer(FRAMES, SAID, 1, 0.03)
+        tokenizer=FakeTokenizer(POSITIONS, VOCAB_SIZE, LEVELS, 0.02),
+        semantic=FakeTokenizer(FRAMES, SEMANTIC_VOCAB_SIZE, 1, 0.03),
     )
     for parameter in task.parameters():
         if not parameter.any():
@@ -82,416 +85,411 @@ def build_task(**choices: Any) -> MaskedTask:
     return task.double()
 
 
-def batch_of(*lengths: int, first: int = 0) -> Batch:
-    """Sounds of so many places; number i is the same in any company."""
-    codes, said = (
-        torch.full((len(lengths), PLACES, LEVELS), -1),
-        torch.full((len(lengths), FRAMES), -1),
-    )
+def build_batch(*lengths: int, first: int = 0) -> Batch[Any]:
+    """Return examples of some lengths; example i is the same in every batch."""
+    codes = torch.full((len(lengths), POSITIONS, LEVELS), -1)
+    semantic = torch.full((len(lengths), FRAMES), -1)
     for row, length in enumerate(lengths):
         own = generator(100 + first + row)
-        codes[row, :length] = torch.randint(VOCABULARY, (PLACES, LEVELS), generator=own)[:length]
-        frames = -(-length * FRAMES // PLACES)
-        said[row, :frames] = torch.randint(SAID, (FRAMES,), generator=own)[:frames]
-    numbers = range(first, first + len(lengths))
-    examples = TokenizedBatch({"tokenizer": codes, "semantic": said}, [""] * len(lengths))
-    return Batch(examples, [str(i) for i in numbers], [hash_seed(5, i) for i in numbers])
+        codes[row, :length] = torch.randint(VOCAB_SIZE, (POSITIONS, LEVELS), generator=own)[:length]
+        frames = -(-length * FRAMES // POSITIONS)
+        semantic[row, :frames] = torch.randint(SEMANTIC_VOCAB_SIZE, (FRAMES,), generator=own)[
+            :frames
+        ]
+    indices = range(first, first + len(lengths))
+    examples = TokenizedBatch({"tokenizer": codes, "semantic": semantic}, [""] * len(lengths))
+    return Batch(examples, [str(i) for i in indices], [hash_seed(5, i) for i in indices])
+
+
+def build_single_batches(*lengths: int) -> list[Batch[Any]]:
+    return [build_batch(length, first=i) for i, length in enumerate(lengths)]
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def one_by_one(*lengths: int) -> list[Batch]:
-    return [batch_of(length, first=i) for i, length in enumerate(lengths)]
+def mask_batch(task: MaskedTask, batch: Batch[Any]) -> MaskedTokens:
+    return task.mask(task.get_tokens(batch.examples), ExampleRandomness.draw(batch))
 
 
-def masked_of(task: MaskedTask, batch: Batch) -> Masked:
-    return task.masked(task.token_batch(batch.examples), ExampleRandomness.of(batch))
+# ---- masking of one example
 
 
-# ------------------------------------------------------------------------------------------------ what is hidden of one
-
-
-def draws(count: int = 300, places: int = PLACES, **settings: Any) -> list[tuple[Tensor, Masked]]:
+def mask_examples(
+    count: int = 300, positions: int = POSITIONS, **settings: Any
+) -> list[tuple[Tensor, MaskedTokens]]:
+    """Return random tokens together with their masked version."""
     masking = LevelMaskingConfig(**settings)
     tokens = [
-        torch.randint(VOCABULARY, (places, LEVELS), generator=generator(seed))
+        torch.randint(VOCAB_SIZE, (positions, LEVELS), generator=generator(seed))
         for seed in range(count)
     ]
     return [
-        (one, masking.draw(one, VOCABULARY, generator(1000 + seed)))
+        (one, masking.mask(one, VOCAB_SIZE, generator(1000 + seed)))
         for seed, one in enumerate(tokens)
     ]
 
 
-def level_of(masked: Masked) -> int:
-    [level] = masked.asked.any(0).nonzero().flatten().tolist()
+def predicted_level(masked: MaskedTokens) -> int:
+    [level] = masked.loss_mask.any(0).nonzero().flatten().tolist()
     return level
 
 
-def prompt_of(masked: Masked) -> int:
-    """How many places are shown in the finest level; only where that is not itself asked about."""
-    assert level_of(masked) < LEVELS - 1
-    shown = (masked.shown[:, -1] != MASK).tolist()
-    return shown.index(False)
+def prompt_length(masked: MaskedTokens) -> int:
+    """Return the length of the prefix in the finest level, if that is not the predicted one."""
+    assert predicted_level(masked) < LEVELS - 1
+    return (masked.input_ids[:, -1] != MASK).tolist().index(False)
 
 
-def test_of_one_level_some_are_asked_coarser_ones_are_seen_and_finer_ones_are_not():
-    for tokens, masked in draws():
-        level = level_of(masked)
-        assert torch.equal(masked.shown[:, :level], tokens[:, :level])
-        assert torch.equal(masked.shown[:, level] == MASK, masked.asked[:, level])
-        assert torch.equal(
-            masked.shown[~masked.asked[:, level], level], tokens[~masked.asked[:, level], level]
-        )
+def test_coarser_levels_are_shown_and_finer_levels_are_masked():
+    for tokens, masked in mask_examples():
+        level = predicted_level(masked)
+        assert torch.equal(masked.input_ids[:, :level], tokens[:, :level])
+        is_masked = masked.loss_mask[:, level]
+        assert torch.equal(masked.input_ids[:, level] == MASK, is_masked)
+        assert torch.equal(masked.input_ids[~is_masked, level], tokens[~is_masked, level])
         if level < LEVELS - 1:
-            begins = prompt_of(masked)
-            assert (masked.shown[begins:, level + 1 :] == MASK).all()
+            start = prompt_length(masked)
+            assert (masked.input_ids[start:, level + 1 :] == MASK).all()
 
 
-def test_the_prompt_is_shown_in_all_levels_and_nothing_is_asked_in_it():
+def test_prompt_is_shown_in_all_levels_and_not_predicted():
     lengths = []
-    for tokens, masked in draws():
-        if level_of(masked) < LEVELS - 1:
-            begins = prompt_of(masked)
-            assert (
-                torch.equal(masked.shown[:begins], tokens[:begins])
-                and not masked.asked[:begins].any()
-            )
-            assert masked.asked[begins:].any()
-            lengths.append(begins)
-    assert set(lengths) == set(range(PLACES)), (
-        "every length of a prompt is drawn, none and all but one place included"
-    )
+    for tokens, masked in mask_examples():
+        if predicted_level(masked) < LEVELS - 1:
+            start = prompt_length(masked)
+            assert torch.equal(masked.input_ids[:start], tokens[:start])
+            assert not masked.loss_mask[:start].any() and masked.loss_mask[start:].any()
+            lengths.append(start)
+    assert set(lengths) == set(range(POSITIONS)), "every length from 0 to all but one position"
 
 
-def test_without_a_prompt_finer_levels_are_hidden_everywhere():
-    for _, masked in draws(prompt=False):
-        assert (masked.shown[:, level_of(masked) + 1 :] == MASK).all()
+def test_without_a_prompt_finer_levels_are_masked_everywhere():
+    for _, masked in mask_examples(prompt=False):
+        assert (masked.input_ids[:, predicted_level(masked) + 1 :] == MASK).all()
 
 
-def test_every_level_is_drawn_equally_often_and_does_not_depend_on_the_settings():
-    levels = [level_of(masked) for _, masked in draws(900)]
+def test_levels_are_drawn_uniformly_and_independently_of_settings():
+    levels = [predicted_level(masked) for _, masked in mask_examples(900)]
     assert all(abs(levels.count(level) - 300) < 60 for level in range(LEVELS))
-    assert [level_of(masked) for _, masked in draws(900, prompt=False, schedule="linear")] == levels
+    others = mask_examples(900, prompt=False, schedule="linear")
+    assert [predicted_level(masked) for _, masked in others] == levels
 
 
 @pytest.mark.parametrize("prompt", [True, False])
-def test_as_many_are_asked_on_average_as_the_loss_counts_on(prompt):
-    counts = [int(masked.asked.sum()) for _, masked in draws(1500, places=100, prompt=prompt)]
+def test_mean_number_of_predicted_tokens_is_the_expected_one(prompt):
+    masked = mask_examples(1500, positions=100, prompt=prompt)
+    counts = [int(one.loss_mask.sum()) for _, one in masked]
     assert min(counts) >= 1
-    usual = LevelMaskingConfig(prompt=prompt).expected_num_masked(Layout((100,), LEVELS))
-    assert sum(counts) / len(counts) == pytest.approx(usual, abs=2)
+    expected = LevelMaskingConfig(prompt=prompt).expected_num_masked(Layout((100,), LEVELS))
+    assert sum(counts) / len(counts) == pytest.approx(expected, abs=2)
 
 
-def test_neither_what_is_asked_nor_what_is_finer_reaches_what_is_shown():
+def test_input_ids_do_not_depend_on_masked_tokens():
     masking = LevelMaskingConfig()
-    for seed, (tokens, masked) in enumerate(draws(60)):
-        others = torch.where(masked.shown == MASK, (tokens + 3) % VOCABULARY, tokens)
-        again = masking.draw(others, VOCABULARY, generator(1000 + seed))
-        assert torch.equal(again.shown, masked.shown) and torch.equal(again.asked, masked.asked)
+    for seed, (tokens, masked) in enumerate(mask_examples(60)):
+        others = torch.where(masked.input_ids == MASK, (tokens + 3) % VOCAB_SIZE, tokens)
+        again = masking.mask(others, VOCAB_SIZE, generator(1000 + seed))
+        assert torch.equal(again.input_ids, masked.input_ids)
+        assert torch.equal(again.loss_mask, masked.loss_mask)
 
 
-@pytest.mark.parametrize("places", [1, 2])
-def test_of_the_shortest_sound_something_is_asked(places):
-    for _, masked in draws(50, places=places):
-        assert masked.asked.any()
+@pytest.mark.parametrize("positions", [1, 2])
+def test_at_least_one_token_of_the_shortest_examples_is_predicted(positions):
+    for _, masked in mask_examples(50, positions=positions):
+        assert masked.loss_mask.any()
 
 
-def test_one_level_is_refused_with_what_to_do():
+def test_tokenizer_with_one_quantizer_is_an_error():
     model = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None)
-    with pytest.raises(ValueError, match="one level.*codec of several levels"):
-        MaskedConfig(model=model, masking=LevelMaskingConfig()).build(
-            NoTokenizer(PLACES, VOCABULARY, 1, 0.02)
-        )
+    config = MaskedConfig(tokenizer="", model=model, masking=LevelMaskingConfig())
+    with pytest.raises(ValueError, match="several quantizers, and this one has 1.*--tokenizer RUN"):
+        config.build(tokenizer=FakeTokenizer(POSITIONS, VOCAB_SIZE, 1, 0.02))
 
 
-# ----------------------------------------------------------------------------------------- sounds of different lengths
+# ---- examples of different lengths
 
 
-LENGTHS = (12, 5, 1, 9)
-
-
-def test_beyond_the_end_nothing_is_asked_and_nothing_is_shown():
-    task, batch = build_task(), batch_of(*LENGTHS)
-    token_batch, masked = task.token_batch(batch.examples), masked_of(task, batch)
+def test_padding_is_masked_and_not_predicted():
+    task, batch = build_task(), build_batch(*LENGTHS)
+    token_batch, masked = task.get_tokens(batch.examples), mask_batch(task, batch)
     assert token_batch.lengths == list(LENGTHS)
-    for length, shown, asked in zip(LENGTHS, masked.shown, masked.asked, strict=True):
-        assert asked[:length].any() and not asked[length:].any()
-        assert (shown[length:] == MASK).all()
+    rows = zip(LENGTHS, masked.input_ids, masked.loss_mask, strict=True)
+    for length, input_ids, loss_mask in rows:
+        assert loss_mask[:length].any() and not loss_mask[length:].any()
+        assert (input_ids[length:] == MASK).all()
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-@pytest.mark.parametrize("self_condition", [False, True], ids=["", "remembers"])
-def test_a_padded_batch_costs_what_its_sounds_cost_one_by_one(critic, self_condition):
-    task, batch = (
-        build_task(critic=CRITICS[critic], self_condition=self_condition),
-        batch_of(*LENGTHS),
-    )
-    alone = one_by_one(*LENGTHS)
+@pytest.mark.parametrize("self_condition", [False, True], ids=["plain", "self-conditioning"])
+def test_losses_of_a_padded_batch_are_means_over_its_examples(critic, self_condition):
+    task = build_task(critic=CRITICS[critic], self_condition=self_condition)
+    batch, singles = build_batch(*LENGTHS), build_single_batches(*LENGTHS)
     for update in task.updates:
-        loss, losses = update.loss(batch, 0), [update.loss(one, 0) for one in alone]
+        loss, losses = update.loss(batch, 0), [update.loss(one, 0) for one in singles]
         for name, term in loss.terms.items():
-            torch.testing.assert_close(
-                term, torch.stack([one.terms[name] for one in losses]).mean(), msg=name
-            )
-        metrics = [heard(one) for one in (loss, *losses)]
-        for name, value in metrics[0].items():
-            torch.testing.assert_close(
-                value, torch.stack([one[name] for one in metrics[1:]]).mean(), msg=name
-            )
+            expected = torch.stack([one.terms[name] for one in losses]).mean()
+            torch.testing.assert_close(term, expected, msg=name)
+        metrics = [one.detached() for one in losses]
+        for name, value in loss.detached().items():
+            expected = torch.stack([one[name] for one in metrics]).mean()
+            torch.testing.assert_close(value, expected, msg=name)
 
 
-def test_a_padded_batch_is_measured_as_its_sounds_one_by_one():
-    task, batch = build_task(), batch_of(*LENGTHS)
+def test_eval_sums_of_a_padded_batch_are_those_of_its_examples():
+    task, batch = build_task(), build_batch(*LENGTHS)
     with eval_mode(task):
-        seen, others = task.eval_step(batch), [task.eval_step(one) for one in one_by_one(*LENGTHS)]
-    for name, value in seen.items():
+        sums = task.eval_step(batch)
+        singles = [task.eval_step(one) for one in build_single_batches(*LENGTHS)]
+    for name, value in sums.items():
         torch.testing.assert_close(
-            value, torch.stack([one[name] for one in others]).sum(0), msg=name
+            value, torch.stack([one[name] for one in singles]).sum(0), msg=name
         )
-    numbers = task.compute_metrics(seen)
-    assert numbers.keys() == {"cross_entropy", "accuracy", "accuracy_1", "accuracy_2", "accuracy_3"}
+    metrics = task.compute_metrics(sums)
+    assert metrics.keys() == {"cross_entropy", "accuracy", "accuracy_1", "accuracy_2", "accuracy_3"}
 
 
-def test_the_loss_is_the_cross_entropy_of_what_is_asked_and_each_level_has_a_head_of_its_own():
-    task, batch = build_task(), batch_of(*LENGTHS)
-    masked, token_batch = masked_of(task, batch), task.token_batch(batch.examples)
-    network = task.model.network
+def test_loss_is_the_cross_entropy_with_one_head_for_each_level():
+    task, batch = build_task(), build_batch(*LENGTHS)
+    masked, token_batch = mask_batch(task, batch), task.get_tokens(batch.examples)
+    network = task.network
     condition = network.condition([""] * 4, [False] * 4, batch.examples.codes["semantic"])
-    states = network.states(masked.shown, condition, valid_BN=masked.valid_BN)
-    summed = torch.zeros(())
-    for example, place, level in masked.asked.nonzero().tolist():
-        logits_V = network.heads[level](states[example, place][None])[0]
-        summed = summed + F.cross_entropy(logits_V, token_batch.tokens_BNS[example, place, level])
-    usual = 4 * LevelMaskingConfig().expected_num_masked(task.layout)
-    torch.testing.assert_close(
-        task.masked_token_loss(batch, 0).terms["cross_entropy"], summed / usual
-    )
+    states = network.states(masked.input_ids, condition, valid_BN=masked.valid_BN)
+    summed_B = [torch.zeros(()) for _ in LENGTHS]
+    for example, position, level in masked.loss_mask.nonzero().tolist():
+        logits_V = network.heads[level](states[example, position][None])[0]
+        target = token_batch.tokens_BNS[example, position, level]
+        summed_B[example] = summed_B[example] + F.cross_entropy(logits_V, target)
+    summed = torch.stack(summed_B)
+    expected = summed.sum() / (4 * LevelMaskingConfig().expected_num_masked(task.layout))
+    loss = task.masked_token_loss(batch, 0)
+    torch.testing.assert_close(loss.terms["cross_entropy"], expected)
+    per_token = (summed / masked.loss_mask.flatten(1).sum(1)).mean()
+    logged = loss.detached()["cross_entropy_per_token"]
+    torch.testing.assert_close(logged, per_token.detach().float())
 
 
-def test_what_is_hidden_from_the_model_changes_no_logit():
-    """Neither the symbols that it has to guess, nor any that is finer."""
-    task, batch = build_task(), batch_of(*LENGTHS)
-    seen: list[Tensor] = []
-    read = task.model.network.read
-    task.model.network.read = lambda rows, asked: seen.append(read(rows, asked)) or seen[-1]
+def test_logits_do_not_depend_on_masked_tokens():
+    """Neither on tokens to predict nor on finer levels."""
+    task, batch = build_task(), build_batch(*LENGTHS)
+    logits: list[Tensor] = []
+    apply_heads = task.network.apply_heads
+
+    def record(states: Tensor, predict: Tensor) -> Tensor:
+        logits.append(apply_heads(states, predict))
+        return logits[-1]
+
+    task.network.apply_heads = record
     losses = [task.masked_token_loss(batch, 0).total()]
-    masked, codes = masked_of(task, batch), batch.examples.codes["tokenizer"]
-    hidden = (masked.shown == MASK) & (codes >= 0)
-    assert (hidden & ~masked.asked).any(), "something finer is hidden"
-    batch.examples.codes["tokenizer"] = torch.where(hidden, (codes + 3) % VOCABULARY, codes)
+    masked, codes = mask_batch(task, batch), batch.examples.codes["tokenizer"]
+    is_masked = (masked.input_ids == MASK) & (codes >= 0)
+    assert (is_masked & ~masked.loss_mask).any(), "finer levels are masked"
+    batch.examples.codes["tokenizer"] = torch.where(is_masked, (codes + 3) % VOCAB_SIZE, codes)
     losses.append(task.masked_token_loss(batch, 0).total())
-    assert torch.equal(seen[0], seen[1]) and losses[0] != losses[1]
+    assert torch.equal(logits[0], logits[1]) and losses[0] != losses[1]
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_a_callers_symbols_are_never_changed(critic):
-    """Theirs wrote its mask into the batch that it was given."""
-    task, batch = build_task(critic=CRITICS[critic]), batch_of(*LENGTHS)
+def test_codes_of_the_caller_are_never_changed(critic):
+    task, batch = build_task(critic=CRITICS[critic]), build_batch(*LENGTHS)
     before = {name: codes.clone() for name, codes in batch.examples.codes.items()}
     for update in task.updates:
         update.loss(batch, 0)
     with eval_mode(task):
         task.eval_step(batch)
         task.sample(batch)
-    codes, hidden = (
-        before["tokenizer"][:1].clone(),
-        torch.arange(PLACES)[None, :, None].expand(1, -1, LEVELS) >= 4,
-    )
-    task.generate(
-        GenerationRequest([""], [1], codes=codes, hidden=hidden, coarser=before["semantic"][:1])
-    )
+    codes = before["tokenizer"][:1].clone()
+    mask = torch.arange(POSITIONS)[None, :, None].expand(1, -1, LEVELS) >= 4
+    start = TokenPrompt(codes, mask, before["semantic"][:1])
+    task.generate(GenerationRequest(prompts=[""], seeds=[1], start=start))
     assert torch.equal(codes, before["tokenizer"][:1])
     assert all(torch.equal(batch.examples.codes[name], codes) for name, codes in before.items())
 
 
-# ------------------------------------------------------------------------------------------------------------ critics
+# ---- critics
 
 
 @pytest.mark.parametrize("critic", ["own", "head"])
-def test_the_critic_is_asked_about_nothing_that_is_hidden_or_beyond_the_end(critic):
-    task, batch = build_task(critic=CRITICS[critic]), batch_of(*LENGTHS)
+def test_critic_loss_excludes_masked_tokens_and_padding(critic):
+    task, batch = build_task(critic=CRITICS[critic]), build_batch(*LENGTHS)
     check_ownership(task)
     task.masked_token_loss(batch, 0)
-    filled, drawn = batch.scratch["filled"], batch.scratch["drawn"]
-    real = task.token_batch(batch.examples).valid_BN1.expand_as(drawn)
-    question = (filled != MASK) & real
-    assert drawn[question].any() and not question.all() and not drawn[~question].any()
-    realness_logits = task.realness_logits(filled, batch.examples, task.token_batch(batch.examples))
-    each = [
-        F.binary_cross_entropy_with_logits(belief[asked], (~made)[asked].double())
-        for belief, made, asked in zip(realness_logits, drawn, question, strict=True)
+    completed, is_sampled = batch.scratch["completed"], batch.scratch["is_sampled"]
+    token_batch = task.get_tokens(batch.examples)
+    counts = (completed != MASK) & token_batch.valid_BN1.expand_as(is_sampled)
+    assert is_sampled[counts].any() and not counts.all() and not is_sampled[~counts].any()
+    backbone, network = task.model.critic_backbone, task.model.critic
+    assert network is not None
+    condition = task.get_condition(backbone, batch.examples, [False] * len(batch))
+    logits = network.realness_logits(
+        backbone.states(completed, condition, valid_BN=token_batch.valid_BN)
+    )
+    expected = [
+        F.binary_cross_entropy_with_logits(logit[count], (~sampled)[count].double())
+        for logit, sampled, count in zip(logits, is_sampled, counts, strict=True)
     ]
-    torch.testing.assert_close(task.critic_loss(batch, 0).terms["apart"], torch.stack(each).mean())
+    loss = task.critic_loss(batch, 0)
+    torch.testing.assert_close(loss.terms["bce"], torch.stack(expected).mean())
 
 
 @pytest.mark.parametrize(
-    ("learns", "starts"), [("all", [0, 0]), ("generator", [0, NEVER]), ("critic", [NEVER, 0])]
+    ("train_only", "start_steps"),
+    [("all", [0, 0]), ("generator", [0, NEVER]), ("critic", [NEVER, 0])],
 )
-def test_only_who_is_to_learn_ever_starts(train_only, starts):
+def test_train_only_disables_the_other_update(train_only, start_steps):
     task = build_task(critic=CRITICS["own"], train_only=train_only)
-    assert [update.starts for update in task.updates] == starts
+    assert [update.start_step for update in task.updates] == start_steps
 
 
-def test_a_critic_that_learns_alone_is_shown_what_the_model_draws():
-    batch, alone = batch_of(*LENGTHS), batch_of(*LENGTHS)
+def test_critic_that_is_trained_alone_gets_samples_of_the_generator():
+    batch, alone = build_batch(*LENGTHS), build_batch(*LENGTHS)
     task = build_task(critic=CRITICS["own"])
     task.masked_token_loss(batch, 0)
     expected = task.critic_loss(batch, 0).total()
     assert torch.equal(task.critic_loss(alone, 0).total(), expected)
-    assert all(parameter.grad is None for parameter in task.model.network.parameters())
+    assert all(parameter.grad is None for parameter in task.network.parameters())
 
 
-def test_to_learn_a_critic_that_is_not_there_is_refused():
-    with pytest.raises(ValueError, match="there is none: --critic"):
-        MaskedConfig(train_only="critic")
+def test_training_only_a_missing_critic_is_an_error():
+    with pytest.raises(ValueError, match="there is none: use --critic own or head"):
+        MaskedConfig(tokenizer="", train_only="critic")
 
 
-# ----------------------------------------------------------------------------------------------------------- sampling
+# ---- sampling
 
 
-def noted(task: MaskedTask) -> list[tuple[Tensor, Tensor]]:
-    """What the network is shown and asked in each pass."""
+def record_passes(task: MaskedTask) -> list[tuple[Tensor, Tensor]]:
+    """Return a list of the input ids and the tokens to predict of each pass."""
     passes: list[tuple[Tensor, Tensor]] = []
-    masked_token_loss = task.model.network.logits_at
+    network: Any = task.network
+    logits_at = network.logits_at
 
-    def noting(tokens: Tensor, asked: Tensor, *more: Any) -> Tensor:
-        passes.append((tokens.clone(), asked.clone()))
-        return masked_token_loss(tokens, asked, *more)
+    def record(tokens: Tensor, predict: Tensor, *args: Any) -> Tensor:
+        passes.append((tokens.clone(), predict.clone()))
+        return logits_at(tokens, predict, *args)
 
-    task.model.network.logits_at = noting
+    network.logits_at = record
     return passes
 
 
-def make_request(batch: Batch, **more: Any) -> GenerationRequest:
-    lengths = TokenBatch.of(batch.examples.codes["tokenizer"]).lengths
+def make_request(batch: Batch[Any], **more: Any) -> GenerationRequest:
     return GenerationRequest(
-        [""] * len(batch),
-        batch.seeds,
-        coarser=batch.examples.codes["semantic"],
-        lengths=lengths,
+        prompts=[""] * len(batch),
+        seeds=batch.seeds,
+        cond_codes=batch.examples.codes["semantic"],
+        lengths=TokenBatch.from_padded(batch.examples.codes["tokenizer"]).lengths,
         **more,
     )
 
 
-@pytest.mark.parametrize("rounds", [(4, 1), (3, 2, 1), (1,)], ids=str)
-def test_each_round_sees_no_finer_level_and_hides_as_many_as_the_schedule_says(decoding_steps):
-    task, batch = build_task(), batch_of(12, 5)
-    passes = noted(task)
-    codes = task.generate(
-        make_request(batch), MaskedSampling(decoding_steps_per_level=decoding_steps)
-    )
-    each = [decoding_steps[min(level, len(decoding_steps) - 1)] for level in range(LEVELS)]
+@pytest.mark.parametrize("steps_per_level", [(4, 1), (3, 2, 1), (1,)], ids=str)
+def test_decoding_goes_level_by_level_with_the_scheduled_number_of_tokens(steps_per_level):
+    task, batch = build_task(), build_batch(12, 5)
+    passes = record_passes(task)
+    sampling = MaskedSampling(decoding_steps_per_level=steps_per_level)
+    codes = task.generate(make_request(batch, sampling=sampling))
+    steps = [steps_per_level[min(level, len(steps_per_level) - 1)] for level in range(LEVELS)]
     expected = [
         (
             level,
             [
-                length if number == 0 else num_masked_after("cosine", number - 1, count, length)
+                length if step == 0 else num_masked_after("cosine", step - 1, count, length)
                 for length in (12, 5)
             ],
         )
-        for level, count in enumerate(each)
-        for number in range(count)
+        for level, count in enumerate(steps)
+        for step in range(count)
     ]
-    assert len(passes) == sum(each)
-    for (shown, asked), (level, hidden) in zip(passes, expected, strict=True):
-        assert asked[..., level].sum(1).tolist() == hidden
-        assert asked.sum((1, 2)).tolist() == hidden, "only symbols of this level"
-        real = torch.arange(PLACES) < torch.tensor([[12], [5]])
-        assert (shown[..., level + 1 :][real] == MASK).all(), (
-            "finer ones are hidden until their turn"
-        )
-        assert torch.equal(shown[..., :level][real], codes[..., :level][real]), (
-            "coarser ones are laid"
+    assert len(passes) == sum(steps)
+    for (input_ids, predict), (level, num_masked) in zip(passes, expected, strict=True):
+        assert predict[..., level].sum(1).tolist() == num_masked
+        assert predict.sum((1, 2)).tolist() == num_masked, "only tokens of this level"
+        valid = torch.arange(POSITIONS) < torch.tensor([[12], [5]])
+        assert (input_ids[..., level + 1 :][valid] == MASK).all(), "finer levels are masked"
+        assert torch.equal(input_ids[..., :level][valid], codes[..., :level][valid]), (
+            "coarser levels are complete"
         )
 
 
-def test_a_level_with_fewer_symbols_than_rounds_takes_as_many_rounds_as_it_has_symbols():
+def test_level_with_fewer_tokens_than_steps_takes_fewer_steps():
     task = build_task()
-    passes = noted(task)
-    task.generate(make_request(batch_of(12)), MaskedSampling(decoding_steps_per_level=(16, 1)))
-    assert len(passes) == 12 + LEVELS - 1, "each round lays at least one"
+    passes = record_passes(task)
+    sampling = MaskedSampling(decoding_steps_per_level=(16, 1))
+    task.generate(make_request(build_batch(12), sampling=sampling))
+    assert len(passes) == 12 + LEVELS - 1, "each step completes at least one token"
 
 
 @pytest.mark.parametrize("critic", CRITICS)
-def test_a_sound_is_drawn_the_same_alone_and_beside_longer_ones(critic):
-    task, batch = build_task(critic=CRITICS[critic]), batch_of(*LENGTHS)
+def test_sample_does_not_depend_on_longer_examples_in_the_batch(critic):
+    task, batch = build_task(critic=CRITICS[critic]), build_batch(*LENGTHS)
+    order: Any = "confidence" if critic == "none" else "critic"
+    sampling = MaskedSampling(decoding_steps_per_level=(4, 2), order=order)
+    together = task.generate(make_request(batch, sampling=sampling))
+    singles = build_single_batches(*LENGTHS)
+    for row, length, one in zip(together, LENGTHS, singles, strict=True):
+        assert torch.equal(task.generate(make_request(one, sampling=sampling))[0], row)
+        assert (row[:length] >= 0).all() and (row[:length] < VOCAB_SIZE).all()
+        assert (row[length:] == -1).all()
+
+
+def test_padded_and_cropped_examples_have_equal_samples():
+    """Sampling is deterministic here, because the two use different random numbers."""
+    task, batch = build_task(), build_batch(6)
     sampling = MaskedSampling(
-        decoding_steps_per_level=(4, 2), order="confidence" if critic == "none" else "critic"
+        decoding_steps_per_level=(4, 2), temperature=0.0, choice_temperature=0.0
     )
-    train_together = task.generate(make_request(batch), sampling)
-    for row, (length, one) in enumerate(zip(LENGTHS, one_by_one(*LENGTHS), strict=True)):
-        assert torch.equal(task.generate(make_request(one), sampling)[0], train_together[row])
-        assert (train_together[row, :length] >= 0).all() and (train_together[row, :length] < VOCABULARY).all()
-        assert (train_together[row, length:] == -1).all()
-
-
-def test_what_is_padded_is_drawn_as_what_is_cut_to_its_length():
-    """Nothing is left to chance, so that both draw alike, and 6 places last as long as 4 frames."""
-    task, sampling = (
-        build_task(),
-        MaskedSampling(decoding_steps_per_level=(4, 2), temperature=0.0, noise=0.0),
-    )
-    batch = batch_of(6)
-    padded = task.generate(make_request(batch), sampling)
+    padded = task.generate(make_request(batch, sampling=sampling))
     codes = batch.examples.codes["tokenizer"][:, :6]
-    short = GenerationRequest(
-        [""],
-        batch.seeds,
-        codes=codes,
-        hidden=codes >= 0,
-        coarser=batch.examples.codes["semantic"][:, :4],
-    )
-    assert torch.equal(task.generate(short, sampling), padded[:, :6])
+    # 6 positions last as long as 4 semantic frames.
+    start = TokenPrompt(codes, codes >= 0, batch.examples.codes["semantic"][:, :4])
+    cropped = GenerationRequest(prompts=[""], seeds=batch.seeds, start=start, sampling=sampling)
+    assert torch.equal(task.generate(cropped), padded[:, :6])
 
 
-def test_a_prompt_stays_as_it_is_and_is_seen_in_all_levels_in_every_round():
-    task, batch = build_task(), batch_of(12, 12)
-    codes = batch.examples.codes["tokenizer"]
-    hidden = (torch.arange(PLACES) >= 5)[None, :, None].expand_as(codes)
-    passes = noted(task)
-    made = task.generate(make_request(batch, codes=codes, hidden=hidden))
-    assert torch.equal(made[:, :5], codes[:, :5]) and not torch.equal(made, codes)
+@pytest.mark.parametrize("num_prompts", [1, 2], ids=["one prompt", "one prompt for each sample"])
+def test_prompt_is_kept_and_shown_in_all_levels_at_every_step(num_prompts):
+    task, batch = build_task(), build_batch(12, 12)
+    codes = batch.examples.codes["tokenizer"][:num_prompts]
+    mask = (torch.arange(POSITIONS) >= 5)[None, :, None].expand_as(codes)
+    passes = record_passes(task)
+    sampled = task.generate(make_request(batch, start=TokenPrompt(codes, mask)))
+    given = codes.expand_as(sampled)
+    assert torch.equal(sampled[:, :5], given[:, :5]) and not torch.equal(sampled, given)
     assert all(
-        torch.equal(shown[:, :5], codes[:, :5]) and not asked[:, :5].any()
-        for shown, asked in passes
+        torch.equal(input_ids[:, :5], given[:, :5]) and not predict[:, :5].any()
+        for input_ids, predict in passes
     )
-    assert [asked.sum().item() for _, asked in passes][:2] == [
+    assert [predict.sum().item() for _, predict in passes][:2] == [
         2 * 7,
         2 * num_masked_after("cosine", 0, 4, 7),
     ]
 
 
-def test_sounds_longer_than_any_that_was_learnt_from_can_be_asked_for():
+def test_samples_can_be_longer_than_the_training_examples():
     task = build_task()
-    codes, said = torch.zeros(1, 30, LEVELS, dtype=torch.long), torch.randint(SAID, (1, 20))
-    made = task.generate(
-        GenerationRequest(
-            [""], [1], codes=codes, hidden=torch.ones_like(codes).bool(), coarser=said
-        )
-    )
-    assert made.shape == (1, 30, LEVELS) and (made >= 0).all()
-    other = task.generate(
-        GenerationRequest(
-            [""], [1], codes=codes, hidden=torch.ones_like(codes).bool(), coarser=(said + 1) % SAID
-        )
-    )
-    assert not torch.equal(made, other)
+    codes = torch.zeros(1, 30, LEVELS, dtype=torch.long)
+    semantic = torch.randint(SEMANTIC_VOCAB_SIZE, (1, 20))
+
+    def generate(cond_codes: Tensor) -> Tensor:
+        start = TokenPrompt(codes, torch.ones_like(codes).bool(), cond_codes)
+        return task.generate(GenerationRequest(prompts=[""], seeds=[1], start=start))
+
+    sampled = generate(semantic)
+    assert sampled.shape == (1, 30, LEVELS) and (sampled >= 0).all()
+    assert not torch.equal(generate((semantic + 1) % SEMANTIC_VOCAB_SIZE), sampled)
 
 
-# ----------------------------------------------------------------------------------------------------------- learning
+# ---- training
 
 
-def test_what_is_said_is_learnt_from_and_followed():
-    """Symbols that what is said decides, by heart: told right, it lays them; told what another
-    sound says, it lays others."""
-    batch = batch_of(12, 12, 9, 12, 6, 12, 12, 12)
-    said, codes = batch.examples.codes["semantic"], batch.examples.codes["tokenizer"]
-    under = said[:, ((torch.arange(PLACES) + 0.5) * FRAMES / PLACES).long()]
+def test_overfitted_model_follows_the_semantic_codes():
+    """The semantic codes determine all tokens; those of another example give other samples."""
+    batch = build_batch(12, 12, 9, 12, 6, 12, 12, 12)
+    semantic, codes = batch.examples.codes["semantic"], batch.examples.codes["tokenizer"]
+    aligned = semantic[:, ((torch.arange(POSITIONS) + 0.5) * FRAMES / POSITIONS).long()]
     batch.examples.codes["tokenizer"] = torch.where(
-        codes >= 0, (under[..., None] + torch.arange(LEVELS)) % VOCABULARY, -1
+        codes >= 0, (aligned[..., None] + torch.arange(LEVELS)) % VOCAB_SIZE, -1
     )
     task = build_task().float()
     optimizer = torch.optim.AdamW(task.parameters(), 3e-3)
@@ -500,10 +498,13 @@ def test_what_is_said_is_learnt_from_and_followed():
         optimizer.zero_grad()
         task.masked_token_loss(batch, step).total().backward()
         optimizer.step()
-    truth = batch.examples.codes["tokenizer"]
+    target = batch.examples.codes["tokenizer"]
     followed = task.generate(make_request(batch))
-    batch.examples.codes["semantic"] = torch.where(said >= 0, said.roll(1, 0).clamp_min(0), -1)
+    shifted = torch.where(semantic >= 0, semantic.roll(1, 0).clamp_min(0), -1)
+    batch.examples.codes["semantic"] = shifted
     shuffled = task.generate(make_request(batch))
-    real = truth >= 0
-    right, wrong = ((made == truth)[real].float().mean().item() for made in (followed, shuffled))
+    valid = target >= 0
+    right, wrong = (
+        (sampled == target)[valid].float().mean().item() for sampled in (followed, shuffled)
+    )
     assert right > 0.9 and wrong < 0.5, (right, wrong)

@@ -1,13 +1,13 @@
-"""The masked task: what must be guessed is never seen, guidance is its formula, and a seed is a
-picture in any company.
+"""The masked objective: masked tokens do not leak, guidance is its formula, and samples depend only
+on their seeds and prompts.
 
-The tokenizer here is none: examples are codes already, and what codes look like is not asked.
+The examples are codes already, and the tokenizer is a stand-in without a network.
 """
 
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,634 +16,622 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.data.tokens import TokenizedBatch
-from tessera.engine.engine import heard
 from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch, check_ownership
 from tessera.modalities.image.recipes import images_maskgit
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
-from tessera.objectives.generation import GenerationRequest
-from tessera.objectives.masked import Guide, MaskedConfig, MaskedTask
-from tessera.objectives.masking import ExampleRandomness, MaskingConfig, TokenBatch
+from tessera.objectives.generation import GenerationRequest, TokenPrompt
+from tessera.objectives.masked import GuidedLogits, MaskedConfig, MaskedTask
+from tessera.objectives.masking import ExampleRandomness, MaskedTokens, MaskingConfig, TokenBatch
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import Schedule, mean_mask_ratio
 from tessera.text.learned import LearnedTextConfig
 from tests.networks import randomize_zero_weights
 
-VOCABULARY = 10
+VOCAB_SIZE = 10
 TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=16)
 TEXTS = ["a red circle", "two blue squares", "x", "a green ring"]
+SEEDS = [1, 2, 3, 4]
+CRITICS = [CriticConfig(dim=16, depth=1, heads=2), CriticHeadConfig(dim=8)]
+CPU = torch.device("cpu")
 
 
-class NoTokenizer:
-    """Codes on a grid of 4 x 4, or of 2 x 2 for the smaller pictures."""
+class FakeTokenizer:
+    """Codes on a grid of 4 x 4, or of 2 x 2 for low-resolution images."""
 
-    def __init__(self, side: int = 4, vocab_size: int = VOCABULARY):
-        self.network = nn.Identity()
+    is_external = False
+    seconds = None
+
+    def __init__(self, side: int = 4, vocab_size: int = VOCAB_SIZE):
+        self.network: nn.Module = nn.Identity()
         self.vocab_size, self.grid, self.num_quantizers = vocab_size, (side, side), 1
-        self.features = torch.randn(
-            vocab_size, 3, generator=torch.Generator().manual_seed(vocab_size)
-        )
-        self.seconds = None
+        self.features = torch.randn(vocab_size, 3, generator=generator(vocab_size))
 
-    def codes(self, examples: Any) -> Tensor:
-        raise AssertionError("these examples are codes already")
+    def encode_examples(self, examples: Any) -> Tensor:
+        raise AssertionError("the examples are codes already")
 
-    def media(self, codes: Tensor) -> list[Any]:
+    def to_media(self, codes: Tensor) -> list[Any]:
         return list(codes)
 
 
-def ready(task: MaskedTask) -> MaskedTask:
-    """It has something to say everywhere, and has met the texts."""
-    for reader in task.readers():
-        reader.text.prepare_text(TEXTS)
+def model_config(**choices: Any) -> MaskedTransformerConfig:
+    return MaskedTransformerConfig(**{"dim": 24, "depth": 2, "heads": 2, "text": TEXT, **choices})
+
+
+def prepare(task: MaskedTask) -> MaskedTask:
+    """Train the text vocabulary and randomize weights that start at zero."""
+    for network in task.text_networks():
+        network.text.prepare_text(TEXTS)
     return randomize_zero_weights(task)
 
 
-def build_task(low_res_tokenizer: bool = False, **choices: Any) -> MaskedTask:
-    model = MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT)
-    config = MaskedConfig(**{"model": model, "places": 4, **choices})
-    return ready(config.build(NoTokenizer(), **({"smaller": NoTokenizer(2, 7)} if low_res_tokenizer else {})))
+def build_config(**choices: Any) -> MaskedConfig:
+    return MaskedConfig(**{"tokenizer": "", "model": model_config(), "max_positions": 4, **choices})
 
 
-def self_condition() -> MaskedTransformerConfig:
-    return MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT, self_condition=True)
+def build_task(low_res: bool = False, **choices: Any) -> MaskedTask:
+    conditioners = {"low_res_tokenizer": FakeTokenizer(2, 7)} if low_res else {}
+    return prepare(build_config(**choices).build(tokenizer=FakeTokenizer(), **conditioners))
 
 
-def batch_of(count: int = 4, low_res_tokenizer: bool = False, first: int = 0) -> Batch:
-    codes = {"tokenizer": torch.randint(VOCABULARY, (count, 4, 4))}
-    if low_res_tokenizer:
-        codes["smaller"] = torch.randint(7, (count, 2, 2))
+def build_batch(count: int = 4, low_res: bool = False, first: int = 0) -> Batch[Any]:
+    codes = {"tokenizer": torch.randint(VOCAB_SIZE, (count, 4, 4))}
+    if low_res:
+        codes["low_res_tokenizer"] = torch.randint(7, (count, 2, 2))
     texts = [TEXTS[(first + i) % len(TEXTS)] for i in range(count)]
     names = [str(first + i) for i in range(count)]
-    return Batch(
-        TokenizedBatch(codes, texts), names, [hash_seed(5, first + i) for i in range(count)]
-    )
+    seeds = [hash_seed(5, first + i) for i in range(count)]
+    return Batch(TokenizedBatch(codes, texts), names, seeds)
 
 
 def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# -------------------------------------------------------------------------------------------------- what is hidden
+def mask_batch(task: MaskedTask, batch: Batch[Any]) -> MaskedTokens:
+    """Mask a batch as the loss does."""
+    return task.mask(task.get_tokens(batch.examples), ExampleRandomness.draw(batch))
+
+
+def predict(
+    task: MaskedTask, masked: MaskedTokens, batch: Batch[Any], captions: Sequence[str]
+) -> Tensor:
+    kept = [False] * len(batch)
+    return task.predict(masked, task.get_condition(task.network, batch.examples, kept, captions))
+
+
+def request(texts: Sequence[str] = TEXTS, seeds: Sequence[int] = SEEDS, **more: Any) -> Any:
+    return GenerationRequest(prompts=texts, seeds=seeds, **more)
+
+
+# ---- masking
 
 
 @pytest.mark.parametrize("replace", [0.0, 0.3, 1.0])
-def test_the_true_symbol_under_a_mask_never_reaches_what_is_shown(replace):
+def test_input_ids_do_not_depend_on_masked_tokens(replace):
     masking = MaskingConfig(replace=replace)
     for seed in range(30):
-        tokens = torch.randint(VOCABULARY, (4, 4), generator=generator(seed))
-        masked = masking.draw(tokens, VOCABULARY, generator(seed))
-        others = torch.where(masked.asked, (tokens + 1 + seed % 8) % VOCABULARY, tokens)
-        again = masking.draw(others, VOCABULARY, generator(seed))
-        assert torch.equal(again.shown, masked.shown) and torch.equal(again.asked, masked.asked)
-        assert torch.equal(masked.shown[~masked.asked], tokens[~masked.asked])
+        tokens = torch.randint(VOCAB_SIZE, (4, 4), generator=generator(seed))
+        masked = masking.mask(tokens, VOCAB_SIZE, generator(seed))
+        others = torch.where(masked.loss_mask, (tokens + 1 + seed % 8) % VOCAB_SIZE, tokens)
+        again = masking.mask(others, VOCAB_SIZE, generator(seed))
+        assert torch.equal(again.input_ids, masked.input_ids)
+        assert torch.equal(again.loss_mask, masked.loss_mask)
+        assert torch.equal(masked.input_ids[~masked.loss_mask], tokens[~masked.loss_mask])
 
 
 @pytest.mark.parametrize(
     "choices",
-    [{}, {"critic": CriticHeadConfig(dim=8)}, {"model": self_condition()}],
-    ids=["plain", "head", "remembers"],
+    [{}, {"critic": CriticHeadConfig(dim=8)}, {"model": model_config(self_condition=True)}],
+    ids=["plain", "critic head", "self-conditioning"],
 )
-def test_the_true_symbol_under_a_mask_changes_no_logit(choices):
-    task, batch = build_task(**choices).double(), batch_of()
-    seen: list[Tensor] = []
-    read = task.model.network.read
+def test_logits_do_not_depend_on_masked_tokens(choices):
+    task, batch = build_task(**choices).double(), build_batch()
+    logits: list[Tensor] = []
+    apply_heads = task.network.apply_heads
 
-    def noted(rows: Tensor, asked: Tensor) -> Tensor:
-        seen.append(read(rows, asked))
-        return seen[-1]
+    def record(states: Tensor, predict: Tensor) -> Tensor:
+        logits.append(apply_heads(states, predict))
+        return logits[-1]
 
-    task.model.network.read = noted
+    task.network.apply_heads = record
     losses = [task.masked_token_loss(batch, 0).total()]
-    asked = task.masked(task.token_batch(batch.examples), ExampleRandomness.of(batch)).asked
+    is_masked = task.layout.unpatchify(mask_batch(task, batch).loss_mask)
     codes = batch.examples.codes["tokenizer"]
-    hidden = task.layout.unpatchify(asked)
-    batch.examples.codes["tokenizer"] = torch.where(hidden, (codes + 3) % VOCABULARY, codes)
+    batch.examples.codes["tokenizer"] = torch.where(is_masked, (codes + 3) % VOCAB_SIZE, codes)
     losses.append(task.masked_token_loss(batch, 0).total())
-    assert torch.equal(seen[0], seen[1]) and losses[0] != losses[1]
+    assert torch.equal(logits[0], logits[1]) and losses[0] != losses[1]
 
 
-def test_no_gradient_flows_to_the_row_of_a_symbol_that_is_hidden_everywhere():
-    task, batch = (
-        build_task(model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None), places=None),
-        batch_of(2),
-    )
-    tokens = task.token_batch(batch.examples).tokens_BNS
-    asked = task.masked(TokenBatch.of(tokens), ExampleRandomness.of(batch)).asked
-    codes = torch.where(task.layout.unpatchify(asked), 9, batch.examples.codes["tokenizer"] % 9)
+def test_embedding_of_a_token_that_is_always_masked_gets_no_gradient():
+    task = build_task(model=model_config(text=None), max_positions=None)
+    batch = build_batch(2)
+    is_masked = task.layout.unpatchify(mask_batch(task, batch).loss_mask)
+    codes = torch.where(is_masked, 9, batch.examples.codes["tokenizer"] % 9)
     batch.examples.codes["tokenizer"] = codes
     task.masked_token_loss(batch, 0).total().backward()
-    table = task.model.network.embedding.table.weight.grad
-    assert (table[9] == 0).all(), "9 is only ever hidden"
-    assert (table[VOCABULARY] != 0).any() and (table[:9] != 0).any()
+    gradient = task.network.embedding.table.weight.grad
+    assert (gradient[9] == 0).all(), "token 9 is always masked"
+    assert (gradient[VOCAB_SIZE] != 0).any() and (gradient[:9] != 0).any()
 
 
 @pytest.mark.parametrize("schedule", typing.get_args(Schedule))
-def test_as_many_are_hidden_on_average_as_the_schedule_says_and_at_least_one(schedule):
+def test_mean_number_of_masked_tokens_follows_the_schedule(schedule):
     masking, tokens = MaskingConfig(schedule=schedule), torch.zeros(16, 4, dtype=torch.long)
     counts = [
-        int(masking.draw(tokens, VOCABULARY, generator(seed)).asked.sum()) for seed in range(1500)
+        int(masking.mask(tokens, VOCAB_SIZE, generator(seed)).loss_mask.sum())
+        for seed in range(1500)
     ]
     assert min(counts) >= 1 and max(counts) <= 64
     assert sum(counts) / len(counts) / 64 == pytest.approx(mean_mask_ratio(schedule), abs=0.03)
 
 
-def test_of_a_mosaic_of_one_symbol_that_one_is_hidden():
-    masked = MaskingConfig().draw(torch.tensor([[4]]), VOCABULARY, generator(1))
-    assert masked.asked.all() and masked.shown.item() == VOCABULARY
+def test_single_token_is_always_masked():
+    masked = MaskingConfig().mask(torch.tensor([[4]]), VOCAB_SIZE, generator(1))
+    assert masked.loss_mask.all() and masked.input_ids.item() == VOCAB_SIZE
 
 
-def test_every_symbol_is_hidden_equally_often():
+def test_all_tokens_are_masked_equally_often():
     masking, tokens = MaskingConfig(schedule="linear"), torch.zeros(4, 2, dtype=torch.long)
-    often = (
-        torch.stack(
-            [masking.draw(tokens, VOCABULARY, generator(seed)).asked for seed in range(3000)]
-        )
-        .float()
-        .mean(0)
-    )
-    assert torch.allclose(often, often.mean().expand(4, 2), atol=0.04)
+    masks = [masking.mask(tokens, VOCAB_SIZE, generator(seed)).loss_mask for seed in range(3000)]
+    frequency = torch.stack(masks).float().mean(0)
+    assert torch.allclose(frequency, frequency.mean().expand(4, 2), atol=0.04)
 
 
-def test_some_hidden_symbols_are_shown_after_all_and_some_are_replaced():
+def test_fractions_of_masked_tokens_are_kept_and_replaced():
     masking, tokens = MaskingConfig(keep=0.2, replace=0.3), torch.full((64, 16), 3)
-    drawn = [masking.draw(tokens, VOCABULARY, generator(seed)) for seed in range(20)]
-    shown = torch.cat([one.shown[one.asked] for one in drawn])
-    share = {
-        name: (shown == value).float().mean().item()
-        for name, value in (("mask", VOCABULARY), ("true", 3))
-    }
-    assert share["mask"] == pytest.approx(0.5, abs=0.02)
-    assert share["true"] == pytest.approx(0.2 + 0.3 / VOCABULARY, abs=0.02)
+    masked = [masking.mask(tokens, VOCAB_SIZE, generator(seed)) for seed in range(20)]
+    input_ids = torch.cat([one.input_ids[one.loss_mask] for one in masked])
+    is_mask, is_true = ((input_ids == value).float().mean().item() for value in (VOCAB_SIZE, 3))
+    assert is_mask == pytest.approx(0.5, abs=0.02)
+    assert is_true == pytest.approx(0.2 + 0.3 / VOCAB_SIZE, abs=0.02)
 
 
-def test_what_is_hidden_does_not_depend_on_keeping_and_replacing():
-    tokens = torch.randint(VOCABULARY, (8, 4))
-    one = MaskingConfig().draw(tokens, VOCABULARY, generator(3))
-    other = MaskingConfig(keep=0.4, replace=0.4).draw(tokens, VOCABULARY, generator(3))
-    assert torch.equal(one.asked, other.asked)
+def test_loss_mask_does_not_depend_on_keep_and_replace():
+    tokens = torch.randint(VOCAB_SIZE, (8, 4))
+    one = MaskingConfig().mask(tokens, VOCAB_SIZE, generator(3))
+    other = MaskingConfig(keep=0.4, replace=0.4).mask(tokens, VOCAB_SIZE, generator(3))
+    assert torch.equal(one.loss_mask, other.loss_mask)
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "options",
     [{"keep": -0.1}, {"replace": -0.1}, {"keep": 0.6, "replace": 0.6}, {"keep": 1.1}],
     ids=str,
 )
-def test_shares_that_are_none_are_refused(wrong):
-    with pytest.raises(ValueError, match="shares"):
-        MaskingConfig(**wrong)
+def test_invalid_keep_and_replace_are_errors(options):
+    with pytest.raises(ValueError, match="must be fractions whose sum is at most 1"):
+        MaskingConfig(**options)
 
 
-# ------------------------------------------------------------------------------------------------------------- the loss
+# ---- the loss
 
 
-def test_the_loss_is_the_cross_entropy_of_the_hidden_symbols():
-    task, batch = build_task(cond_drop_prob=0.0).double(), batch_of()
-    tokens = task.token_batch(batch.examples).tokens_BNS
-    masked = task.masked(TokenBatch.of(tokens), ExampleRandomness.of(batch))
-    logits = task.logits_of(masked, batch, batch.examples.captions)
-    expected = F.cross_entropy(logits, tokens[masked.asked], reduction="sum") / (
-        4 * 16 * mean_mask_ratio("cosine")
-    )
+def test_loss_is_the_cross_entropy_of_masked_tokens():
+    task, batch = build_task(cond_drop_prob=0.0).double(), build_batch()
+    tokens = task.get_tokens(batch.examples).tokens_BNS
+    masked = mask_batch(task, batch)
+    logits = predict(task, masked, batch, batch.examples.captions)
+    targets = tokens[masked.loss_mask]
+    expected = F.cross_entropy(logits, targets, reduction="sum")
+    expected = expected / (4 * 16 * mean_mask_ratio("cosine"))
     loss = task.masked_token_loss(batch, 0)
-    assert torch.allclose(loss.terms["cross_entropy"], expected) and loss.terms.keys() == {
-        "cross_entropy"
-    }
+    assert loss.terms.keys() == {"cross_entropy"}
+    assert torch.allclose(loss.terms["cross_entropy"], expected)
     with eval_mode(task):
-        numbers = task.compute_metrics(task.eval_step(batch))
-    mean = F.cross_entropy(logits, tokens[masked.asked])
-    assert numbers["cross_entropy"] == pytest.approx(mean.item())
-    assert 0 <= numbers["accuracy"] <= 1 and "condition_gain" in numbers
+        metrics = task.compute_metrics(task.eval_step(batch))
+    assert metrics["cross_entropy"] == pytest.approx(F.cross_entropy(logits, targets).item())
+    assert 0 <= metrics["accuracy"] <= 1 and "condition_gain" in metrics
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_cross_entropy_per_token_is_the_mean_over_masked_tokens(label_smoothing):
+    """First over those of each example, then over the examples, and without label smoothing.
+
+    The loss is the sum over all masked tokens, divided by their expected number.
+    """
+    task = build_task(cond_drop_prob=0.0, label_smoothing=label_smoothing).double()
+    expected_count = 4 * 16 * mean_mask_ratio("cosine")
+    num_masked, differences = [], []
+    for first in range(0, 16, 4):
+        batch = build_batch(first=first)
+        masked = mask_batch(task, batch)
+        logits = predict(task, masked, batch, batch.examples.captions)
+        targets = task.get_tokens(batch.examples).tokens_BNS[masked.loss_mask]
+        counts = masked.loss_mask.flatten(1).sum(1).tolist()
+        losses = F.cross_entropy(logits, targets, reduction="none").split(counts)
+        expected = torch.stack([one.mean() for one in losses]).mean()
+        loss = task.masked_token_loss(batch, 0)
+        per_token = loss.metrics["cross_entropy_per_token"]
+        assert callable(per_token), "it is computed only at steps that are logged"
+        value, term = per_token(), loss.terms["cross_entropy"].detach()
+        torch.testing.assert_close(value, expected.detach())
+        assert not value.requires_grad
+        if not label_smoothing:
+            torch.testing.assert_close(term, torch.cat(losses).detach().sum() / expected_count)
+        num_masked.append(sum(counts))
+        differences.append(abs(float(value - term)))
+    assert len(set(num_masked)) > 1 and min(differences) > 0.01
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"critic": CriticConfig(dim=16, depth=1, heads=2)}, {"model": self_condition()}]
+    "choices", [{}, {"critic": CRITICS[0]}, {"model": model_config(self_condition=True)}]
 )
-def test_a_batch_of_four_is_two_of_two(choices):
-    task, whole = (
-        build_task(masking=MaskingConfig(keep=0.1, replace=0.1), **choices).double(),
-        batch_of(),
-    )
-    halves = []
-    for start in (0, 2):
-        part = batch_of(2, first=start)
-        part.examples.codes["tokenizer"] = whole.examples.codes["tokenizer"][start : start + 2]
-        halves.append(part)
+def test_batch_of_four_equals_two_of_two(choices):
+    masking = MaskingConfig(keep=0.1, replace=0.1)
+    task, whole = build_task(masking=masking, **choices).double(), build_batch()
+    halves = [build_batch(2, first=start) for start in (0, 2)]
+    for start, half in zip((0, 2), halves, strict=True):
+        half.examples.codes["tokenizer"] = whole.examples.codes["tokenizer"][start : start + 2]
     for update in task.updates:
         losses = [update.loss(batch, 0) for batch in (whole, *halves)]
         for name in losses[0].terms:
-            assert torch.allclose(
-                losses[0].terms[name], (losses[1].terms[name] + losses[2].terms[name]) / 2
-            )
-        metrics = [heard(loss) for loss in losses]
-        for name in metrics[0]:
-            assert torch.allclose(metrics[0][name], (metrics[1][name] + metrics[2][name]) / 2)
+            expected = (losses[1].terms[name] + losses[2].terms[name]) / 2
+            assert torch.allclose(losses[0].terms[name], expected)
+        metrics = [loss.detached() for loss in losses]
+        for name, value in metrics[0].items():
+            assert torch.allclose(value, (metrics[1][name] + metrics[2][name]) / 2), name
 
 
-def test_a_dropped_caption_does_not_enter_the_loss():
-    batch, other = batch_of(), batch_of()
+def test_loss_does_not_depend_on_a_dropped_caption():
+    batch, other = build_batch(), build_batch()
     other.examples.codes["tokenizer"] = batch.examples.codes["tokenizer"]
     other.examples.captions = list(reversed(batch.examples.captions))
-    always = build_task(cond_drop_prob=0.999999).double()
-    assert torch.allclose(
-        always.masked_token_loss(batch, 0).total(), always.masked_token_loss(other, 0).total()
-    )
-    never = build_task(cond_drop_prob=0.0).double()
-    assert not torch.allclose(
-        never.masked_token_loss(batch, 0).total(), never.masked_token_loss(other, 0).total()
-    )
+    always, never = (build_task(cond_drop_prob=p).double() for p in (0.999999, 0.0))
+    losses = [
+        [task.masked_token_loss(one, 0).total() for one in (batch, other)]
+        for task in (always, never)
+    ]
+    assert torch.allclose(*losses[0]) and not torch.allclose(*losses[1])
 
 
-def test_captions_are_dropped_as_often_as_asked():
+def test_captions_are_dropped_with_the_configured_probability():
     task = build_task(cond_drop_prob=0.3)
-    dropped: list[bool] = []
-    condition = task.model.network.condition
+    recorded: list[bool] = []
+    condition = task.network.condition
 
-    def noted(texts: Any, which: Any, low_res_tokenizer: Any = None) -> Any:
-        dropped.extend(which)
-        return condition(texts, which, low_res_tokenizer)
+    def record(texts: Any, dropped: Any, cond_codes: Any = None) -> Any:
+        recorded.extend(dropped)
+        return condition(texts, dropped, cond_codes)
 
-    task.model.network.condition = noted
+    task.network.condition = record
     for first in range(0, 800, 100):
-        task.masked_token_loss(batch_of(100, first=first), 0)
-    assert sum(dropped) / len(dropped) == pytest.approx(0.3, abs=0.05)
+        task.masked_token_loss(build_batch(100, first=first), 0)
+    assert sum(recorded) / len(recorded) == pytest.approx(0.3, abs=0.05)
 
 
-def test_smoothing_the_labels_is_for_training_only():
-    batch = batch_of()
+def test_label_smoothing_is_for_training_only():
+    batch = build_batch()
     torch.manual_seed(1)
     plain = build_task().double()
     torch.manual_seed(1)
-    smooth = build_task(label_smoothing=0.2).double()
+    smoothed = build_task(label_smoothing=0.2).double()
     assert not torch.allclose(
-        plain.masked_token_loss(batch, 0).total(), smooth.masked_token_loss(batch, 0).total()
+        plain.masked_token_loss(batch, 0).total(), smoothed.masked_token_loss(batch, 0).total()
     )
-    with eval_mode(plain), eval_mode(smooth):
+    with eval_mode(plain), eval_mode(smoothed):
         assert torch.equal(
-            plain.eval_step(batch)["cross_entropy"], smooth.eval_step(batch)["cross_entropy"]
+            plain.eval_step(batch)["cross_entropy"], smoothed.eval_step(batch)["cross_entropy"]
         )
 
 
-@pytest.mark.parametrize("name", ["drop_condition", "label_smoothing"])
+@pytest.mark.parametrize("name", ["cond_drop_prob", "label_smoothing"])
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
-def test_settings_that_are_no_shares_are_refused(name, value):
-    with pytest.raises(ValueError, match=name):
-        MaskedConfig(**{name: value})
+def test_fractions_outside_of_zero_to_one_are_errors(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at least 0 and below 1"):
+        build_config(**{name: value})
 
 
-def test_right_captions_are_held_against_those_of_neighbours():
-    task, batch = build_task().double(), batch_of()
+def test_condition_gain_compares_captions_with_those_of_neighbours():
+    task, batch = build_task().double(), build_batch()
     with eval_mode(task):
-        seen = task.eval_step(batch)
-        masked = task.masked(task.token_batch(batch.examples), ExampleRandomness.of(batch))
-        shuffled = task.logits_of(masked, batch, TEXTS[1:] + TEXTS[:1])
-    wrong = F.cross_entropy(
-        shuffled, task.token_batch(batch.examples).tokens_BNS[masked.asked], reduction="sum"
-    )
-    assert torch.allclose(seen["gain"], wrong - seen["cross_entropy"])
+        sums = task.eval_step(batch)
+        masked = mask_batch(task, batch)
+        shuffled = predict(task, masked, batch, TEXTS[1:] + TEXTS[:1])
+    targets = task.get_tokens(batch.examples).tokens_BNS[masked.loss_mask]
+    other = F.cross_entropy(shuffled, targets, reduction="sum")
+    assert torch.allclose(sums["gain"], other - sums["cross_entropy"])
     batch.examples.captions = ["x"] * 4
     with eval_mode(task):
-        assert task.eval_step(batch)["gain"].abs() < 1e-9, (
-            "where all captions are the same no shuffling shows"
-        )
-        assert "gain" not in task.eval_step(batch_of(1)), (
-            "one example has nobody to borrow a caption from"
-        )
+        assert task.eval_step(batch)["gain"].abs() < 1e-9, "equal captions have no gain"
+        assert "gain" not in task.eval_step(build_batch(1)), "one example has no neighbour"
 
 
-# -------------------------------------------------------------------------------------------------------------- critics
+# ---- critics
 
 
-@pytest.mark.parametrize(
-    "critic", [CriticConfig(dim=16, depth=1, heads=2), CriticHeadConfig(dim=8)]
-)
-def test_the_critic_is_shown_real_and_drawn_symbols_and_told_which(critic):
-    task, batch = build_task(critic=critic), batch_of()
+def realness_logits(task: MaskedTask, batch: Batch[Any]) -> Tensor:
+    """Return the critic's logits for the completed tokens of the last loss."""
+    backbone, critic = task.model.critic_backbone, task.model.critic
+    assert critic is not None
+    condition = task.get_condition(backbone, batch.examples, [False] * len(batch))
+    return critic.realness_logits(backbone.states(batch.scratch["completed"], condition))
+
+
+@pytest.mark.parametrize("critic", CRITICS)
+def test_critic_is_trained_to_classify_real_and_sampled_tokens(critic):
+    task, batch = build_task(critic=critic), build_batch()
     check_ownership(task)
     assert [update.name for update in task.updates] == ["model", "critic"]
     task.masked_token_loss(batch, 0)
-    filled, drawn = batch.scratch["filled"], batch.scratch["drawn"]
-    tokens = task.token_batch(batch.examples).tokens_BNS
-    assert (filled < VOCABULARY).all() and torch.equal(filled[~drawn], tokens[~drawn])
-    assert not torch.equal(filled[drawn], tokens[drawn])
-    realness_logits = task.realness_logits(filled, batch.examples, task.token_batch(batch.examples))
-    expected = F.binary_cross_entropy_with_logits(realness_logits, (~drawn).float())
+    completed, is_sampled = batch.scratch["completed"], batch.scratch["is_sampled"]
+    tokens = task.get_tokens(batch.examples).tokens_BNS
+    assert (completed < VOCAB_SIZE).all()
+    assert torch.equal(completed[~is_sampled], tokens[~is_sampled])
+    assert not torch.equal(completed[is_sampled], tokens[is_sampled])
+    expected = F.binary_cross_entropy_with_logits(
+        realness_logits(task, batch), (~is_sampled).float()
+    )
     loss = task.critic_loss(batch, 0)
-    assert torch.allclose(loss.total(), expected)
+    assert loss.terms.keys() == {"bce"} and torch.allclose(loss.total(), expected)
     loss.total().backward()
+    assert task.model.critic is not None
     assert all(p.grad is not None for p in task.model.critic.parameters() if p.requires_grad)
 
 
-def test_with_symbols_kept_in_sight_what_the_critic_sees_as_drawn_is_drawn():
-    task, batch = (
-        build_task(critic=CriticHeadConfig(dim=8), masking=MaskingConfig(keep=0.5, replace=0.5)),
-        batch_of(),
-    )
+def test_critic_gets_sampled_tokens_where_masked_tokens_are_kept():
+    masking = MaskingConfig(keep=0.5, replace=0.5)
+    task, batch = build_task(critic=CriticHeadConfig(dim=8), masking=masking), build_batch()
     task.masked_token_loss(batch, 0)
-    assert (
-        not torch.equal(batch.scratch["filled"], task.token_batch(batch.examples).tokens_BNS)
-        and batch.scratch["drawn"].any()
-    )
+    tokens = task.get_tokens(batch.examples).tokens_BNS
+    assert not torch.equal(batch.scratch["completed"], tokens) and batch.scratch["is_sampled"].any()
 
 
-@pytest.mark.parametrize(
-    "critic", [CriticConfig(dim=16, depth=1, heads=2), CriticHeadConfig(dim=8)]
-)
-def test_sampling_by_the_critic_asks_it(critic):
+@pytest.mark.parametrize("critic", CRITICS)
+def test_sampling_order_critic_uses_the_critic(critic):
     task = build_task(critic=critic)
-    wanted = GenerationRequest(TEXTS, [1, 2, 3, 4])
-    by_critic = task.generate(wanted, MaskedSampling(decoding_steps=4, order="critic", noise=0.0))
-    by_confidence = task.generate(wanted, MaskedSampling(decoding_steps=4, noise=0.0))
-    assert not torch.equal(by_critic, by_confidence) and by_critic.max() < VOCABULARY
-
-
-def test_a_model_without_a_critic_says_so():
-    with pytest.raises(ValueError, match="no critic"):
-        build_task().generate(
-            GenerationRequest(TEXTS, [1, 2, 3, 4]), MaskedSampling(order="critic")
+    by_critic, by_confidence = (
+        task.generate(
+            request(sampling=MaskedSampling(decoding_steps=4, order=order, choice_temperature=0.0))
         )
+        for order in ("critic", "confidence")
+    )
+    assert not torch.equal(by_critic, by_confidence) and by_critic.max() < VOCAB_SIZE
 
 
-# ------------------------------------------------------------------------------------------------------------- guidance
+def test_sampling_order_critic_without_a_critic_is_an_error():
+    with pytest.raises(ValueError, match="no critic"):
+        build_task().generate(request(sampling=MaskedSampling(order="critic")))
+    with pytest.raises(ValueError, match="order is critic, but there is none"):
+        build_config(sampling=MaskedSampling(order="critic"))
 
 
-def noting_rows(task: MaskedTask) -> list[int]:
-    """How many rows each pass of the network ends with."""
+# ---- guidance
+
+
+def record_rows(task: MaskedTask) -> list[int]:
+    """Return a list to which each pass of the network appends its number of rows."""
     rows: list[int] = []
-    last = task.model.network.transformer.blocks[-1]
+    last: Any = task.network.transformer.blocks[-1]
     attn = last.attn
 
-    def noted(*looking: Any) -> Tensor:
-        made = attn(*looking)
-        rows.append(len(made))
-        return made
+    def record(*args: Any) -> Tensor:
+        output = attn(*args)
+        rows.append(len(output))
+        return output
 
-    last.attn = noted
+    last.attn = record
     return rows
 
 
-def hidden_mosaic(task: MaskedTask, count: int = 4) -> tuple[Tensor, Tensor]:
-    tokens = torch.randint(VOCABULARY, (count, 4, 4))
-    asked = torch.rand(tokens.shape) < 0.6
-    return tokens.masked_fill(asked, VOCABULARY), asked
+def random_masked_tokens(count: int = 4) -> tuple[Tensor, Tensor]:
+    """Return input ids and the mask of the tokens to predict."""
+    tokens = torch.randint(VOCAB_SIZE, (count, 4, 4))
+    masked = torch.rand(tokens.shape) < 0.6
+    return tokens.masked_fill(masked, VOCAB_SIZE), masked
 
 
-def passed(
-    task: MaskedTask, tokens: Tensor, asked: Tensor, texts: list[str], dropped: bool = False
+def compute_logits(
+    task: MaskedTask, tokens: Tensor, masked: Tensor, texts: list[str], dropped: bool = False
 ) -> Tensor:
-    network = task.model.network
-    return network.logits(
-        network.states(tokens, network.condition(texts, [dropped] * len(texts))), asked
-    )
+    condition = task.network.condition(texts, [dropped] * len(texts))
+    return task.network.logits(task.network.states(tokens, condition), masked)
 
 
-def test_a_scale_of_one_is_the_conditional_pass_to_the_bit_and_at_half_the_cost():
+def guide(task: MaskedTask, guidance: Guidance, **more: Any) -> GuidedLogits:
+    return GuidedLogits(task.network, request(**more), guidance, None, CPU)
+
+
+def test_guidance_scale_one_is_a_single_conditional_pass():
     task = build_task()
-    tokens, asked = hidden_mosaic(task)
-    expected = passed(task, tokens, asked, TEXTS)
-    rows = noting_rows(task)
-    guide = Guide(
-        task.model.network,
-        GenerationRequest(TEXTS, [0] * 4),
-        Guidance(scale=1.0),
-        torch.device("cpu"),
-    )
-    assert torch.equal(guide(tokens, asked, 0.5), expected) and rows == [4]
+    tokens, masked = random_masked_tokens()
+    expected = compute_logits(task, tokens, masked, TEXTS)
+    rows = record_rows(task)
+    assert torch.equal(guide(task, Guidance(scale=1.0))(tokens, masked, 0.5), expected)
+    assert rows == [4]
 
 
-def test_a_scale_is_the_formula_of_two_passes():
+def test_guidance_extrapolates_between_two_passes():
     task = build_task().double()
-    tokens, asked = hidden_mosaic(task)
-    with_prompt, without = (
-        passed(task, tokens, asked, TEXTS),
-        passed(task, tokens, asked, TEXTS, dropped=True),
-    )
-    rows = noting_rows(task)
-    guide = Guide(
-        task.model.network,
-        GenerationRequest(TEXTS, [0] * 4),
-        Guidance(scale=2.5),
-        torch.device("cpu"),
-    )
-    assert torch.allclose(
-        guide(tokens, asked, 0.5), without + 2.5 * (with_prompt - without)
-    ) and rows == [8]
+    tokens, masked = random_masked_tokens()
+    conditional = compute_logits(task, tokens, masked, TEXTS)
+    unconditional = compute_logits(task, tokens, masked, TEXTS, dropped=True)
+    rows = record_rows(task)
+    guided = guide(task, Guidance(scale=2.5))(tokens, masked, 0.5)
+    assert torch.allclose(guided, unconditional + 2.5 * (conditional - unconditional))
+    assert rows == [8]
 
 
-def test_a_negative_prompt_takes_the_place_of_nothing():
+def test_negative_prompt_replaces_the_unconditional_pass():
     task = build_task().double()
-    tokens, asked = hidden_mosaic(task)
-    with_prompt, instead = (
-        passed(task, tokens, asked, TEXTS),
-        passed(task, tokens, asked, ["a blue ring, blurred"] * 4),
-    )
-    wanted = GenerationRequest(TEXTS, [0] * 4, negative=["a blue ring, blurred"] * 4)
-    guide = Guide(task.model.network, wanted, Guidance(scale=3.0), torch.device("cpu"))
-    assert torch.allclose(guide(tokens, asked, 0.0), instead + 3 * (with_prompt - instead))
+    tokens, masked = random_masked_tokens()
+    negative = "a blue ring, blurred"
+    conditional = compute_logits(task, tokens, masked, TEXTS)
+    other = compute_logits(task, tokens, masked, [negative] * 4)
+    guided = guide(task, Guidance(scale=3.0), negative_prompt=negative)(tokens, masked, 0.0)
+    assert torch.allclose(guided, other + 3 * (conditional - other))
 
 
-def test_guidance_costs_twice_only_within_its_interval():
+def test_guidance_doubles_the_batch_only_within_its_interval():
     task = build_task()
-    rows = noting_rows(task)
+    rows = record_rows(task)
     guidance = Guidance(scale=3.0, start=0.25, end=0.5)
-    task.generate(
-        GenerationRequest(TEXTS, [1, 2, 3, 4]), MaskedSampling(decoding_steps=8), guidance
-    )
+    task.generate(request(sampling=MaskedSampling(decoding_steps=8), guidance=guidance))
     assert rows == [4, 4, 8, 8, 8, 4, 4, 4]
     rows.clear()
-    task.generate(
-        GenerationRequest(TEXTS, [1, 2, 3, 4]),
-        MaskedSampling(decoding_steps=4),
-        Guidance(scale=3.0, ramp="linear"),
-    )
-    assert rows == [4, 8, 8, 8], "a ramp begins at 1"
+    guidance = Guidance(scale=3.0, ramp="linear")
+    task.generate(request(sampling=MaskedSampling(decoding_steps=4), guidance=guidance))
+    assert rows == [4, 8, 8, 8], "a ramp starts at 1"
 
 
-def test_a_ramp_is_the_formula_with_its_own_scale():
+def test_guidance_ramp_changes_the_scale_with_progress():
     task = build_task().double()
-    tokens, asked = hidden_mosaic(task)
-    with_prompt, without = (
-        passed(task, tokens, asked, TEXTS),
-        passed(task, tokens, asked, TEXTS, dropped=True),
-    )
-    guide = Guide(
-        task.model.network,
-        GenerationRequest(TEXTS, [0] * 4),
-        Guidance(scale=5.0, ramp="linear"),
-        torch.device("cpu"),
-    )
-    assert torch.allclose(guide(tokens, asked, 0.25), without + 2.0 * (with_prompt - without))
+    tokens, masked = random_masked_tokens()
+    conditional = compute_logits(task, tokens, masked, TEXTS)
+    unconditional = compute_logits(task, tokens, masked, TEXTS, dropped=True)
+    guided = guide(task, Guidance(scale=5.0, ramp="linear"))(tokens, masked, 0.25)
+    assert torch.allclose(guided, unconditional + 2.0 * (conditional - unconditional))
 
 
-def test_where_there_is_no_text_there_is_no_guidance():
-    task = build_task(model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None))
-    rows = noting_rows(task)
-    task.generate(
-        GenerationRequest([""] * 3, [1, 2, 3]),
-        MaskedSampling(decoding_steps=3),
-        Guidance(scale=5.0),
-    )
+def test_model_without_text_has_no_guidance():
+    task = build_task(model=model_config(text=None))
+    rows = record_rows(task)
+    sampling, guidance = MaskedSampling(decoding_steps=3), Guidance(scale=5.0)
+    task.generate(request([""] * 3, SEEDS[:3], sampling=sampling, guidance=guidance))
     assert rows == [3, 3, 3]
 
 
-def test_guidance_of_one_that_remembers_keeps_both_memories():
-    """Each pass sees its own states of the round before; where guidance begins late, both see the
-    conditional ones."""
-    task = build_task(model=self_condition()).double()
-    network = task.model.network
-    tokens, asked = hidden_mosaic(task)
-    guide = Guide(
-        task.model.network,
-        GenerationRequest(TEXTS, [0] * 4),
-        Guidance(scale=3.0),
-        torch.device("cpu"),
-    )
-    guide(tokens, asked, 0.0)
-    second = guide(tokens, asked, 0.5)
+def test_guidance_with_self_conditioning_keeps_states_of_both_passes():
+    task = build_task(model=model_config(self_condition=True)).double()
+    network = task.network
+    tokens, masked = random_masked_tokens()
+    guided_logits = guide(task, Guidance(scale=3.0))
+    guided_logits(tokens, masked, 0.0)
+    second = guided_logits(tokens, masked, 0.5)
     logits = []
     for dropped in (False, True):
         condition = network.condition(TEXTS, [dropped] * 4)
-        before = network.states(tokens, condition)
-        logits.append(network.logits(network.states(tokens, condition, before), asked))
+        previous = network.states(tokens, condition)
+        logits.append(network.logits(network.states(tokens, condition, previous), masked))
     assert torch.allclose(second, logits[1] + 3 * (logits[0] - logits[1]))
 
 
-# ---------------------------------------------------------------------------------------------------- one seed, one picture
+# ---- one seed, one image
 
 
-def company(
-    task: MaskedTask,
-    size: int,
-    wanted: Callable[[int], tuple[str, int]],
-    count: int = 8,
-    **settings: Any,
+def generate_in_batches(
+    task: MaskedTask, size: int, prompt_of: Callable[[int], tuple[str, int]], **settings: Any
 ) -> Tensor:
+    """Generate eight samples in batches of some size."""
     parts = []
-    for first in range(0, count, size):
-        some = [wanted(i) for i in range(first, min(first + size, count))]
-        parts.append(
-            task.generate(
-                GenerationRequest([text for text, _ in some], [seed for _, seed in some]),
-                **settings,
-            )
-        )
+    for first in range(0, 8, size):
+        texts, seeds = zip(*[prompt_of(i) for i in range(first, min(first + size, 8))], strict=True)
+        parts.append(task.generate(request(texts, seeds, **settings)))
     return torch.cat(parts)
 
 
-def one_of(i: int) -> tuple[str, int]:
+def prompt_of(i: int) -> tuple[str, int]:
     return ["a red circle", "two blue squares left of a ring", "x", ""][i % 4], hash_seed(3, i)
 
 
 @pytest.mark.parametrize("order", ["confidence", "halton", "critic"])
 @pytest.mark.parametrize("scale", [1.0, 3.0])
-def test_the_same_seed_is_the_same_picture_whatever_the_batch(order, scale):
+def test_sample_of_a_seed_does_not_depend_on_the_batch(order, scale):
     task = build_task(critic=CriticHeadConfig(dim=8)).eval()
     settings = {
         "sampling": MaskedSampling(decoding_steps=6, order=order),
         "guidance": Guidance(scale=scale),
     }
-    train_together = company(task, 8, one_of, **settings)
+    together = generate_in_batches(task, 8, prompt_of, **settings)
     for size in (1, 3):
-        assert torch.equal(company(task, size, one_of, **settings), train_together)
-    assert len({tuple(one.flatten().tolist()) for one in train_together}) == 8
+        assert torch.equal(generate_in_batches(task, size, prompt_of, **settings), together)
+    assert len({tuple(one.flatten().tolist()) for one in together}) == 8
 
 
 @pytest.fixture(scope="module")
-def as_small() -> MaskedTask:
-    """A network of the small preset's shape."""
+def small_task() -> MaskedTask:
+    """A network with the sizes of the small preset."""
     torch.manual_seed(0)
-    return ready(images_maskgit("small").task.build(NoTokenizer(16, 1000))).eval()
+    config: Any = images_maskgit("small").task
+    return prepare(config.build(tokenizer=FakeTokenizer(16, 1000))).eval()
 
 
 @pytest.mark.parametrize(
     "texts",
     [["a red circle"] * 8, ["a red circle", "two blue squares left of a ring", "x", ""] * 2],
+    ids=["equal texts", "different texts"],
 )
-@pytest.mark.parametrize("share", [1.0, 0.5, 0.13, 0.03])
-def test_a_guess_is_the_same_to_the_bit_whoever_is_guessed_beside_it(as_small, share, texts):
-    """Else a seed is now and then another picture: a sum that is rounded otherwise moves the border
-    between two symbols."""
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.13, 0.03])
+def test_logits_do_not_depend_on_the_batch(small_task, fraction, texts):
+    """Otherwise different rounding changes a token now and then, and a seed has two images."""
     tokens = torch.randint(1000, (8, 64, 4), generator=generator(1))
-    asked = torch.rand(tokens.shape, generator=generator(2)) < share
-    shown = tokens.masked_fill(asked, 1000)
+    masked = torch.rand(tokens.shape, generator=generator(2)) < fraction
+    input_ids = tokens.masked_fill(masked, 1000)
     with torch.no_grad():
-        train_together = passed(as_small, shown, asked, texts)
+        together = compute_logits(small_task, input_ids, masked, texts)
         for size in (1, 3):
-            parts = [slice(first, first + size) for first in range(0, 8, size)]
-            apart = torch.cat(
-                [passed(as_small, shown[some], asked[some], texts[some]) for some in parts]
-            )
-            assert torch.equal(apart, train_together), (
-                f"{size}: up to {(apart - train_together).abs().max():.1e} apart"
-            )
+            rows = [slice(first, first + size) for first in range(0, 8, size)]
+            parts = [
+                compute_logits(small_task, input_ids[some], masked[some], texts[some])
+                for some in rows
+            ]
+            difference = (torch.cat(parts) - together).abs().max()
+            assert torch.equal(torch.cat(parts), together), f"{size}: {difference:.1e}"
 
 
-def test_the_same_seed_is_the_same_picture_with_a_network_of_the_small_presets_shape(as_small):
+def test_samples_of_the_small_preset_do_not_depend_on_the_batch(small_task):
     settings = {"sampling": MaskedSampling(decoding_steps=6), "guidance": Guidance(scale=3.0)}
-    train_together = company(as_small, 8, one_of, **settings)
-    apart = {
-        size: (company(as_small, size, one_of, **settings) != train_together).sum().item()
+    together = generate_in_batches(small_task, 8, prompt_of, **settings)
+    different = {
+        size: (generate_in_batches(small_task, size, prompt_of, **settings) != together)
+        .sum()
+        .item()
         for size in (1, 3)
     }
-    assert apart == {1: 0, 3: 0}, f"of {train_together.numel()} symbols so many are others"
+    assert different == {1: 0, 3: 0}, f"different tokens of {together.numel()}"
 
 
-def test_a_seed_decides_and_so_does_the_text():
+def test_samples_depend_on_seed_and_text():
     task = build_task().eval()
 
-    def made(text: str, seed: int) -> Tensor:
-        return task.generate(GenerationRequest([text], [seed]))
+    def generate(text: str, seed: int) -> Tensor:
+        return task.generate(request([text], [seed]))
 
-    assert torch.equal(made("x", 1), made("x", 1))
-    assert not torch.equal(made("x", 1), made("x", 2)) and not torch.equal(
-        made("x", 1), made("a red circle", 1)
-    )
+    assert torch.equal(generate("x", 1), generate("x", 1))
+    assert not torch.equal(generate("x", 1), generate("x", 2))
+    assert not torch.equal(generate("x", 1), generate("a red circle", 1))
 
 
-def test_sampling_leaves_the_global_generator_alone():
+def test_sampling_does_not_use_the_global_generator():
     task = build_task()
     before = torch.get_rng_state()
-    task.generate(GenerationRequest(["x"], [1]))
+    task.generate(request(["x"], [1]))
     assert torch.equal(torch.get_rng_state(), before)
 
 
-# ------------------------------------------------------------------------------------------------------ mending, enlarging
+# ---- inpainting and super-resolution
 
 
+@pytest.mark.parametrize("num_prompts", [1, 4], ids=["one prompt", "one prompt for each sample"])
 @pytest.mark.parametrize("order", ["confidence", "halton", "critic"])
-def test_what_is_not_to_be_drawn_anew_stays_as_it_was(order):
+def test_inpainting_changes_only_masked_tokens(order, num_prompts):
     task = build_task(critic=CriticHeadConfig(dim=8))
-    codes = torch.randint(VOCABULARY, (4, 4, 4))
-    hidden = torch.zeros(4, 4, 4, dtype=torch.bool)
-    hidden[:, 1:3, 2:] = True
-    mended = task.generate(
-        GenerationRequest(TEXTS, [1, 2, 3, 4], codes=codes, hidden=hidden),
-        MaskedSampling(decoding_steps=3, order=order),
-    )
-    assert torch.equal(mended[~hidden], codes[~hidden]) and not torch.equal(mended, codes)
-    other = torch.where(hidden, 0, codes)
-    again = task.generate(
-        GenerationRequest(TEXTS, [1, 2, 3, 4], codes=other, hidden=hidden),
-        MaskedSampling(decoding_steps=3, order=order),
-    )
-    assert torch.equal(again, mended), "what was under the mask is not looked at"
+    codes = torch.randint(VOCAB_SIZE, (num_prompts, 4, 4))
+    mask = torch.zeros(num_prompts, 4, 4, dtype=torch.bool)
+    mask[:, 1:3, 2:] = True
+    sampling = MaskedSampling(decoding_steps=3, order=order)
+    inpainted = task.generate(request(start=TokenPrompt(codes, mask), sampling=sampling))
+    given, kept = codes.expand(4, 4, 4), ~mask.expand(4, 4, 4)
+    assert torch.equal(inpainted[kept], given[kept]) and not torch.equal(inpainted, given)
+    others = torch.where(mask, 0, codes)
+    again = task.generate(request(start=TokenPrompt(others, mask), sampling=sampling))
+    assert torch.equal(again, inpainted), "codes under the mask have no influence"
 
 
-def test_the_smaller_picture_has_its_say_in_loss_and_samples():
-    task, batch = build_task(low_res_tokenizer=True).double(), batch_of(low_res_tokenizer=True)
+def test_low_resolution_tokens_condition_loss_and_samples():
+    task, batch = build_task(low_res=True).double(), build_batch(low_res=True)
     loss = task.masked_token_loss(batch, 0).total()
-    low_res_tokenizer = batch.examples.codes["smaller"]
-    batch.examples.codes["smaller"] = (low_res_tokenizer + 1) % 7
+    codes = batch.examples.codes["low_res_tokenizer"]
+    others = (codes + 1) % 7
+    batch.examples.codes["low_res_tokenizer"] = others
     assert not torch.allclose(task.masked_token_loss(batch, 0).total(), loss)
-    one, other = (
-        task.generate(GenerationRequest(TEXTS, [1, 2, 3, 4], coarser=codes))
-        for codes in (low_res_tokenizer, (low_res_tokenizer + 1) % 7)
-    )
+    one, other = (task.generate(request(cond_codes=cond)) for cond in (codes, others))
     assert not torch.equal(one, other)
+    assert torch.equal(task.request_like(batch).cond_codes, others)
 
 
-def overfitted(task: MaskedTask, batch: Batch, steps: int) -> MaskedTask:
+def overfit(task: MaskedTask, batch: Batch[Any], steps: int) -> MaskedTask:
     optimizer = torch.optim.AdamW(task.parameters(), 3e-3)
     for step in range(steps):
         batch.seeds = [hash_seed(9, step, i) for i in range(len(batch))]
@@ -653,58 +641,58 @@ def overfitted(task: MaskedTask, batch: Batch, steps: int) -> MaskedTask:
     return task
 
 
-def seen_after(task: MaskedTask, batch: Batch) -> float:
+def evaluate(task: MaskedTask, batch: Batch[Any]) -> dict[str, float]:
     batch.seeds = [hash_seed(1, i) for i in range(len(batch))]
     with eval_mode(task):
-        return task.compute_metrics(task.eval_step(batch))["cross_entropy"]
+        return task.compute_metrics(task.eval_step(batch))
 
 
-def test_super_resolution_learns_from_the_smaller_picture():
-    batch = batch_of(8, low_res_tokenizer=True)
+def test_super_resolution_uses_low_resolution_tokens():
+    batch = build_batch(8, low_res=True)
     batch.examples.captions = ["x"] * 8
-    task = overfitted(
-        build_task(low_res_tokenizer=True, masking=MaskingConfig(schedule="cosine")), batch, 150
-    )
-    right = seen_after(task, batch)
-    batch.examples.codes["smaller"] = batch.examples.codes["smaller"].roll(1, 0)
-    shuffled = seen_after(task, batch)
+    task = overfit(build_task(low_res=True, masking=MaskingConfig(schedule="cosine")), batch, 150)
+    right = evaluate(task, batch)["cross_entropy"]
+    codes = batch.examples.codes["low_res_tokenizer"]
+    batch.examples.codes["low_res_tokenizer"] = codes.roll(1, 0)
+    shuffled = evaluate(task, batch)["cross_entropy"]
     assert right < 0.7 < 2 * right + 0.7 < shuffled, (right, shuffled)
 
 
-def test_captions_are_learnt_from():
-    batch = batch_of(4)
-    task = overfitted(build_task(), batch, 150)
-    batch.seeds = [hash_seed(1, i) for i in range(4)]
-    with eval_mode(task):
-        numbers = task.compute_metrics(task.eval_step(batch))
-    assert numbers["cross_entropy"] < 1.6 and numbers["condition_gain"] > 1, numbers
+def test_training_uses_captions():
+    batch = build_batch(4)
+    metrics = evaluate(overfit(build_task(), batch, 150), batch)
+    assert metrics["cross_entropy"] < 1.6 and metrics["condition_gain"] > 1, metrics
 
 
-# ------------------------------------------------------------------------------------------------------------- captions
+# ---- captions
 
 
-def test_not_one_caption_is_refused_and_some_are_enough(tmp_path):
+def test_data_without_any_caption_is_an_error(tmp_path):
     task = build_task()
-    with pytest.raises(ValueError, match="Not one example has a caption.*--text none"):
+    with pytest.raises(ValueError, match="No example has a caption.*--text none"):
         task.prepare_text(["", ""], tmp_path)
     task.prepare_text(["", "a ring"], tmp_path)
-    build_task(model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=None)).prepare_text(
-        ["", ""], tmp_path
-    )
+    build_task(model=model_config(text=None)).prepare_text(["", ""], tmp_path)
 
 
-def test_a_critic_of_its_own_hears_the_captions_too(tmp_path):
-    task = MaskedConfig(
-        model=MaskedTransformerConfig(dim=24, depth=2, heads=2, text=TEXT),
-        critic=CriticConfig(dim=16, depth=1, heads=2),
-    ).build(NoTokenizer())
-    before = [
-        reader.text.tokenize(["a green ring"]).shape[1]
-        for reader in (task.model.network, task.model.critic)
-    ]
+def test_own_critic_gets_the_text_vocabulary_too(tmp_path):
+    config = build_config(max_positions=None, critic=CRITICS[0])
+    task = config.build(tokenizer=FakeTokenizer())
+
+    def num_tokens() -> list[int]:
+        networks: list[Any] = [task.model.network, task.model.critic]
+        return [network.text.tokenize(["a green ring"]).shape[1] for network in networks]
+
+    before = num_tokens()
     task.prepare_text(TEXTS * 3, tmp_path)
-    after = [
-        reader.text.tokenize(["a green ring"]).shape[1]
-        for reader in (task.model.network, task.model.critic)
-    ]
+    after = num_tokens()
     assert after[0] == after[1] < before[0] == before[1]
+
+
+def test_token_batch_marks_valid_positions():
+    padded = torch.tensor([[[1], [2], [-1]], [[3], [4], [5]]])
+    token_batch = TokenBatch.from_padded(padded)
+    assert token_batch.lengths == [2, 3] and token_batch.tokens_BNS[0, 2].item() == 0
+    expected = torch.tensor([[True, True, False], [True, True, True]])
+    assert token_batch.valid_BN is not None and torch.equal(token_batch.valid_BN, expected)
+    assert TokenBatch.from_padded(padded[1:]).valid_BN is None, "all positions are valid"

@@ -1,10 +1,10 @@
-"""The front doors of meshes: theirs in name and parameters, without the defects (shared facts:
-SEEDS 5.5)."""
+"""The trainers for meshes: parameters of the research package, items in memory and tracking."""
 
 from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from tessera import Generator
+from tessera import Generator, Tokenizer
 from tessera.modalities.mesh.autoencoder import MeshAutoencoder, MeshAutoencoderConfig
 from tessera.modalities.mesh.canonical import MeshExample
 from tessera.modalities.mesh.media import Mesh
@@ -23,37 +23,36 @@ from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformer
 from tessera.nn.quantize import FSQConfig, ResidualConfig
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
-from tessera.run.load import Tokenizer, load_run
 from tessera.text.learned import LearnedTextConfig
 from tessera.trainers import MeshAutoencoderTrainer, MeshTransformerTrainer
 from tests.fake_tracker import FakeTracker
 from tests.runs import assert_same_run, read_metrics, tokenizer
 
-BINS, MOST = 32, 64
+BINS, MAX_FACES = 32, 64
 TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=32)
 
 
-def toy(number: int) -> tuple[Mesh, str]:
-    made = generate_object(3, number, MOST // 2)
-    return Mesh(made.mesh.vertices, made.mesh.triangles()), made.caption
+def make_mesh(number: int) -> tuple[Mesh, str]:
+    created = generate_object(3, number, MAX_FACES // 2)
+    return Mesh(created.mesh.vertices, created.mesh.triangles()), created.caption
 
 
-def meshes(count: int = 8, first: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """As the research code had them: vertices and faces, as tensors."""
-    made = [toy(number)[0] for number in range(first, first + count)]
+def make_items(count: int = 8, first: int = 0) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Return tuples of vertices and faces, the items of the research package."""
+    created = [make_mesh(number)[0] for number in range(first, first + count)]
     return [
-        (torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)) for mesh in made
+        (torch.from_numpy(mesh.vertices).float(), torch.from_numpy(mesh.faces)) for mesh in created
     ]
 
 
-def captioned(count: int = 8) -> list[dict[str, Any]]:
+def make_items_with_texts(count: int = 8) -> list[dict[str, Any]]:
     return [
-        {"vertices": v, "faces": f, "texts": toy(number)[1]}
-        for number, (v, f) in enumerate(meshes(count))
+        {"vertices": vertices, "faces": faces, "texts": make_mesh(number)[1]}
+        for number, (vertices, faces) in enumerate(make_items(count))
     ]
 
 
-def autoencoder(**choices: Any) -> MeshAutoencoder:
+def build_autoencoder(**choices: Any) -> MeshAutoencoder:
     torch.manual_seed(0)
     config = MeshAutoencoderConfig(
         bins=BINS,
@@ -69,10 +68,17 @@ def autoencoder(**choices: Any) -> MeshAutoencoder:
     return MeshAutoencoder(replace(config, **choices))
 
 
-def transformer(vocab_size: int = 16, **choices: Any) -> MeshTransformer:
+def build_transformer(vocab_size: int = 16, **choices: Any) -> MeshTransformer:
     torch.manual_seed(1)
     config = MeshTransformerConfig(
-        width=24, depth=1, heads=2, fine_dim=16, fine_depth=1, fine_heads=2, max_len=MOST, text=TEXT
+        dim=24,
+        depth=1,
+        heads=2,
+        fine_dim=16,
+        fine_depth=1,
+        fine_heads=2,
+        max_len=MAX_FACES,
+        text=TEXT,
     )
     return replace(config, **choices).build(vocab_size, 3, 2)
 
@@ -89,35 +95,39 @@ SMALL = {
 
 
 def autoencoder_trainer(folder: Path, **settings: Any) -> MeshAutoencoderTrainer:
-    given = SMALL | {"checkpoint_folder": folder, "max_faces": MOST} | settings
-    return MeshAutoencoderTrainer(
-        given.pop("model", None) or autoencoder(), given.pop("dataset", meshes()), **given
-    )
+    arguments = SMALL | {"checkpoint_folder": folder, "max_faces": MAX_FACES} | settings
+    model = arguments.pop("model", None) or build_autoencoder()
+    return MeshAutoencoderTrainer(model, arguments.pop("dataset", make_items()), **arguments)
 
 
 @pytest.fixture(scope="module")
-def default_dependency(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An autoencoder's run."""
-    place = tmp_path_factory.mktemp("runs") / "autoencoder"
-    autoencoder_trainer(place, learning_rate=1e-3)()
-    return place
+def autoencoder_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a trained autoencoder."""
+    folder = tmp_path_factory.mktemp("runs") / "autoencoder"
+    autoencoder_trainer(folder, learning_rate=1e-3)()
+    return folder
 
 
 def transformer_trainer(folder: Path, tokenizer: Path, **settings: Any) -> MeshTransformerTrainer:
-    given = SMALL | {"checkpoint_folder": folder, "tokenizer": tokenizer} | settings
-    return MeshTransformerTrainer(
-        given.pop("model", None) or transformer(), given.pop("dataset", captioned()), **given
-    )
+    arguments = SMALL | {"checkpoint_folder": folder, "tokenizer": tokenizer} | settings
+    model = arguments.pop("model", None) or build_transformer()
+    dataset = arguments.pop("dataset", make_items_with_texts())
+    return MeshTransformerTrainer(model, dataset, **arguments)
 
 
-def trained(folder: Path) -> list[dict[str, Any]]:
+def read_train_records(folder: Path) -> list[dict[str, Any]]:
     return [record for record in read_metrics(folder) if record["kind"] == "train"]
 
 
-# ---- their parameters
+def canonicalize(item: Sequence[torch.Tensor]) -> MeshExample:
+    vertices, faces = item
+    return MeshExample.from_mesh(Mesh(vertices.numpy(), faces.numpy()), BINS, "")
 
 
-def test_their_parameters_and_defaults_are_the_documented_ones() -> None:
+# ---- parameters
+
+
+def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
     both = {
         "val_dataset": None,
         "val_num_batches": 5,
@@ -147,62 +157,63 @@ def test_their_parameters_and_defaults_are_the_documented_ones() -> None:
             "data_kwargs": (*edges, "texts"),
         },
     }
-    for entry_point, settings in own.items():
-        parameters = inspect.signature(entry_point).parameters
+    for trainer_class, settings in own.items():
+        parameters = inspect.signature(trainer_class).parameters
         documented = both | settings
         assert {name: parameters[name].default for name in documented} == documented
         for required in ("model", "dataset", "num_train_steps", "batch_size", "grad_accum_every"):
             assert parameters[required].default is inspect.Parameter.empty
 
 
-def test_the_rate_asked_for_is_the_rate_used_and_the_warm_up_is_its(
-    default_dependency: Path, tmp_path: Path
+def test_the_learning_rate_reaches_its_peak_after_the_warm_up(
+    autoencoder_run: Path, tmp_path: Path
 ) -> None:
-    """Theirs stayed at the rate divided by the steps of the warm-up."""
+    """In the research package it stays at the peak divided by the number of warm-up steps."""
     autoencoder_trainer(tmp_path / "a", learning_rate=8e-3, warmup_steps=4)()
     transformer_trainer(
-        tmp_path / "t", default_dependency, learning_rate=4e-3, warmup_steps=2, val_every=4
+        tmp_path / "t", autoencoder_run, learning_rate=4e-3, warmup_steps=2, val_every=4
     )()
-    assert [record["model/lr"] for record in trained(tmp_path / "a")] == pytest.approx(
+    assert [record["model/lr"] for record in read_train_records(tmp_path / "a")] == pytest.approx(
         [2e-3, 4e-3, 6e-3, 8e-3]
     )
-    assert [record["model/lr"] for record in trained(tmp_path / "t")] == pytest.approx(
+    assert [record["model/lr"] for record in read_train_records(tmp_path / "t")] == pytest.approx(
         [2e-3, 4e-3, 4e-3, 4e-3]
     )
 
 
-def test_decay_clipping_and_average_are_as_asked_and_else_theirs(tmp_path: Path) -> None:
-    plain = autoencoder_trainer(tmp_path / "a")
-    assert (
-        plain.run.task.optimizer.betas,
-        plain.run.task.optimizer.weight_decay,
-        plain.run.task.optimizer.max_grad_norm,
-    ) == ((0.9, 0.99), 0.0, None)
-    assert (plain.run.engine.ema.decay, plain.run.engine.ema.update_after) == (0.9999, 100)
-    told = autoencoder_trainer(
+def test_optimizer_and_ema_settings_are_used_and_default_to_the_research_package(
+    tmp_path: Path,
+) -> None:
+    default = autoencoder_trainer(tmp_path / "a").run
+    optimizer, ema = default.task.optimizer, default.engine.ema
+    assert optimizer.betas == (0.9, 0.99)
+    assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.0, None)
+    assert (ema.decay, ema.update_after) == (0.9999, 100)
+    trainer = autoencoder_trainer(
         tmp_path / "b",
         weight_decay=0.5,
         max_grad_norm=0.25,
         optimizer_kwargs={"eps": 1e-6},
         ema_kwargs={"beta": 0.5},
     )
-    groups = told.engine.prepared["model"].optimizer.param_groups
+    groups = trainer.engine.updates["model"].optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0]  # matrices, and the rest
     assert {group["eps"] for group in groups} == {1e-6}
-    assert (told.run.task.optimizer.max_grad_norm, told.run.engine.ema.decay) == (0.25, 0.5)
+    assert trainer.run.task.optimizer.max_grad_norm == 0.25
+    assert trainer.run.engine.ema.decay == 0.5
 
 
-def test_accumulation_draws_as_many_meshes_as_it_says(tmp_path: Path) -> None:
+def test_gradient_accumulation_multiplies_the_meshes_of_a_step(tmp_path: Path) -> None:
     autoencoder_trainer(tmp_path, grad_accum_every=2, num_train_steps=1)()
-    assert trained(tmp_path)[0]["examples"] == 4
+    assert read_train_records(tmp_path)[0]["examples"] == 4
 
 
-def test_what_a_caller_gives_is_never_written_to(tmp_path: Path) -> None:
+def test_dictionaries_of_the_caller_are_never_modified(tmp_path: Path) -> None:
     given: dict[str, Any] = {
         "accelerator_kwargs": {"mixed_precision": "no"},
         "ema_kwargs": {"beta": 0.9},
         "optimizer_kwargs": {"eps": 1e-7},
-        "scheduler_kwargs": {"floor": 0.1},
+        "scheduler_kwargs": {"min_lr_ratio": 0.1},
         "data_kwargs": ["vertices", "faces"],
     }
     before = json.dumps(given)
@@ -210,176 +221,168 @@ def test_what_a_caller_gives_is_never_written_to(tmp_path: Path) -> None:
     assert json.dumps(given) == before
 
 
-# ---- what they learn from
+# ---- datasets
 
 
-def examples(entry_point: Any) -> list[MeshExample]:
-    source = entry_point.engine.training.source
-    return [source.item(index, np.random.default_rng(0)) for index in range(len(source))]
+def load_examples(trainer: Any) -> list[MeshExample]:
+    dataset = trainer.engine.training.dataset
+    return [dataset.item(index, np.random.default_rng(0)) for index in range(len(dataset))]
 
 
-def test_tuples_and_dictionaries_are_the_same_meshes(tmp_path: Path) -> None:
-    plain = meshes(4)
+def test_tuples_and_dictionaries_give_the_same_examples(tmp_path: Path) -> None:
+    items = make_items(4)
     edges = torch.zeros(3, 2, dtype=torch.long)
 
-    class Named(list):
+    class NamedItems(list):
         data_kwargs = ("faces", "vertices")
 
-    shapes: list[Any] = [
-        plain,
-        [(v.numpy(), f.numpy()) for v, f in plain],
-        [(v, f, edges) for v, f in plain],
-        [{"vertices": v, "faces": f, "texts": "a mesh"} for v, f in plain],
-        Named([(f, v) for v, f in plain]),
+    datasets: list[Any] = [
+        items,
+        [(vertices.numpy(), faces.numpy()) for vertices, faces in items],
+        [(vertices, faces, edges) for vertices, faces in items],
+        [{"vertices": v, "faces": f, "texts": "a mesh"} for v, f in items],
+        NamedItems([(faces, vertices) for vertices, faces in items]),
     ]
-    expected = [MeshExample.from_mesh(Mesh(v.numpy(), f.numpy()), BINS, "") for v, f in plain]
-    for number, dataset in enumerate(shapes):
-        found = examples(autoencoder_trainer(tmp_path / f"{number}", dataset=dataset))
-        for one, other in zip(found, expected, strict=True):
-            assert np.array_equal(one.vertices, other.vertices) and np.array_equal(
-                one.faces, other.faces
-            )
-            assert np.array_equal(one.edges, other.edges), (
-                "those that came along are of faces in another order"
-            )
+    expected = [canonicalize(item) for item in items]
+    for number, dataset in enumerate(datasets):
+        examples = load_examples(autoencoder_trainer(tmp_path / f"{number}", dataset=dataset))
+        for example, other in zip(examples, expected, strict=True):
+            assert np.array_equal(example.vertices, other.vertices)
+            assert np.array_equal(example.faces, other.faces)
+            assert np.array_equal(example.edges, other.edges), "given edges are of another order"
 
 
-def test_quads_are_cut_for_a_network_of_triangles_and_kept_by_one_of_quads(tmp_path: Path) -> None:
-    quads = [
-        (made.mesh.vertices, made.mesh.faces)
-        for made in (generate_object(3, number, MOST // 2) for number in range(4))
-    ]
-    cut = examples(autoencoder_trainer(tmp_path / "cut", dataset=quads))
-    kept = examples(
-        autoencoder_trainer(tmp_path / "kept", dataset=quads, model=autoencoder(corners=4))
-    )
-    assert [example.faces.shape[1] for example in cut + kept] == [3] * 4 + [4] * 4
-    with pytest.raises(UserError, match="this network is one of quads"):
-        autoencoder_trainer(tmp_path / "none", model=autoencoder(corners=4))()
+def test_quads_become_triangles_unless_the_model_has_quads(tmp_path: Path) -> None:
+    objects = [generate_object(3, number, MAX_FACES // 2) for number in range(4)]
+    quads = [(one.mesh.vertices, one.mesh.faces) for one in objects]
+    triangles = load_examples(autoencoder_trainer(tmp_path / "triangles", dataset=quads))
+    model = build_autoencoder(corners=4)
+    kept = load_examples(autoencoder_trainer(tmp_path / "quads", dataset=quads, model=model))
+    assert [example.faces.shape[1] for example in triangles + kept] == [3] * 4 + [4] * 4
+    with pytest.raises(UserError, match="its faces are triangles, but the model was built for qu"):
+        autoencoder_trainer(tmp_path / "none", model=model)()
 
 
-def test_a_mesh_that_cannot_be_used_is_left_out_and_said_and_a_whole_set_of_them_is_refused(
-    tmp_path: Path,
-) -> None:
-    vertices, faces = meshes(1)[0]
-    wrong = {
+def test_unusable_meshes_are_skipped_and_listed_unless_all_are_unusable(tmp_path: Path) -> None:
+    vertices, faces = make_items(1)[0]
+    unusable = {
         "NaN": (vertices * float("nan"), faces),
-        "name vertices": (vertices, faces + 1000),
+        "must refer to vertices 0 to 25": (vertices, faces + 1000),
         "none is left": (vertices, faces[:0]),
-        "more than the 64 allowed": (vertices, faces.repeat(40, 1)),
+        "more than max_faces 64": (vertices, faces.repeat(40, 1)),
         "at most 3": (vertices, faces, faces, faces, faces),
         "did you mean 'vertices'": {"vertexes": vertices, "faces": faces},
         "it has no faces": {"vertices": vertices},
-        "a text stands where face_edges": (vertices, faces, "a table"),
+        "its face_edges are a text": (vertices, faces, "a table"),
         "it is a Tensor": vertices,
     }
-    settings = {"val_dataset": meshes(2), "batch_size": 4, "val_every": 4, "checkpoint_every": 4}
-    autoencoder_trainer(
-        tmp_path, dataset=[*meshes(7), *wrong.values()], **settings
-    )()  # 16 in 4 steps: each comes once
-    told = {one["example"]: one["reason"] for one in RunDirectory(tmp_path).noted("rejected.jsonl")}
-    assert told.keys() == {f"mesh-{number:06d}" for number in range(7, 7 + len(wrong))}
-    for number, (reason, item) in enumerate(wrong.items(), start=7):
-        assert reason in told[f"mesh-{number:06d}"]
+    settings = {
+        "val_dataset": make_items(2),
+        "batch_size": 4,
+        "val_every": 4,
+        "checkpoint_every": 4,
+    }
+    # 16 meshes in 4 steps: each of them is loaded once.
+    autoencoder_trainer(tmp_path, dataset=[*make_items(7), *unusable.values()], **settings)()
+    notes = RunDirectory(tmp_path).read_notes("rejected.jsonl")
+    reasons = {note["example"]: note["reason"] for note in notes}
+    assert reasons.keys() == {f"mesh-{number:06d}" for number in range(7, 7 + len(unusable))}
+    for number, (reason, item) in enumerate(unusable.items(), start=7):
+        assert reason in reasons[f"mesh-{number:06d}"]
         with pytest.raises(UserError, match=reason):
             autoencoder_trainer(tmp_path / f"only {number}", dataset=[item] * 4)()
 
 
-def test_they_learn_from_a_folder_and_theirs_is_a_run(tmp_path: Path) -> None:
+def test_training_on_a_folder_leaves_complete_run_directories(tmp_path: Path) -> None:
     for number in range(8):
-        mesh, caption = toy(number)
+        mesh, caption = make_mesh(number)
         mesh.save(tmp_path / f"meshes/{number}")
         (tmp_path / f"meshes/{number}.glb").unlink()
         (tmp_path / f"meshes/{number}.txt").write_text(caption)
-    place = tmp_path / "autoencoder"
-    autoencoder_trainer(place, dataset=tmp_path / "meshes", val_dataset=str(tmp_path / "meshes"))()
-    assert Tokenizer(load_run(place)).grid == (MOST, 3)
-    assert (place / "samples/000004/sheet.png").is_file() and (place / "README.md").is_file()
-    transformer_trainer(tmp_path / "transformer", place, dataset=tmp_path / "meshes")()
+    folder = tmp_path / "autoencoder"
+    meshes = tmp_path / "meshes"
+    autoencoder_trainer(folder, dataset=meshes, val_dataset=str(meshes))()
+    assert Tokenizer.load(folder).grid == (MAX_FACES, 3)
+    assert (folder / "samples/000004/sheet.png").is_file() and (folder / "README.md").is_file()
+    transformer_trainer(tmp_path / "transformer", folder, dataset=meshes)()
     generator = Generator.load(tmp_path / "transformer")
-    [made] = generator.generate("a table", seed=1)
-    assert isinstance(made, Mesh)
+    [mesh] = generator.generate("a table", seed=1).media
+    assert isinstance(mesh, Mesh)
 
 
-def test_captions_of_a_dataset_are_learnt_from(default_dependency: Path, tmp_path: Path) -> None:
-    entry_point = transformer_trainer(tmp_path, default_dependency)
-    source = entry_point.engine.training.source
-    assert sorted(source.caption(index) for index in range(len(source))) == sorted(
-        toy(number)[1] for number in range(8)
-    )
-    with pytest.raises(UserError, match="Not one example has a caption"):
-        transformer_trainer(tmp_path / "silent", default_dependency, dataset=meshes())
+def test_the_transformer_is_trained_on_the_texts_of_a_dataset(
+    autoencoder_run: Path, tmp_path: Path
+) -> None:
+    dataset = transformer_trainer(tmp_path, autoencoder_run).engine.training.dataset
+    captions = sorted(dataset.caption(index) for index in range(len(dataset)))
+    assert captions == sorted(make_mesh(number)[1] for number in range(8))
+    with pytest.raises(UserError, match="No example has a caption"):
+        transformer_trainer(tmp_path / "no texts", autoencoder_run, dataset=make_items())
     transformer_trainer(
-        tmp_path / "mute", default_dependency, dataset=meshes(), model=transformer(text=None)
+        tmp_path / "without text encoder",
+        autoencoder_run,
+        dataset=make_items(),
+        model=build_transformer(text=None),
     )()
 
 
-def test_what_is_measured_is_as_many_batches_as_asked_of_the_set_that_was_given(
-    tmp_path: Path,
-) -> None:
-    held_out = meshes(7, first=100)
+def test_validation_evaluates_the_requested_number_of_batches(tmp_path: Path) -> None:
+    held_out = make_items(7, first=100)
     for number, (batches, grad_accum_steps, expected) in enumerate(
         [(2, 1, 4), (1, 2, 4), (9, 1, 7)]
     ):
-        place = tmp_path / f"{number}"
-        entry_point = autoencoder_trainer(
-            place, val_dataset=held_out, val_num_batches=batches, grad_accum_every=grad_accum_steps
+        folder = tmp_path / f"{number}"
+        trainer = autoencoder_trainer(
+            folder, val_dataset=held_out, val_num_batches=batches, grad_accum_every=grad_accum_steps
         )
-        entry_point()
-        validations = [record for record in read_metrics(place) if record["kind"] == "validation"]
+        trainer()
+        validations = [record for record in read_metrics(folder) if record["kind"] == "validation"]
         assert [(record["step"], record["examples"]) for record in validations] == [
             (2, expected),
             (4, expected),
         ]
-    first = entry_point.engine.validation.source.item(0, np.random.default_rng(0))
-    assert np.array_equal(
-        first.faces, MeshExample.from_mesh(Mesh(*(part.numpy() for part in held_out[0])), BINS, "").faces
-    )
+    first = trainer.engine.validation.dataset.item(0, np.random.default_rng(0))
+    assert np.array_equal(first.faces, canonicalize(held_out[0]).faces)
 
 
-# ---- their life
+# ---- training, resuming and saving
 
 
-def test_calling_trains_and_the_weights_given_are_where_it_starts(
-    default_dependency: Path, tmp_path: Path
+def test_calling_a_trainer_trains_from_the_given_weights(
+    autoencoder_run: Path, tmp_path: Path
 ) -> None:
-    doors = [
-        (autoencoder_trainer(tmp_path / "a", learning_rate=1e-3), autoencoder()),
+    trainers = [
+        (autoencoder_trainer(tmp_path / "a", learning_rate=1e-3), build_autoencoder()),
         (
-            transformer_trainer(tmp_path / "t", default_dependency, learning_rate=1e-3),
-            transformer(),
+            transformer_trainer(tmp_path / "t", autoencoder_run, learning_rate=1e-3),
+            build_transformer(),
         ),
     ]
-    for entry_point, given in doors:
-        start = dict(given.named_parameters())
+    for trainer, given in trainers:
+        initial = dict(given.named_parameters())
         assert all(
-            torch.equal(value, start[name]) for name, value in entry_point.model.named_parameters()
+            torch.equal(value, initial[name]) for name, value in trainer.model.named_parameters()
         )
-        losses = entry_point.train_step()
-        assert (
-            entry_point.steps == 1
-            and all(np.isfinite(value) for value in losses.values())
-            and losses
-        )
-        heard: list[dict[str, Any]] = []
-        entry_point(heard.append)
-        assert entry_point.steps == 4 and [
-            record["step"] for record in heard if record["kind"] == "train"
-        ] == [2, 3, 4]
+        losses = trainer.train_step()
+        assert trainer.steps == 1
+        assert losses and all(np.isfinite(value) for value in losses.values())
+        records: list[dict[str, Any]] = []
+        trainer(records.append)
+        assert trainer.steps == 4
+        assert [record["step"] for record in records if record["kind"] == "train"] == [2, 3, 4]
         assert not all(
-            torch.equal(value, start[name]) for name, value in entry_point.model.named_parameters()
+            torch.equal(value, initial[name]) for name, value in trainer.model.named_parameters()
         )
-        assert entry_point.train_step() == {}
+        assert trainer.train_step() == {}
 
 
-def test_after_a_validation_at_every_step_the_transformer_learns_on_and_drops_conditions(
-    default_dependency: Path, tmp_path: Path
+def test_validation_at_every_step_does_not_end_train_mode(
+    autoencoder_run: Path, tmp_path: Path
 ) -> None:
-    """Theirs stayed in eval mode after the first, and with it the share of dropped conditions
-    became 0."""
-    entry_point = transformer_trainer(
+    """The research package stays in eval mode, in which no condition is dropped any more."""
+    trainer = transformer_trainer(
         tmp_path,
-        default_dependency,
+        autoencoder_run,
         val_every=1,
         cond_drop_prob=0.5,
         num_train_steps=12,
@@ -387,113 +390,112 @@ def test_after_a_validation_at_every_step_the_transformer_learns_on_and_drops_co
     )
     dropped: list[bool] = []
     training: list[bool] = []
-    condition = entry_point.model.condition
+    condition = trainer.model.condition
 
-    def noted(texts: Any, which: Any) -> Any:
+    def record_condition(texts: Any, is_dropped: Any) -> Any:
         if torch.is_grad_enabled():
-            dropped.extend(which)
-            training.append(entry_point.model.training)
-        return condition(texts, which)
+            dropped.extend(is_dropped)
+            training.append(trainer.model.training)
+        return condition(texts, is_dropped)
 
-    entry_point.model.condition = noted
-    entry_point()
+    trainer.model.condition = record_condition
+    trainer()
     assert training == [True] * 12
     assert 5 <= sum(dropped) <= 19, "of 24"
     assert sum(dropped[12:]) > 0
 
 
 @pytest.mark.parametrize("kind", ["autoencoder", "transformer"])
-def test_a_second_construction_goes_on_and_is_the_same_run(
-    default_dependency: Path, tmp_path: Path, kind: str
+def test_a_trainer_constructed_again_resumes_the_same_run(
+    autoencoder_run: Path, tmp_path: Path, kind: str
 ) -> None:
-    def entry_point(place: str) -> Any:
+    def build_trainer(name: str) -> Any:
         settings: dict[str, Any] = {
             "learning_rate": 1e-3,
             "ema_kwargs": {"beta": 0.9, "update_after_step": 0},
         }
         if kind == "autoencoder":
-            return autoencoder_trainer(tmp_path / place, **settings)
-        return transformer_trainer(tmp_path / place, default_dependency, **settings)
+            return autoencoder_trainer(tmp_path / name, **settings)
+        return transformer_trainer(tmp_path / name, autoencoder_run, **settings)
 
-    entry_point("whole")()
-    first = entry_point("cut")
+    build_trainer("whole")()
+    first = build_trainer("resumed")
     for _ in range(3):
         first.train_step()
     first.engine.writer.wait()
     del first
-    again = entry_point("cut")
+    again = build_trainer("resumed")
     assert again.steps == 2
     again()
-    assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed", 4)
 
 
-def test_what_was_saved_can_be_loaded(default_dependency: Path, tmp_path: Path) -> None:
-    doors = {
-        "a": lambda place: autoencoder_trainer(place, learning_rate=1e-3),
-        "t": lambda place: transformer_trainer(place, default_dependency, learning_rate=1e-3),
+def test_a_saved_checkpoint_can_be_loaded_by_another_trainer(
+    autoencoder_run: Path, tmp_path: Path
+) -> None:
+    trainers = {
+        "a": lambda folder: autoencoder_trainer(folder, learning_rate=1e-3),
+        "t": lambda folder: transformer_trainer(folder, autoencoder_run, learning_rate=1e-3),
     }
-    for name, make in doors.items():
-        entry_point = make(tmp_path / name)
+    for name, build_trainer in trainers.items():
+        trainer = build_trainer(tmp_path / name)
         for _ in range(3):
-            entry_point.train_step()
-        entry_point.save(tmp_path / f"{name}-kept")
-        other = make(tmp_path / f"{name}-other")
-        other.load(tmp_path / f"{name}-kept")
+            trainer.train_step()
+        trainer.save(tmp_path / f"{name}-saved")
+        other = build_trainer(tmp_path / f"{name}-other")
+        other.load(tmp_path / f"{name}-saved")
         assert other.steps == 3
-        mine = entry_point.engine.task.state_dict()
+        saved = trainer.engine.task.state_dict()
         for key, value in other.engine.task.state_dict().items():
-            assert not isinstance(value, torch.Tensor) or torch.equal(value, mine[key])
+            assert not isinstance(value, torch.Tensor) or torch.equal(value, saved[key])
         other()
         assert other.steps == 4
 
 
-def test_tokenize_takes_items_and_gives_symbols_by_the_averaged_weights(tmp_path: Path) -> None:
-    entry_point = autoencoder_trainer(
+def test_tokenize_encodes_items_with_the_ema_weights(tmp_path: Path) -> None:
+    trainer = autoencoder_trainer(
         tmp_path,
         learning_rate=0.05,
         ema_kwargs={"beta": 0.9, "update_after_step": 0, "update_every": 1},
     )
-    entry_point()
-    items = meshes(3)
-    codes = entry_point.tokenize(items)
-    counts = [len(MeshExample.from_mesh(Mesh(v.numpy(), f.numpy()), BINS, "").faces) for v, f in items]
-    assert (
-        codes.shape == (3, max(counts), 3, 2) and (codes[..., 0, 0] >= 0).sum(1).tolist() == counts
+    trainer()
+    items = make_items(3)
+    codes = trainer.tokenize(items)
+    counts = [len(canonicalize(item).faces) for item in items]
+    assert codes.shape == (3, max(counts), 3, 2)
+    assert (codes[..., 0, 0] >= 0).sum(1).tolist() == counts
+    batch = trainer.engine.training.dataset.collate(
+        load_examples(autoencoder_trainer(tmp_path / "b", dataset=items))
     )
-    codec = Tokenizer(load_run(tmp_path))
-    batch = entry_point.engine.training.source.collate(
-        examples(autoencoder_trainer(tmp_path / "b", dataset=items))
-    )
-    assert torch.equal(codes, codec.model.encode(batch))
-    assert not torch.equal(codes, entry_point.model.tokenize(batch)), "the live weights are others"
+    assert torch.equal(codes, Tokenizer.load(tmp_path).model.encode(batch))
+    assert not torch.equal(codes, trainer.model.tokenize(batch)), "the raw weights differ"
 
 
 # ---- trackers
 
 
-def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none_is_lost_in_silence(
+def test_records_are_tracked_inside_wandb_tracking_and_rejected_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = type("OneTracker", (FakeTracker,), {"calls": []})
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
-    entry_point = autoencoder_trainer(tmp_path, use_wandb_tracking=True)
-    for start in (entry_point, entry_point.train, entry_point.train_step):
-        with pytest.raises(UserError, match="no project was named"):
-            start()
-    assert kind.calls == []
-    with entry_point.wandb_tracking("meshgpt", run="baseline", hps={"why": "to see"}):
-        entry_point()
-    assert kind.calls[0] == ("project", "meshgpt")
-    settings = kind.calls[1][1]
+    tracker = type("OneTracker", (FakeTracker,), {"calls": []})
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", tracker)
+    trainer = autoencoder_trainer(tmp_path, use_wandb_tracking=True)
+    for train in (trainer, trainer.train, trainer.train_step):
+        with pytest.raises(UserError, match="no project was given"):
+            train()
+    assert tracker.calls == []
+    with trainer.wandb_tracking("meshgpt", run="baseline", hps={"why": "to see"}):
+        trainer()
+    assert tracker.calls[0] == ("project", "meshgpt")
+    settings = tracker.calls[1][1]
     assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
         "baseline",
         "to see",
         4,
     )
-    *logged, finished_last = kind.calls[2:]
-    assert [entry[:2] for entry in logged] == [
-        ("log", step) for step in (1, 2, 2, 3, 4, 4)
-    ] and finished_last == ("finish",)
+    *logged, last = tracker.calls[2:]
+    assert [call[:2] for call in logged] == [("log", step) for step in (1, 2, 2, 3, 4, 4)]
+    assert last == ("finish",)
     other = autoencoder_trainer(tmp_path / "other")
     with (
         pytest.raises(UserError, match="without use_wandb_tracking=True"),
@@ -502,17 +504,17 @@ def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none
         pass
 
 
-# ---- refusals
+# ---- invalid arguments
 
 
 @pytest.mark.parametrize(
-    ("settings", "letter"),
+    ("settings", "message"),
     [
         ({"data_kwargs": ("vertices", "face")}, "'face'.*did you mean 'faces'"),
-        ({"data_kwargs": ("vertices", "texts")}, "names only vertices, texts"),
+        ({"data_kwargs": ("vertices", "texts")}, "has only vertices, texts, but a mesh needs"),
         ({"val_dataset": []}, "val_dataset is empty"),
-        ({"val_num_batches": 0}, "val_num_batches must be 1 or more"),
-        ({"dataset": []}, "takes 2 examples, but the training set has 0"),
+        ({"val_num_batches": 0}, "val_num_batches is less than 1, .*: use 1 or more"),
+        ({"dataset": []}, "The batch size is 2, but the training set has 0 examples"),
         (
             {"scheduler": torch.optim.lr_scheduler.StepLR},
             "StepLR.*'constant', 'warmup', 'cosine', 'wsd'",
@@ -523,33 +525,34 @@ def test_inside_wandb_tracking_every_record_goes_to_the_project_and_outside_none
             "optimizer_kwargs has filter_by_requires_grad=True",
         ),
         ({"ema_kwargs": {"use_foreach": True}}, "ema_kwargs has use_foreach=True"),
-        ({"accelerator_kwargs": {"split_batches": True}}, "split_batches"),
+        ({"accelerator_kwargs": {"split_batches": True}}, "accelerator_kwargs has split_batches"),
     ],
 )
-def test_what_has_no_meaning_here_is_refused_by_name_and_nothing_is_written(
-    settings: dict[str, Any], letter: str, tmp_path: Path
+def test_invalid_arguments_are_rejected_before_anything_is_written(
+    settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=letter):
+    with pytest.raises(UserError, match=message):
         autoencoder_trainer(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_transformer_that_does_not_fit_its_tokenizer_is_refused(
-    default_dependency: Path, tmp_path: Path
+def test_a_transformer_that_does_not_fit_its_tokenizer_is_rejected(
+    autoencoder_run: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(
         UserError,
-        match="built for 99 symbols, 6 in a face, but its tokenizer writes 16, 6 in a face",
+        match="built for 99 codes and 6 tokens per face, but its tokenizer has 16 codes and 6",
     ):
-        transformer_trainer(tmp_path / "run", default_dependency, model=transformer(vocab_size=99))
+        model = build_transformer(vocab_size=99)
+        transformer_trainer(tmp_path / "run", autoencoder_run, model=model)
     with pytest.raises(
-        ValueError, match="Meshes may have 64 faces, and this transformer knows 10 at most"
+        ValueError, match="Meshes may have 64 faces, but the transformer supports at most 10"
     ):
-        transformer_trainer(tmp_path / "run", default_dependency, model=transformer(max_len=10))
+        transformer_trainer(tmp_path / "run", autoencoder_run, model=build_transformer(max_len=10))
     with pytest.raises(UserError, match="There is no run in"):
         transformer_trainer(tmp_path / "run", tmp_path / "nowhere")
     with pytest.raises(
-        UserError, match="'images-vqgan', but a mesh transformer stands on meshes-autoencoder"
+        UserError, match="'images-vqgan', but a mesh transformer needs .* run of meshes-autoencoder"
     ):
         transformer_trainer(tmp_path / "run", Path(tokenizer()))
     assert not (tmp_path / "run").exists()

@@ -1,5 +1,4 @@
-"""The front door of music and texts: theirs in name and parameters, without the defects (shared
-facts: SEEDS 2.5)."""
+"""The trainer for music and text: parameters of the research package, items in memory, errors."""
 
 from __future__ import annotations
 
@@ -21,53 +20,51 @@ from tessera.run.errors import UserError
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.token_ids import TokenIdTextConfig
 from tessera.trainers import MuLaNTrainer
-from tessera.trainers.in_memory_music import InMemoryMusic, max_len
+from tessera.trainers.in_memory_music import InMemoryMusic, find_max_samples
 from tests.runs import assert_same_run, read_metrics
 
 AUDIO = SpectrogramTransformerConfig(
-    rate_hz=8000, window=256, hop=128, bands=16, patch=(8, 4), width=16, depth=2, heads=2
+    rate_hz=8000, window=256, hop=128, bands=16, patch=(8, 4), dim=16, depth=2, heads=2
 )
-WORDS = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300)
-NUMBERS = TokenIdTextConfig(vocab_size=50, dim=16, depth=1, heads=2)
-TOYS = SyntheticMusic(12, samples=3000, rate_hz=8000)
+TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300)
+TOKEN_IDS = TokenIdTextConfig(vocab_size=50, dim=16, depth=1, heads=2)
+SYNTHETIC = SyntheticMusic(12, samples=3000, rate_hz=8000)
 
 
-def model(text: Any = WORDS, **how: Any) -> MuLaN:
+def build_model(text: Any = TEXT, **settings: Any) -> MuLaN:
     torch.manual_seed(0)
-    return MuLaNConfig(audio=AUDIO, text=text, latent=8).build(**how)
+    return MuLaNConfig(audio=AUDIO, text=text, latent=8).build(**settings)
 
 
-def pairs(count: int = 12) -> list[tuple[torch.Tensor, str]]:
-    examples = [TOYS.item(number, np.random.default_rng(number)) for number in range(count)]
+def make_pairs(count: int = 12) -> list[tuple[torch.Tensor, str]]:
+    examples = [SYNTHETIC.item(index, np.random.default_rng(index)) for index in range(count)]
     return [(torch.from_numpy(example.samples[0]), example.caption) for example in examples]
 
 
-def numbered(count: int = 12) -> list[dict[str, Any]]:
+def make_token_id_pairs(count: int = 12) -> list[dict[str, Any]]:
     return [
-        {"texts": torch.tensor([1 + number, 7, 0, 0]), "wavs": wave}
-        for number, (wave, _) in enumerate(pairs(count))
+        {"texts": torch.tensor([1 + index, 7, 0, 0]), "wavs": waveform}
+        for index, (waveform, _) in enumerate(make_pairs(count))
     ]
 
 
-def trainer(
+def build_trainer(
     results: Path, dataset: Any = None, mulan: MuLaN | None = None, **settings: Any
 ) -> MuLaNTrainer:
-    given = {
+    defaults = {
         "batch_size": 4,
         "num_train_steps": 4,
         "save_model_every": 2,
         "valid_frac": 0.3,
         "results_folder": results,
     }
-    return MuLaNTrainer(
-        mulan or model(),
-        dataset if dataset is not None or "folder" in settings else pairs(),
-        **(given | settings),
-    )
+    if dataset is None and "folder" not in settings:
+        dataset = make_pairs()
+    return MuLaNTrainer(mulan or build_model(), dataset, **(defaults | settings))
 
 
-def test_the_defaults_are_those_of_the_research_code() -> None:
-    theirs = {
+def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
+    documented = {
         "num_train_steps": None,
         "data_max_length": None,
         "folder": None,
@@ -82,180 +79,195 @@ def test_the_defaults_are_those_of_the_research_code() -> None:
         "use_lion": False,
         "force_clear_prev_results": None,
     }
-    ours = {
-        name: parameter.default
-        for name, parameter in inspect.signature(MuLaNTrainer).parameters.items()
-    }
-    assert {name: ours[name] for name in theirs} == theirs
+    parameters = inspect.signature(MuLaNTrainer).parameters
+    assert {name: parameters[name].default for name in documented} == documented
 
 
-def test_a_run_can_be_searched_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    whole, cut = trainer(tmp_path / "whole"), trainer(tmp_path / "cut", num_train_steps=2)
+def test_a_resumed_run_equals_a_whole_one_and_can_be_searched(tmp_path: Path) -> None:
+    whole = build_trainer(tmp_path / "whole")
+    resumed = build_trainer(tmp_path / "resumed", num_train_steps=2)
     whole.train()
-    cut.train()
-    again = trainer(tmp_path / "cut")
+    resumed.train()
+    again = build_trainer(tmp_path / "resumed")
     assert again.steps == 2
     again.train()
     assert again.steps == 4
-    assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
-    assert [r["step"] for r in read_metrics(tmp_path / "cut") if r["kind"] == "validation"] == [2, 4]
-    assert Search.load(tmp_path / "whole").texts(["a harp"]).shape == (1, 8)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed", 4)
+    records = read_metrics(tmp_path / "resumed")
+    assert [r["step"] for r in records if r["kind"] == "validation"] == [2, 4]
+    assert Search.load(tmp_path / "whole").embed_texts(["a harp"]).shape == (1, 8)
 
 
-def test_the_held_out_pairs_are_measured(tmp_path: Path) -> None:
-    made = trainer(tmp_path)
-    made.train()
+def test_all_held_out_pairs_are_evaluated(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path)
+    trainer.train()
     [last] = [
         record
         for record in read_metrics(tmp_path)
         if record["kind"] == "validation" and record["step"] == 4
     ]
-    assert last["examples"] == len(made.engine.validation) > 1 and "val_ema/by_text_r1" in last
+    assert last["examples"] == len(trainer.engine.validation) > 1
+    assert "val_ema/text_to_media_R@1" in last
 
 
-def test_the_network_begins_with_the_weights_it_was_given(tmp_path: Path) -> None:
-    given = model()
-    made = trainer(tmp_path, mulan=given)
+def test_training_starts_from_the_given_weights(tmp_path: Path) -> None:
+    given = build_model()
+    state = build_trainer(tmp_path, mulan=given).model.state_dict()
     assert all(
-        torch.equal(made.model.state_dict()[name], value)
+        torch.equal(state[name], value)
         for name, value in given.state_dict().items()
         if "merges" not in name
     )
 
 
-def test_accumulation_enlarges_what_a_text_is_told_apart_from(tmp_path: Path) -> None:
-    once = trainer(tmp_path / "once", batch_size=8, valid_frac=0.0, num_train_steps=2).train_step()
-    twice = trainer(
-        tmp_path / "twice", batch_size=4, grad_accum_every=2, valid_frac=0.0, num_train_steps=2
+def test_gradient_accumulation_increases_the_number_of_negatives(tmp_path: Path) -> None:
+    settings = {"valid_frac": 0.0, "num_train_steps": 2}
+    once = build_trainer(tmp_path / "once", batch_size=8, **settings).train_step()
+    twice = build_trainer(
+        tmp_path / "twice", batch_size=4, grad_accum_every=2, **settings
     ).train_step()
-    assert once["model/contrast"] == pytest.approx(twice["model/contrast"], rel=1e-4)
+    assert once["model/contrastive"] == pytest.approx(twice["model/contrastive"], rel=1e-4)
 
 
-def test_one_pass_is_one_pass(tmp_path: Path) -> None:
-    assert trainer(tmp_path, num_train_steps=None, valid_frac=0.0).run.engine.steps == 3
+def test_without_num_train_steps_training_takes_one_epoch(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path, num_train_steps=None, valid_frac=0.0)
+    assert trainer.run.engine.steps == 3
 
 
-def test_lion_and_layers_and_sigmoid(tmp_path: Path) -> None:
-    mulan = model(LearnedTextConfig(dim=16, depth=2, heads=2, vocab_size=300), biased=True, layers=1)
-    made = trainer(tmp_path, mulan=mulan, use_lion=True)
-    assert (
-        made.run.task.loss == "sigmoid"
-        and made.run.task.layers == 1
-        and made.run.task.optimizer.name == "lion"
-    )
-    assert "model/layers" in made.train_step()
+def test_lion_intermediate_layers_and_the_sigmoid_loss_are_supported(tmp_path: Path) -> None:
+    text = LearnedTextConfig(dim=16, depth=2, heads=2, vocab_size=300)
+    mulan = build_model(text, biased=True, layers=1)
+    trainer = build_trainer(tmp_path, mulan=mulan, use_lion=True)
+    task = trainer.run.task
+    assert task.loss == "sigmoid" and task.layers == 1 and task.optimizer.name == "lion"
+    assert "model/layers" in trainer.train_step()
     with pytest.raises(UserError, match="build it with biased=True"):
-        trainer(tmp_path / "other", loss="sigmoid")
+        build_trainer(tmp_path / "other", loss="sigmoid")
 
 
-def test_a_folder_will_do_as_well(tmp_path: Path) -> None:
-    for number, (wave, caption) in enumerate(pairs()):
-        place = tmp_path / "music" / f"{number}.wav"
-        place.parent.mkdir(exist_ok=True)
-        Audio(wave[None].numpy(), 8000).write(place)
-        place.with_suffix(".txt").write_text(caption)
-    made = trainer(tmp_path / "results", folder=tmp_path / "music", data_max_length=2000)
-    assert np.isfinite(made.train_step()["model/loss"])
-    assert made.run.data.length == 2000
+def test_training_on_a_folder_crops_to_the_requested_length(tmp_path: Path) -> None:
+    for index, (waveform, caption) in enumerate(make_pairs()):
+        path = tmp_path / "music" / f"{index}.wav"
+        path.parent.mkdir(exist_ok=True)
+        Audio(waveform[None].numpy(), 8000).write(path)
+        path.with_suffix(".txt").write_text(caption)
+    trainer = build_trainer(tmp_path / "results", folder=tmp_path / "music", data_max_length=2000)
+    assert np.isfinite(trainer.train_step()["model/loss"])
+    assert trainer.run.data.length == 2000
 
 
-# ---- what an item may be
+# ---- items in memory
 
 
-def source(items: list[Any], numbers: bool = False, **how: Any) -> InMemoryMusic:
-    return InMemoryMusic(items, 3000, 8000, numbers, **how)
+def build_dataset(items: list[Any], takes_token_ids: bool = False, **how: Any) -> InMemoryMusic:
+    return InMemoryMusic(items, 3000, 8000, takes_token_ids, **how)
 
 
-def drawn(items: list[Any], **how: Any) -> Any:
-    return source(items, **how).item(0, np.random.default_rng(0))
+def load_first(items: list[Any], **how: Any) -> Any:
+    return build_dataset(items, **how).item(0, np.random.default_rng(0))
 
 
-WAVE = torch.linspace(-1, 1, 500)
+WAVEFORM = torch.linspace(-1, 1, 500)
 
 
 @pytest.mark.parametrize(
     "item",
     [
-        (WAVE, "a harp"),
-        ("a harp", WAVE),
-        (WAVE.double().numpy(), "a harp"),
-        (WAVE[None].expand(2, -1), "a harp"),
-        {"wavs": WAVE, "raw_texts": "a harp"},
-        {"caption": "a  harp", "audio": WAVE},
-        [WAVE.half(), ["a harp", "a harp"]],
+        (WAVEFORM, "a harp"),
+        ("a harp", WAVEFORM),
+        (WAVEFORM.double().numpy(), "a harp"),
+        (WAVEFORM[None].expand(2, -1), "a harp"),
+        {"wavs": WAVEFORM, "raw_texts": "a harp"},
+        {"caption": "a  harp", "audio": WAVEFORM},
+        [WAVEFORM.half(), ["a harp", "a harp"]],
     ],
 )
-def test_values_are_known_by_name_or_by_type(item: Any) -> None:
-    example = drawn([item])
-    assert (
-        example.caption == "a harp" and example.length == 500 and example.samples.shape == (1, 3000)
-    )
-    assert (
-        example.samples[0, :500] == pytest.approx(WAVE.numpy(), abs=1e-3)
-        and not example.samples[0, 500:].any()
-    )
+def test_values_are_identified_by_key_or_by_type(item: Any) -> None:
+    example = load_first([item])
+    assert example.caption == "a harp"
+    assert example.length == 500 and example.samples.shape == (1, 3000)
+    assert example.samples[0, :500] == pytest.approx(WAVEFORM.numpy(), abs=1e-3)
+    assert not example.samples[0, 500:].any()
 
 
-def test_texts_in_numbers_are_read_by_a_network_that_reads_numbers(tmp_path: Path) -> None:
-    assert drawn(numbered(), numbers=True).caption == "1 7", "zeros at the end are padding"
-    assert drawn([(torch.tensor([3, 4]), WAVE)], numbers=True).caption == "3 4"
-    assert trainer(tmp_path, numbered(), model(NUMBERS)).train_step()["model/loss"] < 10
+def test_an_example_with_several_captions_has_one_and_the_whole_set() -> None:
+    dataset = build_dataset([(WAVEFORM, ["a harp", "slow strings"])])
+    examples = [dataset.item(0, np.random.default_rng(seed)) for seed in range(8)]
+    assert {example.caption for example in examples} == {"a harp", "slow strings"}
+    assert {example.caption_set for example in examples} == {("a harp", "slow strings")}
+    assert dataset.all_captions(0) == ["a harp", "slow strings"]
+
+
+def test_token_ids_are_captions_of_a_model_that_takes_token_ids(tmp_path: Path) -> None:
+    pairs = make_token_id_pairs()
+    assert load_first(pairs, takes_token_ids=True).caption == "1 7", "zeros at the end are padding"
+    items = [(torch.tensor([3, 4]), WAVEFORM)]
+    assert load_first(items, takes_token_ids=True).caption == "3 4"
+    assert build_trainer(tmp_path, pairs, build_model(TOKEN_IDS)).train_step()["model/loss"] < 10
 
 
 @pytest.mark.parametrize(
-    ("item", "says"),
+    ("item", "message"),
     [
         (
-            (WAVE, WAVE, "a harp"),
-            "two of its values could be the wave: give a dictionary, with one of them as 'wavs'",
+            (WAVEFORM, WAVEFORM, "a harp"),
+            "two of its values can be the waveform, .*: give a dictionary with one of them as "
+            "'wavs'",
         ),
-        (("a harp", "a bell"), "two of its values could be the text"),
-        ((WAVE, "a harp", torch.tensor([1, 2])), "a text in words and one in numbers"),
-        ((WAVE,), "it has wave, but an item is a wave and what is said"),
-        ((WAVE, "  "), "nothing is said about it"),
-        ((WAVE, torch.tensor([1, 2])), "its text is in numbers, but the network reads words"),
-        ({"wavs": WAVE, "txt": "a harp"}, "it has 'txt': did you mean"),
-        ((WAVE, torch.zeros(2, 3, 4)), "nobody knows what torch.float32 of shape"),
-        ((WAVE, 3.5), "nobody knows what a float is"),
-        (WAVE, "it is a Tensor"),
-        ((torch.tensor([float("nan")] * 9), "a harp"), "not numbers"),
-        ((torch.zeros(500, 2), "a harp"), r"its wave is \(500, 2\)"),
+        (("a harp", "a bell"), "two of its values can be the text"),
+        ((WAVEFORM, "a harp", torch.tensor([1, 2])), "a text and token ids, but only one"),
+        ((WAVEFORM,), "it has waveform, but an item must have a waveform and a text"),
+        ((WAVEFORM, "  "), "its text is empty"),
+        ((WAVEFORM, torch.tensor([1, 2])), "given as token ids, but the text encoder takes strin"),
+        ({"wavs": WAVEFORM, "txt": "a harp"}, "it has the unknown key 'txt': did you mean"),
+        ((WAVEFORM, torch.zeros(2, 3, 4)), "one of its values is torch.float32 of shape"),
+        ((WAVEFORM, 3.5), "one of its values is a float, but values must be"),
+        (WAVEFORM, "it is a Tensor"),
+        ((torch.tensor([float("nan")] * 9), "a harp"), "NaN or infinite"),
+        ((torch.zeros(500, 2), "a harp"), r"its waveform has the shape \(500, 2\)"),
     ],
 )
-def test_what_is_unclear_is_refused_by_name(item: Any, says: str) -> None:
-    with pytest.raises(UnreadableFile, match=f"clip-000000: .*{says}"):
-        drawn([item])
+def test_ambiguous_or_invalid_items_are_rejected_by_name(item: Any, message: str) -> None:
+    with pytest.raises(UnreadableFile, match=f"clip-000000: .*{message}"):
+        load_first([item])
 
 
-def test_longer_clips_are_cut_and_captions_are_not(tmp_path: Path) -> None:
+def test_long_waveforms_are_cropped_and_long_captions_are_not(tmp_path: Path) -> None:
     long = torch.arange(9000) / 9000
-    assert max_len([(WAVE, "x"), (long, "y"), "no clip"]) == 9000
+    assert find_max_samples([(WAVEFORM, "x"), (long, "y"), "not an item"]) == 9000
+    dataset = build_dataset([(long, "x")])
     starts = {
-        float(source([(long, "x")]).item(0, np.random.default_rng(seed)).samples[0, 0])
-        for seed in range(20)
+        float(dataset.item(0, np.random.default_rng(seed)).samples[0, 0]) for seed in range(20)
     }
     assert len(starts) > 15
-    assert drawn([(long, "x")], crop="centre").samples[0, 0] == pytest.approx(3000 / 9000, abs=1e-3)
-    assert (
-        trainer(tmp_path, [*pairs(8), (WAVE, "word " * 40)]).engine.training.source.source.length
-        == 3000
-    )
+    centred = load_first([(long, "x")], crop="centre")
+    assert centred.samples[0, 0] == pytest.approx(3000 / 9000, abs=1e-3)
+    trainer = build_trainer(tmp_path, [*make_pairs(8), (WAVEFORM, "word " * 40)])
+    assert trainer.engine.training.dataset.dataset.length == 3000
+    captions = {
+        caption
+        for index in range(len(trainer.engine.training.dataset.dataset))
+        for caption in trainer.engine.training.dataset.dataset.all_captions(index)
+    }
+    assert " ".join(["word"] * 40) in captions
 
 
-# ---- what is refused
+# ---- invalid arguments
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
-        ({"batch_size": 1}, "A batch of one pair has nothing to be told apart from"),
-        ({"dataset": pairs(1)}, "can be learnt from 2 pairs or more, but the dataset has 1"),
-        ({"folder": "somewhere", "dataset": pairs(2)}, "both a dataset and a folder"),
-        ({"force_clear_prev_results": True}, "nothing here deletes what somebody trained"),
-        ({"accelerate_kwargs": {"split_batches": True}}, "which this engine does not know"),
+        ({"batch_size": 1}, r"A step has 1 pair\(s\), but the loss compares pairs"),
+        ({"dataset": make_pairs(1)}, r"dataset has 1 pair\(s\), .*: give 2 or more"),
+        ({"folder": "somewhere", "dataset": make_pairs(2)}, "both a dataset and a folder"),
+        ({"force_clear_prev_results": True}, "earlier results are never deleted"),
+        ({"accelerate_kwargs": {"split_batches": True}}, "split_batches=True, which is not supp"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], says: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=says):
-        trainer(tmp_path, **settings)
+def test_invalid_arguments_are_rejected_before_anything_is_written(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build_trainer(tmp_path, **settings)
     assert not list(tmp_path.iterdir())

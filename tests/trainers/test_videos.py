@@ -1,5 +1,4 @@
-"""The front door of clips: theirs in name and parameters, without the defects (shared facts: SEEDS
-3.5)."""
+"""The trainer for videos: parameters of the research package, items in memory, tracking, errors."""
 
 from __future__ import annotations
 
@@ -29,30 +28,28 @@ from tests.fake_tracker import FakeTracker
 from tests.runs import assert_same_run, read_metrics
 
 FRAMES_ONLY = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
-ALL = replace(FRAMES_ONLY, motion=TemporalDiscriminatorConfig(dim=8, layers=2))
+FRAMES_AND_MOTION = replace(FRAMES_ONLY, motion=TemporalDiscriminatorConfig(dim=8, layers=2))
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Eight clips of five frames."""
-    place = tmp_path_factory.mktemp("clips")
-    num_synthetic = SyntheticVideos(count=8, size=16, frames=5, seed=5)
-    for i in range(len(num_synthetic)):
-        draw_video(num_synthetic.scene(i), 16, 5).save(place / f"{i}")
-        (place / f"{i}.gif").unlink()
-    return place
+    """A folder of eight videos of five frames."""
+    path = tmp_path_factory.mktemp("videos")
+    dataset = SyntheticVideos(count=8, size=16, frames=5, seed=5)
+    for i in range(len(dataset)):
+        draw_video(dataset.scene(i), 16, 5).save(path / f"{i}")
+        (path / f"{i}.gif").unlink()
+    return path
 
 
-def clips(count: int = 8, frames: int = 5) -> list[torch.Tensor]:
-    """Clips as the research code had them: (3, T, H, W) in [0, 1]."""
-    num_synthetic = SyntheticVideos(count=count, size=16, frames=frames, seed=5)
-    return [
-        torch.from_numpy(num_synthetic.item(i, np.random.default_rng(0)).video / 2 + 0.5)
-        for i in range(count)
-    ]
+def make_videos(count: int = 8, frames: int = 5) -> list[torch.Tensor]:
+    """Return tensors (3, T, H, W) in [0, 1], the items of the research package."""
+    dataset = SyntheticVideos(count=count, size=16, frames=frames, seed=5)
+    examples = [dataset.item(i, np.random.default_rng(0)) for i in range(count)]
+    return [torch.from_numpy(example.video / 2 + 0.5) for example in examples]
 
 
-def model() -> VideoTokenizer:
+def build_model() -> VideoTokenizer:
     torch.manual_seed(0)
     layers = ("compress_space", "compress_space", "compress_time", "compress_time", "residual")
     return VideoTokenizer(
@@ -62,8 +59,8 @@ def model() -> VideoTokenizer:
     )
 
 
-def trainer(results: Path, **settings: Any) -> VideoTokenizerTrainer:
-    given = {
+def build_trainer(results: Path, **settings: Any) -> VideoTokenizerTrainer:
+    defaults = {
         "image_size": 16,
         "num_frames": 5,
         "batch_size": 2,
@@ -73,20 +70,21 @@ def trainer(results: Path, **settings: Any) -> VideoTokenizerTrainer:
         "results_folder": results,
         "warmup_steps": 0,
         "valid_frac": 0.3,
-        "judges": None,
+        "discriminators": None,
     }
-    where = {} if "dataset_folder" in settings or "dataset" in settings else {"dataset": clips()}
-    return VideoTokenizerTrainer(model(), **(given | where | settings))
+    if "dataset_folder" not in settings and "dataset" not in settings:
+        defaults["dataset"] = make_videos()
+    return VideoTokenizerTrainer(build_model(), **(defaults | settings))
 
 
-def trained(results: Path) -> list[dict[str, Any]]:
+def read_train_records(results: Path) -> list[dict[str, Any]]:
     return [record for record in read_metrics(results) if record["kind"] == "train"]
 
 
-# ---- its parameters
+# ---- parameters
 
 
-def test_its_parameters_and_defaults_are_the_documented_ones() -> None:
+def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
     parameters = inspect.signature(VideoTokenizerTrainer).parameters
     documented = {
         "learning_rate": 1e-5,
@@ -118,332 +116,322 @@ def test_its_parameters_and_defaults_are_the_documented_ones() -> None:
         assert parameters[required].default is inspect.Parameter.empty
 
 
-def test_every_optimizer_moves_at_the_rate_asked_for_and_the_warm_up_is_its(tmp_path: Path) -> None:
-    """Theirs moved the discriminator twice a step, the second time at a rate that no warm-up had
-    touched."""
-    entry_point = trainer(tmp_path, discriminators=ALL, learning_rate=8e-3, warmup_steps=4)
-    asked = [2e-3, 4e-3, 6e-3, 8e-3]
-    for expected in asked:
-        entry_point.train_step()
-        for prepared in entry_point.engine.prepared.values():
-            assert [group["lr"] for group in prepared.optimizer.param_groups] == [
-                pytest.approx(expected)
-            ] * 2
-    assert entry_point.engine.prepared.keys() == {"model", "discriminator", "motion-1", "motion-2"}
-    for name in entry_point.engine.prepared:
-        assert [record[f"{name}/rate"] for record in trained(tmp_path)] == pytest.approx(asked)
-        assert {
-            int(state["step"])
-            for state in entry_point.engine.prepared[name].optimizer.state.values()
-        } == {4}
-
-
-def test_the_optimizer_is_theirs_until_told_otherwise(tmp_path: Path) -> None:
-    ours = trainer(tmp_path / "a", discriminators=FRAMES_ONLY).run.task
-    assert (ours.optimizer.name, ours.optimizer.betas, ours.optimizer.weight_decay) == (
-        "adamw",
-        (0.9, 0.99),
-        1e-2,
+def test_every_optimizer_takes_one_step_with_the_requested_learning_rate(tmp_path: Path) -> None:
+    """The research package updates the discriminator twice a step, once without the warm-up."""
+    trainer = build_trainer(
+        tmp_path, discriminators=FRAMES_AND_MOTION, learning_rate=8e-3, warmup_steps=4
     )
-    assert ours.adversary.optimizer == ours.optimizer
-    entry_point = trainer(
+    expected = [2e-3, 4e-3, 6e-3, 8e-3]
+    updates = trainer.engine.updates
+    for lr in expected:
+        trainer.train_step()
+        for state in updates.values():
+            lrs = [group["lr"] for group in state.optimizer.param_groups]
+            assert lrs == [pytest.approx(lr)] * 2
+    assert updates.keys() == {"model", "discriminator", "motion-1", "motion-2"}
+    for name, state in updates.items():
+        logged = [record[f"{name}/lr"] for record in read_train_records(tmp_path)]
+        assert logged == pytest.approx(expected)
+        assert {int(one["step"]) for one in state.optimizer.state.values()} == {4}
+
+
+def test_optimizer_settings_are_used_and_default_to_the_research_package(tmp_path: Path) -> None:
+    default = build_trainer(tmp_path / "a", discriminators=FRAMES_ONLY).run.task
+    optimizer = default.optimizer
+    assert (optimizer.name, optimizer.betas, optimizer.weight_decay) == ("adamw", (0.9, 0.99), 1e-2)
+    assert default.adversary.optimizer == optimizer
+    trainer = build_trainer(
         tmp_path / "b",
         optimizer_kwargs={"wd": 0.5, "betas": (0.5, 0.9), "eps": 1e-6},
         max_grad_norm=0.25,
     )
-    groups = entry_point.engine.prepared["model"].optimizer.param_groups
+    groups = trainer.engine.updates["model"].optimizer.param_groups
     assert [group["weight_decay"] for group in groups] == [0.5, 0.0]  # matrices, and the rest
     assert {(group["betas"], group["eps"]) for group in groups} == {((0.5, 0.9), 1e-6)}
-    assert entry_point.run.task.optimizer.max_grad_norm == 0.25
+    assert trainer.run.task.optimizer.max_grad_norm == 0.25
 
 
-def test_gradients_are_clipped_as_asked_for_the_model_and_for_each_judge(
-    tmp_path: Path, monkeypatch: Any
+def test_gradients_of_model_and_discriminators_are_clipped_to_max_grad_norm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[float | None] = []
+    limits: list[float | None] = []
     monkeypatch.setattr(
-        "tessera.engine.engine.clip_gradients", lambda parameters, norm, clip: asked.append(clip)
+        "tessera.engine.engine.clip_grad_norm",
+        lambda parameters, norm, max_grad_norm: limits.append(max_grad_norm),
     )
-    trainer(tmp_path, discriminators=ALL, max_grad_norm=0.25, num_train_steps=1).train()
-    assert asked == [0.25] * 4
+    build_trainer(
+        tmp_path, discriminators=FRAMES_AND_MOTION, max_grad_norm=0.25, num_train_steps=1
+    ).train()
+    assert limits == [0.25] * 4
 
 
-def test_the_schedule_goes_by_its_name(tmp_path: Path) -> None:
-    entry_point = trainer(
+def test_a_schedule_is_given_by_its_name(tmp_path: Path) -> None:
+    trainer = build_trainer(
         tmp_path,
         learning_rate=1e-3,
         scheduler="cosine",
-        scheduler_kwargs={"floor": 0.5},
+        scheduler_kwargs={"min_lr_ratio": 0.5},
         warmup_steps=2,
     )
-    entry_point.train()
-    assert [record["model/lr"] for record in trained(tmp_path)] == pytest.approx(
+    trainer.train()
+    assert [record["model/lr"] for record in read_train_records(tmp_path)] == pytest.approx(
         [5e-4, 1e-3, 1e-3, 7.5e-4]
     )
 
 
-def test_judges_start_after_the_step_asked_for_and_are_penalised_as_often_as_asked(
-    tmp_path: Path,
-) -> None:
-    trainer(
-        tmp_path, discriminators=ALL, discr_start_after_step=1.0, apply_gradient_penalty_every=2
+def test_discriminators_start_and_are_penalised_as_requested(tmp_path: Path) -> None:
+    build_trainer(
+        tmp_path,
+        discriminators=FRAMES_AND_MOTION,
+        discr_start_after_step=1.0,
+        apply_gradient_penalty_every=2,
     ).train()
-    read_records = trained(tmp_path)
-    assert ["model/adversarial" in record for record in read_records] == [False, True, True, True]
-    for judge in ("discriminator", "motion-1", "motion-2"):
-        assert [f"{judge}/apart" in record for record in read_records] == [False, True, True, True]
-        assert [f"{judge}/penalty" in record for record in read_records] == [False, False, True, False]
+    records = read_train_records(tmp_path)
+    started, penalised = [False, True, True, True], [False, False, True, False]
+    assert ["model/adversarial" in record for record in records] == started
+    for name in ("discriminator", "motion-1", "motion-2"):
+        assert [f"{name}/d_loss" in record for record in records] == started
+        assert [f"{name}/gradient_penalty" in record for record in records] == penalised
 
 
-def test_the_average_is_theirs_until_told_otherwise(tmp_path: Path) -> None:
-    theirs = trainer(tmp_path / "a").engine.ema.config
-    assert (theirs.decay, theirs.update_after, theirs.update_every) == (0.9999, 100, 10)
-    ours = trainer(
-        tmp_path / "b", ema_kwargs={"beta": 0.5, "update_after_step": 0, "update_every": 1}
-    ).engine.ema.config
-    assert (ours.decay, ours.update_after, ours.update_every) == (0.5, 0, 1)
+def test_ema_settings_are_used_and_default_to_the_research_package(tmp_path: Path) -> None:
+    default = build_trainer(tmp_path / "a").engine.ema.config
+    assert (default.decay, default.update_after, default.update_every) == (0.9999, 100, 10)
+    kwargs = {"beta": 0.5, "update_after_step": 0, "update_every": 1}
+    config = build_trainer(tmp_path / "b", ema_kwargs=kwargs).engine.ema.config
+    assert (config.decay, config.update_after, config.update_every) == (0.5, 0, 1)
 
 
-def test_accumulation_draws_as_many_examples_as_it_says(tmp_path: Path) -> None:
-    trainer(tmp_path, grad_accum_every=2, num_train_steps=1).train()
-    assert trained(tmp_path)[0]["examples"] == 4
+def test_gradient_accumulation_multiplies_the_examples_of_a_step(tmp_path: Path) -> None:
+    build_trainer(tmp_path, grad_accum_every=2, num_train_steps=1).train()
+    assert read_train_records(tmp_path)[0]["examples"] == 4
 
 
-def test_what_a_caller_gives_is_never_written_to(tmp_path: Path) -> None:
-    """Theirs wrote into its own default dictionaries, and the next trainer inherited it."""
+def test_dictionaries_of_the_caller_are_never_modified(tmp_path: Path) -> None:
+    """The research package modifies its own default dictionaries, which later trainers get."""
     given: dict[str, dict[str, Any]] = {
         "accelerate_kwargs": {"mixed_precision": "no"},
         "ema_kwargs": {"beta": 0.9},
         "optimizer_kwargs": {"wd": 0.0},
-        "scheduler_kwargs": {"floor": 0.1},
+        "scheduler_kwargs": {"min_lr_ratio": 0.1},
         "dataset_kwargs": {},
     }
     before = json.dumps(given)
-    trainer(tmp_path, **given)
+    build_trainer(tmp_path, **given)
     assert json.dumps(given) == before
 
 
-# ---- what it learns from
+# ---- datasets
 
 
-def test_it_learns_from_a_folder_of_clips_and_its_folder_is_a_run(
-    folder: Path, tmp_path: Path
-) -> None:
-    entry_point = trainer(
+def test_training_on_a_folder_leaves_a_complete_run_directory(folder: Path, tmp_path: Path) -> None:
+    trainer = build_trainer(
         tmp_path,
         dataset_folder=folder,
         dataset_kwargs={"flip": True},
         ema_kwargs={"beta": 0.0},
         learning_rate=1e-3,
     )
-    given = model().state_dict()
+    initial = build_model().state_dict()
     assert all(
-        torch.equal(value, given[name]) for name, value in entry_point.model.state_dict().items()
+        torch.equal(value, initial[name]) for name, value in trainer.model.state_dict().items()
     )
-    assert entry_point.run.data.flip
-    entry_point.train()
+    assert trainer.run.data.flip
+    trainer.train()
     assert not all(
-        torch.equal(value, given[name]) for name, value in entry_point.model.state_dict().items()
+        torch.equal(value, initial[name]) for name, value in trainer.model.state_dict().items()
     )
-    assert [
-        record["step"] for record in read_metrics(tmp_path) if record["kind"] == "validation"
-    ] == [2, 4]
+    validations = [record for record in read_metrics(tmp_path) if record["kind"] == "validation"]
+    assert [record["step"] for record in validations] == [2, 4]
     assert (tmp_path / "samples/000004/sheet.mp4").is_file()
     batch = torch.rand(2, 3, 5, 16, 16) * 2 - 1
-    assert torch.equal(Tokenizer.load(tmp_path).encode(batch), entry_point.tokenize(batch))
+    assert torch.equal(Tokenizer.load(tmp_path).encode(batch), trainer.tokenize(batch))
 
 
-def test_clips_and_pictures_in_memory_become_examples_as_files_do(tmp_path: Path) -> None:
-    source = trainer(
-        tmp_path, dataset=[*clips(6), clips()[0][:, 0], clips()[0][:, :3]], valid_frac=0.0
-    ).engine.training.source
-    items = [source.item(i, np.random.default_rng(0)) for i in range(len(source))]
-    assert [item.length for item in items] == [5] * 6 + [1, 3]
-    assert all(
-        item.video.shape == (3, 5, 16, 16) and item.video.min() >= -1 and item.video.max() <= 1
-        for item in items
+def test_videos_and_images_in_memory_are_preprocessed_like_files(tmp_path: Path) -> None:
+    video = make_videos()[0]
+    trainer = build_trainer(
+        tmp_path, dataset=[*make_videos(6), video[:, 0], video[:, :3]], valid_frac=0.0
     )
-    assert (
-        min(item.video.min() for item in items) < -0.5
-        and max(item.video.max() for item in items) > 0.5
-    )
-    assert all(np.array_equal(items[6].video[:, t], items[0].video[:, 0]) for t in range(5))
-    assert all(np.array_equal(items[7].video[:, t], items[0].video[:, min(t, 2)]) for t in range(5))
+    dataset = trainer.engine.training.dataset
+    examples = [dataset.item(i, np.random.default_rng(0)) for i in range(len(dataset))]
+    assert [example.length for example in examples] == [5] * 6 + [1, 3]
+    videos = [example.video for example in examples]
+    assert all(one.shape == (3, 5, 16, 16) for one in videos)
+    assert all(one.min() >= -1 and one.max() <= 1 for one in videos)
+    assert min(one.min() for one in videos) < -0.5 and max(one.max() for one in videos) > 0.5
+    for t in range(5):
+        assert np.array_equal(videos[6][:, t], videos[0][:, 0])
+        assert np.array_equal(videos[7][:, t], videos[0][:, min(t, 2)])
 
 
-def test_a_clip_that_does_not_fit_is_left_out_and_said_and_a_whole_set_of_them_is_refused(
-    tmp_path: Path,
-) -> None:
-    some = [*clips(7), torch.rand(3, 5, 8, 8)]
-    trainer(tmp_path / "some", dataset=some, valid_frac=0.0, num_train_steps=4).train()
-    [line] = (tmp_path / "some/rejected.jsonl").read_text().splitlines()
+def test_unusable_videos_are_skipped_and_listed_unless_all_are_unusable(tmp_path: Path) -> None:
+    dataset = [*make_videos(7), torch.rand(3, 5, 8, 8)]
+    build_trainer(tmp_path / "one", dataset=dataset, valid_frac=0.0, num_train_steps=4).train()
+    [line] = (tmp_path / "one/rejected.jsonl").read_text().splitlines()
     assert "clip-000007" in line and "(3, 5, 8, 8)" in line
-    for number, (wrong, letter) in enumerate(
+    for number, (unusable, message) in enumerate(
         [
-            ([clip * 2 - 1 for clip in clips()], "a clip is floats from 0 to 1"),
-            ([(clip * 255).byte() for clip in clips()], "torch.uint8 from"),
-            (clips(frames=9), "with 1 to 5 frames here"),
+            ([video * 2 - 1 for video in make_videos()], "videos must be floats from 0 to 1"),
+            ([(video * 255).byte() for video in make_videos()], "torch.uint8 from"),
+            (make_videos(frames=9), "with 1 to 5 frames"),
         ]
     ):
-        with pytest.raises(UserError, match=letter):
-            trainer(tmp_path / f"{number}", dataset=wrong).train()
+        with pytest.raises(UserError, match=message):
+            build_trainer(tmp_path / f"{number}", dataset=unusable).train()
 
 
-def test_pictures_are_clips_of_one_frame(tmp_path: Path) -> None:
-    num_synthetic = SyntheticImages(count=8, size=16, seed=5)
-    for i in range(len(num_synthetic)):
-        Image.from_floats(num_synthetic.item(i, np.random.default_rng(0)).pixels).save(
-            tmp_path / f"pictures/{i}"
-        )
-    entry_point = trainer(
+def test_images_are_videos_of_one_frame(tmp_path: Path) -> None:
+    dataset = SyntheticImages(count=8, size=16, seed=5)
+    for i in range(len(dataset)):
+        example = dataset.item(i, np.random.default_rng(0))
+        Image.from_floats(example.pixels).save(tmp_path / f"images/{i}")
+    trainer = build_trainer(
         tmp_path / "run",
-        dataset_folder=tmp_path / "pictures",
+        dataset_folder=tmp_path / "images",
         dataset_type="images",
         discriminators=FRAMES_ONLY,
     )
-    entry_point.train()
-    assert entry_point.run.data.frames == 1
-    assert entry_point.tokenize(torch.zeros(2, 3, 16, 16)).shape == (2, 1, 4, 4)
+    trainer.train()
+    assert trainer.run.data.frames == 1
+    assert trainer.tokenize(torch.zeros(2, 3, 16, 16)).shape == (2, 1, 4, 4)
 
 
-# ---- its life
+# ---- training, resuming and saving
 
 
-def test_a_second_construction_goes_on_and_is_the_same_run(tmp_path: Path) -> None:
-    """Theirs could not resume with its default loss, and forgot the order of its data."""
+def test_a_trainer_constructed_again_resumes_the_same_run(tmp_path: Path) -> None:
+    """The research package cannot resume with its default loss and restarts the data order."""
     settings: dict[str, Any] = {
-        "judges": ALL,
+        "discriminators": FRAMES_AND_MOTION,
         "learning_rate": 1e-3,
         "ema_kwargs": {"beta": 0.9, "update_after_step": 0},
     }
-    trainer(tmp_path / "whole", **settings).train()
-    first = trainer(tmp_path / "cut", **settings)
+    build_trainer(tmp_path / "whole", **settings).train()
+    first = build_trainer(tmp_path / "resumed", **settings)
     for _ in range(3):
         first.train_step()
     first.engine.writer.wait()
     del first
-    again = trainer(tmp_path / "cut", **settings)
+    again = build_trainer(tmp_path / "resumed", **settings)
     assert again.steps == 2
     again.train()
-    assert_same_run(tmp_path / "whole", tmp_path / "cut", 4)
+    assert_same_run(tmp_path / "whole", tmp_path / "resumed", 4)
 
 
-def test_save_goes_to_the_folder_of_checkpoints_and_load_comes_back_from_it(tmp_path: Path) -> None:
-    entry_point = trainer(
+def test_save_writes_to_checkpoints_folder_and_load_restores(tmp_path: Path) -> None:
+    trainer = build_trainer(
         tmp_path / "run",
-        checkpoints_folder=tmp_path / "kept",
+        checkpoints_folder=tmp_path / "saved",
         discriminators=FRAMES_ONLY,
         learning_rate=1e-3,
     )
     for _ in range(3):
-        entry_point.train_step()
-    entry_point.save()
-    entry_point.save(tmp_path / "elsewhere")
-    remembered = {
-        name: value.clone() for name, value in entry_point.engine.task.state_dict().items()
-    }
-    for place in ("kept/000003", "elsewhere"):
-        other = trainer(
-            tmp_path / place.replace("/", "-"), discriminators=FRAMES_ONLY, learning_rate=1e-3
+        trainer.train_step()
+    trainer.save()
+    trainer.save(tmp_path / "elsewhere")
+    saved = {name: value.clone() for name, value in trainer.engine.task.state_dict().items()}
+    for path in ("saved/000003", "elsewhere"):
+        other = build_trainer(
+            tmp_path / path.replace("/", "-"), discriminators=FRAMES_ONLY, learning_rate=1e-3
         )
-        other.load(tmp_path / place)
+        other.load(tmp_path / path)
         assert other.steps == 3
         assert all(
-            torch.equal(value, remembered[name])
+            torch.equal(value, saved[name])
             for name, value in other.engine.task.state_dict().items()
         )
         other.train()
         assert other.steps == 4
 
 
-def test_one_judge_or_none_trains_too(tmp_path: Path) -> None:
-    """With exactly one multiscale discriminator theirs crashed."""
-    motion_only = replace(ALL, frames=None, rates=(2,))
+def test_training_works_with_one_discriminator_or_none(tmp_path: Path) -> None:
+    """The research package fails with exactly one multiscale discriminator."""
+    motion_only = replace(FRAMES_AND_MOTION, frames=None, rates=(2,))
     for discriminators, updates in (
         (None, ["model"]),
         (FRAMES_ONLY, ["model", "discriminator"]),
         (motion_only, ["model", "motion-2"]),
     ):
-        entry_point = trainer(
+        trainer = build_trainer(
             tmp_path / "-".join(updates), discriminators=discriminators, num_train_steps=1
         )
-        entry_point.train()
-        assert list(entry_point.engine.prepared) == updates
+        trainer.train()
+        assert list(trainer.engine.updates) == updates
 
 
-def test_tokenize_gives_a_grid_in_time_and_space_with_the_averaged_weights(tmp_path: Path) -> None:
-    entry_point = trainer(
+def test_tokenize_and_ema_tokenizer_use_the_ema_weights(tmp_path: Path) -> None:
+    trainer = build_trainer(
         tmp_path,
         learning_rate=0.02,
         ema_kwargs={"beta": 0.9, "update_after_step": 0, "update_every": 1},
     )
-    entry_point.train()
-    batch = torch.stack(clips(3)) * 2 - 1
-    codes = entry_point.tokenize(batch)
+    trainer.train()
+    batch = torch.stack(make_videos(3)) * 2 - 1
+    codes = trainer.tokenize(batch)
     assert codes.shape == (3, 2, 4, 4) and not codes.requires_grad
-    averaged = entry_point.ema_tokenizer
-    assert torch.equal(codes, averaged.tokenize(batch))
-    assert not torch.equal(codes, entry_point.model.tokenize(batch)), "the live weights are others"
-    assert not averaged.training and not any(
-        parameter.requires_grad for parameter in averaged.parameters()
-    )
-    assert torch.equal(entry_point.tokenize(batch[:, :, 0]), codes[:, :1])
-    before = {name: value.clone() for name, value in entry_point.model.state_dict().items()}
-    for parameter in averaged.parameters():
+    ema_tokenizer = trainer.ema_tokenizer
+    assert torch.equal(codes, ema_tokenizer.tokenize(batch))
+    assert not torch.equal(codes, trainer.model.tokenize(batch)), "the raw weights differ"
+    assert not ema_tokenizer.training
+    assert not any(parameter.requires_grad for parameter in ema_tokenizer.parameters())
+    assert torch.equal(trainer.tokenize(batch[:, :, 0]), codes[:, :1])
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    for parameter in ema_tokenizer.parameters():
         parameter.zero_()
     assert all(
-        torch.equal(value, before[name]) for name, value in entry_point.model.state_dict().items()
-    ), "it is a copy"
-    assert torch.equal(entry_point.tokenize(batch), codes)
+        torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
+    ), "ema_tokenizer is a copy"
+    assert torch.equal(trainer.tokenize(batch), codes)
 
 
 # ---- trackers
 
 
-def test_inside_trackers_every_record_goes_to_the_project_and_outside_none_is_lost_in_silence(
+def test_records_are_tracked_inside_trackers_and_rejected_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kind = type("OneTracker", (FakeTracker,), {"calls": []})
-    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", kind)
-    entry_point = trainer(tmp_path, use_wandb_tracking=True)
-    for start in (entry_point.train, entry_point.train_step):
-        with pytest.raises(UserError, match="no project was named"):
-            start()
-    assert kind.calls == []
-    with entry_point.trackers("magvit", run_name="baseline", hps={"why": "to see"}):
-        entry_point.train()
-    assert kind.calls[0] == ("project", "magvit")
-    settings = kind.calls[1][1]
+    tracker = type("OneTracker", (FakeTracker,), {"calls": []})
+    monkeypatch.setitem(LOGGER_TYPE_TO_CLASS, "wandb", tracker)
+    trainer = build_trainer(tmp_path, use_wandb_tracking=True)
+    for train in (trainer.train, trainer.train_step):
+        with pytest.raises(UserError, match="no project was given"):
+            train()
+    assert tracker.calls == []
+    with trainer.trackers("magvit", run_name="baseline", hps={"why": "to see"}):
+        trainer.train()
+    assert tracker.calls[0] == ("project", "magvit")
+    settings = tracker.calls[1][1]
     assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
         "baseline",
         "to see",
         4,
     )
-    logged = [(step, "val_ema/psnr" in values) for what, step, values in kind.calls[2:-1]]
+    logged = [(step, "val_ema/psnr" in values) for _, step, values in tracker.calls[2:-1]]
     assert logged == [(1, False), (2, False), (2, True), (3, False), (4, False), (4, True)]
-    assert kind.calls[-1] == ("finish",)
+    assert tracker.calls[-1] == ("finish",)
 
 
-def test_trackers_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
+def test_trackers_are_rejected_without_use_wandb_tracking(tmp_path: Path) -> None:
     with (
         pytest.raises(UserError, match="without use_wandb_tracking=True"),
-        trainer(tmp_path).trackers("magvit"),
+        build_trainer(tmp_path).trackers("magvit"),
     ):
         pass
 
 
-# ---- refusals
+# ---- invalid arguments
 
 
 @pytest.mark.parametrize(
-    ("settings", "letter"),
+    ("settings", "message"),
     [
         ({"dataset": None, "dataset_folder": None}, "neither a dataset nor a dataset_folder"),
-        ({"dataset": [], "dataset_folder": "clips"}, "both a dataset and a dataset_folder"),
-        ({"dataset_type": "audio"}, "only 'videos' and 'images'"),
+        ({"dataset": [], "dataset_folder": "videos"}, "both a dataset and a dataset_folder"),
+        ({"dataset_type": "audio"}, "must be 'videos' or 'images', got 'audio'"),
         ({"dataset_kwargs": {"flip": True}}, "a dataset was given"),
         (
-            {"dataset_folder": "clips", "dataset_kwargs": {"fliip": True}},
+            {"dataset_folder": "videos", "dataset_kwargs": {"fliip": True}},
             "fliip=True.*did you mean 'flip'",
         ),
         (
@@ -461,18 +449,24 @@ def test_trackers_that_nobody_asked_for_are_refused(tmp_path: Path) -> None:
             "ema_kwargs has power=0.75.*beta, update_after_step, update_every",
         ),
         ({"accelerate_kwargs": {"split_batches": True}}, "split_batches"),
-        ({"judges": replace(ALL, starts=7)}, "starts=7.*discr_start_after_step"),
-        ({"judges": replace(ALL, gp_every=7)}, "penalty_every=7.*apply_gradient_penalty_every"),
+        (
+            {"discriminators": replace(FRAMES_AND_MOTION, start_step=7)},
+            "start_step=7.*discr_start_after_step",
+        ),
+        (
+            {"discriminators": replace(FRAMES_AND_MOTION, gp_every=7)},
+            "gp_every=7.*apply_gradient_penalty_every",
+        ),
     ],
 )
-def test_what_has_no_meaning_here_is_refused_by_name_and_nothing_is_written(
-    settings: dict[str, Any], letter: str, tmp_path: Path
+def test_invalid_arguments_are_rejected_before_anything_is_written(
+    settings: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=letter):
-        trainer(tmp_path / "run", **settings)
+    with pytest.raises(UserError, match=message):
+        build_trainer(tmp_path / "run", **settings)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_wrong_number_of_frames_is_refused_with_the_right_ones(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Use 5 or 9"):
-        trainer(tmp_path / "run", num_frames=6)
+def test_an_invalid_number_of_frames_is_rejected_with_valid_ones(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use 5 or 9"):
+        build_trainer(tmp_path / "run", num_frames=6)

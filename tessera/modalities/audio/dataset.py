@@ -128,12 +128,14 @@ class AudioDataConfig(DataConfig):
     def example_from_media(self, media: Any) -> AudioExample:
         """Preprocess all of an Audio, or an array (N,) or (C, N) of floats at `rate_hz`."""
         audio = media
-        if isinstance(media, np.ndarray):
+        if isinstance(media, np.ndarray) and np.issubdtype(media.dtype, np.floating):
             audio = Audio(np.atleast_2d(media).astype(np.float32), self.rate_hz)
         if not isinstance(audio, Audio):
+            is_array = isinstance(media, np.ndarray)
+            found = f"an array of {media.dtype}" if is_array else f"a {type(media).__name__}"
             raise UserError(
-                "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats, got "
-                f"a {type(media).__name__}."
+                "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats in "
+                f"[-1, 1], got {found}."
             )
         samples = audio.to_mono().resample(self.rate_hz).samples
         samples = normalize_loudness(samples, self.loudness_db)

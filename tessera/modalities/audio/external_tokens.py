@@ -106,7 +106,7 @@ class TokenStreams:
 
 
 class ExternalTokenizer:
-    """Take the place of a tokenizer for tokens that were computed elsewhere."""
+    """Stand-in for a tokenizer, for tokens that were computed elsewhere."""
 
     features: Tensor | None = None
     is_external = True

@@ -1,4 +1,4 @@
-"""Frame-wise audio features that describe what is said more than who says it.
+"""Frame-wise audio features that describe the content of speech more than the speaker.
 
 - `MFCCFeatures`: MFCCs with deltas, the features of HuBERT's first iteration (Hsu 2021, arXiv
   2106.07447, section IV-B). They need no network.

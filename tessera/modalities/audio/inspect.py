@@ -24,14 +24,14 @@ from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
+    common_fields,
+    count_lines,
     count_nouns,
     format_duration,
+    format_megabytes,
     hash_file,
     list_problems,
-    format_megabytes,
     scan_folder,
-    count_lines,
-    common_fields,
     unmatched_lines,
 )
 from tessera.modalities.audio.dataset import AudioDataConfig
@@ -130,8 +130,8 @@ class AudioReport(Report):
             *self.duplicate_lines("audio file"),
             *self.other_lines(),
             *list_problems("silent", self.silent, "audio file", "with nothing to learn from"),
-            *list_problems("clipped", self.clipped, "audio file", "with samples cut off at full scale"),
-            *list_problems("off centre", self.off_centre, "audio file", "with a mean that is not 0"),
+            *list_problems("clipped", self.clipped, "audio file", "cut off at full scale"),
+            *list_problems("off centre", self.off_centre, "audio file", "with a DC offset"),
             *list_problems("damaged", self.damaged, "audio file", "used up to the damage"),
             *self.unusable_lines("audio file"),
         ]

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from tessera._optional import require
 from tessera.modalities.audio.features import group_by_value, num_frames
@@ -251,7 +251,8 @@ class PretrainedCodec(AudioTokenizer):
 
     # Implemented by the subclasses.
 
-    def codebooks(self) -> nn.ModuleList:
+    def codebooks(self) -> Any:
+        """Return the list of the network's quantizers."""
         raise NotImplementedError
 
     def quantize(self, latent_BDT: Tensor) -> Tensor:
@@ -264,7 +265,7 @@ class PretrainedCodec(AudioTokenizer):
 
 
 class Encodec(PretrainedCodec):
-    def codebooks(self) -> nn.ModuleList:
+    def codebooks(self) -> Any:
         return self.network.quantizer.layers
 
     def quantize(self, latent_BDT: Tensor) -> Tensor:
@@ -279,7 +280,7 @@ class Encodec(PretrainedCodec):
 
 
 class Dac(PretrainedCodec):
-    def codebooks(self) -> nn.ModuleList:
+    def codebooks(self) -> Any:
         return self.network.quantizer.quantizers
 
     def quantize(self, latent_BDT: Tensor) -> Tensor:

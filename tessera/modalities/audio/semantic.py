@@ -129,7 +129,7 @@ class SemanticTokenizer(AudioTokenizer):
         self.quantizer: VQ = config.vq_config(dim).build(dim)
         self.context_conv = nn.Conv1d(dim, dim, config.context, padding=config.context // 2)
         nn.init.dirac_(self.context_conv.weight)
-        nn.init.zeros_(self.context_conv.bias)
+        nn.init.zeros_(self.context_conv.bias)  # type: ignore[arg-type]
 
     @property
     def rate_hz(self) -> int:

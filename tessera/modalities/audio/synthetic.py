@@ -151,8 +151,9 @@ class SyntheticAudio(SyntheticDataset):
     rate_hz: int
     loudness_db: float | None = None
 
-    def all_captions(self, index: int) -> list[str]:
-        return [self.piece(index).caption]
+    def caption(self, index: int) -> str:
+        """Return the caption of an example without rendering it."""
+        return self.piece(index).caption
 
     def signature(self, index: int) -> str:
         """Return everything besides its number that an example depends on."""

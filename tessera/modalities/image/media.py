@@ -76,7 +76,7 @@ SAVE_OPTIONS: dict[str, dict[str, Any]] = {
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
 LABEL_HEIGHT, MIN_LABEL_WIDTH = 14, 72
-"""The height of a label on a contact sheet, and the smallest width of a cell with one, in pixels."""
+"""The height of a label on a contact sheet, and the minimum width of a labelled cell, in pixels."""
 SHEET_BACKGROUND = 236
 """The light grey between the images of a contact sheet."""
 

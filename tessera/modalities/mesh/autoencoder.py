@@ -130,7 +130,7 @@ class MeshAutoencoderConfig:
         return (data.max_faces, self.corners)
 
     @property
-    def polygons(self) -> str:
+    def polygons(self) -> Literal["triangles", "quads"]:
         return "triangles" if self.corners == 3 else "quads"
 
     def build(self) -> MeshAutoencoder:

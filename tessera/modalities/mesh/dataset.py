@@ -26,7 +26,7 @@ from tessera.modalities.mesh.io import (
     require_simplification,
     require_trimesh,
 )
-from tessera.modalities.mesh.media import FaceType, Mesh, read_mesh
+from tessera.modalities.mesh.media import FaceType, Mesh, read_mesh, repair
 from tessera.modalities.mesh.sample_metrics import MeshSampleMetric
 from tessera.modalities.mesh.synthetic import MIN_FACES, SyntheticMeshes
 from tessera.run.errors import UserError
@@ -133,7 +133,7 @@ class MeshDataConfig(DataConfig):
         return collate(examples)
 
     def example_from_media(self, media: Any) -> MeshExample:
-        """Preprocess a Mesh, or a pair of arrays: vertices (V, 3) and faces (F, 3)."""
+        """Preprocess a Mesh, or a pair of arrays: vertices (V, 3) and faces (F, 3) or (F, 4)."""
         is_pair = isinstance(media, tuple) and len(media) == 2
         mesh = Mesh(*media) if is_pair else media
         if not isinstance(mesh, Mesh):
@@ -141,6 +141,12 @@ class MeshDataConfig(DataConfig):
                 "Expected a Mesh, a path or a pair of arrays (vertices, faces), got a "
                 f"{type(media).__name__}."
             )
+        if not np.isfinite(mesh.vertices).all():
+            raise UserError("The mesh has vertices that are not finite (NaN or infinite).")
+        if self.polygons == "quads" and mesh.faces.shape[1] != 4:
+            raise UserError("The mesh has triangles, but the model supports quads only.")
+        faces = mesh.triangles() if self.polygons == "triangles" else mesh.faces
+        mesh = repair(mesh.vertices, faces)
         if len(mesh.faces) > self.max_faces and self.on_large == "decimate":
             mesh = mesh.simplify(self.max_faces)
         if len(mesh.faces) > self.max_faces:

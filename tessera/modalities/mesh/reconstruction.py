@@ -30,6 +30,8 @@ from tessera.objectives.reconstruction import (
 
 
 class MeshAdapter(MediaAdapter):
+    takes_tensors = False
+
     def target(self, examples: MeshBatch) -> MeshBatch:
         return examples
 

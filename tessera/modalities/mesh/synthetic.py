@@ -48,8 +48,8 @@ class SyntheticMeshes(SyntheticDataset):
     polygons: Literal["triangles", "quads"] = "triangles"
     max_faces: int = 800
 
-    def all_captions(self, index: int) -> list[str]:
-        return [self.generate(index).caption]
+    def caption(self, index: int) -> str:
+        return self.generate(index).caption
 
     def signature(self, index: int) -> str:
         """Return everything that an object depends on besides its number."""

@@ -16,6 +16,7 @@ from tessera.data.dataset import Split, choose_caption
 from tessera.data.discovery import find_files
 from tessera.modalities.audio.dataset import AudioDataConfig, AudioFolderDataset
 from tessera.modalities.audio.io.files import SUFFIXES
+from tessera.modalities.audio.media import pad_samples
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.modalities.music.synthetic import SyntheticMusic
 from tessera.run.errors import UserError
@@ -28,7 +29,7 @@ class MusicDataConfig(AudioDataConfig):
     lines: bool = True
     """Whether each line of a name.txt is a caption of its own, or the whole file is one."""
 
-    def synthetic_dataset(self) -> SyntheticMusic:
+    def synthetic_dataset(self) -> SyntheticMusic:  # type: ignore[override]
         return SyntheticMusic(
             self.num_synthetic,
             samples=self.length,
@@ -58,7 +59,13 @@ class MusicDataConfig(AudioDataConfig):
         return Split(replace(split.train, num_without_caption=missing), split.validation)
 
     def collate(self, examples: list[Any]) -> MusicBatch:
-        return collate(examples)
+        longest = max(example.samples.shape[1] for example in examples)
+        return collate(
+            [replace(one, samples=pad_samples(one.samples, longest)) for one in examples]
+        )
+
+    def example_from_media(self, media: Any) -> MusicExample:
+        return MusicExample(**vars(super().example_from_media(media)))
 
 
 @dataclass(frozen=True)

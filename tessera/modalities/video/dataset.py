@@ -19,8 +19,14 @@ from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.discovery import Found, find_files
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.dataset import ImageDataConfig, crop_square
-from tessera.modalities.video.io.base import VideoInfo, import_av
-from tessera.modalities.video.io.files import IMAGE_SUFFIXES, SUFFIXES, decode_all, probe
+from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, VideoInfo, import_av
+from tessera.modalities.video.io.files import (
+    IMAGE_SUFFIXES,
+    SUFFIXES,
+    decode_all,
+    display_times,
+    probe,
+)
 from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_video
 from tessera.modalities.video.synthetic import SyntheticVideos
 from tessera.run.errors import UserError
@@ -101,22 +107,34 @@ class VideoDataConfig(DataConfig):
     def without_augmentation(self) -> VideoDataConfig:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
 
+    def frame_rate_hz(self, video_rate_hz: float) -> float:
+        """Return the number of frames of an example per second of a video."""
+        return (self.rate_hz or video_rate_hz) / self.stride
+
+    def part_start(self, video_rate_hz: float, seconds: float, position: float) -> float:
+        """Return when a part of a video starts: at one of its frames, all equally likely."""
+        span = (self.frames - 1) / self.frame_rate_hz(video_rate_hz)
+        last = last_start(video_rate_hz, seconds)
+        num_later = max(0, math.floor((last - span) * video_rate_hz))
+        return min(num_later, int(position * (num_later + 1))) / video_rate_hz
+
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
     def example_from_media(self, media: Any) -> VideoExample:
-        """Preprocess a Video, or an array (T, H, W, 3) of uint8: its middle frames."""
-        video = Video(media, self.rate_hz or 24.0) if isinstance(media, np.ndarray) else media
+        """Preprocess the middle frames of a Video, or of an array (T, H, W, 3) of uint8."""
+        default_rate_hz = self.rate_hz or DEFAULT_RATE_HZ
+        video = Video(media, default_rate_hz) if isinstance(media, np.ndarray) else media
         if not isinstance(video, Video):
             raise UserError(
                 "Expected a Video, a path or an array (frames, height, width, 3) of uint8, got a "
                 f"{type(media).__name__}."
             )
-        step = video.rate_hz / (self.rate_hz or video.rate_hz) * self.stride
-        count = min(self.frames, max(1, math.floor((len(video.frames) - 1) / step) + 1))
-        first = (len(video.frames) - 1 - (count - 1) * step) / 2
-        indices = [round(first + i * step) for i in range(count)]
-        chosen = Video(video.frames[indices], video.rate_hz / step)
+        rate_hz = self.frame_rate_hz(video.rate_hz)
+        ends = np.arange(1, len(video.frames) + 1) / video.rate_hz
+        start = self.part_start(video.rate_hz, float(ends[-1]), 0.5)
+        times = [time for time in display_times(start, self.frames, rate_hz) if time < ends[-1]]
+        chosen = Video(video.frames[np.searchsorted(ends, times, side="right")], rate_hz)
         config = self.without_augmentation().frame_config()
         squares = crop_frames(chosen, config, np.random.default_rng(0))
         return pad_frames(squares, self.frames, "")
@@ -175,7 +193,8 @@ class VideoFolderDataset(FileDataset):
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
             video = self.read_at(path, info, info.seconds, position)
-            stated = math.floor(last_start(info, info.seconds) * self.rate_hz(info)) + 1
+            rate_hz = self.config.frame_rate_hz(info.rate_hz)
+            stated = math.floor(last_start(info.rate_hz, info.seconds) * rate_hz) + 1
             if len(video.frames) >= min(self.config.frames, stated):
                 return video
         except UnreadableFile:
@@ -183,23 +202,18 @@ class VideoFolderDataset(FileDataset):
         return self.read_at(path, info, decode_all(path).seconds, position)
 
     def read_at(self, path: str, info: VideoInfo, seconds: float, position: float) -> Video:
-        """Read from the start of a frame of the file; all frames are equally likely."""
-        span = (self.config.frames - 1) / self.rate_hz(info)
-        num_later = max(0, math.floor((last_start(info, seconds) - span) * info.rate_hz))
-        start = min(num_later, int(position * (num_later + 1))) / info.rate_hz
-        decode_size = self.config.frame_config().decode_size
-        return read_video(
-            path, start, self.config.frames, self.rate_hz(info), min_side=decode_size
-        )
-
-    def rate_hz(self, info: VideoInfo) -> float:
-        return (self.config.rate_hz or info.rate_hz) / self.config.stride
+        """Read a part of a file that is `seconds` long."""
+        config = self.config
+        start = config.part_start(info.rate_hz, seconds, position)
+        rate_hz = config.frame_rate_hz(info.rate_hz)
+        decode_size = config.frame_config().decode_size
+        return read_video(path, start, config.frames, rate_hz, min_side=decode_size)
 
 
-def last_start(info: VideoInfo, seconds: float) -> float:
-    """Return when the last frame of a file of this length starts, plus a quarter of a frame for
+def last_start(rate_hz: float, seconds: float) -> float:
+    """Return when the last frame of a video of this length starts, plus a quarter of a frame for
     rounded time stamps."""
-    return seconds - 0.75 / info.rate_hz
+    return seconds - 0.75 / rate_hz
 
 
 def crop_frames(video: Video, config: ImageDataConfig, rng: np.random.Generator) -> Video:

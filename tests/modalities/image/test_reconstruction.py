@@ -1,4 +1,4 @@
-"""What validation tells of rebuilt pictures, with the feature network that may be installed."""
+"""Evaluation metrics of image reconstructions, with the feature network of the optional metrics."""
 
 from __future__ import annotations
 
@@ -16,57 +16,51 @@ from tessera.modalities.image.reconstruction import (
 
 
 @pytest.fixture(scope="module")
-def measuring() -> ImageReconstructionLoss:
+def loss() -> ImageReconstructionLoss:
     return ImageReconstructionConfig(measure_features=True).build().eval()
 
 
-def pictures(count: int, seed: int = 0) -> Tensor:
+def random_images(count: int, seed: int = 0) -> Tensor:
     return torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed)) * 2 - 1
 
 
 @torch.no_grad()
-def told(
-    reconstruction: ImageReconstructionLoss, rebuilt: Tensor, real: Tensor, at_once: int
+def evaluate(
+    loss: ImageReconstructionLoss, output: Tensor, target: Tensor, batch_size: int
 ) -> dict[str, float]:
-    """As a validation comes to its numbers: batch by batch, summed, concluded."""
+    """Compute metrics as validation does: sums over batches, then metrics."""
     totals: dict[str, Tensor] = {}
-    for made, original in zip(rebuilt.split(at_once), real.split(at_once), strict=True):
-        names = [str(number) for number in range(len(made))]
-        seen = reconstruction.batch_stats(
-            made, Batch(ImageBatch(original, names), names, list(range(len(made))))
-        )
-        totals = {name: totals.get(name, 0) + value for name, value in seen.items()}
-    return reconstruction.compute_metrics(totals | {"examples": torch.tensor(len(real))})
+    batches = zip(output.split(batch_size), target.split(batch_size), strict=True)
+    for reconstruction, original in batches:
+        names = [str(i) for i in range(len(original))]
+        batch = Batch(ImageBatch(original, names), names, list(range(len(original))))
+        for name, value in loss.eval_step(reconstruction, batch).items():
+            totals[name] = totals.get(name, torch.zeros(())) + value
+    return loss.compute_metrics(totals | {"examples": torch.tensor(len(target))})
 
 
-def test_the_measures_are_of_the_whole_set_however_it_is_cut(
-    measuring: ImageReconstructionLoss,
-) -> None:
-    real, rebuilt = pictures(6), pictures(6, seed=1)
-    whole, parts = (
-        told(measuring, rebuilt, real, at_once=6),
-        told(measuring, rebuilt, real, at_once=4),
-    )
+def test_metrics_are_those_of_the_whole_set(loss: ImageReconstructionLoss) -> None:
+    target, output = random_images(6), random_images(6, seed=1)
+    whole, parts = (evaluate(loss, output, target, batch_size) for batch_size in (6, 4))
     assert whole == pytest.approx(parts, rel=1e-4)
+    assert loss.feature_network is not None
     with torch.no_grad():
-        seen, made = (moments(measuring.judge.network.embed(images)) for images in (real, rebuilt))
-    assert whole["frechet_lite0"] == pytest.approx(frechet_distance(seen, made), rel=1e-4)
-    assert whole["pixel"] == pytest.approx((rebuilt - real).abs().mean().item(), rel=1e-5)
+        real, fake = (
+            moments(loss.feature_network.network.embed(images)) for images in (target, output)
+        )
+    assert whole["frechet_lite0"] == pytest.approx(frechet_distance(real, fake), rel=1e-4)
+    assert whole["pixel"] == pytest.approx((output - target).abs().mean().item(), rel=1e-5)
 
 
-def test_what_is_rebuilt_perfectly_is_no_distance_away(measuring: ImageReconstructionLoss) -> None:
-    numbers = told(measuring, pictures(4), pictures(4), at_once=4)
-    assert numbers["perceptual"] == numbers["pixel"] == 0 and numbers["ssim"] == pytest.approx(1)
-    assert numbers["frechet_lite0"] == pytest.approx(0, abs=1e-4)
+def test_perfect_reconstructions_have_zero_distance(loss: ImageReconstructionLoss) -> None:
+    metrics = evaluate(loss, random_images(4), random_images(4), batch_size=4)
+    assert metrics["perceptual"] == metrics["pixel"] == 0 and metrics["ssim"] == pytest.approx(1)
+    assert metrics["frechet_lite0"] == pytest.approx(0, abs=1e-4)
 
 
-def test_of_a_single_picture_there_is_no_frechet_distance_and_all_else(
-    measuring: ImageReconstructionLoss,
+def test_single_image_has_all_metrics_but_the_frechet_distance(
+    loss: ImageReconstructionLoss,
 ) -> None:
-    """A folder of sixty may hold out one; its run once ended there, after the last step."""
-    assert told(measuring, pictures(1), pictures(1, seed=1), at_once=1).keys() == {
-        "psnr",
-        "ssim",
-        "pixel",
-        "perceptual",
-    }
+    """A small folder may hold out a single image, which has no covariance."""
+    metrics = evaluate(loss, random_images(1), random_images(1, seed=1), batch_size=1)
+    assert metrics.keys() == {"psnr", "ssim", "pixel", "perceptual"}

@@ -1,5 +1,4 @@
-"""A folder of meshes becomes whole numbers in one order: changed by the example's own generator,
-unusable files named."""
+"""Tests of folders of meshes: canonical form, augmentation, caches, and errors."""
 
 from __future__ import annotations
 
@@ -7,345 +6,386 @@ import os
 import pickle
 import sys
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import trimesh
 
+from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import TrainLoader
 from tessera.modalities.mesh.adjacency import find_adjacent_faces
 from tessera.modalities.mesh.canonical import MeshExample, collate
 from tessera.modalities.mesh.dataset import MeshDataConfig, load_example
-from tessera.modalities.mesh.media import Mesh
+from tessera.modalities.mesh.media import Mesh, read_mesh
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.run.errors import UserError
 
-PLAIN = np.random.default_rng(0)
+FIELDS = ("vertices", "faces", "edges")
 
 
-def write(path, mesh: Mesh):
+def write(path: Path, mesh: Mesh) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(mesh.to_y_up().to_obj())
     return path
 
 
-def toy(number: int) -> Mesh:
+def make_mesh(number: int) -> Mesh:
     return generate_object(0, number).mesh
 
 
-def triangles(mesh: Mesh) -> Mesh:
+def to_triangles(mesh: Mesh) -> Mesh:
     return Mesh(mesh.vertices, mesh.triangles())
 
 
-def ball(rings: int = 20) -> Mesh:
+def make_sphere(rings: int = 20) -> Mesh:
     sphere = trimesh.creation.uv_sphere(count=[rings, rings])
     return Mesh(np.asarray(sphere.vertices), np.asarray(sphere.faces))
 
 
+def make_cube() -> Mesh:
+    corners = np.array([[x, y, z] for x in (0.0, 1.0) for y in (0.0, 1.0) for z in (0.0, 1.0)])
+    faces = [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+    return Mesh(corners, np.array(faces))
+
+
 @pytest.fixture
-def folder(tmp_path):
+def folder(tmp_path: Path) -> Path:
     for number in range(4):
-        write(tmp_path / f"{number}.obj", toy(number))
+        write(tmp_path / f"{number}.obj", make_mesh(number))
     return tmp_path
 
 
-def item(source, index: int = 0, seed: int = 0):
-    return source.item(index, np.random.default_rng(seed))
+def load(dataset: ExampleDataset, index: int = 0, seed: int = 0) -> MeshExample:
+    return dataset.item(index, np.random.default_rng(seed))
 
 
-def names(source) -> list[str]:
-    return [source.name(i) for i in range(len(source))]
+def names(dataset: ExampleDataset) -> list[str]:
+    return [dataset.name(i) for i in range(len(dataset))]
 
 
-# ---- what comes out
+def assert_equal(one: MeshExample, other: MeshExample) -> None:
+    for field in FIELDS:
+        assert np.array_equal(getattr(one, field), getattr(other, field))
 
 
-def test_a_mesh_becomes_whole_numbers_with_its_neighbours_and_its_caption(folder):
+# ---- examples and batches
+
+
+def test_example_consists_of_integers_edges_and_caption(folder):
     (folder / "0.txt").write_text("a ladder\n")
-    source = MeshDataConfig(path=str(folder), bins=64).full()
-    example = item(source)
+    dataset = MeshDataConfig(path=str(folder), bins=64).full()
+    example = load(dataset)
     assert example.vertices.dtype == example.faces.dtype == example.edges.dtype == np.int64
-    assert example.vertices.shape[1:] == (3,) and example.faces.shape == (2 * len(toy(0).faces), 3)
+    assert example.vertices.shape[1:] == (3,)
+    assert example.faces.shape == (2 * len(make_mesh(0).faces), 3)
     assert example.vertices.min() == 0 and example.vertices.max() == 63
     assert np.array_equal(example.edges, find_adjacent_faces(example.faces))
-    assert example.caption == source.caption(0) == "a ladder" and source.captioned == 1
+    assert example.caption == dataset.caption(0) == "a ladder"
+    assert dataset.captions.counts(dataset.names) == {"text files": 1}
 
 
-def test_quads_are_kept_if_asked(folder):
-    example = item(MeshDataConfig(path=str(folder), polygons="quads").full())
-    assert example.faces.shape == (len(toy(0).faces), 4)
+def test_quads_are_kept_if_requested(folder):
+    example = load(MeshDataConfig(path=str(folder), polygons="quads").full())
+    assert example.faces.shape == (len(make_mesh(0).faces), 4)
 
 
 def test_folder_names_are_classes(tmp_path):
-    write(tmp_path / "chair" / "1.obj", toy(0))
-    write(tmp_path / "table" / "1.obj", toy(1))
-    source = MeshDataConfig(path=str(tmp_path)).full()
-    assert source.classes() == ["chair", "table"] and source.caption(1) == "table"
+    write(tmp_path / "chair" / "1.obj", make_mesh(0))
+    write(tmp_path / "table" / "1.obj", make_mesh(1))
+    dataset = MeshDataConfig(path=str(tmp_path)).full()
+    assert dataset.classes() == ["chair", "table"] and dataset.caption(1) == "table"
 
 
-def test_a_batch_is_padded_and_says_how_much_is_real(folder):
-    source = MeshDataConfig(path=str(folder), bins=64).full()
-    examples = [item(source, index) for index in range(4)]
-    batch = source.collate(examples)
+def test_batch_is_padded_and_has_the_counts(folder):
+    dataset = MeshDataConfig(path=str(folder), bins=64).full()
+    examples = [load(dataset, index) for index in range(4)]
+    batch = dataset.collate(examples)
     faces = [len(example.faces) for example in examples]
     assert batch.faces.shape == (4, max(faces), 3) and batch.face_counts.tolist() == faces
     assert batch.vertices.shape[2] == 3 and batch.edges.shape[2] == 2
-    for place, example in enumerate(examples):
+    for row, example in enumerate(examples):
         for padded, count, real in (
             (batch.vertices, batch.vertex_counts, example.vertices),
             (batch.faces, batch.face_counts, example.faces),
             (batch.edges, batch.edge_counts, example.edges),
         ):
-            assert padded.dtype == count.dtype == torch.int64 and int(count[place]) == len(real)
-            assert (
-                np.array_equal(padded[place, : len(real)].numpy(), real)
-                and (padded[place, len(real) :] == -1).all()
-            )
+            assert padded.dtype == count.dtype == torch.int64 and int(count[row]) == len(real)
+            assert np.array_equal(padded[row, : len(real)].numpy(), real)
+            assert (padded[row, len(real) :] == -1).all()
     moved = batch.to("meta")
-    assert {moved.vertices.device.type, moved.edge_counts.device.type} == {
-        "meta"
-    } and moved.captions == batch.captions
+    assert {moved.vertices.device.type, moved.edge_counts.device.type} == {"meta"}
+    assert moved.captions == batch.captions
 
 
-def test_a_batch_of_single_faces_has_no_neighbours(tmp_path):
+def test_batch_of_single_faces_has_no_edges(tmp_path):
     write(tmp_path / "a.obj", Mesh(np.eye(3), np.array([[0, 1, 2]])))
-    source = MeshDataConfig(path=str(tmp_path)).full()
-    batch = collate([item(source)] * 2)
-    assert (
-        batch.edges.shape == (2, 0, 2)
-        and batch.edge_counts.tolist() == [0, 0]
-        and batch.faces.tolist() == [[[0, 1, 2]]] * 2
-    )
+    dataset = MeshDataConfig(path=str(tmp_path)).full()
+    batch = collate([load(dataset)] * 2)
+    assert batch.edges.shape == (2, 0, 2) and batch.edge_counts.tolist() == [0, 0]
+    assert batch.faces.tolist() == [[[0, 1, 2]]] * 2
 
 
 # ---- augmentation
 
 
-CHANGES = {"scale": {"scale": 0.3}, "turn": {"turn": 180.0}, "jitter": {"jitter": 0.2}}
+AUGMENTATIONS: dict[str, dict[str, Any]] = {
+    "scale": {"scale": 0.3},
+    "rotation": {"rotation": 180.0},
+    "jitter": {"jitter": 0.2},
+}
 
 
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_training_meshes_are_changed_by_their_own_generator(folder, change):
-    source = MeshDataConfig(path=str(folder), val_fraction=0.0, **change).build().train
+@pytest.mark.parametrize("augmentation", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
+def test_augmentation_depends_on_the_generator_of_the_example_only(folder, augmentation):
+    dataset = MeshDataConfig(path=str(folder), val_fraction=0.0, **augmentation).build().train
     np.random.seed(1)
-    one = item(source, seed=3)
+    first = load(dataset, seed=3)
     np.random.seed(2)
-    assert np.array_equal(one.vertices, item(source, seed=3).vertices)
-    assert any(
-        not np.array_equal(one.vertices, item(source, seed=seed).vertices) for seed in range(4, 8)
-    )
+    assert np.array_equal(first.vertices, load(dataset, seed=3).vertices)
+    others = [load(dataset, seed=seed) for seed in range(4, 8)]
+    assert any(not np.array_equal(first.vertices, other.vertices) for other in others)
 
 
-def test_without_augmentation_the_generator_does_not_matter(folder):
-    source = MeshDataConfig(path=str(folder)).build().train
-    assert np.array_equal(item(source, seed=1).vertices, item(source, seed=2).vertices)
+def test_generator_has_no_influence_without_augmentation(folder):
+    dataset = MeshDataConfig(path=str(folder)).build().train
+    assert np.array_equal(load(dataset, seed=1).vertices, load(dataset, seed=2).vertices)
 
 
-def test_every_setting_draws_equally_often_from_the_generator(folder):
-    after = set()
-    for settings in ({}, *CHANGES.values(), {"polygons": "quads"}):
+def test_all_settings_draw_the_same_number_of_random_numbers(folder):
+    following = set()
+    for settings in ({}, *AUGMENTATIONS.values(), {"polygons": "quads"}):
         for index in range(2):
             rng = np.random.default_rng(0)
             MeshDataConfig(path=str(folder), **settings).folder_dataset().item(index, rng)
-            after.add(rng.random())
-    assert len(after) == 1
+            following.add(rng.random())
+    assert len(following) == 1
 
 
-def test_a_stretch_changes_proportions_within_its_range(tmp_path):
-    write(tmp_path / "cube.obj", Mesh(*cube()))
-    source = MeshDataConfig(path=str(tmp_path), scale=0.25).build().train
-    ratios = [np.ptp(item(source, seed=seed).vertices, axis=0) for seed in range(60)]
-    shortest = [min(sides) / max(sides) for sides in ratios]
-    assert 0.59 < min(shortest) < 0.75 and max(shortest) > 0.85
-    assert {int(np.argmax(sides)) for sides in ratios} == {0, 1, 2}
+def test_scaling_changes_proportions_within_its_range(tmp_path):
+    write(tmp_path / "cube.obj", make_cube())
+    dataset = MeshDataConfig(path=str(tmp_path), scale=0.25).build().train
+    sizes = [np.ptp(load(dataset, seed=seed).vertices, axis=0) for seed in range(60)]
+    ratios = [min(size) / max(size) for size in sizes]
+    assert 0.59 < min(ratios) < 0.75 and max(ratios) > 0.85
+    assert {int(np.argmax(size)) for size in sizes} == {0, 1, 2}
 
 
-def cube() -> tuple[np.ndarray, np.ndarray]:
-    corners = np.array([[x, y, z] for x in (0.0, 1.0) for y in (0.0, 1.0) for z in (0.0, 1.0)])
-    return corners, np.array(
-        [[0, 1, 3, 2], [4, 6, 7, 5], [0, 4, 5, 1], [2, 3, 7, 6], [0, 2, 6, 4], [1, 5, 7, 3]]
+def test_rotation_is_about_the_vertical_axis(tmp_path):
+    cube = make_cube()
+    write(tmp_path / "slab.obj", Mesh(cube.vertices * [1, 1, 3], cube.faces))
+    dataset = MeshDataConfig(path=str(tmp_path), rotation=45.0).build().train
+    rotated = [load(dataset, seed=seed).vertices for seed in range(20)]
+    heights = [np.unique(vertices[:, 2]).tolist() for vertices in rotated]
+    assert heights == [[0, 127]] * 20, "top and bottom stay level"
+    assert len({np.ptp(vertices[:, 0]) for vertices in rotated}) > 5
+
+
+def test_held_out_meshes_are_not_augmented(folder):
+    config = MeshDataConfig(
+        path=str(folder), scale=0.3, rotation=90.0, jitter=0.1, val_fraction=0.3
     )
+    for dataset in (config.build().validation, config.full()):
+        assert np.array_equal(load(dataset, seed=1).vertices, load(dataset, seed=2).vertices)
 
 
-def test_a_turn_is_about_the_upright_axis(tmp_path):
-    vertices, faces = cube()
-    write(tmp_path / "slab.obj", Mesh(vertices * [1, 1, 3], faces))
-    source = MeshDataConfig(path=str(tmp_path), turn=45.0).build().train
-    seen = [item(source, seed=seed).vertices for seed in range(20)]
-    assert all(np.unique(turned[:, 2]).tolist() == [0, 127] for turned in seen), (
-        "top and bottom stay level"
-    )
-    assert len({np.ptp(turned[:, 0]) for turned in seen}) > 5
+# ---- large and unreadable meshes
 
 
-def test_meshes_held_out_are_never_changed(folder):
-    config = MeshDataConfig(path=str(folder), scale=0.3, turn=90.0, jitter=0.1, val_fraction=0.3)
-    for source in (config.build().validation, config.full()):
-        assert np.array_equal(item(source, seed=1).vertices, item(source, seed=2).vertices)
-
-
-# ---- large ones and broken ones
-
-
-def test_a_large_mesh_is_left_out_or_simplified(tmp_path):
-    write(tmp_path / "ball.obj", ball())
-    with pytest.raises(
-        UnreadableFile, match=r"ball.obj: it has 1,\d\d\d triangles, more than the 800 asked for"
-    ):
-        item(MeshDataConfig(path=str(tmp_path)).full())
-    example = item(MeshDataConfig(path=str(tmp_path), on_large="decimate").full())
+def test_large_mesh_is_skipped_or_simplified(tmp_path):
+    write(tmp_path / "sphere.obj", make_sphere())
+    message = r"sphere.obj: it has 1,\d\d\d triangles, more than max_faces 800"
+    with pytest.raises(UnreadableFile, match=message):
+        load(MeshDataConfig(path=str(tmp_path)).full())
+    example = load(MeshDataConfig(path=str(tmp_path), on_large="decimate").full())
     assert 300 < len(example.faces) <= 800
-    small = item(MeshDataConfig(path=str(tmp_path), on_large="decimate", max_faces=60).full())
+    small = load(MeshDataConfig(path=str(tmp_path), on_large="decimate", max_faces=60).full())
     assert 20 < len(small.faces) <= 60
 
 
-def test_a_far_too_large_mesh_is_left_out_unread(tmp_path):
-    write(tmp_path / "ball.obj", ball())
-    with pytest.raises(
-        UnreadableFile, match=r"ball.obj: it has 1,\d\d\d faces, and at most 400 are read"
-    ):
-        item(MeshDataConfig(path=str(tmp_path), max_faces=100).full())
+def test_far_too_large_mesh_is_skipped_without_parsing(tmp_path):
+    write(tmp_path / "sphere.obj", make_sphere())
+    message = r"sphere.obj: it has 1,\d\d\d faces, and at most 400 are read"
+    with pytest.raises(UnreadableFile, match=message):
+        load(MeshDataConfig(path=str(tmp_path), max_faces=100).full())
 
 
-def test_a_mesh_that_was_changed_on_disk_is_read_again(tmp_path):
-    write(tmp_path / "a.obj", toy(0))
-    source = MeshDataConfig(path=str(tmp_path)).full()
-    before, signature = item(source), source.signature(0)
-    write(tmp_path / "a.obj", toy(1))
-    assert (
-        len(item(source).faces) == 2 * len(toy(1).faces) != len(before.faces)
-        and source.signature(0) != signature
-    )
+def test_changed_file_is_read_again(tmp_path):
+    write(tmp_path / "a.obj", make_mesh(0))
+    dataset = MeshDataConfig(path=str(tmp_path)).full()
+    before, signature = load(dataset), dataset.signature(0)
+    write(tmp_path / "a.obj", make_mesh(1))
+    assert len(load(dataset).faces) == 2 * len(make_mesh(1).faces) != len(before.faces)
+    assert dataset.signature(0) != signature
 
 
-@pytest.mark.parametrize("path", [True, False], ids=["files", "toys"])
-def test_what_is_kept_of_an_example_is_what_would_be_derived_again(folder, path):
-    """Its canonical form, and which of its faces touch; and nobody who is handed it changes what is
-    kept."""
-    source = MeshDataConfig(path=str(folder) if path else None, bins=64, num_synthetic=4).full()
-    first = [item(source, i) for i in range(4)]
+@pytest.mark.parametrize("has_path", [True, False], ids=["files", "synthetic"])
+def test_cached_example_equals_a_newly_computed_one(folder, has_path):
+    path = str(folder) if has_path else None
+    dataset = MeshDataConfig(path=path, bins=64, num_synthetic=4).full()
+    first = [load(dataset, i) for i in range(4)]
     collate(first)
     for i, example in enumerate(first):
-        again = item(source, i)
-        assert again.faces is example.faces and again.edges is example.edges
-        derived = MeshExample.from_mesh(
-            source.mesh(i) if path else triangles(source.generate(i).mesh), 64, source.caption(i)
-        )
-        for field in ("vertices", "faces", "edges"):
-            assert np.array_equal(getattr(again, field), getattr(derived, field))
-        assert (
-            np.array_equal(again.edges, find_adjacent_faces(again.faces))
-            and again.caption == derived.caption
-        )
+        cached = load(dataset, i)
+        assert cached.faces is example.faces and cached.edges is example.edges
+        mesh = read_mesh(dataset.path(i)) if has_path else to_triangles(dataset.generate(i).mesh)
+        computed = MeshExample.from_mesh(mesh, 64, dataset.caption(i))
+        assert_equal(cached, computed)
+        assert np.array_equal(cached.edges, find_adjacent_faces(cached.faces))
+        assert cached.caption == computed.caption
 
 
-def test_what_is_kept_on_disk_is_what_would_be_derived_and_a_damaged_or_changed_file_is_made_again(
-    folder, tmp_path
-):
-    keep, rng = tmp_path / "kept", np.random.default_rng(0)
+def test_cache_on_disk_equals_the_files_and_corrupt_entries_are_replaced(folder, tmp_path):
+    cache_dir, rng = tmp_path / "cache", np.random.default_rng(0)
     config = MeshDataConfig(path=str(folder), val_fraction=0.0)
-    without_augmentation, keeping = (
-        config.build().train,
-        replace(config, keep=str(keep)).build().train,
-    )
-    for index in range(len(without_augmentation)):
-        derived, first = without_augmentation.item(index, rng), keeping.item(index, rng)
+    computing = config.build().train
+    caching = replace(config, cache_dir=str(cache_dir)).build().train
+    for index in range(len(computing)):
+        computed, first = computing.item(index, rng), caching.item(index, rng)
         load_example.cache_clear()  # as in another process
-        again = keeping.item(index, rng)
-        for name in ("vertices", "faces", "edges"):
-            assert np.array_equal(getattr(derived, name), getattr(first, name))
-            assert np.array_equal(getattr(derived, name), getattr(again, name))
-    files = sorted(keep.iterdir())
-    assert len(files) == len(without_augmentation) and {file.suffix for file in files} == {
-        ".safetensors"
-    }
+        assert_equal(computed, first)
+        assert_equal(computed, caching.item(index, rng))
+    files = sorted(cache_dir.iterdir())
+    assert len(files) == len(computing)
+    assert {file.suffix for file in files} == {".safetensors"}
     files[0].write_bytes(b"no tensors")
     load_example.cache_clear()
-    assert (
-        all(len(keeping.item(index, rng).faces) for index in range(len(without_augmentation)))
-        and len(files[0].read_bytes()) > 100
-    )
-    os.utime(keeping.path(0), ns=(1, 1))
+    assert all(len(caching.item(index, rng).faces) for index in range(len(computing)))
+    assert len(files[0].read_bytes()) > 100
+    os.utime(caching.path(0), ns=(1, 1))
     load_example.cache_clear()
-    assert len(keeping.item(0, rng).faces) and len(list(keep.iterdir())) == len(files) + 1
+    assert len(caching.item(0, rng).faces) and len(list(cache_dir.iterdir())) == len(files) + 1
 
 
-def test_a_caption_that_changes_is_heard_although_the_mesh_is_kept(folder):
+def test_changed_caption_is_read_although_the_mesh_is_cached(folder):
     (folder / "0.txt").write_text("a ladder")
-    source = MeshDataConfig(path=str(folder)).full()
-    assert item(source).caption == "a ladder"
+    dataset = MeshDataConfig(path=str(folder)).full()
+    assert load(dataset).caption == "a ladder"
     (folder / "0.txt").write_text("steps")
-    assert item(source).caption == "steps"
+    assert load(dataset).caption == "steps"
 
 
-def test_a_run_replaces_a_broken_file_and_lists_it(folder):
+def test_training_replaces_and_reports_unreadable_files(folder):
     (folder / "1.obj").write_text("dear reader")
     (folder / "2.obj").write_text("v 0 0 0\nv 1 0 0\nv 2 0 0\nf 1 2 3\n")
-    stream = TrainLoader(
-        MeshDataConfig(path=str(folder), val_fraction=0).build().train, seed=0, batch_size=4
-    )
-    (batch,) = next(stream.micro_batches(0, 1, 0, 1))
-    assert dict(batch.rejected).keys() == {"1.obj", "2.obj"} and set(batch.names) == {
-        "0.obj",
-        "3.obj",
-    }
+    dataset = MeshDataConfig(path=str(folder), val_fraction=0).build().train
+    (batch,) = next(TrainLoader(dataset, seed=0, batch_size=4).micro_batches(0, 1, 0, 1))
+    assert dict(batch.rejected).keys() == {"1.obj", "2.obj"}
+    assert set(batch.names) == {"0.obj", "3.obj"}
     reasons = " ".join(reason for _, reason in batch.rejected)
-    assert "it is no OBJ" in reasons and "its faces are too small for 128 steps" in reasons
+    assert "it is not an OBJ" in reasons and "its faces are too small for 128 bins" in reasons
 
 
-def test_a_file_that_is_not_there_is_unreadable(tmp_path):
+def test_missing_file_is_unreadable(tmp_path):
     (tmp_path / "gone.obj").symlink_to(tmp_path / "nowhere")
     with pytest.raises(UnreadableFile, match="gone.obj: the file cannot be opened"):
-        item(MeshDataConfig(path=str(tmp_path)).full())
+        load(MeshDataConfig(path=str(tmp_path)).full())
 
 
-# ---- what is found and what is refused
+# ---- meshes in memory
 
 
-def test_a_source_can_be_sent_to_a_worker(folder):
-    source = MeshDataConfig(path=str(folder)).build().train
-    copy = pickle.loads(pickle.dumps(source))
-    assert names(copy) == names(source) and np.array_equal(item(copy).faces, item(source).faces)
+@pytest.mark.parametrize("polygons", ["triangles", "quads"])
+def test_mesh_in_memory_is_preprocessed_like_its_file(folder, polygons):
+    config = MeshDataConfig(bins=64, polygons=polygons, scale=0.2, rotation=90.0, jitter=0.1)
+    for number in range(4):
+        mesh = make_mesh(number)
+        expected = config.example_from_file(str(folder / f"{number}.obj"))
+        for media in (
+            Mesh.load(folder / f"{number}.obj", polygons),
+            mesh,
+            (mesh.vertices, mesh.faces),
+        ):
+            example = config.example_from_media(media)
+            assert_equal(example, expected)
+            assert example.caption == ""
 
 
-def test_the_two_sides_share_no_file_and_leave_none_out(tmp_path):
+def test_duplicate_faces_in_memory_are_removed_as_in_a_file(tmp_path):
+    cube = to_triangles(make_cube())
+    faces = np.concatenate([cube.faces, cube.faces[:, ::-1], [[0, 0, 1]]])
+    path = write(tmp_path / "a.obj", Mesh(cube.vertices, faces))
+    config = MeshDataConfig(path="unused", max_faces=12)
+    example = config.example_from_media((cube.vertices, faces))
+    assert len(example.faces) == 12
+    assert_equal(example, config.example_from_file(str(path)))
+
+
+def test_large_mesh_in_memory_is_simplified_or_rejected(tmp_path):
+    sphere = make_sphere()
+    path = write(tmp_path / "sphere.obj", sphere)
+    with pytest.raises(UserError, match=r"has 1,\d\d\d faces, but the model supports 800: simpl"):
+        MeshDataConfig().example_from_media(sphere)
+    config = MeshDataConfig(on_large="decimate")
+    example = config.example_from_media(Mesh.load(path))
+    assert 300 < len(example.faces) <= 800
+    assert_equal(example, config.example_from_file(str(path)))
+
+
+@pytest.mark.parametrize("media", [None, 3, [1, 2], (1, 2, 3), np.zeros((4, 3))])
+def test_other_types_than_meshes_and_pairs_of_arrays_are_rejected(media):
+    message = rf"Expected a Mesh, a path or a pair of arrays .*, got a {type(media).__name__}\."
+    with pytest.raises(UserError, match=message):
+        MeshDataConfig().example_from_media(media)
+
+
+def test_triangles_in_memory_are_rejected_where_quads_are_expected():
+    with pytest.raises(UserError, match="has triangles, but the model supports quads only"):
+        MeshDataConfig(polygons="quads").example_from_media(to_triangles(make_cube()))
+
+
+def test_vertices_in_memory_must_be_finite():
+    cube = make_cube()
+    cube.vertices[3, 1] = np.nan
+    with pytest.raises(UserError, match="vertices that are not finite"):
+        MeshDataConfig().example_from_media(cube)
+
+
+# ---- configuration
+
+
+def test_dataset_can_be_pickled_for_a_worker(folder):
+    dataset = MeshDataConfig(path=str(folder)).build().train
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert names(copy) == names(dataset)
+    assert np.array_equal(load(copy).faces, load(dataset).faces)
+
+
+def test_split_is_disjoint_and_complete(tmp_path):
     for number in range(30):
         (tmp_path / f"{number}.glb").touch()
     split = MeshDataConfig(path=str(tmp_path), val_fraction=0.2).build()
-    assert sorted(names(split.train) + names(split.validation)) == sorted(
-        f"{n}.glb" for n in range(30)
-    )
+    expected = sorted(f"{number}.glb" for number in range(30))
+    assert sorted(names(split.train) + names(split.validation)) == expected
 
 
-def test_toys_held_out_are_others():
+def test_held_out_synthetic_meshes_are_not_in_the_training_set():
     split = MeshDataConfig(num_synthetic=40, val_fraction=0.1, bins=32).build()
     assert (len(split.train), len(split.validation)) == (40, 4)
     assert not set(names(split.train)) & set(names(split.validation))
     assert len(MeshDataConfig(num_synthetic=7).full()) == 7
 
 
-def test_a_folder_of_other_things_is_refused_with_what_is_looked_for(tmp_path):
+def test_folder_of_other_files_is_rejected_with_the_expected_suffixes(tmp_path):
     (tmp_path / "song.mp3").touch()
-    with pytest.raises(
-        UserError, match=r"holds no meshes: files ending in \.obj, .*there are only 1 \.mp3"
-    ):
+    message = r"has no meshes: expected files ending in \.obj, .*found only 1 \.mp3"
+    with pytest.raises(UserError, match=message):
         MeshDataConfig(path=str(tmp_path)).build()
 
 
 @pytest.mark.parametrize("path", [None, "meshes"])
 @pytest.mark.parametrize(
-    ("missing", "settings"), [("trimesh", {}), ("fast_simplification", {"large": "decimate"})]
+    ("missing", "settings"), [("trimesh", {}), ("fast_simplification", {"on_large": "decimate"})]
 )
-def test_without_the_libraries_a_run_is_refused_at_its_start(monkeypatch, path, missing, settings):
+def test_missing_library_is_reported_at_the_start(monkeypatch, path, missing, settings):
     monkeypatch.setitem(sys.modules, missing, None)
-    for open_it in (
-        MeshDataConfig(path=path, **settings).build,
-        MeshDataConfig(path=path, **settings).full,
-    ):
-        with pytest.raises(UserError, match=r"Install tessera\[mesh\]"):
-            open_it()
+    config = MeshDataConfig(path=path, **settings)
+    for open_dataset in (config.build, config.full):
+        with pytest.raises(UserError, match=r"not installed .*pip install \"tessera\[mesh\]"):
+            open_dataset()
 
 
 @pytest.mark.parametrize(
@@ -356,26 +396,33 @@ def test_without_the_libraries_a_run_is_refused_at_its_start(monkeypatch, path, 
         {"max_faces": 20},
         {"scale": 1.0},
         {"scale": -0.1},
-        {"turn": 181.0},
-        {"turn": float("nan")},
+        {"rotation": 181.0},
+        {"rotation": float("nan")},
         {"jitter": 1.5},
         {"val_fraction": 1.0},
-        {"toys": 0},
+        {"num_synthetic": 0},
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(setting):
+def test_invalid_setting_is_rejected_by_name(setting):
     (name,) = setting
     with pytest.raises(ValueError, match=name):
         MeshDataConfig(**setting)
 
 
-def test_quads_are_not_simplified():
-    with pytest.raises(ValueError, match='large="decimate" does not go with polygons="quads"'):
+def test_quads_cannot_be_simplified():
+    message = "on_large decimate cannot be combined with polygons quads"
+    with pytest.raises(ValueError, match=message):
         MeshDataConfig(on_large="decimate", polygons="quads")
 
 
-def test_the_transform_says_how_a_mesh_is_prepared():
-    config = MeshDataConfig(bins=64, max_faces=100, scale=0.2, turn=10.0, jitter=0.1)
-    expected = {"bins": 64, "max_faces": 100, "large": "skip", "polygons": "triangles", "up": None}
+def test_preprocessing_does_not_include_augmentation():
+    config = MeshDataConfig(bins=64, max_faces=100, scale=0.2, rotation=10.0, jitter=0.1)
+    expected = {
+        "bins": 64,
+        "max_faces": 100,
+        "on_large": "skip",
+        "polygons": "triangles",
+        "up": None,
+    }
     assert config.preprocessing() == config.without_augmentation().preprocessing() == expected
     assert config.without_augmentation() == MeshDataConfig(bins=64, max_faces=100)

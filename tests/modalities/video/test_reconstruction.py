@@ -1,8 +1,8 @@
-"""The tokenizer task on clips: what is padding stays out, every judge has its say, and the measures
-are what they are called.
+"""The tokenizer objective for videos: repeated frames have no influence, every discriminator
+contributes, and metrics have the meaning of their names.
 
-B clips of T frames. Examples here are toys of 9 frames; clips with a `length` of 1 are pictures,
-and what comes after the real frames is the last of them repeated, as every source of clips has it.
+The examples are synthetic videos of 9 frames, of which some are valid; the last valid frame is
+repeated after it, as in every dataset of videos. A video of length 1 is an image.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from tessera.modalities.video.media import VideoExample, collate
 from tessera.modalities.video.reconstruction import (
     VideoAdversaryConfig,
     VideoReconstructionConfig,
+    VideoReconstructionLoss,
     VideoTokenizerTaskConfig,
-    drawn_frame,
+    select_random_frame,
 )
 from tessera.modalities.video.synthetic import SyntheticVideos
 from tessera.nn.quantize import FSQConfig
@@ -43,70 +44,62 @@ MODEL = VideoTokenizerConfig(
     input_kernel=3,
     quantizer=FSQConfig(levels=(4, 4, 4)),
 )
-IMAGE_SUFFIXES = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
-ALL = replace(IMAGE_SUFFIXES, motion=TemporalDiscriminatorConfig(dim=8, layers=2), motion_weight=0.5)
-MOTION = replace(ALL, frames=None)
-ONE_MOTION = replace(MOTION, rates=(2,))
+FRAME_ONLY = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
+ALL = replace(FRAME_ONLY, motion=TemporalDiscriminatorConfig(dim=8, layers=2), motion_weight=0.5)
+MOTION_ONLY = replace(ALL, frames=None)
+ONE_MOTION = replace(MOTION_ONLY, rates=(2,))
 
 
-class Seer(nn.Module):
-    """Stands in for a pretrained network: one depth of features."""
+class FakePerceptualNetwork(nn.Module):
+    """Stand-in for a pretrained network, with one layer of features."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.look = nn.Conv2d(3, 4, 3)
+        self.conv = nn.Conv2d(3, 4, 3)
 
-    def features(self, pictures: Tensor) -> list[Tensor]:
-        return [self.look(pictures)]
+    def features(self, images: Tensor) -> list[Tensor]:
+        return [self.conv(images)]
 
 
 @pytest.fixture(autouse=True)
-def seer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PerceptualConfig, "build", lambda config: Seer())
+def fake_perceptual_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PerceptualConfig, "build", lambda config: FakePerceptualNetwork())
 
 
 def build_task(adversary: VideoAdversaryConfig | None = None, **choices: Any) -> TokenizerTask:
-    """In double precision, where equal is equal to many digits."""
+    """Build a task in double precision."""
     reconstruction = VideoReconstructionConfig(perceptual=PerceptualConfig(weight=0.1))
-    return (
-        VideoTokenizerTaskConfig(
-            **{"model": MODEL, "fidelity": reconstruction, "adversary": adversary, **choices}
-        )
-        .build()
-        .double()
-    )
+    fields = {"model": MODEL, "reconstruction": reconstruction, "adversary": adversary, **choices}
+    return VideoTokenizerTaskConfig(**fields).build().double()
 
 
-def batch_of(*lengths: int, first: int = 0, frames: int = FRAMES) -> Batch:
-    """Toys number `first` and following, of which so many frames are real."""
-    num_synthetic = SyntheticVideos(count=first + len(lengths), size=SIZE, frames=FRAMES, seed=3)
+def build_batch(*lengths: int, first: int = 0, frames: int = FRAMES) -> Batch[Any]:
+    """Return synthetic examples of which the given numbers of frames are valid."""
+    dataset = SyntheticVideos(count=first + len(lengths), size=SIZE, frames=FRAMES, seed=3)
     examples = []
     for i, length in enumerate(lengths, start=first):
-        whole = num_synthetic.item(i, np.random.default_rng(0))
+        whole = dataset.item(i, np.random.default_rng(0))
         padded = whole.video[:, np.minimum(np.arange(frames), length - 1)].astype(np.float64)
         examples.append(VideoExample(padded, length, 4.0 + i, whole.caption))
-    numbers = range(first, first + len(lengths))
-    return Batch(collate(examples), [str(i) for i in numbers], [hash_seed(7, i) for i in numbers])
+    indices = range(first, first + len(lengths))
+    return Batch(collate(examples), [str(i) for i in indices], [hash_seed(7, i) for i in indices])
 
 
-def with_other_padding(batch: Batch) -> Batch:
-    clips = batch.examples.videos.clone()
-    for clip, length in zip(clips, batch.examples.lengths.tolist()):
-        clip[:, length:] = torch.rand_like(clip[:, length:]) * 2 - 1
-    return Batch(replace(batch.examples, videos=clips), batch.names, batch.seeds)
+def with_random_padding(batch: Batch[Any]) -> Batch[Any]:
+    videos = batch.examples.videos.clone()
+    for video, length in zip(videos, batch.examples.lengths.tolist(), strict=True):
+        video[:, length:] = torch.rand_like(video[:, length:]) * 2 - 1
+    return Batch(replace(batch.examples, videos=videos), batch.names, batch.seeds)
 
 
-# ---- what is padding, and what is real
+# ---- padding
 
 
-@pytest.mark.parametrize("adversary", [None, IMAGE_SUFFIXES], ids=["alone", "judged"])
-def test_frames_after_the_last_real_one_change_no_loss(
-    adversary: VideoAdversaryConfig | None,
-) -> None:
-    """Lengths of 1, 5 and 9 fill whole symbols, so a causal model rebuilds their real frames from
-    real ones only."""
-    task, batch = build_task(adversary), batch_of(1, 5, 9)
-    other = with_other_padding(batch)
+@pytest.mark.parametrize("adversary", [None, FRAME_ONLY], ids=["no adversary", "adversary"])
+def test_padding_does_not_change_any_loss(adversary: VideoAdversaryConfig | None) -> None:
+    """With lengths of 1, 5 and 9 all frames of a token are valid, and the model is causal."""
+    task, batch = build_task(adversary), build_batch(1, 5, 9)
+    other = with_random_padding(batch)
     assert not torch.equal(batch.examples.videos, other.examples.videos)
     for update in task.updates:
         terms, others = update.loss(batch, 0).terms, update.loss(other, 0).terms
@@ -117,332 +110,314 @@ def test_frames_after_the_last_real_one_change_no_loss(
             )
 
 
-def test_frames_after_the_last_real_one_change_no_measure() -> None:
-    """Whatever stands there in the originals, and whatever the model makes of it; lengths that fill
-    no symbol included."""
-    reconstruction, batch = build_task().reconstruction, batch_of(1, 2, 6, 9)
-    other = with_other_padding(batch)
+def test_padding_does_not_change_any_metric() -> None:
+    """Neither padding of originals nor of reconstructions, for lengths within a token too."""
+    reconstruction, batch = build_task().reconstruction, build_batch(1, 2, 6, 9)
+    other = with_random_padding(batch)
     output = torch.rand_like(batch.examples.videos) * 2 - 1
-    rebuilt = replace(batch, examples=replace(batch.examples, videos=output))
-    other_output = with_other_padding(rebuilt).examples.videos
+    outputs = replace(batch, examples=replace(batch.examples, videos=output))
+    other_output = with_random_padding(outputs).examples.videos
     assert not torch.equal(output, other_output)
-    seen, again = (
-        reconstruction.batch_stats(output, batch),
-        reconstruction.batch_stats(other_output, other),
-    )
-    assert seen.keys() == again.keys() == {"pixel", "psnr", "ssim", "moving", "motion", "pixels"}
-    for name, value in seen.items():
+    sums = reconstruction.eval_step(output, batch)
+    again = reconstruction.eval_step(other_output, other)
+    assert sums.keys() == again.keys() == {"pixel", "psnr", "ssim", "videos", "motion", "pixels"}
+    for name, value in sums.items():
         torch.testing.assert_close(again[name], value, msg=name)
-    terms, others = reconstruction.terms(output, batch), reconstruction.terms(other_output, other)
+    terms, others = reconstruction.losses(output, batch), reconstruction.losses(other_output, other)
     assert terms == others and terms.keys() == {"pixel", "perceptual"}
 
 
-def test_a_picture_in_company_costs_what_it_costs_alone_and_what_its_clips_first_frame_costs() -> (
-    None
-):
+def test_image_has_the_loss_of_the_first_frame_of_its_video() -> None:
+    """In a batch of videos or alone."""
     task = build_task(reconstruction=VideoReconstructionConfig())
-    [among_clips, alone, clip] = [batch_of(1), batch_of(1, frames=1), batch_of(9)]
-    assert among_clips.examples.videos.shape[2] == 9 and alone.examples.videos.shape[2] == 1
-    cost = task.reconstruction_loss(alone, 0).terms["pixel"]
-    torch.testing.assert_close(task.reconstruction_loss(among_clips, 0).terms["pixel"], cost)
-    target = clip.examples.videos
-    torch.testing.assert_close(
-        task.reconstruction.pixel_BT(task.model(target).output, target)[0, 0], cost
-    )
+    padded, alone, video = build_batch(1), build_batch(1, frames=1), build_batch(9)
+    assert padded.examples.videos.shape[2] == 9 and alone.examples.videos.shape[2] == 1
+    expected = task.reconstruction_loss(alone, 0).terms["pixel"]
+    torch.testing.assert_close(task.reconstruction_loss(padded, 0).terms["pixel"], expected)
+    target = video.examples.videos
+    assert isinstance(task.reconstruction, VideoReconstructionLoss)
+    loss_BT = task.reconstruction.pixel_loss_BT(task.model(target).output, target)
+    torch.testing.assert_close(loss_BT[0, 0], expected)
 
 
-def test_every_clip_counts_the_same_so_micro_batches_of_unequal_lengths_are_one_batch() -> None:
-    task = build_task(IMAGE_SUFFIXES)
-    whole, parts = batch_of(9, 1, 5, 9), [batch_of(9, 1), batch_of(5, 9, first=2)]
+def test_all_videos_count_equally_so_micro_batches_are_one_batch() -> None:
+    task = build_task(FRAME_ONLY)
+    whole, parts = build_batch(9, 1, 5, 9), [build_batch(9, 1), build_batch(5, 9, first=2)]
     assert torch.equal(whole.examples.videos, torch.cat([part.examples.videos for part in parts]))
     for update in task.updates:
         terms = update.loss(whole, 0).terms
         halves = [update.loss(part, 0).terms for part in parts]
         for name, term in terms.items():
-            torch.testing.assert_close(
-                sum(half[name] for half in halves) / 2, term, msg=f"{update.name}: {name}"
-            )
+            expected = torch.stack([half[name] for half in halves]).mean()
+            torch.testing.assert_close(expected, term, msg=f"{update.name}: {name}")
 
 
-# ---- the frame that is drawn
+# ---- the random frame
 
 
-def numbered(batch: Batch) -> Tensor:
-    """Clips whose every frame says which one it is."""
-    return (
-        torch.arange(FRAMES, dtype=torch.float64)
-        .view(1, 1, FRAMES, 1, 1)
-        .expand_as(batch.examples.videos)
-    )
+def frame_numbers(batch: Batch[Any]) -> Tensor:
+    """Return videos in which every pixel is the number of its frame."""
+    numbers = torch.arange(FRAMES, dtype=torch.float64).view(1, 1, FRAMES, 1, 1)
+    return numbers.expand_as(batch.examples.videos)
 
 
-def test_the_drawn_frame_is_real_and_every_real_one_is_drawn() -> None:
+def selected_frames(batch: Batch[Any]) -> Tensor:
+    return select_random_frame(frame_numbers(batch), batch)[:, 0, 0, 0].long()
+
+
+def test_every_valid_frame_is_selected_and_no_other() -> None:
     lengths = [1, 4, 9] * 60
-    examples = batch_of(1, 4, 9).examples
-    clips = examples.videos.repeat(60, 1, 1, 1, 1)
-    many = Batch(
-        replace(examples, videos=clips, lengths=torch.tensor(lengths)),
-        [""] * 180,
-        [hash_seed(1, i) for i in range(180)],
-    )
-    drawn = drawn_frame(numbered(many), many)[:, 0, 0, 0].tolist()
+    examples = build_batch(1, 4, 9).examples
+    videos = examples.videos.repeat(60, 1, 1, 1, 1)
+    examples = replace(examples, videos=videos, lengths=torch.tensor(lengths))
+    batch: Batch[Any] = Batch(examples, [""] * 180, [hash_seed(1, i) for i in range(180)])
+    selected = selected_frames(batch).tolist()
     for length in (1, 4, 9):
-        seen = {moment for moment, real in zip(drawn, lengths) if real == length}
-        assert seen == set(range(length))
+        frames = {frame for frame, one in zip(selected, lengths, strict=True) if one == length}
+        assert frames == set(range(length))
 
 
-def test_the_drawn_frame_is_the_same_of_original_and_reconstruction_and_another_in_another_step() -> (
-    None
-):
-    batch = batch_of(9, 9, 9, 9, 9, 9)
-    moments = drawn_frame(numbered(batch), batch)[:, 0, 0, 0].long()
-    assert len(set(moments.tolist())) > 1, "each clip has its own"
-    clips = batch.examples.videos
-    originals = torch.stack([clip[:, moment] for clip, moment in zip(clips, moments)])
-    assert torch.equal(drawn_frame(clips, batch), originals)
-    assert torch.equal(drawn_frame(clips + 1, batch), originals + 1)
+def test_same_frame_of_original_and_reconstruction_is_selected() -> None:
+    """In another step it is another frame."""
+    batch = build_batch(9, 9, 9, 9, 9, 9)
+    frames = selected_frames(batch)
+    assert len(set(frames.tolist())) > 1, "each video has its own"
+    videos = batch.examples.videos
+    originals = torch.stack([video[:, t] for video, t in zip(videos, frames, strict=True)])
+    assert torch.equal(select_random_frame(videos, batch), originals)
+    assert torch.equal(select_random_frame(videos + 1, batch), originals + 1)
     later = replace(batch, seeds=[hash_seed(8, seed) for seed in batch.seeds])
-    assert not torch.equal(drawn_frame(numbered(later), later)[:, 0, 0, 0].long(), moments)
+    assert not torch.equal(selected_frames(later), frames)
 
 
-def test_the_drawn_frame_does_not_depend_on_the_company() -> None:
-    train_together, alone = batch_of(9, 9, 9), batch_of(9, first=2)
-    assert torch.equal(
-        drawn_frame(train_together.examples.videos, train_together)[2:], drawn_frame(alone.examples.videos, alone)
-    )
+def test_selected_frame_does_not_depend_on_the_batch() -> None:
+    together, alone = build_batch(9, 9, 9), build_batch(9, first=2)
+    frames = [select_random_frame(batch.examples.videos, batch) for batch in (together, alone)]
+    assert torch.equal(frames[0][2:], frames[1])
 
 
-# ---- the judges
+# ---- discriminators
 
 
-def test_the_adversarial_term_is_what_all_judges_say_each_with_its_weight() -> None:
-    """Theirs never asked the multiscale discriminators: it made its reconstructions brighter
-    instead."""
-    task, batch = build_task(ALL), batch_of(9, 5, 1)
+def test_adversarial_term_is_the_weighted_sum_over_discriminators() -> None:
+    task, batch = build_task(ALL), build_batch(9, 5, 1)
     assert list(task.discriminators) == ["discriminator", "motion-1", "motion-2"]
     output = task.model(batch.examples.videos).output
-    shown = {
-        "discriminator": drawn_frame(output, batch),
+    views = {
+        "discriminator": select_random_frame(output, batch),
         "motion-1": output,
         "motion-2": output[:, :, ::2],
     }
-    shares = {
-        name: -task.get_submodule(name)(view).mean() * (1.0 if name == "discriminator" else 0.5)
-        for name, view in shown.items()
+    weights = {"discriminator": 1.0, "motion-1": 0.5, "motion-2": 0.5}
+    expected = {
+        name: -weights[name] * task.get_submodule(name)(view).mean() for name, view in views.items()
     }
-    said = task.reconstruction_loss(batch, 0).terms["adversarial"]
-    torch.testing.assert_close(said, ALL.weight * torch.stack(list(shares.values())).sum())
-    for name, share in shares.items():
-        assert abs(share) > 1e-4
-        for parameter in task.get_submodule(name).logit.parameters():
-            nn.init.zeros_(parameter)  # silent from here on
-        said = said - ALL.weight * share
-        torch.testing.assert_close(task.reconstruction_loss(batch, 0).terms["adversarial"], said)
-    assert said.abs() < 1e-12
+    term = task.reconstruction_loss(batch, 0).terms["adversarial"]
+    torch.testing.assert_close(term, ALL.weight * torch.stack(list(expected.values())).sum())
+    for name, value in expected.items():
+        assert abs(value) > 1e-4
+        network: Any = task.get_submodule(name)
+        for parameter in network.logit.parameters():
+            nn.init.zeros_(parameter)  # all logits of this one are zero from here on
+        term = term - ALL.weight * value
+        torch.testing.assert_close(task.reconstruction_loss(batch, 0).terms["adversarial"], term)
+    assert term.abs() < 1e-12
 
 
-def test_every_judge_is_heard_in_the_models_gradient() -> None:
-    task, batch = build_task(ALL), batch_of(9, 9)
-    last = task.model.last_layer
+def test_every_discriminator_contributes_to_the_gradient_of_the_model() -> None:
+    task, batch = build_task(ALL), build_batch(9, 9)
 
-    def pull() -> Tensor:
-        [gradient] = torch.autograd.grad(
-            task.reconstruction_loss(batch, 0).terms["adversarial"], last
-        )
-        return gradient
+    def gradient() -> Tensor:
+        term = task.reconstruction_loss(batch, 0).terms["adversarial"]
+        return torch.autograd.grad(term, task.model.last_layer)[0]
 
-    before = pull()
+    before = gradient()
     for name in task.discriminators:
+        network: Any = task.get_submodule(name)
         with torch.no_grad():
-            task.get_submodule(name).logit.weight.neg_()
-        after = pull()
+            network.logit.weight.neg_()
+        after = gradient()
         assert not torch.allclose(after, before), name
         before = after
 
 
 @pytest.mark.parametrize(
     "adversary",
-    [None, IMAGE_SUFFIXES, MOTION, ONE_MOTION, ALL],
-    ids=["none", "frames", "motion", "one", "all"],
+    [None, FRAME_ONLY, MOTION_ONLY, ONE_MOTION, ALL],
+    ids=["none", "frames", "motion", "one motion", "all"],
 )
-def test_each_update_gives_all_of_its_own_network_a_gradient_whoever_judges(
+def test_each_update_has_gradients_for_its_whole_network(
     adversary: VideoAdversaryConfig | None,
 ) -> None:
-    task, batch = build_task(adversary), batch_of(9, 9)
+    task, batch = build_task(adversary), build_batch(9, 9)
     assert [update.name for update in task.updates] == ["model", *task.discriminators]
     for update in task.updates:
         task.zero_grad()
         update.loss(batch, 0).total().backward()
-        assert [
-            name for name, parameter in update.trains.named_parameters() if parameter.grad is None
-        ] == []
-        pulled = {
-            name.split(".")[0]
-            for name, parameter in task.named_parameters()
-            if parameter.grad is not None
-        }
-        assert update.name == "model" or pulled == {update.name}, (
-            "what a judge loses pulls at nobody else"
+        assert [name for name, p in update.trains.named_parameters() if p.grad is None] == []
+        named = task.named_parameters()
+        parts = {name.split(".")[0] for name, parameter in named if parameter.grad is not None}
+        assert update.name == "model" or parts == {update.name}, (
+            "the loss of a discriminator has no gradients for other networks"
         )
 
 
-def test_a_judge_that_has_not_started_is_not_asked() -> None:
-    """Theirs computed the adversarial terms and weighed them with 0."""
-    task, batch = build_task(replace(ALL, starts=3)), batch_of(9)
-    asked: list[str] = []
-    for name, judge in task.discriminators.items():
-        discriminate = judge.network.discriminate
-        judge.network.discriminate = lambda clips, name=name, discriminate=discriminate: (
-            asked.append(name) or discriminate(clips)
-        )
-    assert "adversarial" not in task.reconstruction_loss(batch, 2).terms and asked == []
-    assert "adversarial" in task.reconstruction_loss(batch, 3).terms and asked == list(
-        task.discriminators
-    )
+def test_discriminators_are_not_called_before_the_start_step() -> None:
+    task, batch = build_task(replace(ALL, start_step=3)), build_batch(9)
+    called: list[str] = []
+    for name, discriminator in task.discriminators.items():
+
+        def record(
+            videos: Tensor, name: str = name, method: Any = discriminator.network.discriminate
+        ) -> Any:
+            called.append(name)
+            return method(videos)
+
+        discriminator.network.discriminate = record
+    assert "adversarial" not in task.reconstruction_loss(batch, 2).terms and called == []
+    assert "adversarial" in task.reconstruction_loss(batch, 3).terms
+    assert called == list(task.discriminators)
 
 
-def test_each_judge_moves_once_a_step_at_its_rate_by_the_gradient_of_its_own_loss(
-    tmp_path: Path,
-) -> None:
-    """Theirs moved one twice a step, and the others by whatever gradients were left on them."""
-    run = tiny("videos-magvit2 judged", steps=6)
-    asked = run.task.adversary.optimizer
-    engine = engine_in(
-        tmp_path,
-        replace(run, task=replace(run.task, adversary=replace(run.task.adversary, starts=0))),
-    )
-    moved: dict[str, list[tuple[float, dict[str, Tensor]]]] = {name: [] for name in engine.prepared}
+def test_each_discriminator_takes_one_step_along_its_own_gradient(tmp_path: Path) -> None:
+    run: Any = tiny("videos-magvit2 adversarial", steps=6)
+    adversary = replace(run.task.adversary, start_step=0)
+    optimizer_config = adversary.optimizer
+    engine = engine_in(tmp_path, replace(run, task=replace(run.task, adversary=adversary)))
+    steps: dict[str, list[tuple[float, dict[str, Tensor]]]] = {name: [] for name in engine.updates}
 
-    def listen(name: str) -> None:
-        prepared = engine.prepared[name]
+    def record_steps(name: str) -> None:
+        state = engine.updates[name]
 
-        def hear(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            gradients = {
-                key: value.grad.clone() for key, value in prepared.update.trains.named_parameters()
-            }
-            moved[name].append((optimizer.param_groups[0]["lr"], gradients))
+        def record(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            gradients = {}
+            for key, value in state.update.trains.named_parameters():
+                assert value.grad is not None, key
+                gradients[key] = value.grad.clone()
+            steps[name].append((optimizer.param_groups[0]["lr"], gradients))
 
-        prepared.optimizer.register_step_pre_hook(hear)
+        state.optimizer.register_step_pre_hook(record)
 
-    for name in engine.prepared:
-        listen(name)
-    micros = next(iter(engine.batches()))
-    first = {name: value.clone() for name, value in engine.task.state_dict().items()}
-    engine.step(4, micros)
-    assert list(moved) == ["model", "discriminator", "motion-1", "motion-2"]
-    assert {name: len(steps) for name, steps in moved.items()} == dict.fromkeys(moved, 1)
-    rebuilt = [batch.kept["rebuilt"] for batch in micros]
-    engine.task.load_state_dict(first)
+    for name in engine.updates:
+        record_steps(name)
+    micro_batches = next(iter(engine.load_batches()))
+    initial = {name: value.clone() for name, value in engine.task.state_dict().items()}
+    engine.run_step(4, micro_batches)
+    assert list(steps) == ["model", "discriminator", "motion-1", "motion-2"]
+    assert {name: len(recorded) for name, recorded in steps.items()} == dict.fromkeys(steps, 1)
+    engine.task.load_state_dict(initial)
     for name in ("discriminator", "motion-1", "motion-2"):
-        [(rate, gradients)] = moved[name]
-        assert rate == pytest.approx(asked.lr_at(4, 6))
+        [(lr, gradients)] = steps[name]
+        assert lr == pytest.approx(optimizer_config.lr_at(4, 6))
         engine.task.zero_grad()
-        for batch, output in zip(micros, rebuilt, strict=True):
-            batch.kept["rebuilt"] = output
-            (engine.prepared[name].update.loss(batch, 4).total() / len(micros)).backward()
-        own = dict(engine.prepared[name].update.trains.named_parameters())
-        norm = torch.stack([value.grad.norm() for value in own.values()]).norm()
-        clipped = min(1.0, asked.clip / (float(norm) + 1e-6))
+        update = engine.updates[name].update
+        for batch in micro_batches:  # which still hold the reconstructions of the step
+            (update.loss(batch, 4).total() / len(micro_batches)).backward()
+        expected = {key: value.grad for key, value in update.trains.named_parameters()}
+        norm = torch.stack([grad.norm() for grad in expected.values() if grad is not None]).norm()
+        clip = min(1.0, optimizer_config.max_grad_norm / (float(norm) + 1e-6))
         for key, gradient in gradients.items():
             torch.testing.assert_close(
-                gradient, own[key].grad * clipped, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}"
+                gradient, expected[key] * clip, rtol=1e-3, atol=1e-6, msg=f"{name}: {key}"
             )
 
 
-def test_an_adversary_without_a_judge_or_with_two_of_one_rate_is_refused() -> None:
-    for nobody in ({"frames": None, "motion": None}, {"frames": None, "rates": ()}):
-        with pytest.raises(ValueError, match="There is no judge"):
-            VideoAdversaryConfig(**nobody)
+def test_invalid_discriminators_are_errors() -> None:
+    no_discriminators: list[dict[str, Any]] = [
+        {"frames": None, "motion": None},
+        {"frames": None, "rates": ()},
+    ]
+    for fields in no_discriminators:
+        with pytest.raises(ValueError, match="This adversary has no discriminator"):
+            VideoAdversaryConfig(**fields)
     for rates in ((0, 1), (2, 2)):
-        with pytest.raises(ValueError, match="every n-th frame"):
+        with pytest.raises(ValueError, match="rates must be different integers of at least 1"):
             VideoAdversaryConfig(rates=rates)
 
 
-# ---- measures
+# ---- metrics
 
 
-def concluded(task: TokenizerTask, output: Tensor, batch: Batch) -> dict[str, float]:
-    """The medium's numbers for an output that a test has made."""
+def compute_metrics(task: TokenizerTask, output: Tensor, batch: Batch[Any]) -> dict[str, float]:
+    """Return the metrics of an output that a test has made."""
     totals = {"examples": torch.tensor(len(batch)), "codes": torch.ones(64, dtype=torch.long)}
     return task.reconstruction.compute_metrics(
-        totals | task.reconstruction.batch_stats(output, batch)
+        totals | task.reconstruction.eval_step(output, batch)
     )
 
 
-def test_flicker_shows_in_the_differences_of_frames_and_hardly_in_psnr() -> None:
-    task, batch = build_task(), batch_of(9, 9)
-    target = batch.examples.videos * 0.8  # room on both sides, so that nothing is clamped
+def test_flicker_lowers_the_frame_difference_psnr_only() -> None:
+    task, batch = build_task(), build_batch(9, 9)
+    target = batch.examples.videos * 0.8  # so that nothing is clamped
     batch = replace(batch, examples=replace(batch.examples, videos=target))
     sign_T = torch.tensor([1.0, -1.0] * 5, dtype=torch.float64)[:FRAMES].view(1, 1, FRAMES, 1, 1)
-    pad_for_batch_invariance, flickering = (
-        concluded(task, target + 0.05 * sign, batch) for sign in (torch.ones_like(sign_T), sign_T)
+    constant, flickering = (
+        compute_metrics(task, target + 0.05 * sign, batch)
+        for sign in (torch.ones_like(sign_T), sign_T)
     )
-    assert pad_for_batch_invariance["psnr"] == pytest.approx(flickering["psnr"])
+    assert constant["psnr"] == pytest.approx(flickering["psnr"])
     assert flickering["psnr"] == pytest.approx(10 * np.log10(4 / 0.05**2))
-    assert pad_for_batch_invariance["frame_difference_psnr"] == 100
+    assert constant["frame_difference_psnr"] == 100
     assert flickering["frame_difference_psnr"] == pytest.approx(10 * np.log10(4 / 0.1**2), abs=0.5)
 
 
-def test_pictures_have_no_motion_to_be_measured_and_do_not_water_it_down() -> None:
-    task, clips, mixture = build_task(), batch_of(9), batch_of(9, 1, 1)
-    noise = 0.1 * torch.randn_like(mixture.examples.videos)
-    alone = concluded(task, clips.examples.videos + noise[:1], clips)
-    train_together = concluded(task, mixture.examples.videos + noise, mixture)
-    assert train_together["frame_difference_psnr"] == pytest.approx(alone["frame_difference_psnr"])
+def test_frame_difference_psnr_excludes_images() -> None:
+    task, video, mixed = build_task(), build_batch(9), build_batch(9, 1, 1)
+    noise = 0.1 * torch.randn_like(mixed.examples.videos)
+    alone = compute_metrics(task, video.examples.videos + noise[:1], video)
+    together = compute_metrics(task, mixed.examples.videos + noise, mixed)
+    assert together["frame_difference_psnr"] == pytest.approx(alone["frame_difference_psnr"])
     for frames in (1, 9):
-        pictures = batch_of(1, 1, frames=frames)
-        assert "frame_difference_psnr" not in concluded(task, pictures.examples.videos, pictures)
+        images = build_batch(1, 1, frames=frames)
+        assert "frame_difference_psnr" not in compute_metrics(task, images.examples.videos, images)
 
 
-def test_bits_per_pixel_are_counted_by_hand() -> None:
-    """3 x 8 x 8 symbols of 64, which are 6 bits, for 9 frames of 16 x 16; over any number of
-    batches."""
+def test_bits_per_pixel_are_those_of_the_codes() -> None:
+    """3 x 8 x 8 codes of 6 bits for 9 frames of 16 x 16 pixels; over any batches."""
     task = build_task()
     with eval_mode(task):
-        seen = [task.batch_stats(batch_of(9, 9)), task.batch_stats(batch_of(9, first=2))]
-    numbers = task.compute_metrics({name: seen[0][name] + seen[1][name] for name in seen[0]})
-    assert numbers["bits_per_pixel"] == pytest.approx(3 * 8 * 8 * 6 / (9 * 16 * 16))
-    assert numbers.keys() == {
+        sums = [task.eval_step(build_batch(9, 9)), task.eval_step(build_batch(9, first=2))]
+    metrics = task.compute_metrics({name: sums[0][name] + sums[1][name] for name in sums[0]})
+    assert metrics["bits_per_pixel"] == pytest.approx(3 * 8 * 8 * 6 / (9 * 16 * 16))
+    assert metrics.keys() == {
         "psnr",
         "ssim",
         "pixel",
         "frame_difference_psnr",
         "bits_per_pixel",
-        "usage",
-        "perplexity",
+        "codebook_usage",
+        "codebook_perplexity",
     }
 
 
-# ---- what is shown
+# ---- samples
 
 
-def frames_of(path: Path) -> np.ndarray:
+def read_frames(path: Path) -> np.ndarray:
     with av.open(str(path)) as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
-def test_what_is_shown_opens_with_its_real_frames_and_is_not_black(tmp_path: Path) -> None:
-    """Theirs wrote black films."""
-    task, batch = build_task(), batch_of(9, 4, 1)
-    clips = batch.examples.videos
-    shown = task.reconstruction.shown(
-        clips.flip(1), batch
-    )  # the "reconstruction" has red and blue exchanged
-    for video, length, clip in zip(shown, (9, 4, 1), clips):
-        written = video.save(tmp_path / f"{length}")
-        assert written.suffix == ".mp4"
-        film, animation = frames_of(written), frames_of(tmp_path / f"{length}.gif")
-        assert len(film) == len(animation) == length
-        bright = ((clip[:, :length].permute(1, 2, 3, 0).numpy() + 1) * 127.5).clip(0, 255)
-        for frames in (film, animation):
+def test_saved_pairs_have_the_valid_frames_and_colours(tmp_path: Path) -> None:
+    task, batch = build_task(), build_batch(9, 4, 1)
+    videos = batch.examples.videos
+    pairs = task.adapter.show_pairs(videos.flip(1), batch)  # red and blue are exchanged
+    for pair, length, video in zip(pairs, (9, 4, 1), videos, strict=True):
+        path = pair.save(tmp_path / f"{length}")
+        assert path.suffix == ".mp4"
+        saved, animation = read_frames(path), read_frames(tmp_path / f"{length}.gif")
+        assert len(saved) == len(animation) == length
+        expected = ((video[:, :length].permute(1, 2, 3, 0).numpy() + 1) * 127.5).clip(0, 255)
+        colour = expected.mean((0, 1, 2))
+        for frames in (saved, animation):
             left, right = frames[:, :SIZE, :SIZE], frames[:, :SIZE, -SIZE:]
-            assert abs(left.mean((0, 1, 2)) - bright.mean((0, 1, 2))).max() < 12
-            assert abs(right.mean((0, 1, 2)) - bright.mean((0, 1, 2))[::-1]).max() < 12
-        assert bright.mean() > 25, "the toy itself is not black"
+            assert abs(left.mean((0, 1, 2)) - colour).max() < 12
+            assert abs(right.mean((0, 1, 2)) - colour[::-1]).max() < 12
+        assert expected.mean() > 25, "the original is not black"
 
 
-def test_samples_are_each_clip_beside_its_reconstruction_at_its_own_speed() -> None:
-    task, batch = build_task(), batch_of(9, 1)
+def test_samples_are_videos_beside_reconstructions_at_their_frame_rates() -> None:
+    task, batch = build_task(), build_batch(9, 1)
     with eval_mode(task):
         samples = task.sample(batch)
     assert [len(sample.frames) for sample in samples] == [9, 1]

@@ -65,9 +65,7 @@ def read_frames(
     starts at the last key frame before the start and stops after the last frame. With `min_side`,
     much larger frames are reduced one by one; their short side stays at least `min_side`.
     """
-    # time stamps are rounded to 1 ms in WebM and 10 ms in GIF, so a frame may be late by this much
-    tolerance = min(0.25 / rate_hz, 0.01)
-    times = [start_seconds + number / rate_hz + tolerance for number in range(count)]
+    times = display_times(start_seconds, count, rate_hz)
     with add_path(path):
         frames = select_displayed(open_reader(str(path)).frames(times[0], min_side), times)
         if not frames:
@@ -81,6 +79,15 @@ def read_frames(
                 f"the frames have different sizes ({sizes}), but a video needs frames of one size"
             )
     return np.stack(frames)
+
+
+def display_times(start_seconds: float, count: int, rate_hz: float) -> list[float]:
+    """Return start, start + 1/rate, ... with a tolerance for frames that are displayed late.
+
+    Time stamps are rounded to 1 ms in WebM and to 10 ms in GIF.
+    """
+    tolerance = min(0.25 / rate_hz, 0.01)
+    return [start_seconds + number / rate_hz + tolerance for number in range(count)]
 
 
 def select_displayed(frames: Frames, times: list[float]) -> list[np.ndarray]:
