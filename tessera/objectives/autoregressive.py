@@ -28,7 +28,12 @@ from tessera.objectives.generation import (
     GeneratorTask,
     TokenizerProtocol,
 )
-from tessera.sampling.autoregressive import AutoregressiveSampling, StartDecoding, generate, with_cfg
+from tessera.sampling.autoregressive import (
+    AutoregressiveSampling,
+    StartDecoding,
+    generate,
+    with_cfg,
+)
 from tessera.sampling.guidance import Guidance
 
 
@@ -107,9 +112,7 @@ class AutoregressiveTask(GeneratorTask):
         accuracy = partial(
             token_accuracy, correct_M, predictions.example_M, predictions.num_examples
         )
-        return Loss(
-            {"cross_entropy": predictions.cross_entropy_B().mean()}, {"accuracy": accuracy}
-        )
+        return Loss({"cross_entropy": predictions.cross_entropy_B().mean()}, {"accuracy": accuracy})
 
     def get_tokens(self, examples: Any) -> Tensor:
         """Return tokens (B, N, S), cut after the last position of the longest example."""

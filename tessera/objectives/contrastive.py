@@ -5,15 +5,15 @@ pushed apart from all other pairs of the batch. The loss is therefore not a mean
 whole step is still one batch, over micro-batches and processes (gradient caching, Gao 2021, arXiv
 2101.06983):
 
-- `gather_embeddings` computes the embeddings of all micro-batches without gradients and gathers those
-  of all processes;
+- `gather_embeddings` computes the embeddings of all micro-batches without gradients and gathers
+  those of all processes;
 - the loss of a micro-batch is the loss of the whole batch, in which only its own embeddings have
   gradients.
 
-The engine takes the mean over k micro-batches and processes. The gradient of the whole batch is a sum
-over embeddings, so those with gradients are passed on as `e.detach() + k (e - e.detach())`: the same
-value with k times the gradient. The scale of the similarities is in each of the k losses, and their
-mean is already its gradient. A single micro-batch on a single process is the whole batch.
+The engine takes the mean over k micro-batches and processes. The gradient of the whole batch is a
+sum over embeddings, so those with gradients are passed on as `e.detach() + k (e - e.detach())`: the
+same value with k times the gradient. The scale of the similarities is in each of the k losses, and
+their mean is already its gradient. A single micro-batch on a single process is the whole batch.
 
 Two examples with the same caption, or with the same set of captions, are never negatives of each
 other.
@@ -73,9 +73,7 @@ class TwoTowerModel(Protocol):
     bias: Tensor | None
     """The bias of the logits of each layer, (L,), where the loss has one."""
 
-    def embed_media(
-        self, examples: Any, generators: Sequence[Generator] | None = None
-    ) -> Tensor:
+    def embed_media(self, examples: Any, generators: Sequence[Generator] | None = None) -> Tensor:
         """Return unit embeddings (B, L, D); the last layer is the embedding."""
 
     def embed_text(self, captions: Sequence[str]) -> Tensor:
@@ -308,6 +306,6 @@ COLLAPSED = Alarm(
     above=0.995,
     patience=10,
     after=200,
-    hint="The loss is ln(candidates): all examples, or all captions, have the same embedding. Lower "
-    "the learning rate, use a longer warm-up, or inspect the captions (`tessera check`).",
+    hint="The loss is ln(candidates): all examples, or all captions, have the same embedding. "
+    "Lower the learning rate, use a longer warm-up, or inspect the captions (`tessera check`).",
 )

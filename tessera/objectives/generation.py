@@ -1,4 +1,4 @@
-"""What generator objectives share: tokenizers, requests, results, and the preparation of captions."""
+"""What generator objectives share: tokenizers, requests, results and prepared captions."""
 
 from __future__ import annotations
 
@@ -157,8 +157,8 @@ class GeneratorConfig(TaskConfig):
     tokenizer: str
     """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
     tokens: str = "cache"
-    """When examples are tokenized: `cache` tokenizes once before the first step, `live` at every step,
-    which augmentation needs; or the path of a folder that `tessera tokenize` wrote."""
+    """When examples are tokenized: `cache` tokenizes once before the first step, `live` at every
+    step, which augmentation needs; or the path of a folder that `tessera tokenize` wrote."""
     cond_drop_prob: float = 0.1
     """The probability with which the caption of a training example is dropped, for guidance."""
     model: Any
@@ -186,8 +186,9 @@ class GeneratorConfig(TaskConfig):
     def validate_data(self, data: Any) -> None:
         if self.tokens != "live" and data != data.without_augmentation():
             raise ValueError(
-                "Augmented examples cannot be tokenized in advance: disable augmentation (for images "
-                "--data.crop centre, no --data.flip, --data.min-scale 1), or use --task.tokens live."
+                "Augmented examples cannot be tokenized in advance: disable augmentation (for "
+                "images --data.crop centre, no --data.flip, --data.min-scale 1), or use "
+                "--task.tokens live."
             )
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
@@ -226,8 +227,8 @@ class GeneratorTask(Task):
         if not any(captions):
             raise ValueError(
                 "No example has a caption, but this recipe is trained on captions: put name.txt "
-                "beside each file, or a metadata.jsonl, or sort the files into named folders. For a "
-                "model without prompts use --text none."
+                "beside each file, or a metadata.jsonl, or sort the files into named folders. For "
+                "a model without prompts use --text none."
             )
         for network in self.text_networks():
             network.text.prepare_text(captions, cache_dir)

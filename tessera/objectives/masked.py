@@ -2,9 +2,9 @@
 2023, arXiv 2301.00704).
 
 The model predicts masked tokens from the others, from the caption and from the tokens of a
-conditioning tokenizer, if there is one. A critic, if there is one, is a second update that is trained
-to separate sampled from real tokens. Examples may differ in length: codes are -1 after the end of an
-example, and such positions are never attended to.
+conditioning tokenizer, if there is one. A critic, if there is one, is a second update that is
+trained to separate sampled from real tokens. Examples may differ in length: codes are -1 after the
+end of an example, and such positions are never attended to.
 
 B batch, N positions, S tokens in a position, M predicted tokens, V vocabulary.
 """
@@ -60,9 +60,9 @@ NEVER = 1 << 62
 @dataclass(frozen=True, kw_only=True)
 class MaskedConfig(GeneratorConfig):
     max_positions: int | None = None
-    """The maximum number of positions of the transformer: where an example has more tokens, squares of
-    2 x 2, 4 x 4, ... of them share one; None uses a position for each. A quarter of the positions
-    costs a quarter or less."""
+    """The maximum number of positions of the transformer: where an example has more tokens, squares
+    of 2 x 2, 4 x 4, ... of them share one; None uses a position for each. A quarter of the
+    positions costs a quarter or less."""
     model: MaskedTransformerConfig = field(default_factory=MaskedTransformerConfig)
     critic: CriticConfig | CriticHeadConfig | None = None
     """A network that separates sampled from real tokens and can choose which tokens to keep."""
@@ -164,8 +164,9 @@ class MaskedTask(GeneratorTask):
         )
         if self.model.critic is not None:
             self.pass_to_critic(batch, masked, logits_MV.detach(), randomness, token_batch)
-        # The sum is divided by the expected number of masked tokens instead of the actual one, so that
-        # micro-batches add up to the batch exactly. The mean per token of each example is logged too.
+        # The sum is divided by the expected number of masked tokens instead of the actual one, so
+        # that micro-batches add up to the batch exactly. The mean per token of each example is
+        # logged too.
         expected = len(batch) * self.config.masking.expected_num_masked(self.layout)
         detached, mask = logits_MV.detach(), masked.loss_mask
         metrics: dict[str, Any] = {
@@ -182,14 +183,12 @@ class MaskedTask(GeneratorTask):
     ) -> Tensor:
         """Return logits (M, V) of the tokens to predict.
 
-        With self-conditioning (Chen 2022, arXiv 2208.04202) a first pass without gradients gives the
-        previous states: for all examples, or in training for some.
+        With self-conditioning (Chen 2022, arXiv 2208.04202) a first pass without gradients gives
+        the previous states: for all examples, or in training for some.
         """
         network = self.model.network
         if not self.config.model.self_condition:
-            return network.logits_at(
-                masked.input_ids, masked.loss_mask, condition, masked.valid_BN
-            )
+            return network.logits_at(masked.input_ids, masked.loss_mask, condition, masked.valid_BN)
         with torch.no_grad():
             previous = network.states(masked.input_ids, condition, valid_BN=masked.valid_BN)
         if self_condition is not None:

@@ -29,8 +29,8 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         if not 0 <= self.keep + self.replace <= 1 or min(self.keep, self.replace) < 0:
             raise ValueError(
-                f"keep ({self.keep}) and replace ({self.replace}) must be fractions whose sum is at "
-                "most 1."
+                f"keep ({self.keep}) and replace ({self.replace}) must be fractions whose sum is "
+                "at most 1."
             )
 
     def validate_quantizers(self, num_quantizers: int) -> None:
@@ -38,9 +38,7 @@ class MaskingConfig:
 
     def expected_num_masked(self, layout: Layout) -> float:
         """Return the mean number of masked tokens of an example."""
-        return (
-            layout.num_positions * layout.tokens_per_position * mean_mask_ratio(self.schedule)
-        )
+        return layout.num_positions * layout.tokens_per_position * mean_mask_ratio(self.schedule)
 
     def mask(
         self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
@@ -60,10 +58,10 @@ class MaskingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LevelMaskingConfig:
-    """Mask tokens of one residual quantizer (SoundStorm, Borsos 2023, arXiv 2305.09636, section 3.2).
+    """Mask tokens of one residual quantizer, as SoundStorm (Borsos 2023, arXiv 2305.09636, 3.2).
 
-    A quantizer level is drawn; some of its tokens are predicted, coarser levels are shown, and finer
-    levels are masked and not predicted.
+    A quantizer level is drawn; some of its tokens are predicted, coarser levels are shown, and
+    finer levels are masked and not predicted.
     """
 
     schedule: Schedule = "cosine"

@@ -1,8 +1,8 @@
 """The tokenizer objective: reconstruct an example from a few discrete codes.
 
 The update `model` minimises the reconstruction loss of the modality, the penalties of the quantizer
-and, once they have started, the adversarial terms. Each discriminator is an update of its own that is
-trained on originals and on the reconstructions of the same step.
+and, once they have started, the adversarial terms. Each discriminator is an update of its own that
+is trained on originals and on the reconstructions of the same step.
 
 A modality provides two things: a `MediaAdapter`, which converts examples to tensors and tensors to
 media, and a `ReconstructionLoss`.
@@ -19,7 +19,16 @@ import torch
 from torch import Tensor, nn
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Alarm, Batch, BestMetric, Loss, ProcessGroup, Task, TaskConfig, Update
+from tessera.engine.task import (
+    Alarm,
+    Batch,
+    BestMetric,
+    Loss,
+    ProcessGroup,
+    Task,
+    TaskConfig,
+    Update,
+)
 from tessera.losses.adversarial import (
     balance_adversarial,
     feature_matching_B,
@@ -103,7 +112,7 @@ class ReconstructionConfig:
 
 
 class DiscriminatorNetwork(Protocol):
-    """Logits that are high for originals; `discriminate` also returns the features of its layers."""
+    """Logits that are high for originals; `discriminate` also returns the features of layers."""
 
     def __call__(self, inputs: Tensor) -> Tensor: ...
     def discriminate(self, inputs: Tensor) -> Any: ...
@@ -268,9 +277,7 @@ class TokenizerTask(Task):
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Add the adversarial term and feature matching; return terms and metrics."""
         adversary = self.config.adversary
-        generator_loss = (
-            hinge_generator if adversary.loss == "hinge" else non_saturating_generator
-        )
+        generator_loss = hinge_generator if adversary.loss == "hinge" else non_saturating_generator
         fakes = {
             name: one.network.discriminate(one.view(output, batch))
             for name, one in self.discriminators.items()

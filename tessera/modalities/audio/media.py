@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -67,7 +67,7 @@ class AudioBatch:
     rate_hz: int
     captions: list[str]
 
-    def to(self, device: torch.device | str) -> AudioBatch:
+    def to(self, device: torch.device | str) -> Self:
         return replace(self, samples=self.samples.to(device), lengths=self.lengths.to(device))
 
 

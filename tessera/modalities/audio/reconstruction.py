@@ -1,6 +1,6 @@
 """Reconstruction of audio: adapter, loss, metrics and discriminators of the tokenizer objective.
 
-Audio is (B, 1, N) in [-1, 1]. Of a short recording only the first `lengths` samples are valid and
+Audio is (B, 1, N) in [-1, 1]. Of a short example only the first `lengths` samples are valid and
 silence follows, which counts in no loss and no metric.
 """
 
@@ -38,7 +38,7 @@ from tessera.objectives.reconstruction import (
 )
 
 MIN_RMS = 1e-3
-"""Recordings below this root mean square are silent, and SI-SDR is not defined for them."""
+"""Examples below this root mean square are silent, and SI-SDR is not defined for them."""
 
 
 class WaveformAdapter(MediaAdapter):
@@ -60,9 +60,7 @@ class AudioAdapter(WaveformAdapter):
         return [self.to_audio(samples_1N, find_end(samples_1N)) for samples_1N in output]
 
     def to_audio(self, samples_1N: Tensor, length: int) -> Audio:
-        return Audio(
-            samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz
-        )
+        return Audio(samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz)
 
     def show_pairs(self, output: Tensor, batch: Batch[AudioBatch]) -> list[Audio]:
         """Return each original followed by its reconstruction."""
@@ -79,8 +77,8 @@ class AudioReconstructionConfig(ReconstructionConfig):
     rate_hz: int = 16_000
     """The sampling rate of the data, for the mel bands of the loss."""
     samples: float = 10.0
-    """The weight of the mean absolute difference of samples, which determines the phase. With 1, four
-    recordings were still at -27 dB after 200 steps; with 10 they were at 2.8."""
+    """The weight of the mean absolute difference of samples, which determines the phase. With 1,
+    four examples were still at -27 dB after 200 steps; with 10 they were at 2.8."""
     mel: float = 1.0
     """The weight of the multi-resolution mel distance."""
     mel_windows: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
@@ -90,7 +88,8 @@ class AudioReconstructionConfig(ReconstructionConfig):
     stft_windows: tuple[int, ...] = (512, 1024, 2048)
     """The window lengths of the STFT distance in samples."""
     speech_metrics: Literal["auto", "always", "never"] = "auto"
-    """When STOI and PESQ are reported: `auto` reports them for examples that are detected as speech."""
+    """When STOI and PESQ are reported: `auto` reports them for examples that are detected as
+    speech."""
 
     def __post_init__(self) -> None:
         for name in ("samples", "mel", "stft"):

@@ -1,7 +1,7 @@
-"""Reconstruction of audio features from semantic tokens: adapter, metrics and pictures.
+"""Reconstruction of audio features from semantic tokens: adapter, metrics and images.
 
-Nothing can be played from semantic tokens. The model's output are features as decoded from the tokens
-and as computed from the audio, (B, T, 2, D).
+Nothing can be played from semantic tokens. The model's output are features as decoded from the
+tokens and as computed from the audio, (B, T, 2, D).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tessera.objectives.reconstruction import (
 )
 
 FRAME_PIXELS, ROW_PIXELS = 4, 8
-"""The pixels of one frame and of one feature in a picture."""
+"""The pixels of one frame and of one feature in an image."""
 MAX_DEVIATION = 2.5
 """The number of standard deviations at which a feature is drawn black or white."""
 

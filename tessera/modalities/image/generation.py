@@ -34,9 +34,7 @@ class ImageGeneratorConfig(MaskedConfig):
         white = replace(encoder.data, path=inputs.data).read_mask(inputs.mask)
         mask = cover_cells(torch.from_numpy(white), encoder.tokenizers["tokenizer"].grid)[None]
         if not mask.any():
-            raise ValueError(
-                f"{inputs.mask} has no white pixel: white marks the part to generate."
-            )
+            raise ValueError(f"{inputs.mask} has no white pixel: white marks the part to generate.")
         return TokenPrompt(encoder.encode_file(inputs.data), mask)
 
 

@@ -48,9 +48,7 @@ class MeshAdapter(MediaAdapter):
         counts = examples.face_counts.tolist()
         rows = zip(target_bins(examples), output.argmax(-1), counts, strict=True)
         return [
-            Mesh.side_by_side(
-                *(bins_to_mesh(one[:count].cpu().numpy(), num_bins) for one in pair)
-            )
+            Mesh.side_by_side(*(bins_to_mesh(one[:count].cpu().numpy(), num_bins) for one in pair))
             for *pair, count in rows
         ]
 
@@ -112,7 +110,7 @@ def bins_to_mesh(bins_FC: np.ndarray, num_bins: int) -> Mesh:
 
 
 def chamfer_distance(predicted_FC: Tensor, target_FC: Tensor) -> Tensor:
-    """Return the mean distance in bins of the corners of either mesh to the nearest of the other."""
+    """Return the mean distance, in bins, of the corners of one mesh to the nearest of the other."""
     predicted, target = (
         bins_FC.reshape(-1, 3).double().unique(dim=0) for bins_FC in (predicted_FC, target_FC)
     )

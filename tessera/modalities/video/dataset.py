@@ -54,9 +54,9 @@ class VideoDataConfig(DataConfig):
     """What to do with videos of fewer frames: repeat the last frame, or skip them."""
     images: Literal["single", "skip"] = "single"
     """Whether images in the folder are videos of a single frame or are skipped."""
-    folders: Literal["pictures", "clips"] = "pictures"
-    """Whether a folder of images holds single images (`pictures`), or is one video of numbered frames
-    at 24 per second (`clips`)."""
+    folders: Literal["images", "videos"] = "images"
+    """Whether a folder of images holds single images (`images`), or is one video of numbered frames
+    at 24 per second (`videos`)."""
     val_fraction: float = 0.05
     """The fraction held out, chosen by file name; 0 validates on the training videos."""
     split_seed: int = 0
@@ -143,12 +143,12 @@ class VideoDataConfig(DataConfig):
 def find_videos(
     path: str | Path,
     images: Literal["single", "skip"] = "single",
-    folders: Literal["pictures", "clips"] = "pictures",
+    folders: Literal["images", "videos"] = "images",
 ) -> Found:
     """Find videos: files and, if requested, folders of frames ("." is the folder itself)."""
-    suffixes = IMAGE_SUFFIXES if images == "single" or folders == "clips" else ()
+    suffixes = IMAGE_SUFFIXES if images == "single" or folders == "videos" else ()
     found = find_files(path, SUFFIXES + suffixes, "videos")
-    if folders == "pictures" or Path(path).expanduser().is_file():
+    if folders == "images" or Path(path).expanduser().is_file():
         return found
     frames = {name for name in found.names if name.lower().endswith(IMAGE_SUFFIXES)}
     frame_folders = {posixpath.dirname(name) or "." for name in frames}

@@ -117,7 +117,7 @@ class VideoReport(Report):
 def inspect_folder(
     path: str | Path,
     *,
-    folders: Literal["pictures", "clips"] = "pictures",
+    folders: Literal["images", "videos"] = "images",
     num_workers: int | None = None,
     progress: Progress | None = None,
 ) -> VideoReport:

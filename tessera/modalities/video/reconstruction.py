@@ -1,9 +1,9 @@
 """Reconstruction of videos: adapter, loss, metrics and discriminators of the tokenizer objective.
 
 Videos are (B, 3, T, H, W) in [-1, 1]. Of an image or a short video only the first frames are valid
-(`VideoBatch.lengths`), and the last of them is repeated after it. Repeated frames count neither in the
-loss nor in the metrics, so images and videos can be trained on together. The quantizer and the motion
-discriminators get the repeated frames too.
+(`VideoBatch.lengths`), and the last of them is repeated after it. Repeated frames count neither in
+the loss nor in the metrics, so images and videos can be trained on together. The quantizer and the
+motion discriminators get the repeated frames too.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class VideoAdapter(MediaAdapter):
         _, _, frames, height, width = target.shape
         if (frames, height, width) != (data.frames, data.size, data.size):
             raise ValueError(
-                f"Got videos of {frames} frames of {width} x {height} pixels, but this tokenizer was "
-                f"trained on {data.frames} frames of {data.size} x {data.size}."
+                f"Got videos of {frames} frames of {width} x {height} pixels, but this tokenizer "
+                f"was trained on {data.frames} frames of {data.size} x {data.size}."
             )
         return target.to(dtype)
 
@@ -197,8 +197,8 @@ class VideoAdversaryConfig(AdversaryConfig):
     def __post_init__(self) -> None:
         if self.frames is None and (self.motion is None or not self.rates):
             raise ValueError(
-                "This adversary has no discriminator: set `frames`, or `motion` and `rates`, or leave "
-                "the adversary out."
+                "This adversary has no discriminator: set `frames`, or `motion` and `rates`, or "
+                "leave the adversary out."
             )
         if any(rate < 1 for rate in self.rates) or len(set(self.rates)) != len(self.rates):
             raise ValueError(f"rates must be different integers of at least 1, got {self.rates}.")

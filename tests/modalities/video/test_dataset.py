@@ -281,18 +281,18 @@ def test_folder_of_frames_is_a_video_only_if_requested(tmp_path):
     (tmp_path / "walk.txt").write_text("a person walks")
     path = str(tmp_path)
     assert len(find_videos(path).names) == 15
-    dataset = VideoDataConfig(path=path, size=16, frames=4, folders="clips").full()
+    dataset = VideoDataConfig(path=path, size=16, frames=4, folders="videos").full()
     assert names(dataset) == ["moving.webp", "run/fast", "walk"]
     assert dataset.caption(2) == "a person walks"
     assert (frame_numbers(load(dataset, 1)), load(dataset, 1).length) == ([3, 4, 5, 6], 4)
-    single = VideoDataConfig(path=f"{path}/walk", size=16, frames=7, folders="clips").full()
+    single = VideoDataConfig(path=f"{path}/walk", size=16, frames=7, folders="videos").full()
     assert names(single) == ["."] and frame_numbers(load(single)) == [1, 2, 3, 4, 5, 6, 7]
 
 
 def test_single_image_is_read_where_folders_are_videos(tmp_path):
     for number in range(3):
         PIL.Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.png")
-    dataset = VideoDataConfig(path=str(tmp_path / "1.png"), folders="clips").full()
+    dataset = VideoDataConfig(path=str(tmp_path / "1.png"), folders="videos").full()
     assert names(dataset) == ["1.png"]
 
 
@@ -433,7 +433,7 @@ def test_signature_changes_when_the_file_or_a_frame_changes(tmp_path):
     (tmp_path / "walk").mkdir()
     PIL.Image.new("RGB", (9, 9)).save(tmp_path / "walk" / "1.png")
     (tmp_path / "gone.mp4").symlink_to(tmp_path / "nowhere")
-    dataset = VideoDataConfig(path=str(tmp_path), folders="clips").full()
+    dataset = VideoDataConfig(path=str(tmp_path), folders="videos").full()
     before = [dataset.signature(i) for i in range(3)]
     assert before == [dataset.signature(i) for i in range(3)] and before[1] == "missing"
     write_lossless(tmp_path / "a.webp", 4)

@@ -104,7 +104,7 @@ def test_folder_of_frames_is_inspected_as_a_video_on_request(tmp_path):
         PIL.Image.new("RGB", (8, 6)).save(tmp_path / "walk" / f"{number}.png")
     report = inspect_folder(tmp_path)
     assert (report.videos, report.images) == (0, 6)
-    report = inspect_folder(tmp_path, folders="clips")
+    report = inspect_folder(tmp_path, folders="videos")
     assert (report.videos, report.images) == (1, 0)
     assert report.durations.max_frames == 6 and report.codecs == {"frames": 1}
 
