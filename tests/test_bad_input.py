@@ -119,7 +119,7 @@ def test_tokenizer_run_opens_no_caption_file(tmp_path, monkeypatch):
     (data / "metadata.csv").write_text("not,CSV\n1\n")
     opened: list[Path] = []
 
-    def recording(method: Callable[..., Any]) -> Callable[..., Any]:
+    def record_calls(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(path: Path, *args: Any, **kwargs: Any) -> Any:
             opened.append(path)
             return method(path, *args, **kwargs)
@@ -127,7 +127,7 @@ def test_tokenizer_run_opens_no_caption_file(tmp_path, monkeypatch):
         return call
 
     for name in ("open", "read_text", "read_bytes"):
-        monkeypatch.setattr(Path, name, recording(getattr(Path, name)))
+        monkeypatch.setattr(Path, name, record_calls(getattr(Path, name)))
     command = (*TRAIN, "--data", data, "--steps", "2", "--out", tmp_path / "run")
     result = tessera(*command)
     assert result.code == 0, result

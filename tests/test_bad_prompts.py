@@ -96,6 +96,26 @@ def test_captions_of_some_examples_are_enough(tmp_path):
     assert tessera(*TRAIN, *flags).code == 0
 
 
+@pytest.mark.parametrize("tokens", ["cache", "live"])
+def test_unreadable_caption_leaves_out_its_example_only(tokens, tmp_path):
+    folder = write_images(tmp_path / "images")
+    for number in range(6):
+        (folder / f"{number}.txt").write_text("a ramp")
+    (folder / "4.txt").write_bytes(b"caf\xe9")
+    flags = ("--task.tokens", tokens, "--steps", "4", "--data.val-fraction", "0")
+    command = (*TRAIN, "--tokenizer", tokenizer(), "--data", folder, *flags)
+    result = tessera(*command, "--out", tmp_path / "run")
+    assert result.code == 0, result
+    assert "Skipped 4.png" in result.text and "4.txt: the caption cannot be read" in result.text
+
+
+def test_unreadable_caption_cannot_be_a_prompt(run, tmp_path, out):
+    folder = write_images(tmp_path / "images", 1)
+    (folder / "0.txt").write_bytes(b"caf\xe9")
+    message = run_invalid("sample", run, "--data", folder, "--count", "1", "--out", out)
+    assert "0.txt: the caption cannot be read" in message and not out.exists()
+
+
 def test_unconditional_run_generates_but_supports_no_prompt(unconditional, out):
     assert tessera("sample", unconditional, "--count", "2", "--out", out).code == 0
     for flags in (("--prompt", "a ring"), ("--negative-prompt", "a ring")):

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from tessera.data.dataset import DataConfig, ExampleDataset
+from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
 from tessera.data.sample_metrics import Samples
 from tessera.engine.evaluation import make_samples, spread_indices
@@ -406,7 +407,10 @@ def choose_captions(trained: TrainedRun, path: str | None, count: int) -> list[s
     """Return captions spread over the held-out examples, or over those of a path."""
     dataset = open_dataset(trained, path)
     indices = spread_indices(len(dataset), count)
-    return [dataset.caption(indices[i % len(indices)]) for i in range(count)]
+    try:
+        return [dataset.caption(indices[i % len(indices)]) for i in range(count)]
+    except UnreadableFile as error:
+        raise UserError(str(error)) from None
 
 
 @dataclasses.dataclass

@@ -142,6 +142,7 @@ def sample(
         raise UserError(f"--count must be at least 1, got {count}.")
     trained = load_run(run, weights)
     print_notices(trained.notices)
+    inputs = MediaInputs(data, mask, like, prompt_audio, seconds)
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     if isinstance(trained.task, GeneratorTask):
@@ -150,7 +151,7 @@ def sample(
         request = generator.build_request(
             prompts=prompt,
             negative_prompt=negative_prompt,
-            inputs=MediaInputs(data, mask, like, prompt_audio, seconds),
+            inputs=inputs,
             count=count,
             seed=seed,
             sampling=drop_none(
@@ -169,7 +170,7 @@ def sample(
         )
         generated = generator.run(request, superres_decoding_steps)
     else:
-        if prompt or negative_prompt or mask or superres or like:
+        if prompt or negative_prompt or superres or inputs != MediaInputs(data):
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no prompt, "
                 "mask or second run: those are for generators, such as images-maskgit."

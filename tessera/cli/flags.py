@@ -97,7 +97,7 @@ def run_class(run: Run) -> Any:
         "Flags",
         [
             ("engine", Annotated[EngineConfig, tyro.conf.arg(name="")]),
-            ("task", tyro.conf.AvoidSubcommands[task_type]),  # type: ignore[valid-type]
+            ("task", tyro.conf.AvoidSubcommands[task_type]),  # type: ignore[valid-type, misc]
             ("data", type(run.data)),
             ("out", Annotated[str | None, tyro.conf.arg(help=out_help)], None),
             ("fresh", Annotated[switch, tyro.conf.arg(help=fresh_help)], False),

@@ -1,2 +1,1 @@
-"""Sources: numbered examples of a medium (`len`, `name(index)`, `item(index, rng)`,
-`collate(examples)`)."""
+"""Data that no modality owns: discovery of files, captions, datasets, loaders and stored tokens."""

@@ -58,8 +58,6 @@ class Modality:
     files."""
     recipes: tuple[Recipe, ...]
     demo: tuple[DemoStep, ...] = field(default=())
-    demo_minutes: str = ""
-    """How long the demo takes on two CPU cores, for `tessera demo --help`."""
 
 
 MODALITIES: dict[str, Modality] = {}

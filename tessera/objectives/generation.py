@@ -193,7 +193,8 @@ class GeneratorConfig(TaskConfig):
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Turn media files into codes to start from; None if they only provide captions."""
-        unsupported = [name for name in ("mask", "like", "prompt_audio") if getattr(inputs, name)]
+        names = ("mask", "like", "prompt_audio", "seconds")
+        unsupported = [name for name in names if getattr(inputs, name) is not None]
         if unsupported:
             flag = unsupported[0].replace("_", "-")
             raise ValueError(f"This run does not support --{flag}: leave it out.")

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tessera.api.tokenizer import Tokenizer
 from tessera.data.dataset import ExampleDataset, Split, Subset
+from tessera.data.errors import UnreadableFile
 from tessera.data.tokens import TokenDataset, read_tokens, write_tokens
 from tessera.engine.distributed import Distributed
 from tessera.engine.evaluation import NOTHING_HELD_OUT
@@ -65,21 +66,25 @@ class TokenCache:
         return TokenDataset(names, codes, captions, several)
 
     def tokenize(self, dataset: ExampleDataset, if_empty: str) -> TokenDataset:
-        """Encode a dataset with every tokenizer; unreadable examples are left out."""
+        """Encode a dataset with every tokenizer; unreadable examples and captions are left out."""
         rows = {name: self.get_rows(dataset, name) for name in self.tokenizers}
-        readable = [
-            i
-            for i in range(len(dataset))
-            if all(dataset.name(i) in by_name for by_name in rows.values())
-        ]
-        names = [dataset.name(i) for i in readable]
+        captions: list[list[str]] = []
+        names: list[str] = []
+        for i in range(len(dataset)):
+            name = dataset.name(i)
+            if all(name in by_name for by_name in rows.values()):
+                try:
+                    captions.append(dataset.all_captions(i))
+                except UnreadableFile as error:
+                    self.notify(f"Skipped {name}: {error}")
+                else:
+                    names.append(name)
         if not names:
             raise UserError(if_empty)
         codes = {
             tokenizer: torch.stack([by_name[name] for name in names])
             for tokenizer, by_name in rows.items()
         }
-        captions = [dataset.all_captions(i) for i in readable]
         first = [next(iter(some), "") for some in captions]
         several = {i: some for i, some in enumerate(captions) if len(some) > 1}
         return TokenDataset(names, codes, first, several)

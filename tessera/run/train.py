@@ -297,7 +297,7 @@ def dry_run(run: Run) -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = build_engine(short_run, RunDirectory(folder), split=split)
         if is_main():
-            Console(width=110).print(update_plan(engine.task))  # 80, the width of a pipe, is narrow
+            Console(width=160).print(update_plan(engine.task))  # a pipe's 80 would cut names
             print(run.reference, end="\n" if run.reference else "")
         engine.run()
         trained = {name: tensor.clone() for name, tensor in engine.task.state_dict().items()}

@@ -41,7 +41,7 @@ def write_video(path: Path, seed: int) -> Path:
 
 
 def write_audio(path: Path, seed: int) -> Path:
-    """Write audio that is as long as an example of the tiny preset, or shorter."""
+    """Write audio that is shorter than an example of the tiny preset."""
     samples = np.random.default_rng(seed).uniform(-0.5, 0.5, (1, 2000 - 450 * seed))
     return Audio(samples.astype(np.float32), 8000).write(path.with_suffix(".wav"))
 

@@ -1,4 +1,4 @@
-"""A run as JSON and back, and what may change when it goes on."""
+"""A run as JSON and back, and the settings that may change when it is resumed."""
 
 from __future__ import annotations
 
@@ -9,226 +9,102 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tessera.engine.engine import EngineConfig
+from tessera.modalities.audio.recipes import audio_soundstorm
 from tessera.modalities.image.recipes import images_maskgit_superres, images_vqgan
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 from tessera.recipes.presets import Preset
 from tessera.run.config import (
     MAY_DIFFER,
     Run,
+    choose_class,
     decode,
     decode_run,
     did_you_mean,
-    list_differences,
     encode,
     flatten,
+    list_differences,
 )
 from tessera.run.errors import UserError
 
 PRESETS = typing.get_args(Preset)
 
 
-def decode_as_recipe(like: Run, values: dict) -> Run:
-    return decode_run(values, type(like.task), type(like.data))
+def decode_as(run: Run, values: dict) -> Run:
+    """Decode with the classes of another run's configurations."""
+    return decode_run(values, type(run.task), type(run.data))
 
 
 def through_json(run: Run) -> Run:
-    return decode_as_recipe(images_vqgan(), json.loads(json.dumps(encode(run))))
+    return decode_as(images_vqgan(), json.loads(json.dumps(encode(run))))
+
+
+# ---- encoding and decoding
 
 
 @pytest.mark.parametrize("quantizer", ["fsq", "lfq", "bsq", "vq"])
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_comes_back_from_its_config_json(preset, quantizer):
+def test_every_preset_is_restored_from_its_config(preset, quantizer):
     for adversary in ("on", "off"):
-        run = images_vqgan(
-            preset=preset, quantizer=quantizer, perceptual="off", adversary=adversary
-        )
-        back = through_json(run)
-        assert back == run
-        assert list_differences(encode(run), encode(back)) == []
+        run = images_vqgan(preset, quantizer, perceptual="off", adversary=adversary)
+        decoded = through_json(run)
+        assert decoded == run
+        assert list_differences(encode(run), encode(decoded)) == []
 
 
-def test_parts_within_parts_and_none_come_back():
-    """A union inside a union, tuples, None where a part is left out, and a part where None is the
-    default."""
-    run = images_vqgan(preset="tiny", perceptual="somewhere/vgg16.pth", adversary="on")
-    deep = ResidualConfig(quantizer=LFQConfig(codebook_size=64, spherical=True), num_quantizers=3)
-    model = replace(run.task.model, quantizer=deep, blocks=(2, 3))
+def test_nested_dataclasses_unions_tuples_and_none_are_restored():
+    run = images_vqgan("tiny", perceptual="somewhere/vgg16.pth", adversary="on")
+    nested = ResidualConfig(quantizer=LFQConfig(codebook_size=64, spherical=True), num_quantizers=3)
+    model = replace(run.task.model, quantizer=nested, blocks=(2, 3))
     optimizer = replace(run.task.optimizer, max_grad_norm=None, betas=(0.5, 0.75))
     run = replace(run, task=replace(run.task, model=model, optimizer=optimizer))
     run = replace(run, engine=replace(run.engine, log_with=("tensorboard", "wandb")))
-    back = through_json(run)
-    assert back == run
-    assert back.task.model.quantizer.quantizer == LFQConfig(codebook_size=64, spherical=True)
-    assert (
-        back.task.optimizer.max_grad_norm is None
-        and back.task.reconstruction.perceptual.vgg == "somewhere/vgg16.pth"
-    )
+    decoded = through_json(run)
+    assert decoded == run
+    assert decoded.task.model.quantizer.quantizer == LFQConfig(codebook_size=64, spherical=True)
+    assert decoded.task.optimizer.max_grad_norm is None
+    assert decoded.task.reconstruction.perceptual.vgg == "somewhere/vgg16.pth"
 
 
 @pytest.mark.parametrize(
     "config", [FSQConfig(levels=(8, 5)), LFQConfig(), VQConfig(codebook_size=64)]
 )
-def test_the_member_of_a_union_is_told_by_its_name(config):
-    run = images_vqgan(preset="tiny")
+def test_member_of_a_union_is_stored_with_its_class_name(config):
+    run = images_vqgan("tiny")
     run = replace(run, task=replace(run.task, model=replace(run.task.model, quantizer=config)))
     stored = encode(run)["task"]["model"]["quantizer"]
-    assert stored["kind"] == type(config).__name__
+    assert stored["class"] == type(config).__name__
     assert type(through_json(run).task.model.quantizer) is type(config)
 
 
-def test_a_field_that_is_always_the_same_class_needs_no_kind():
-    stored = encode(images_vqgan(preset="tiny", adversary="on"))
-    assert "kind" not in stored["engine"] and "kind" not in stored["task"]["adversary"]
-    assert stored["task"]["optimizer"]["kind"] == "adamw", "a setting of that name is a setting"
+def test_field_with_a_single_class_is_stored_without_its_name():
+    stored = encode(images_vqgan("tiny", adversary="on"))
+    assert "class" not in stored["engine"] and "class" not in stored["task"]["adversary"]
+    assert "class" not in stored["task"]["optimizer"]
 
 
-def test_a_whole_number_where_a_float_belongs_becomes_one():
-    stored = encode(images_vqgan(preset="tiny"))
-    stored["task"]["optimizer"] |= {"rate": 1, "clip": 2}
-    optimizer = decode_as_recipe(images_vqgan(), stored).task.optimizer
+def test_field_with_a_class_or_none_is_stored_without_its_name():
+    stored = encode(images_vqgan("tiny", adversary="off"))
+    assert stored["task"]["adversary"] is None
+    assert through_json(images_vqgan("tiny", adversary="off")).task.adversary is None
+
+
+def test_integer_is_converted_where_a_float_is_declared():
+    stored = encode(images_vqgan("tiny"))
+    stored["task"]["optimizer"] |= {"lr": 1, "max_grad_norm": 2}
+    run = decode_as(images_vqgan(), stored)
+    optimizer = run.task.optimizer
     assert (type(optimizer.lr), type(optimizer.max_grad_norm)) == (float, float)
-    assert type(decode_as_recipe(images_vqgan(), stored).engine.steps) is int
+    assert type(run.engine.steps) is int
 
 
-# ---------------------------------------------------------------------------------------------------------- refusals
-
-
-def stored_with(place: str, value: object) -> dict:
-    """The tiny run's config with one setting put in, given as "engine.steps"."""
-    stored = encode(images_vqgan(preset="tiny"))
-    *path, name = place.split(".")
-    group = stored
-    for part in path:
-        group = group[part]
-    group[name] = value
-    return stored
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "says"),
-    [
-        ("engine.step", 3, "no setting 'engine.step' in EngineConfig: did you mean 'steps'?"),
-        ("task.model.quantiser", None, "did you mean 'quantizer'?"),
-        (
-            "task.model.quantizer.level",
-            [4],
-            "'task.model.quantizer.level' in FSQConfig: did you mean 'levels'?",
-        ),
-        ("data.xyz", 1, "There are: path, size"),
-        (
-            "task.model.quantizer",
-            {"kind": "PQConfig"},
-            "FSQConfig or LFQConfig or VQConfig or ResidualConfig",
-        ),
-        ("task.model.quantizer", {"levels": [4]}, "is of kind None"),
-        ("engine", 3, "engine. must be a group of settings, but it is 3"),
-        ("engine.steps", 0, "steps must be 1 or more, but it is 0"),
-        ("engine.workers", -1, "workers must be 0 or more, but it is -1"),
-        ("engine.batch_size", "many", "engine"),
-        ("task.optimizer.lr", -1.0, "above zero"),
-        ("data.size", 15, "multiple of 4. Use 12 or 16"),
-    ],
-)
-def test_a_setting_that_cannot_be_read_is_refused_with_its_place(place, value, says):
-    with pytest.raises(UserError) as run_invalid:
-        decode_as_recipe(images_vqgan(), stored_with(place, value))
-    assert says in str(run_invalid.value)
-
-
-@pytest.mark.parametrize("part", ["task", "data", "engine", "published"])
-def test_a_config_that_is_not_whole_is_refused(part):
-    stored = encode(images_vqgan(preset="tiny"))
-    del stored[part]
-    with pytest.raises(UserError, match=f"has no '{part}'"):
-        decode_as_recipe(images_vqgan(), stored)
-
-
-def test_an_older_config_without_a_newer_field_takes_its_default():
-    stored = encode(images_vqgan(preset="tiny"))
-    del stored["engine"]["patience"]
-    assert (
-        decode_as_recipe(images_vqgan(), stored).engine.max_skipped_steps
-        == EngineConfig().max_skipped_steps
-    )
-
-
-def test_a_required_setting_that_is_missing_is_refused():
-    @dataclass(frozen=True, kw_only=True)
-    class Needs:
-        size: int
-        colour: str = "red"
-
-    with pytest.raises(UserError, match="size"):
-        decode(Needs, {"colour": "blue"})
-
-
-def test_the_nearest_name_is_suggested_or_all_are_listed():
-    assert did_you_mean("step", ["steps", "seed"]) == ": did you mean 'steps'?"
-    assert did_you_mean("zzz", ["steps", "seed"]) == ". There are: steps, seed."
-
-
-# ------------------------------------------------------------------------------------------------------- differences
-
-
-def test_differing_settings_are_named_with_both_values():
-    run = images_vqgan(preset="tiny")
-    other = replace(
-        run, engine=replace(run.engine, seed=7, batch_size=16), data=replace(run.data, flip=True)
-    )
-    assert list_differences(encode(run), encode(other)) == [
-        "data.flip: False in the folder, True asked for",
-        "engine.batch_size: 8 in the folder, 16 asked for",
-        "engine.seed: 0 in the folder, 7 asked for",
-    ]
-
-
-def test_another_kind_of_part_is_a_difference_and_so_is_one_that_is_gone():
-    run = images_vqgan(preset="tiny", adversary="on")
-    other = images_vqgan(preset="tiny", quantizer="vq", adversary="off")
-    named = [line.split(":")[0] for line in list_differences(encode(run), encode(other))]
-    assert "task.model.quantizer.kind" in named and "task.model.quantizer.codebook_size" in named
-    assert any(name.startswith("task.adversary") for name in named)
-
-
-@pytest.mark.parametrize("name", sorted(MAY_DIFFER))
-def test_how_long_how_often_and_on_what_may_differ(name):
-    run = images_maskgit_superres(preset="tiny")
-    group, field_name = name.split(".")
-    before = getattr(getattr(run, group), field_name)
-    value = (
-        ("wandb",)
-        if field_name == "track"
-        else "elsewhere"
-        if isinstance(before, str | None)
-        else before + 1
-    )
-    other = replace(run, **{group: replace(getattr(run, group), **{field_name: value})})
-    assert other != run and list_differences(encode(run), encode(other)) == []
-
-
-def test_what_may_differ_is_what_was_promised():
-    promised = (
-        "steps log_every validate_every sample_every checkpoint_every workers processes".split()
-    )
-    assert {f"engine.{name}" for name in promised} <= MAY_DIFFER
-    never = "seed batch_size accumulate precision average.decay".split()
-    assert not {f"engine.{name}" for name in never} & MAY_DIFFER
-    assert flatten(encode(images_maskgit_superres("tiny"))).keys() >= MAY_DIFFER, (
-        "and each of them exists"
-    )
-
-
-def test_a_field_that_is_called_kind_comes_back_too():
-    run = images_vqgan(preset="tiny")
+def test_setting_that_is_called_name_is_restored():
+    run = images_vqgan("tiny")
     lion = replace(run, task=replace(run.task, optimizer=replace(run.task.optimizer, name="lion")))
-    assert decode_as_recipe(run, encode(lion)) == lion
+    assert encode(lion)["task"]["optimizer"]["name"] == "lion"
+    assert decode_as(run, encode(lion)) == lion
 
 
-def test_settings_are_flattened_by_place():
-    assert flatten({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
-
-
-def test_encoding_reaches_dataclasses_in_tuples():
+def test_dataclasses_within_tuples_are_encoded():
     @dataclass(frozen=True)
     class One:
         size: int = 1
@@ -242,29 +118,171 @@ def test_encoding_reaches_dataclasses_in_tuples():
     assert encode((One(), One(size=2))) == [{"size": 1}, {"size": 2}]
 
 
-# ------------------------------------------------------------------------------------------------------------ engine
+# ---- invalid configurations
+
+
+def encode_with(path: str, value: object) -> dict:
+    """Return the configuration of the tiny run with one setting replaced, given as "engine.steps"."""
+    stored = encode(images_vqgan("tiny"))
+    *groups, name = path.split(".")
+    group = stored
+    for one in groups:
+        group = group[one]
+    group[name] = value
+    return stored
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("engine.step", 3, "EngineConfig has no setting 'engine.step': did you mean 'steps'?"),
+        ("task.model.quantiser", None, "did you mean 'quantizer'?"),
+        (
+            "task.model.quantizer.level",
+            [4],
+            "FSQConfig has no setting 'task.model.quantizer.level': did you mean 'levels'?",
+        ),
+        ("data.xyz", 1, "Known names: path, size"),
+        (
+            "task.model.quantizer",
+            {"class": "PQConfig"},
+            "must be FSQConfig or LFQConfig or VQConfig or ResidualConfig, got 'PQConfig'",
+        ),
+        ("task.model.quantizer", {"levels": [4]}, "The class of task.model.quantizer must be"),
+        ("task.model.quantizer", {"levels": [4]}, "got None"),
+        ("engine", 3, "engine. must be a JSON object, got 3"),
+        ("engine.steps", 0, "steps must be at least 1, got 0"),
+        ("engine.num_workers", -1, "num_workers must be at least 0, got -1"),
+        ("engine.batch_size", "many", "engine"),
+        ("task.optimizer.lr", -1.0, "got -1.0"),
+        ("data.size", 15, "multiple of 4: use 12 or 16"),
+    ],
+)
+def test_invalid_setting_is_rejected_with_its_name(path, value, expected):
+    with pytest.raises(UserError) as raised:
+        decode_as(images_vqgan(), encode_with(path, value))
+    assert expected in str(raised.value)
+
+
+@pytest.mark.parametrize("part", ["task", "data", "engine", "reference"])
+def test_incomplete_config_is_rejected(part):
+    stored = encode(images_vqgan("tiny"))
+    del stored[part]
+    with pytest.raises(UserError, match=f"has no '{part}'"):
+        decode_as(images_vqgan(), stored)
+
+
+def test_config_without_a_newer_setting_uses_its_default():
+    stored = encode(images_vqgan("tiny"))
+    del stored["engine"]["max_skipped_steps"]
+    engine = decode_as(images_vqgan(), stored).engine
+    assert engine.max_skipped_steps == EngineConfig().max_skipped_steps
+
+
+def test_missing_required_setting_is_rejected():
+    @dataclass(frozen=True, kw_only=True)
+    class Sized:
+        size: int
+        colour: str = "red"
+
+    with pytest.raises(UserError, match="size"):
+        decode(Sized, {"colour": "blue"})
+
+
+def test_class_is_chosen_among_the_candidates_only():
+    assert choose_class([FSQConfig, LFQConfig], "LFQConfig", "quantizer") is LFQConfig
+    with pytest.raises(UserError, match="FSQConfig or LFQConfig, got 'EngineConfig'"):
+        choose_class([FSQConfig, LFQConfig], "EngineConfig", "quantizer")
+
+
+def test_closest_name_is_suggested_or_all_names_are_listed():
+    assert did_you_mean("step", ["steps", "seed"]) == ": did you mean 'steps'?"
+    assert did_you_mean("zzz", ["steps", "seed"]) == ". Known names: steps, seed."
+
+
+# ---- differences
+
+
+def test_differences_are_listed_with_both_values():
+    run = images_vqgan("tiny")
+    engine = replace(run.engine, seed=7, batch_size=16)
+    other = replace(run, engine=engine, data=replace(run.data, flip=True))
+    assert list_differences(encode(run), encode(other)) == [
+        "data.flip: False in the folder, True requested",
+        "engine.batch_size: 8 in the folder, 16 requested",
+        "engine.seed: 0 in the folder, 7 requested",
+    ]
+
+
+def test_other_class_and_missing_dataclass_are_differences():
+    run = images_vqgan("tiny", adversary="on")
+    other = images_vqgan("tiny", quantizer="vq", adversary="off")
+    names = [line.split(":")[0] for line in list_differences(encode(run), encode(other))]
+    assert "task.model.quantizer.class" in names
+    assert "task.model.quantizer.codebook_size" in names
+    assert any(name.startswith("task.adversary") for name in names)
+
+
+@pytest.mark.parametrize("name", sorted(MAY_DIFFER))
+def test_setting_that_may_differ_is_no_difference(name):
+    run = images_maskgit_superres("tiny")
+    group, field_name = name.split(".")
+    before = getattr(getattr(run, group), field_name)
+    value: object = "elsewhere"
+    if field_name == "log_with":
+        value = ("wandb",)
+    elif isinstance(before, int):
+        value = before + 1
+    if name == "task.semantic":  # of audio-soundstorm
+        run = audio_soundstorm("tiny")
+    other = replace(run, **{group: replace(getattr(run, group), **{field_name: value})})
+    assert other != run and list_differences(encode(run), encode(other)) == []
+
+
+def test_length_and_logging_may_differ_but_nothing_that_changes_results():
+    names = (
+        "steps log_every validate_every sample_every checkpoint_every num_workers nproc"
+    ).split()
+    assert {f"engine.{name}" for name in names} <= MAY_DIFFER
+    fixed = "seed batch_size grad_accum_steps precision ema.decay".split()
+    known = {f"engine.{name}" for name in fixed}
+    images, audio = (
+        flatten(encode(run)) for run in (images_maskgit_superres("tiny"), audio_soundstorm("tiny"))
+    )
+    assert known <= images.keys() and not known & MAY_DIFFER
+    assert images.keys() | audio.keys() >= MAY_DIFFER, "each of them exists"
+
+
+def test_nested_settings_are_flattened_with_dots():
+    nested = {"a": {"b": {"c": 1}, "d": [2]}, "e": None}
+    assert flatten(nested) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+# ---- the engine's settings
 
 
 @pytest.mark.parametrize(
     "name",
-    "steps batch_size accumulate processes log_every sample_count keep_last patience".split(),
+    "steps batch_size grad_accum_steps nproc log_every validate_every sample_every sample_count "
+    "checkpoint_every keep_last max_skipped_steps".split(),
 )
-def test_what_must_be_counted_from_one_is_refused_below(name):
-    with pytest.raises(ValueError, match=f"{name} must be 1 or more, but it is 0"):
+def test_setting_that_must_be_positive_is_rejected_at_zero(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         EngineConfig(**{name: 0})
 
 
 @pytest.mark.parametrize(
-    ("accumulate", "processes", "works"), [(4, 1, 12), (1, 3, 12), (2, 3, 12), (4, 4, 16)]
+    ("grad_accum_steps", "nproc", "expected"), [(4, 1, 12), (1, 3, 12), (2, 3, 12), (4, 4, 16)]
 )
-def test_a_batch_that_cannot_be_cut_evenly_is_refused_with_one_that_can(
-    grad_accum_steps, processes, works
+def test_batch_that_cannot_be_divided_is_rejected_with_a_valid_size(
+    grad_accum_steps, nproc, expected
 ):
-    with pytest.raises(ValueError, match=f"A batch of 10 examples .* use a batch size of {works}"):
-        EngineConfig(batch_size=10, grad_accum_steps=grad_accum_steps, processes=processes)
-    EngineConfig(batch_size=works, grad_accum_steps=grad_accum_steps, processes=processes)
+    parts = {"grad_accum_steps": grad_accum_steps, "nproc": nproc}
+    with pytest.raises(ValueError, match=f"A batch of 10 examples .*: use --batch-size {expected}"):
+        EngineConfig(batch_size=10, **parts)
+    EngineConfig(batch_size=expected, **parts)
 
 
-def test_an_unknown_tracker_is_refused_with_those_there_are():
-    with pytest.raises(ValueError, match="no tracker 'mlflow': .* tensorboard, wandb, trackio"):
+def test_unknown_tracker_is_rejected_with_the_known_ones():
+    with pytest.raises(ValueError, match="among tensorboard, wandb, trackio, got 'mlflow'"):
         EngineConfig(log_with=("mlflow",))

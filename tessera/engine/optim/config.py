@@ -60,8 +60,8 @@ class OptimizerConfig:
     def lr_at(self, step: int, steps: int) -> float:
         """Return the learning rate of step number `step` (from 0) of `steps`."""
         if step < self.warmup_steps:
-            progress = (step + 1) / self.warmup_steps
-            return self.warmup_start_lr + (self.lr - self.warmup_start_lr) * progress
+            difference = self.lr - self.warmup_start_lr
+            return self.warmup_start_lr + difference * (step + 1) / self.warmup_steps
         min_lr = self.lr * self.min_lr_ratio
         if self.schedule == "cosine":
             progress = (step - self.warmup_steps) / max(1, steps - self.warmup_steps)

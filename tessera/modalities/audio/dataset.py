@@ -134,8 +134,8 @@ class AudioDataConfig(DataConfig):
             is_array = isinstance(media, np.ndarray)
             found = f"an array of {media.dtype}" if is_array else f"a {type(media).__name__}"
             raise UserError(
-                "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats in "
-                f"[-1, 1], got {found}."
+                "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats "
+                f"in [-1, 1], got {found}."
             )
         samples = audio.to_mono().resample(self.rate_hz).samples
         samples = normalize_loudness(samples, self.loudness_db)

@@ -46,7 +46,7 @@ class SoundStormTaskConfig(MaskedConfig):
                     "RECORDING."
                 )
             return super().encode_prompt(inputs, encoder)
-        super().encode_prompt(replace(inputs, like=None, prompt_audio=None), encoder)
+        super().encode_prompt(replace(inputs, like=None, prompt_audio=None, seconds=None), encoder)
         if inputs.data is not None:
             raise ValueError("--like and --data cannot be combined: leave one out.")
         codes, semantic = self.encode_recording(inputs.like, inputs.seconds, encoder)

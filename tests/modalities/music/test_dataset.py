@@ -32,7 +32,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def open_folder(folder: Path, **settings: Any) -> MusicFolderDataset:
-    return dataclasses.replace(MUSIC, path=str(folder), **settings).full()
+    dataset = dataclasses.replace(MUSIC, path=str(folder), **settings).full()
+    assert isinstance(dataset, MusicFolderDataset)
+    return dataset
 
 
 def build_split(folder: Path, **settings: Any) -> Split:
@@ -175,7 +177,8 @@ def test_examples_without_captions_are_left_out_and_counted(folder: Path) -> Non
     for name in ("a", "b", "d"):
         (folder / f"{name}.txt").write_text(f"this is {name}")
     split = build_split(folder, val_fraction=0.0)
-    assert split.train.names == ["a.wav", "b.wav", "d.wav"]
+    assert [split.train.name(i) for i in range(3)] == ["a.wav", "b.wav", "d.wav"]
+    assert len(split.train) == 3
     assert split.train.num_without_caption == 1
     assert len(open_folder(folder)) == 4, "for search they are kept"
     assert load(open_folder(folder), 2).caption == ""
