@@ -1,9 +1,7 @@
-"""What every test may count on: one thread, the same seeds, and property tests that draw the same
-cases each time.
+"""Settings of all tests: one thread, fixed seeds and reproducible property tests.
 
-The thread count is settled here, before anything can import torch, because it changes the bits of a
-sum. Torch itself is not imported here: the tests of start-up, folders and files need none of it,
-and it costs more than they do.
+The number of threads is set before torch is imported, because it changes the bits of a sum. Torch itself
+is not imported here, since many tests do not need it.
 """
 
 from __future__ import annotations
@@ -20,19 +18,16 @@ from hypothesis import settings
 
 SEED = 20_261_115
 
-# No deadline: two test processes share two cores with whatever else runs, so the time of one case
-# says nothing.
+# No deadline: the time of a single case depends on what else runs on the machine.
 settings.register_profile("tessera", derandomize=True, database=None, deadline=None)
 settings.load_profile("tessera")
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
-    """Every test starts from the same global generators and one thread, whatever ran before it in
-    this process.
+    """Start every test with the same global generators and one thread.
 
-    A test file that draws from torch imports it at its top: torch seeds itself by chance when it is
-    first imported.
+    A test file that uses torch's generator imports torch at its top, because the first import seeds it.
     """
     random.seed(SEED)
     np.random.seed(SEED)

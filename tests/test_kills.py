@@ -116,7 +116,9 @@ def test_the_judge_names_the_smallest_difference(kills, load_run, harm, told):
 
 
 def test_every_phase_gets_its_share_of_the_kills_and_a_seed_repeats_them(kills):
-    first, again = (kills.schedule_phases(24, kills.DEFAULT_PHASES, kills.random.Random(7)) for _ in range(2))
+    first, again = (
+        kills.schedule_phases(24, kills.DEFAULT_PHASES, kills.random.Random(7)) for _ in range(2)
+    )
     assert first == again
     assert set(first) == {"timer", *kills.PHASES}
     assert first.count("timer") == 8

@@ -46,7 +46,9 @@ def eight_pictures(recipe: Callable[..., Run]) -> Run:
     run = recipe("small")
     reconstruction = replace(run.task.reconstruction, measure_features=False)
     return by_heart(
-        replace(run, task=replace(run.task, reconstruction=reconstruction)), num_synthetic=8, steps=700
+        replace(run, task=replace(run.task, reconstruction=reconstruction)),
+        num_synthetic=8,
+        steps=700,
     )
 
 
@@ -150,8 +152,13 @@ def what_is_said_is_followed(run: Path) -> None:
     """
     generator = Generator.load(run)
     source, tokenizers = generator.made.run.data.build().train, generator.task.tokenizers
-    num_synthetic = next(EvalLoader(source, seed=0, batch_size=8).batches(rank=0, processes=1)).examples
-    heard, said = tokenizers["tokenizer"].codes(num_synthetic), tokenizers["semantic"].codes(num_synthetic)
+    num_synthetic = next(
+        EvalLoader(source, seed=0, batch_size=8).batches(rank=0, processes=1)
+    ).examples
+    heard, said = (
+        tokenizers["tokenizer"].codes(num_synthetic),
+        tokenizers["semantic"].codes(num_synthetic),
+    )
 
     def alike(coarser: Tensor) -> float:
         drawn = generator.task.generate(GenerationRequest([""] * 8, range(8), coarser=coarser))
@@ -168,7 +175,8 @@ def test_meshes_learnt_by_heart_are_given_back_for_their_captions(tmp_path: Path
     Seen: all eight to the last corner. The two that are most alike, both beds, are 1.2 bins apart.
     """
     train(
-        tmp_path / "tokenizer", by_heart(meshes_autoencoder("tiny"), num_synthetic=8, steps=250, rate=8e-3)
+        tmp_path / "tokenizer",
+        by_heart(meshes_autoencoder("tiny"), num_synthetic=8, steps=250, rate=8e-3),
     )
     run = meshes_transformer("tiny", tokenizer=str(tmp_path / "tokenizer"))
     train(tmp_path / "run", by_heart(never_untold(run), num_synthetic=8, steps=150, rate=8e-3))
@@ -179,5 +187,7 @@ def test_meshes_learnt_by_heart_are_given_back_for_their_captions(tmp_path: Path
         sampling = AutoregressiveSampling(temperature=temperature)
         made = generator.generate([num_synthetic.caption(i) for i in range(8)], sampling=sampling)
         for i, mesh in enumerate(made):
-            bins_off = ReferenceMeshes.from_vertices(learnt).chamfer((mesh.vertices + 0.5) * (num_synthetic.bins - 1))
+            bins_off = ReferenceMeshes.from_vertices(learnt).chamfer(
+                (mesh.vertices + 0.5) * (num_synthetic.bins - 1)
+            )
             assert bins_off[i] <= 1 and bins_off.argmin() == i, num_synthetic.caption(i)

@@ -163,7 +163,9 @@ class Generator:
         elif start is not None:
             request = GenerationRequest(prompts=[""] * count, seeds=make_seeds(seed, count))
         elif self.task.conditioner is not None and self.superres is None:
-            request = self.request_like_examples(open_dataset(self.trained, inputs.data), count, seed)
+            request = self.request_like_examples(
+                open_dataset(self.trained, inputs.data), count, seed
+            )
         else:
             texts = [""] * count
             if self.takes_prompts:
@@ -217,9 +219,7 @@ class Generator:
         if self.superres is not None:
             last, last_sampling = self.superres, self.superres.config.sampling
             if superres_decoding_steps is not None:
-                last_sampling = override(
-                    last_sampling, {"decoding_steps": superres_decoding_steps}
-                )
+                last_sampling = override(last_sampling, {"decoding_steps": superres_decoding_steps})
             settings["superres"] = {
                 "sampling": dataclasses.asdict(last_sampling),
                 "guidance": dataclasses.asdict(last.config.guidance),

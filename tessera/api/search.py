@@ -186,7 +186,9 @@ class Index:
                 f"{folder}`."
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
-            raise UserError(f"The index in {folder} is corrupt ({error}): create it again.") from None
+            raise UserError(
+                f"The index in {folder} is corrupt ({error}): create it again."
+            ) from None
         if not len(names) == len(captions) == len(embeddings_ND):
             raise UserError(
                 f"The index in {folder} is corrupt: it has {len(names)} names and "
@@ -230,7 +232,9 @@ def build_index(
     search = Search.load(run, weights)
     index = search.index(data, batch_size=batch_size, num_workers=num_workers)
     index.save(out)
-    summary = f"{len(index.names):,} examples of {index.info.data} in {out}: tessera search {out} ..."
+    summary = (
+        f"{len(index.names):,} examples of {index.info.data} in {out}: tessera search {out} ..."
+    )
     return [*search.trained.notices, *index.skipped, summary]
 
 

@@ -177,4 +177,3 @@ class Tokenizer:
                 yield batch, self.encode_examples(batch.to(self.device).examples).cpu()
             else:
                 yield batch, torch.empty(0, dtype=torch.long)
-

@@ -198,7 +198,9 @@ def get_file_name(line: MetadataLine, origin: str) -> str:
     normalised = posixpath.normpath(name.replace("\\", "/"))
     leads_out = normalised.startswith(("/", "../")) or normalised in (".", "..")
     if leads_out or normalised[1:2] == ":":
-        raise UserError(f"{origin}: {name!r} leads out of the folder: file_name must stay inside it")
+        raise UserError(
+            f"{origin}: {name!r} leads out of the folder: file_name must stay inside it"
+        )
     return name
 
 

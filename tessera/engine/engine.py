@@ -343,7 +343,7 @@ class Engine:
         """Synchronise gradients between processes only with the last micro-batch."""
         if enabled or self.dist.world_size == 1:
             return contextlib.nullcontext()
-        return objective.no_sync()  # type: ignore[operator, return-value]
+        return objective.no_sync()  # type: ignore[operator]
 
     def is_finite(
         self,
@@ -459,7 +459,7 @@ class Engine:
             self.restore(checkpoint.read(newest) if self.dist.is_main else None)
         self.dist.on_main(lambda: self.directory.truncate_after(self.global_step))
         trackers = None
-        if self.dist.is_main:
+        if self.dist.is_main and self.config.log_with:
             path, warn = self.directory.path, self.printer.print
             trackers = Trackers(self.config.log_with, path, config, warn)
         self.logger = MetricLogger(

@@ -6,7 +6,7 @@ import ctypes
 import os
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tessera.engine.task import Alarm
@@ -57,9 +57,8 @@ class AlarmMonitor:
     """
 
     alarms: tuple[Alarm, ...]
-
-    def __post_init__(self) -> None:
-        self._out_of_range: dict[str, int] = defaultdict(int)
+    out_of_range: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The number of consecutive records in which each metric was out of range."""
 
     def check(self, step: int, record: dict[str, float]) -> list[str]:
         """Return the messages of the alarms that this record raises."""
@@ -70,8 +69,8 @@ class AlarmMonitor:
                 continue
             low = alarm.below is not None and value < alarm.below
             high = alarm.above is not None and value > alarm.above
-            count = self._out_of_range[alarm.name] + 1 if low or high else 0
-            self._out_of_range[alarm.name] = count
+            count = self.out_of_range[alarm.name] + 1 if low or high else 0
+            self.out_of_range[alarm.name] = count
             if count == alarm.patience:
                 bound = f"below {alarm.below}" if low else f"above {alarm.above}"
                 messages.append(

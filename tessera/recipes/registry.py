@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tessera import modalities
+import tessera.modalities as modalities
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 

@@ -1,6 +1,6 @@
 """The trained runs that a run depends on: copied into its directory when it starts.
 
-    runs/images-maskgit/dependencies/tokenizer/   config.json and a checkpoint with the EMA weights
+runs/images-maskgit/dependencies/tokenizer/   config.json and a checkpoint with the EMA weights
 """
 
 from __future__ import annotations

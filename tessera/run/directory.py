@@ -20,6 +20,9 @@ from typing import Any
 
 from tessera.run.errors import UserError
 
+Json = dict[str, Any]
+"""A JSON object."""
+
 CLASSES = "classes.json"
 """The class names of a run whose captions are names of folders."""
 
@@ -132,7 +135,7 @@ class RunDirectory:
 
     # ---- configuration
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self) -> Json:
         if not self.path.is_dir():
             raise UserError(f"There is no run in {self.path}: the folder does not exist.")
         if not self.config.is_file():
@@ -145,7 +148,7 @@ class RunDirectory:
             raise UserError(f"{self.config} must hold a JSON object, got {config!r}.")
         return config
 
-    def write_config(self, config: dict[str, Any]) -> None:
+    def write_config(self, config: Json) -> None:
         with self._explain_write_errors():
             write_atomically(self.config, json.dumps(config, indent=2) + "\n")
 
@@ -156,7 +159,7 @@ class RunDirectory:
 
     # ---- metrics
 
-    def log(self, record: dict[str, Any]) -> bool:
+    def log(self, record: Json) -> bool:
         """Append one line; on a full disk keep it for the next call and return False."""
         # JSON has no NaN, and readers in other languages fail on it.
         plain = {
@@ -177,7 +180,7 @@ class RunDirectory:
             with open(self.metrics, "rb") as file:
                 os.fsync(file.fileno())
 
-    def read_records(self, kind: str | None = None) -> list[dict[str, Any]]:
+    def read_records(self, kind: str | None = None) -> list[Json]:
         """Return the records of metrics.jsonl, including those not yet written."""
         lines = [*read_lines(self.metrics), *self._unwritten]
         if kind is None:
@@ -194,12 +197,12 @@ class RunDirectory:
                 write_atomically(self.metrics, text)
             self._unwritten.clear()
 
-    def note(self, file_name: str, record: dict[str, Any]) -> None:
+    def note(self, file_name: str, record: Json) -> None:
         """Append a line to a file of skipped examples, non-finite steps or alarms."""
         with contextlib.suppress(OSError):
             append_text(self.path / file_name, json.dumps(record) + "\n")
 
-    def read_notes(self, file_name: str) -> list[dict[str, Any]]:
+    def read_notes(self, file_name: str) -> list[Json]:
         return parse_lines(read_lines(self.path / file_name))
 
     # ---- samples
@@ -223,7 +226,7 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
 
 
-def parse_lines(lines: list[str]) -> list[Any]:
+def parse_lines(lines: list[str]) -> list[Json]:
     """Parse JSON lines; a line that a kill cut short is ignored."""
     records = []
     for line in lines:

@@ -95,9 +95,7 @@ class TokenCache:
         rows: dict[str, Tensor] = {}
         if name == "tokenizer" and self.given is not None:
             rows = self.read_given(dataset, tokenizer, self.given)
-        missing = Subset(
-            dataset, [i for i in range(len(dataset)) if dataset.name(i) not in rows]
-        )
+        missing = Subset(dataset, [i for i in range(len(dataset)) if dataset.name(i) not in rows])
         if len(missing) == 0:
             return rows
         names = [missing.name(i) for i in range(len(missing))]
@@ -142,7 +140,9 @@ class TokenCache:
             stored = read_tokens(folder, tokenizer.fingerprint)
         except UserError:
             shutil.rmtree(folder, ignore_errors=True)
-            self.notify(f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {folder}")
+            self.notify(
+                f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {folder}"
+            )
             if not write_tokens(folder, self.encode(dataset, tokenizer), tokenizer.info()):
                 return {}
             stored = read_tokens(folder, tokenizer.fingerprint)

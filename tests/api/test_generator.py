@@ -226,7 +226,9 @@ def test_a_chain_over_different_tokenizers_is_refused(base, tmp_path):
     """The larger pictures' own tokenizer taken for the smaller one: the same vocabulary, and other
     symbols."""
     run = build_tiny(images_maskgit_superres)
-    run = dataclasses.replace(run, task=dataclasses.replace(run.task, low_res_tokenizer=run.task.tokenizer))
+    run = dataclasses.replace(
+        run, task=dataclasses.replace(run.task, low_res_tokenizer=run.task.tokenizer)
+    )
     train(
         tmp_path,
         dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=1, sample_count=1)),

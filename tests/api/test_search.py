@@ -75,7 +75,8 @@ def test_a_clip_finds_itself_by_its_own_sound(place: Path, music: Path, number: 
 def test_texts_find_what_they_are_about(place: Path) -> None:
     num_synthetic, index = SyntheticMusic(8, samples=8000, rate_hz=8000), Index.load(place)
     found = [
-        index.search(num_synthetic.caption(number), top=1)[0].name == f"{number}.wav" for number in range(8)
+        index.search(num_synthetic.caption(number), top=1)[0].name == f"{number}.wav"
+        for number in range(8)
     ]
     assert sum(found) >= 7
 

@@ -45,7 +45,9 @@ def test_padded_batch_equals_its_examples_one_by_one(kernel, context_dim):
     train_together = network(batch, mask_BN=length_mask(lengths, 9), context=states)
     for row, x in enumerate(alone):
         own = States(states.values[row : row + 1], states.mask[row : row + 1]) if states else None
-        torch.testing.assert_close(train_together[row : row + 1, : x.shape[1]], network(x, context=own))
+        torch.testing.assert_close(
+            train_together[row : row + 1, : x.shape[1]], network(x, context=own)
+        )
 
 
 def test_mask_of_valid_positions_only_changes_nothing():

@@ -51,7 +51,14 @@ def runs(folder: Path, registered: None) -> Path:
     result = tessera("train", "curves-tokenizer", *data, *every, "--out", tokenizer)
     assert result.code == 0, result.text
     result = tessera(
-        "train", "curves-maskgit", "--tokenizer", tokenizer, *data, *every, "--out", folder / "maskgit"
+        "train",
+        "curves-maskgit",
+        "--tokenizer",
+        tokenizer,
+        *data,
+        *every,
+        "--out",
+        folder / "maskgit",
     )
     assert result.code == 0, result.text
     return folder

@@ -48,7 +48,8 @@ class ImageAdapter(MediaAdapter):
             return target
         if side % data.size:
             raise ValueError(
-                f"Images of {side} pixels cannot be reduced to {data.size} by a whole factor."
+                f"Images of {side} pixels cannot be reduced to {data.size} by a whole factor: use a "
+                f"--low-res-tokenizer whose image size divides {side}."
             )
         return F.avg_pool2d(target, side // data.size)
 

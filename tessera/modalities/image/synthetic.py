@@ -300,7 +300,9 @@ def is_clear(radii: list[float], centres: list[tuple[float, float]], i: int, j: 
 @cache
 def outline_radius(kind: Kind) -> float:
     """Return the distance from the centre to the farthest point of an outline, in radii."""
-    return float(max(np.hypot(*outline.T).max() for outline, value in OUTLINES[kind] if value))
+    return float(
+        max(np.hypot(*outline.T).max() for outline, value in build_outlines()[kind] if value)
+    )
 
 
 @cache
@@ -451,7 +453,7 @@ def draw_coverage(shape: Shape, size: int) -> PIL.Image.Image:
             [-math.sin(shape.rotation), math.cos(shape.rotation)],
         ]
     )
-    for outline, value in OUTLINES[shape.kind]:
+    for outline, value in build_outlines()[shape.kind]:
         points = ((outline @ matrix) * shape.radius + shape.centre) * (size * SUPERSAMPLING) - 0.5
         pen.polygon(points.ravel().tolist(), fill=value)
     return mask.reduce(SUPERSAMPLING)
@@ -538,15 +540,21 @@ def make_heart() -> np.ndarray:
 CROSS = [(-0.34, -1), (0.34, -1), (0.34, -0.34), (1, -0.34), (1, 0.34), (0.34, 0.34)]
 CROSS += [(0.34, 1), (-0.34, 1), (-0.34, 0.34), (-1, 0.34), (-1, -0.34), (-0.34, -0.34)]
 
-OUTLINES: dict[Kind, list[tuple[np.ndarray, int]]] = {
-    "circle": [(make_circle(), 255)],
-    "square": [(np.array([(-0.84, -0.84), (0.84, -0.84), (0.84, 0.84), (-0.84, 0.84)]), 255)],
-    "triangle": [(make_polygon([1.15] * 3) + [0, 0.15], 255)],
-    "diamond": [(make_polygon([1.18, 0.82, 1.18, 0.82]), 255)],
-    "star": [(make_polygon([1.15, 0.54] * 5) + [0, 0.05], 255)],
-    "ring": [(make_circle(), 255), (make_circle(radius=0.55), 0)],
-    "cross": [(np.array(CROSS), 255)],
-    "heart": [(make_heart(), 255)],
-    "moon": [(make_circle(), 255), (make_circle(right=0.5, down=-0.2, radius=0.82), 0)],
-}
+
+@cache
+def build_outlines() -> dict[Kind, list[tuple[np.ndarray, int]]]:
+    """Return the outlines of each kind of shape, with the value that fills them: 0 cuts a hole."""
+    return {
+        "circle": [(make_circle(), 255)],
+        "square": [(np.array([(-0.84, -0.84), (0.84, -0.84), (0.84, 0.84), (-0.84, 0.84)]), 255)],
+        "triangle": [(make_polygon([1.15] * 3) + [0, 0.15], 255)],
+        "diamond": [(make_polygon([1.18, 0.82, 1.18, 0.82]), 255)],
+        "star": [(make_polygon([1.15, 0.54] * 5) + [0, 0.05], 255)],
+        "ring": [(make_circle(), 255), (make_circle(radius=0.55), 0)],
+        "cross": [(np.array(CROSS), 255)],
+        "heart": [(make_heart(), 255)],
+        "moon": [(make_circle(), 255), (make_circle(right=0.5, down=-0.2, radius=0.82), 0)],
+    }
+
+
 """Polygons of unit radius that are filled in order: 255 covers, 0 cuts out."""

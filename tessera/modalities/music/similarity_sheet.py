@@ -51,9 +51,7 @@ class SimilarityRow:
         return saved
 
     @classmethod
-    def sheet(
-        cls, items: Sequence[SimilarityRow], labels: Sequence[str] = ()
-    ) -> SimilarityMatrix:
+    def sheet(cls, items: Sequence[SimilarityRow], labels: Sequence[str] = ()) -> SimilarityMatrix:
         """Compute the similarities of all captions and all examples, which have names already."""
         return SimilarityMatrix(
             [item.name for item in items],

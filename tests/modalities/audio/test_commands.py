@@ -176,9 +176,7 @@ def test_tokenize_writes_both_kinds_of_symbols_in_step(
     for name in ("codec", "semantic"):
         said = tessera("tokenize", runs / name, "--data", recordings, "--out", tmp_path / name)
         assert said.code == 0 and "13 of 16 examples" in said.out, said
-        written[name] = read_tokens(
-            tmp_path / name, Tokenizer(load_run(runs / name)).fingerprint
-        )
+        written[name] = read_tokens(tmp_path / name, Tokenizer(load_run(runs / name)).fingerprint)
     assert written["codec"].names == written["semantic"].names
     assert written["codec"].codes.shape == (13, 200, 2) and written["semantic"].codes.shape == (
         13,

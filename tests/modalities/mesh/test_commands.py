@@ -147,7 +147,9 @@ def test_an_autoencoder_of_another_kind_is_refused(run, what, tmp_path):
     other = meshes_autoencoder("tiny")
     model = other.task.model
     quantizer = (
-        dataclasses.replace(model.quantizer, num_quantizers=3) if what == "levels" else model.quantizer
+        dataclasses.replace(model.quantizer, num_quantizers=3)
+        if what == "levels"
+        else model.quantizer
     )
     bins = 16 if what == "bins" else model.bins
     other = dataclasses.replace(
