@@ -5,8 +5,8 @@
     images[0].save("circle.png")
 
 With a super-resolution run the codes of the first run are the condition of the second:
-`Generator.load(base, superres)`. Sample number i of a seed depends only on the seed, i and the prompt,
-not on the other samples.
+`Generator.load(base, superres)`. Sample number i of a seed depends only on the seed, i and the
+prompt, not on the other samples.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
+from tessera.api.tokenizer import Tokenizer
 from tessera.data.dataset import DataConfig, ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
@@ -26,23 +27,30 @@ from tessera.data.sample_metrics import Samples
 from tessera.engine.evaluation import make_samples, spread_indices
 from tessera.engine.modes import hash_seed
 from tessera.engine.modes import seed as seed_all
-from tessera.engine.task import Batch
+from tessera.engine.task import Batch, Task
 from tessera.objectives.generation import (
     Generated,
     GenerationRequest,
     GeneratorTask,
     MediaInputs,
+    TokenizerProtocol,
     TokenPrompt,
 )
 from tessera.run.config import did_you_mean
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun, Weights, load_run
 from tessera.sampling.guidance import Guidance
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+Config = TypeVar("Config", bound="DataclassInstance")
+
 BATCH_SIZE = 16
 """The number of samples that are generated together."""
 NO_INPUTS = MediaInputs()
-NO_SETTINGS: Mapping[str, Any] = {}
+NO_SETTINGS: Mapping[str, object] = {}
 
 
 class Generator:
@@ -50,7 +58,7 @@ class Generator:
         self.trained, self.task = trained, get_generator_task(trained)
         self.superres = get_generator_task(superres) if superres is not None else None
         self.classes = trained.directory.read_classes()
-        """The class names of a run that was trained on named folders: the only prompts it supports."""
+        """The class names of a run that was trained on named folders, its only prompts."""
         if self.superres is not None:
             check_cascade(self.task, self.superres)
 
@@ -68,12 +76,12 @@ class Generator:
         return self.trained.run.data
 
     @property
-    def tokenizers(self) -> Mapping[str, Any]:
+    def tokenizers(self) -> Mapping[str, TokenizerProtocol]:
         return self.task.tokenizers
 
     def encode_file(self, path: str) -> Tensor:
         """Return the codes of one file, (1, *grid)."""
-        return self.encode_with(["tokenizer"], dataclasses.replace(self.data, path=path))[0]  # type: ignore[type-var]
+        return self.encode_with(["tokenizer"], dataclasses.replace(self.data, path=path))[0]
 
     def encode_with(self, tokenizers: Sequence[str], data: DataConfig) -> list[Tensor]:
         """Encode the only example of these data with several tokenizers."""
@@ -85,7 +93,7 @@ class Generator:
         if not len(batch):
             raise UserError(batch.rejected[0][1])
         examples = batch.to(self.trained.dist.device).examples
-        chosen = [self.tokenizers[name].with_data(data) for name in tokenizers]
+        chosen = [get_tokenizer(self.task, name).with_data(data) for name in tokenizers]
         return [tokenizer.encode_examples(examples) for tokenizer in chosen]
 
     # ---- requests
@@ -98,14 +106,14 @@ class Generator:
         negative_prompt: str | None = None,
         decoding_steps: int | None = None,
         guidance: float | Guidance | None = None,
-        sampling: Any = None,
+        sampling: DataclassInstance | None = None,
         superres_decoding_steps: int | None = None,
         start: TokenPrompt | None = None,
     ) -> Generated:
         """Generate one sample for each prompt ("" for none), in order.
 
-        Settings that are left out are those of the run. `start` holds codes to continue or to inpaint
-        (`encode_prompt`).
+        Settings that are left out are those of the run. `start` holds codes to continue or to
+        inpaint (`encode_prompt`).
         """
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         config = self.task.config
@@ -144,8 +152,8 @@ class Generator:
         inputs: MediaInputs = NO_INPUTS,
         count: int = 16,
         seed: int = 0,
-        sampling: Mapping[str, Any] = NO_SETTINGS,
-        guidance: Mapping[str, Any] = NO_SETTINGS,
+        sampling: Mapping[str, object] = NO_SETTINGS,
+        guidance: Mapping[str, object] = NO_SETTINGS,
     ) -> GenerationRequest:
         """Build a request for `count` samples of each prompt.
 
@@ -208,10 +216,10 @@ class Generator:
         cpu = torch.device("cpu")
         if self.task.conditioner is not None and request.conditioning_codes(cpu) is None:
             raise UserError(
-                f"This run is conditioned on tokens ({self.task.conditioner}). For super-resolution "
-                "give it after the run that generates small images (tessera sample BASE SUPERRES "
-                "--prompt ...) or give images (--data); for audio give a recording to follow (--like "
-                "RECORDING) or recordings (--data)."
+                f"This run is conditioned on tokens ({self.task.conditioner}). For "
+                "super-resolution give it after the run that generates small images (tessera "
+                "sample BASE SUPERRES --prompt ...) or give images (--data); for audio give a "
+                "recording to follow (--like RECORDING) or recordings (--data)."
             )
         names = request.names or [prompt or "unconditional" for prompt in request.prompts]
         settings = describe_request(request)
@@ -287,7 +295,7 @@ def reconstruct_samples(
 @dataclasses.dataclass(frozen=True)
 class SampleEvaluation:
     metrics: dict[str, float]
-    protocol: dict[str, Any]
+    protocol: Json
 
 
 def evaluate_samples(trained: TrainedRun, *, count: int, seed: int) -> SampleEvaluation | None:
@@ -310,8 +318,8 @@ def evaluate_samples(trained: TrainedRun, *, count: int, seed: int) -> SampleEva
 def get_generator_task(trained: TrainedRun) -> GeneratorTask:
     if not isinstance(trained.task, GeneratorTask):
         raise UserError(
-            f"The run is of the recipe {trained.run.recipe!r}, which trains no generator: give the run "
-            "of a generator, such as images-maskgit."
+            f"The run is of the recipe {trained.run.recipe!r}, which trains no generator: give the "
+            "run of a generator, such as images-maskgit."
         )
     return trained.task
 
@@ -320,30 +328,39 @@ def check_cascade(base: GeneratorTask, superres: GeneratorTask) -> None:
     """Raise UserError unless the second run is conditioned on the tokens of the first."""
     if superres.conditioner is None:
         raise UserError("The second run is not a super-resolution run.")
-    expected: Any = superres.tokenizers[superres.conditioner]
-    given: Any = base.tokenizers["tokenizer"]
+    expected = get_tokenizer(superres, superres.conditioner)
+    given = get_tokenizer(base, "tokenizer")
     if expected.fingerprint != given.fingerprint:
         raise UserError(
-            "The super-resolution run was trained on the tokens of another tokenizer than the first run "
-            "generates. Train it with --low-res-tokenizer and the tokenizer of the first run."
+            "The super-resolution run was trained on the tokens of another tokenizer than the "
+            "first run generates. Train it with --low-res-tokenizer and the tokenizer of the first "
+            "run."
         )
 
 
-def check_not_external(task: Any) -> None:
+def check_not_external(task: Task) -> None:
     """Raise UserError for a run that was trained on tokens computed elsewhere."""
     if isinstance(task, GeneratorTask) and task.tokenizers["tokenizer"].is_external:
         raise UserError(
-            "This run was trained on tokens that were computed elsewhere and has no codec, so it can "
-            "neither read nor write audio. Use SoundStormTrainer.generate with tokens of your codec, or "
-            "train on the tokens of a codec (tokenizer=RUN, semantic=RUN)."
+            "This run was trained on tokens that were computed elsewhere and has no codec, so it "
+            "can neither read nor write audio. Use SoundStormTrainer.generate with tokens of your "
+            "codec, or train on the tokens of a codec (tokenizer=RUN, semantic=RUN)."
         )
+
+
+def get_tokenizer(task: GeneratorTask, name: str) -> Tokenizer:
+    """Return a trained tokenizer of a generator."""
+    check_not_external(task)
+    tokenizer = task.tokenizers[name]
+    assert isinstance(tokenizer, Tokenizer)
+    return tokenizer
 
 
 def make_seeds(seed: int, count: int) -> list[int]:
     return [hash_seed(seed, i) for i in range(count)]
 
 
-def describe_request(request: GenerationRequest) -> dict[str, Any]:
+def describe_request(request: GenerationRequest) -> Json:
     """Return the settings of a request for settings.json."""
     return {
         "prompts": list(request.prompts),
@@ -353,7 +370,7 @@ def describe_request(request: GenerationRequest) -> dict[str, Any]:
     }
 
 
-def override(config: Any, settings: Mapping[str, Any]) -> Any:
+def override(config: Config, settings: Mapping[str, object]) -> Config:
     """Return a configuration with some settings replaced."""
     known = {field.name for field in dataclasses.fields(config)}
     for name in settings:
@@ -392,7 +409,7 @@ def open_dataset(trained: TrainedRun, path: str | None) -> ExampleDataset:
 def data_at(trained: TrainedRun, path: str | None) -> DataConfig:
     """Return the run's data configuration, for another path if one is given."""
     data = trained.run.data
-    return data if path is None else dataclasses.replace(data, path=path)  # type: ignore[type-var]
+    return data if path is None else dataclasses.replace(data, path=path)
 
 
 def open_loader(
@@ -419,7 +436,7 @@ class RejectedExamples:
 
     rejected: list[tuple[str, str]] = dataclasses.field(default_factory=list)
 
-    def add(self, batch: Batch[Any] | None) -> None:
+    def add(self, batch: Batch | None) -> None:
         self.rejected += batch.rejected if batch is not None else []
 
     def lines(self) -> list[str]:

@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from safetensors import SafetensorError
@@ -32,7 +32,7 @@ from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch
 from tessera.objectives.contrastive import ContrastiveTask
 from tessera.run.dependencies import publish
-from tessera.run.directory import write_atomically
+from tessera.run.directory import Json, write_atomically
 from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun, Weights, load_run
 
@@ -55,8 +55,8 @@ class Search:
     def __init__(self, trained: TrainedRun):
         if not isinstance(trained.task, ContrastiveTask):
             raise UserError(
-                f"The run is of the recipe {trained.run.recipe!r}, which trains no joint embedding: give "
-                "a run of music-mulan."
+                f"The run is of the recipe {trained.run.recipe!r}, which trains no joint "
+                "embedding: give a run of music-mulan."
             )
         self.trained, self.task = trained, trained.task
 
@@ -103,8 +103,8 @@ class Search:
 
     def embed_folder(
         self, data: str | None, batch_size: int, num_workers: int
-    ) -> Iterator[tuple[Batch[Any], Tensor]]:
-        """Yield batches with their embeddings; a batch is empty if none of its files is readable."""
+    ) -> Iterator[tuple[Batch, Tensor]]:
+        """Yield batches with their embeddings; a batch without a readable file is empty."""
         dataset = data_at(self.trained, data).full()
         seed = self.trained.run.engine.seed
         loader = EvalLoader(dataset, seed=seed, batch_size=batch_size, num_workers=num_workers)
@@ -169,21 +169,22 @@ class Index:
         except OSError as error:
             reason = error.strerror or error
             raise UserError(
-                f"{folder} cannot be written ({reason}). Free some disk space, or give another --out."
+                f"{folder} cannot be written ({reason}). Free some disk space, or give another "
+                "--out."
             ) from None
 
     @classmethod
     def load(cls, path: str | Path) -> Index:
         folder = Path(path)
         try:
-            content: dict[str, Any] = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
+            content: Json = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
             embeddings_ND = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
             names, captions = content.pop("names"), content.pop("captions")
             info = IndexInfo(**content)
         except FileNotFoundError:
             raise UserError(
-                f"There is no index in {folder}: create one with `tessera index RUN --data PATH --out "
-                f"{folder}`."
+                f"There is no index in {folder}: create one with `tessera index RUN --data PATH "
+                f"--out {folder}`."
             ) from None
         except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
             raise UserError(
@@ -205,11 +206,11 @@ def search_exactly(embeddings_ND: Tensor, query_1D: Tensor, top: int) -> tuple[T
 
 def search_with_faiss(embeddings_ND: Tensor, query_1D: Tensor, top: int) -> tuple[Tensor, Tensor]:
     try:
-        faiss: Any = importlib.import_module("faiss")
+        faiss = importlib.import_module("faiss")
     except ModuleNotFoundError:
         raise UserError(
-            'faiss is not installed: pip install "tessera[search]", or use --how exact, which returns the '
-            "same."
+            'faiss is not installed: pip install "tessera[search]", or use --how exact, which '
+            "returns the same."
         ) from None
     table = faiss.IndexFlatIP(embeddings_ND.shape[1])
     table.add(embeddings_ND.numpy())

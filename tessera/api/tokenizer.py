@@ -5,18 +5,17 @@
     images = tokenizer.decode(codes)             # (1, 3, H, W) in [-1, 1]
     tokenizer.to_media(codes)[0].save("reconstruction.png")
 
-The fingerprint of a tokenizer is a hash of its weights and of the preprocessing of its examples: codes
-of one tokenizer have no meaning for another.
+The fingerprint of a tokenizer is a hash of its weights and of the preprocessing of its examples:
+codes of one tokenizer have no meaning for another.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from tessera.data.dataset import DataConfig, ExampleDataset
 from tessera.data.loader import EvalLoader
 from tessera.data.tokens import TokensInfo
 from tessera.engine.modes import eval_mode
-from tessera.engine.task import Batch
+from tessera.engine.task import Batch, Examples, Media
 from tessera.nn.quantize.features import code_features
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.run.config import encode as encode_config
@@ -39,12 +38,12 @@ class Tokenizer:
     def __init__(self, trained: TrainedRun, data: DataConfig | None = None):
         if not isinstance(trained.task, TokenizerTask):
             raise UserError(
-                f"The run is of the recipe {trained.run.recipe!r}, which trains no tokenizer: give the "
-                "run of a tokenizer, such as images-vqgan."
+                f"The run is of the recipe {trained.run.recipe!r}, which trains no tokenizer: give "
+                "the run of a tokenizer, such as images-vqgan."
             )
         self.trained, self.run = trained, trained.run
         self.network: TokenizerTask = trained.task
-        self.model: Any = trained.task.model
+        self.model = trained.task.model
         self.data = trained.run.data if data is None else data
         """The data it is used on, with the preprocessing of its training data."""
 
@@ -114,7 +113,7 @@ class Tokenizer:
 
     # ---- encoding and decoding
 
-    def encode(self, media: Any) -> Tensor:
+    def encode(self, media: object) -> Tensor:
         """Encode media as codes (B, *grid).
 
         `media` is an Image, Video, Audio or Mesh, a path, a NumPy array of one example, or a list
@@ -133,7 +132,7 @@ class Tokenizer:
             kwargs = adapter.model_kwargs(target)
             return self.model.encode(adapter.target(target), **kwargs)
 
-    def load_example(self, media: Any) -> Any:
+    def load_example(self, media: object) -> object:
         """Preprocess one medium, file or array as in training."""
         try:
             if isinstance(media, (str, Path)):
@@ -148,12 +147,12 @@ class Tokenizer:
             return self.model.decode(codes.to(self.device))
 
     @torch.no_grad()
-    def to_media(self, codes: Tensor) -> list[Any]:
+    def to_media(self, codes: Tensor) -> Sequence[Media]:
         """Decode codes to media; -1 marks the end of an example."""
         return self.network.adapter.to_media(self.model.decode(codes.to(self.device)))
 
     @torch.no_grad()
-    def encode_examples(self, examples: Any) -> Tensor:
+    def encode_examples(self, examples: Examples) -> Tensor:
         """Encode collated examples as codes (B, *grid), with -1 outside of shorter examples."""
         adapter = self.network.adapter
         dtype = next(self.model.parameters()).dtype
@@ -166,7 +165,7 @@ class Tokenizer:
 
     def encode_dataset(
         self, dataset: ExampleDataset, batch_size: int, num_workers: int = 0
-    ) -> Iterator[tuple[Batch[Any], Tensor]]:
+    ) -> Iterator[tuple[Batch, Tensor]]:
         """Encode the readable examples of a dataset, batch by batch in its order."""
         seed = self.run.engine.seed
         loader = EvalLoader(

@@ -11,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tessera.run.directory import (
+    Json,
     RunDirectory,
     check_sample_folder,
     move_earlier_samples,
@@ -21,6 +22,9 @@ from tessera.run.directory import (
     write_atomically,
 )
 from tessera.run.errors import UserError
+
+if TYPE_CHECKING:
+    from tessera.api.tokenizer import Tokenizer
 
 Weights = Literal["ema", "raw"]
 
@@ -40,8 +44,8 @@ def train(*arguments: str) -> int:
     """Start a run, or resume it where it stopped."""
     if not arguments or arguments[0].startswith("-"):
         raise UserError(
-            "No recipe given: tessera train RECIPE [--data PATH] [--out RUN]; `tessera recipes` lists "
-            "the recipes."
+            "No recipe given: tessera train RECIPE [--data PATH] [--out RUN]; `tessera recipes` "
+            "lists the recipes."
         )
     from tessera.recipes.registry import get_recipe
 
@@ -109,8 +113,9 @@ def sample(
         superres: The directory of a super-resolution run that enlarges the images.
         prompt: The text prompts. By default the captions of held-out examples are used.
         negative_prompt: The text that guidance leads away from.
-        data: A folder or file: the examples that a tokenizer reconstructs, the source of captions for a
-            generator, or with a mask the image to change. By default held-out examples are used.
+        data: A folder or file: the examples that a tokenizer reconstructs, the source of captions
+            for a generator, or with a mask the image to change. By default held-out examples are
+            used.
         mask: An image of the same size, white where the image is generated again (inpainting).
         like: A recording whose content is followed, for audio-soundstorm.
         prompt_audio: A recording of the voice to use; without it any voice is used.
@@ -125,7 +130,8 @@ def sample(
         guidance_from: The fraction of the decoding steps after which guidance starts.
         guidance_to: The fraction of the decoding steps after which guidance ends.
         guidance_ramp: How guidance rises between start and end.
-        order: Which tokens are kept first: by confidence, by the critic, or in a low-discrepancy order.
+        order: Which tokens are kept first: by confidence, by the critic, or in a low-discrepancy
+            order.
         schedule: How the number of masked tokens falls.
         temperature: The sampling temperature; 0 takes the most likely token.
         choice_temperature: The temperature of the noise in the order by confidence.
@@ -172,8 +178,8 @@ def sample(
     else:
         if prompt or negative_prompt or superres or inputs != MediaInputs(data):
             raise UserError(
-                f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no prompt, "
-                "mask or second run: those are for generators, such as images-maskgit."
+                f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
+                "prompt, mask or second run: those are for generators, such as images-maskgit."
             )
         generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
     print_notices(generated.notices)
@@ -223,7 +229,7 @@ def tokenize(
         batch_size: The number of examples that are encoded together.
         num_workers: The number of processes that load data.
     """
-    from tessera.api.generator import data_at
+    from tessera.api.generator import data_at, get_tokenizer
     from tessera.api.tokenizer import Tokenizer
     from tessera.data.tokens import write_tokens
     from tessera.objectives.generation import GeneratorTask
@@ -233,9 +239,9 @@ def tokenize(
     print_notices(trained.notices)
     dataset = data_at(trained, data).full(captions=False)
     signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
-    tokenizers: dict[str, Any] = {}
+    tokenizers: dict[str, Tokenizer] = {}
     if isinstance(trained.task, GeneratorTask):
-        tokenizers |= trained.task.tokenizers
+        tokenizers |= {name: get_tokenizer(trained.task, name) for name in trained.task.tokenizers}
     else:
         tokenizers["."] = Tokenizer(trained)
     for name, tokenizer in tokenizers.items():
@@ -250,7 +256,8 @@ def tokenize(
             count = write_tokens(folder, rows, tokenizer.info())
         if not count:
             raise UserError(
-                "No example could be read, so no codes were written. `tessera check` shows the reasons."
+                "No example could be read, so no codes were written. `tessera check` shows the "
+                "reasons."
             )
         print(
             f"{count} of {len(dataset)} examples encoded in {folder}, vocabulary size "
@@ -278,8 +285,9 @@ def evaluate(
         out: A JSON file for metrics and protocol; by default evaluation.json in the run directory.
         batch_size: The number of examples that are evaluated together.
         num_workers: The number of processes that load data.
-        samples: The number of samples of a generator for the metrics of samples: synthetic images are
-            compared with their prompts, meshes are checked for validity and novelty. 0 disables it.
+        samples: The number of samples of a generator for the metrics of samples: synthetic images
+            are compared with their prompts, meshes are checked for validity and novelty. 0 disables
+            it.
         seed: The seed of these samples.
     """
     from tessera import __version__
@@ -298,7 +306,7 @@ def evaluate(
         "raw": dict(raw_evaluation.metrics),
         "ema": dict(evaluate_task(ema.task, loader, ema.dist).metrics),
     }
-    protocol: dict[str, Any] = {
+    protocol: Json = {
         "run": run,
         "recipe": raw.run.recipe,
         "step": raw.steps,
@@ -317,7 +325,8 @@ def evaluate(
         content = {"metrics": metrics, "protocol": protocol}
         write_atomically(path, json_module.dumps(content, indent=1) + "\n")
     print(
-        f"{raw.run.recipe} at step {raw.steps} on {protocol['examples']} examples ({protocol['data']})"
+        f"{raw.run.recipe} at step {raw.steps} on {protocol['examples']} examples "
+        f"({protocol['data']})"
     )
     print(f"{'':24}{'raw':>12}{'ema':>12}")
     for name, value in metrics["ema"].items():
@@ -413,12 +422,12 @@ def demo(
 ) -> int:
     """Train and sample on synthetic data. Ctrl-C stops it; the same command resumes.
 
-    Times on two CPU cores: image 4 minutes, video 4 minutes, audio 7 minutes, music 3 minutes, mesh 5
-    minutes.
+    Times on two CPU cores: image 4 minutes, video 4 minutes, audio 7 minutes, music 3 minutes, mesh
+    5 minutes.
 
     Args:
-        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music (an
-            embedding of music and text), mesh (a tokenizer), or all.
+        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
+            (an embedding of music and text), mesh (a tokenizer), or all.
         out: The folder of the runs.
     """
     from tessera.modalities import MODALITIES
@@ -447,7 +456,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
 }
 
 
-def drop_none(**settings: Any) -> dict[str, Any]:
+def drop_none(**settings: object) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -13,7 +13,7 @@ import inspect
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -21,6 +21,9 @@ from tessera.engine.engine import EngineConfig
 from tessera.recipes.registry import recipe_name
 from tessera.run.config import Run
 from tessera.run.errors import UserError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 @dataclass
@@ -75,7 +78,7 @@ def expand_short_flags(arguments: list[str]) -> list[str]:
     return expanded
 
 
-def choices_class(recipe: Callable[..., Run]) -> Any:
+def choices_class(recipe: Callable[..., Run]) -> type[DataclassInstance]:
     """Return the recipe's parameters as a dataclass.
 
     Recipes annotate `Run` without importing it, so tyro cannot read them itself.
@@ -86,7 +89,7 @@ def choices_class(recipe: Callable[..., Run]) -> Any:
     return dataclasses.make_dataclass("Choices", fields, namespace={"__doc__": recipe.__doc__})
 
 
-def run_class(run: Run) -> Any:
+def run_class(run: Run) -> type:
     """Return a dataclass with the types that the fields of this run have."""
     task_type = type(run.task)
     switch = tyro.conf.FlagCreatePairsOff[bool]

@@ -1,8 +1,8 @@
 """`--nproc N`: start the same command N times on this machine, as torchrun would.
 
-torchrun and `accelerate launch` work too. This launcher keeps signals and exit codes: Ctrl-C must end
-in a checkpoint and exit code 130, which torchrun turns into 1. (`accelerate launch --cpu` silently
-starts one process.)
+torchrun and `accelerate launch` work too. This launcher keeps signals and exit codes: Ctrl-C must
+end in a checkpoint and exit code 130, which torchrun turns into 1. (`accelerate launch --cpu`
+silently starts one process.)
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def exit_process(code: int) -> NoReturn:
     """Exit; one of several processes skips Python's finalisation.
 
     Everything of a run is closed by then, and gloo's threads abort some finished processes during
-    finalisation (3 of 11 in a test) with exit code 134 (pytorch #190489). Destroying the process group
-    does not help while gradient hooks refer to it.
+    finalisation (3 of 11 in a test) with exit code 134 (pytorch #190489). Destroying the process
+    group does not help while gradient hooks refer to it.
     """
     if is_launched():
         sys.stdout.flush()
@@ -79,7 +79,7 @@ def start_process(
 
 
 def end_with_parent() -> None:
-    """Receive SIGTERM if the launcher is killed, so that the run saves and unlocks its directory."""
+    """Receive SIGTERM if the launcher is killed, so that the run is saved and unlocked."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
 

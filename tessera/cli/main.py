@@ -12,7 +12,9 @@ import sys
 
 from tessera.run.errors import UserError
 
-USAGE = """Tessera trains and samples discrete-token generative models of images, videos, audio, music and meshes.
+USAGE = """\
+Tessera trains and samples discrete-token generative models of images, videos, audio, music and
+meshes.
 
 tessera recipes                                   list what can be trained
 tessera train RECIPE [--data PATH] [--out RUN]    start a run, or resume it; --help lists its flags

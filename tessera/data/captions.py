@@ -8,8 +8,8 @@
    different names ("golden_retriever/0001.jpg" is a golden retriever). Names without a character of
    the alphabet ("0001") and names such as train, val and test are not captions.
 
-A file without a caption has the caption "". A file can have several captions: a list of texts in the
-metadata (as JSON within CSV), the phrases made from tags, or the lines of its text file.
+A file without a caption has the caption "". A file can have several captions: a list of texts in
+the metadata (as JSON within CSV), the phrases made from tags, or the lines of its text file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from tessera.data.errors import UnreadableFile
 from tessera.run.errors import UserError
@@ -107,8 +106,8 @@ def read_captions(root: Path, names: Sequence[str], other_files: Sequence[str]) 
     if rows and not known & rows.keys():
         raise UserError(
             f"{' and '.join(files)} in {root} names {len(rows):,} files, none of which exists (the "
-            f"first is {next(iter(rows))!r}): file_name must be the path of a file, relative to the "
-            "folder of the metadata"
+            f"first is {next(iter(rows))!r}): file_name must be the path of a file, relative to "
+            "the folder of the metadata"
         )
     folder_captions = {folder_caption(name) for name in names} - {""}
     return Captions(
@@ -157,7 +156,7 @@ def read_text(file: Path) -> str:
 @dataclass(frozen=True)
 class MetadataLine:
     number: int
-    fields: dict[str, Any]
+    fields: dict[str, object]
 
 
 @dataclass(frozen=True)
@@ -204,7 +203,7 @@ def get_file_name(line: MetadataLine, origin: str) -> str:
     return name
 
 
-def parse_texts(value: Any, origin: str) -> tuple[str, ...]:
+def parse_texts(value: object, origin: str) -> tuple[str, ...]:
     """Parse a caption or a list of captions; empty ones are dropped."""
     texts = parse_list(value)
     if texts is None:
@@ -214,7 +213,7 @@ def parse_texts(value: Any, origin: str) -> tuple[str, ...]:
     return tuple(caption for one in texts if (caption := join_lines(one)))
 
 
-def parse_tags(value: Any, origin: str) -> tuple[str, ...]:
+def parse_tags(value: object, origin: str) -> tuple[str, ...]:
     """Parse a list of words, or one text with commas between them."""
     words = parse_list(value)
     if words is None:
@@ -224,7 +223,7 @@ def parse_tags(value: Any, origin: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tag for one in words if (tag := join_lines(one))))
 
 
-def parse_list(value: Any) -> list[str] | None:
+def parse_list(value: object) -> list[str] | None:
     """Return a list of texts, or None if it is something else. CSV has lists as JSON text."""
     if isinstance(value, str) and value.lstrip().startswith('["'):
         with contextlib.suppress(ValueError, RecursionError):
@@ -232,7 +231,8 @@ def parse_list(value: Any) -> list[str] | None:
     if value is None:
         return []
     values = value if isinstance(value, list) else [value]
-    return values if all(isinstance(one, str) for one in values) else None
+    texts = [one for one in values if isinstance(one, str)]
+    return texts if len(texts) == len(values) else None
 
 
 def read_jsonl(file: Path) -> Iterator[MetadataLine]:

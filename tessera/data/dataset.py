@@ -12,7 +12,7 @@ import hashlib
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 
@@ -20,11 +20,17 @@ from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, file_signature
 from tessera.run.errors import UserError
 
+if TYPE_CHECKING:  # datasets can be listed and inspected without torch
+    from tessera.data.sample_metrics import SampleMetric
+    from tessera.engine.task import Examples
+
+Example = TypeVar("Example")
+
 FIRST_HELD_OUT = 1 << 32
 """The number of the first held-out synthetic example, far beyond those of the training set."""
 
 
-class ExampleDataset:
+class ExampleDataset(Generic[Example]):
     """Base class of datasets."""
 
     num_without_caption: int = 0
@@ -36,11 +42,11 @@ class ExampleDataset:
     def name(self, index: int) -> str:
         raise NotImplementedError
 
-    def item(self, index: int, rng: np.random.Generator) -> Any:
+    def item(self, index: int, rng: np.random.Generator) -> Example:
         """Return one example, or raise UnreadableFile."""
         raise NotImplementedError
 
-    def collate(self, examples: list[Any]) -> Any:
+    def collate(self, examples: list[Example]) -> Examples:
         raise NotImplementedError
 
     def signature(self, index: int) -> str:
@@ -82,10 +88,10 @@ class Split:
     """The held-out set, never augmented."""
 
 
-class Subset(ExampleDataset):
+class Subset(ExampleDataset[Example]):
     """Some examples of a dataset."""
 
-    def __init__(self, dataset: ExampleDataset, indices: Iterable[int]):
+    def __init__(self, dataset: ExampleDataset[Example], indices: Iterable[int]):
         self.dataset = dataset
         self.indices = [i for i in indices if i < len(dataset)]
         self.num_without_caption = dataset.num_without_caption
@@ -108,10 +114,10 @@ class Subset(ExampleDataset):
     def signature(self, index: int) -> str:
         return self.dataset.signature(self.indices[index])
 
-    def item(self, index: int, rng: np.random.Generator) -> Any:
+    def item(self, index: int, rng: np.random.Generator) -> Example:
         return self.dataset.item(self.indices[index], rng)
 
-    def collate(self, examples: list[Any]) -> Any:
+    def collate(self, examples: list[Example]) -> Examples:
         return self.dataset.collate(examples)
 
     def without_captions(self) -> Self:
@@ -119,16 +125,16 @@ class Subset(ExampleDataset):
 
 
 @dataclass(frozen=True)
-class FileDataset(ExampleDataset):
+class FileDataset(ExampleDataset[Example]):
     """Files of one folder with their captions; a modality adds `item` and `collate`."""
 
     root: str
     names: list[str]
     captions: Captions
-    config: Any
+    config: DataConfig
 
     @classmethod
-    def from_found(cls, found: Found, config: Any, captions: bool = True) -> Self:
+    def from_found(cls, found: Found, config: DataConfig, captions: bool = True) -> Self:
         """Create a dataset of all files that were found, with or without their captions."""
         read = (
             read_captions(found.root, found.names, found.other_files)
@@ -170,7 +176,7 @@ class FileDataset(ExampleDataset):
 
 
 @dataclass(frozen=True)
-class SyntheticDataset(ExampleDataset):
+class SyntheticDataset(ExampleDataset[Example]):
     """Synthetic examples number `first` to `first + count - 1`; a modality generates them."""
 
     count: int
@@ -194,18 +200,20 @@ class SyntheticDataset(ExampleDataset):
         return [self.caption(index)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Base class of data configurations: a folder of files, or synthetic data.
 
     Subclasses declare the fields that can be set, because their order is that of the flags and of
-    config.json; the values here are used for those that they leave out.
+    config.json. Only `path` is a field here, and the first of all of them; the other values are
+    used for those that a subclass leaves out.
     """
 
     path: str | None = None
     """The folder, or None for synthetic data."""
-    val_fraction: float = 0.05
-    split_seed: int = 0
-    num_synthetic: int = 2000
+    val_fraction = 0.05
+    split_seed = 0
+    num_synthetic = 2000
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
@@ -226,27 +234,27 @@ class DataConfig:
     def without_augmentation(self) -> Self:
         return self
 
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, object]:
         """Return the settings that an example's tokens depend on."""
         return {}
 
-    def collate(self, examples: list[Any]) -> Any:
+    def collate(self, examples: list[Any]) -> Examples:
         """Make a batch of examples."""
         raise NotImplementedError
 
-    def example_from_media(self, media: Any) -> Any:
+    def example_from_media(self, media: object) -> object:
         """Preprocess a medium or an array in memory, without augmentation."""
         raise NotImplementedError
 
-    def example_from_file(self, path: str) -> Any:
+    def example_from_file(self, path: str) -> object:
         """Preprocess a single file, without augmentation."""
-        dataset = replace(self, path=path).full(captions=False)  # type: ignore[type-var]
+        dataset = replace(self, path=path).full(captions=False)
         if len(dataset) != 1:
             raise UserError(f"{path} has {len(dataset)} examples, expected a single file.")
         return dataset.item(0, np.random.default_rng(0))
 
-    def sample_metric(self) -> Any:
-        """Return a `SampleMetric` for generated samples, or None."""
+    def sample_metric(self) -> SampleMetric | None:
+        """Return the metric of generated samples, or None."""
         return None
 
     def check_libraries(self) -> None:

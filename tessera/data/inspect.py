@@ -165,8 +165,8 @@ class Report:
             copies = sum(len(group) - 1 for group in self.duplicates)
             verb = "is a copy of another" if copies == 1 else "are copies of others"
             yield (
-                f"duplicates: {count_nouns(copies, noun)} {verb}; one may be trained on while the other "
-                "is held out"
+                f"duplicates: {count_nouns(copies, noun)} {verb}; one may be trained on while the "
+                "other is held out"
             )
             yield from indent_lines([" = ".join(group) for group in self.duplicates])
 
@@ -178,7 +178,7 @@ class Report:
         yield from list_problems("unusable", self.unusable, noun, "skipped in training")
 
 
-def common_fields(path: str | Path, scan: FolderScan[Any]) -> dict[str, Any]:
+def common_fields(path: str | Path, scan: FolderScan[AnyFileReport]) -> dict[str, Any]:
     """Return the fields that the reports of all modalities share."""
     found = scan.found
     unusable = [{"name": file.name, "reason": file.reason} for file in scan.files if file.reason]

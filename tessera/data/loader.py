@@ -1,9 +1,9 @@
 """Loaders: which example is at which position of a run, and batches from any step on.
 
 Example number p of a run is a pure function of (seed, p). Step s of batch size B has the positions
-s*B to s*B + B - 1; its micro-batches are consecutive blocks of them, and position i of a block is on
-process i modulo the number of processes. So the same examples are in the same step for any number of
-processes and workers, and resuming at step 1,000,000 reads no earlier example.
+s*B to s*B + B - 1; its micro-batches are consecutive blocks of them, and position i of a block is
+on process i modulo the number of processes. So the same examples are in the same step for any
+number of processes and workers, and resuming at step 1,000,000 reads no earlier example.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import signal
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -37,7 +36,7 @@ random numbers with a step of any process."""
 class LoadedExample:
     """An example with its name and seed."""
 
-    example: Any
+    example: object
     name: str
     seed: int
     rejected: list[tuple[str, str]]
@@ -140,7 +139,7 @@ class Collate:
     dataset: ExampleDataset
     drop_unreadable: bool = False
 
-    def __call__(self, loaded: list[LoadedExample]) -> Batch[Any]:
+    def __call__(self, loaded: list[LoadedExample]) -> Batch:
         rejected = [one for example in loaded for one in example.rejected]
         if self.drop_unreadable:
             loaded = [one for one in loaded if not one.rejected]
@@ -163,8 +162,8 @@ class TrainLoader:
     ):
         if len(dataset) < batch_size:
             raise UserError(
-                f"The batch size is {batch_size}, but the training set has {len(dataset)} examples. "
-                f"Use --batch-size {len(dataset)} or less, or add data."
+                f"The batch size is {batch_size}, but the training set has {len(dataset)} "
+                f"examples. Use --batch-size {len(dataset)} or less, or add data."
             )
         self.dataset = dataset
         self.seed = seed
@@ -177,7 +176,7 @@ class TrainLoader:
 
     def micro_batches(
         self, first_step: int, steps: int, rank: int, world_size: int
-    ) -> Iterator[list[Batch[Any]]]:
+    ) -> Iterator[list[Batch]]:
         """Yield the micro-batches of this process for each step."""
         parts = self.grad_accum_steps * world_size
         if self.batch_size % parts:
@@ -192,7 +191,7 @@ class TrainLoader:
         )
         dataset = ShuffledDataset(self.dataset, self.seed)
         loader = build_loader(dataset, Collate(self.dataset), sampler, self.num_workers)
-        pending: list[Batch[Any]] = []
+        pending: list[Batch] = []
         for batch in unwrap_errors(loader):
             pending.append(batch)
             if len(pending) == self.grad_accum_steps:
@@ -216,7 +215,7 @@ class EvalLoader:
 
     def batches(
         self, rank: int = 0, world_size: int = 1, indices: Sequence[int] | None = None
-    ) -> Iterator[Batch[Any]]:
+    ) -> Iterator[Batch]:
         """Yield this process's batches of the given examples, by default of all."""
         chosen = list(range(len(self.dataset)) if indices is None else indices)
         starts = range(rank * self.batch_size, len(chosen), world_size * self.batch_size)
@@ -231,10 +230,10 @@ def build_loader(
     collate: Collate,
     blocks: Sampler[list[int]] | Sequence[list[int]],
     num_workers: int,
-) -> DataLoader[Any]:
+) -> DataLoader[LoadedExample]:
     return DataLoader(
         dataset,
-        batch_sampler=blocks,  # type: ignore[arg-type]
+        batch_sampler=blocks,
         collate_fn=collate,
         num_workers=num_workers,
         worker_init_fn=ignore_signals if num_workers else None,
@@ -242,12 +241,12 @@ def build_loader(
     )
 
 
-def unwrap_errors(loader: DataLoader[Any]) -> Iterator[Batch[Any]]:
+def unwrap_errors(loader: DataLoader[LoadedExample]) -> Iterator[Batch]:
     """Yield from a loader; raise a worker's UserError without the worker's traceback.
 
     The frames of that traceback and the loader's iterator refer to each other, and an iterator that
-    is collected as garbage waits for its workers in vain. Clearing the frames ends the workers before
-    the error is raised.
+    is collected as garbage waits for its workers in vain. Clearing the frames ends the workers
+    before the error is raised.
     """
     try:
         yield from loader

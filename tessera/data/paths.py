@@ -12,8 +12,8 @@ SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}\Z")
 def resolve_suffix(path: str | Path, default: str, allowed: Sequence[str]) -> Path:
     """Return `path` with a suffix in `allowed`, appending `default` where it has none.
 
-    A suffix is a dot and two to five characters, the first of which is alphabetic. Any other ending
-    belongs to the name, so "guidance-1.5" becomes "guidance-1.5.png". Suffixes are compared
+    A suffix is a dot and two to five characters, the first of which is alphabetic. All other
+    endings belong to the name, so "guidance-1.5" becomes "guidance-1.5.png". Suffixes are compared
     in lower case and kept as given.
 
     Raises:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
     from torch import Tensor
 
+Medium = TypeVar("Medium")
+
 
 @dataclass(frozen=True)
-class Samples:
+class Samples(Generic[Medium]):
     """Generated samples with their prompts and codes, in one order."""
 
-    media: Sequence[Any]
+    media: Sequence[Medium]
     prompts: Sequence[str]
     """The prompts; "" for unconditional samples."""
     codes: Sequence[Tensor]

@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -49,7 +49,7 @@ class TokenizedExample:
 
 
 @dataclass(frozen=True)
-class TokenDataset(ExampleDataset):
+class TokenDataset(ExampleDataset[TokenizedExample]):
     """Tokenized examples: one row of codes for each name and tokenizer."""
 
     names: list[str]
@@ -92,7 +92,7 @@ class TokensInfo:
     vocab_size: int
     recipe: str
     steps: int
-    preprocessing: dict[str, Any]
+    preprocessing: dict[str, object]
 
 
 @dataclass
@@ -126,7 +126,7 @@ def write_tokens(
     names: list[str] = []
     signatures: list[str] = []
     pending: list[Tensor] = []
-    shards: list[dict[str, Any]] = []
+    shards: list[dict[str, object]] = []
 
     def flush() -> None:
         codes = torch.cat(pending).to(dtype)

@@ -17,14 +17,13 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.run.directory import fsync_folder
+from tessera.run.directory import Json, fsync_folder
 from tessera.run.errors import UserError
 
 WRITING, DELETING = ".writing-", ".deleting-"
@@ -37,7 +36,7 @@ class Snapshot:
     step: int
     tensors: dict[str, dict[str, Tensor]]
     """One file each: `model`, `ema`, `others`, `optimizer.model`, ..."""
-    state: dict[str, Any]
+    state: Json
     """Counters and other plain values."""
 
 
@@ -129,7 +128,7 @@ def remove_partial(checkpoints: Path) -> None:
             shutil.rmtree(entry, ignore_errors=True)
 
 
-def describe_file(path: Path) -> dict[str, Any]:
+def describe_file(path: Path) -> Json:
     with open(path, "rb") as file:
         checksum = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": checksum}

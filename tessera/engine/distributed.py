@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tessera.run.errors import UserError
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -82,7 +83,7 @@ class Distributed:
         torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def all_gather_object(self, items: list[Any]) -> list[Any]:
+    def all_gather_object(self, items: list[Item]) -> list[Item]:
         """Return the items of all processes, ordered by rank."""
         return items if self.world_size == 1 else gather_object(items)
 

@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -50,7 +50,7 @@ from tessera.engine.optim.config import (
 )
 from tessera.engine.signals import Interrupted, Signals
 from tessera.engine.task import Batch, Objective, Task, Update, check_ownership
-from tessera.run.directory import RunDirectory
+from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
@@ -122,7 +122,7 @@ class TrainStream(Protocol):
 
     def micro_batches(
         self, first_step: int, steps: int, rank: int, world_size: int
-    ) -> Iterator[list[Batch[Any]]]: ...
+    ) -> Iterator[list[Batch]]: ...
 
 
 @runtime_checkable
@@ -171,7 +171,7 @@ class Engine:
         config: EngineConfig,
         directory: RunDirectory,
         *,
-        on_log: Callable[[dict[str, Any]], None] | None = None,
+        on_log: Callable[[Json], None] | None = None,
     ):
         check_ownership(task)
         retain_freed_memory()
@@ -241,7 +241,7 @@ class Engine:
         finally:
             self.close()
 
-    def run_step(self, step: int, micro_batches: list[Batch[Any]]) -> dict[str, UpdateResult]:
+    def run_step(self, step: int, micro_batches: list[Batch]) -> dict[str, UpdateResult]:
         """Run every update that has started, then update the EMA."""
         results = {
             name: self.run_update(state, step, micro_batches)
@@ -251,9 +251,7 @@ class Engine:
         self.ema.update(step + 1)
         return results
 
-    def run_update(
-        self, state: UpdateState, step: int, micro_batches: list[Batch[Any]]
-    ) -> UpdateResult:
+    def run_update(self, state: UpdateState, step: int, micro_batches: list[Batch]) -> UpdateResult:
         """Accumulate the gradients of all micro-batches and take one optimizer step.
 
         The step is skipped, and stateful modules are rolled back, if a value is not finite.
@@ -315,7 +313,7 @@ class Engine:
 
     # ---- parts of a step
 
-    def load_batches(self) -> Iterator[list[Batch[Any]]]:
+    def load_batches(self) -> Iterator[list[Batch]]:
         """Yield the micro-batches of each step on this device and measure the waiting time."""
         stream = self.training.micro_batches(
             self.global_step, self.config.steps, self.dist.rank, self.dist.world_size
@@ -350,7 +348,7 @@ class Engine:
         state: UpdateState,
         loss: Tensor,
         norm: Tensor,
-        micro_batches: list[Batch[Any]],
+        micro_batches: list[Batch],
         step: int,
     ) -> bool:
         """Return whether loss and gradients are finite on every process; note the step if not."""
@@ -380,7 +378,7 @@ class Engine:
     def log(self, results: dict[str, UpdateResult]) -> None:
         """Log the mean over micro-batches and processes of all terms and metrics."""
         examples = self.global_step * self.config.batch_size
-        record: dict[str, Any] = {"step": self.global_step, "kind": "train", "examples": examples}
+        record: Json = {"step": self.global_step, "kind": "train", "examples": examples}
         for name, result in results.items():
             logs = result.mean_logs()
             means = self.dist.all_reduce_sum(torch.stack(list(logs.values())))
@@ -432,7 +430,7 @@ class Engine:
                 )
         self.printer.show_activity("")
 
-    def on_eval_batch(self, batch: Batch[Any] | None) -> None:
+    def on_eval_batch(self, batch: Batch | None) -> None:
         received = self.dist.all_reduce_max(self.signals.received)
         if received:
             raise Interrupted(received)
@@ -447,7 +445,7 @@ class Engine:
 
     # ---- checkpoints
 
-    def open(self, config: dict[str, Any]) -> None:
+    def open(self, config: Json) -> None:
         """Restore the newest checkpoint of the run directory, if any, and start logging.
 
         `config` is forwarded to the trackers.

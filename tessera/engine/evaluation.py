@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tessera.engine.distributed import Distributed
 from tessera.engine.modes import eval_mode
-from tessera.engine.task import Batch, Rows, Task
+from tessera.engine.task import Batch, Media, Rows, Task
 from tessera.run.errors import UserError
 
 NOTHING_HELD_OUT = (
@@ -25,7 +25,7 @@ NOTHING_HELD_OUT = (
     "the reasons; if the set is small, hold out a larger fraction."
 )
 
-OnBatch = Callable[[Batch[Any] | None], None]
+OnBatch = Callable[[Batch | None], None]
 
 
 class EvalStream(Protocol):
@@ -36,7 +36,7 @@ class EvalStream(Protocol):
     def __len__(self) -> int: ...
     def batches(
         self, rank: int, world_size: int, indices: Sequence[int] | None = None
-    ) -> Iterator[Batch[Any]]: ...
+    ) -> Iterator[Batch]: ...
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Evaluation:
 class Sample:
     """A medium with the name of the held-out example it was made from."""
 
-    media: Any
+    media: Media
     name: str
 
 
@@ -110,7 +110,7 @@ def spread_indices(total: int, count: int) -> list[int]:
 
 def lockstep_batches(
     stream: EvalStream, indices: Sequence[int], dist: Distributed
-) -> Iterator[tuple[int, Batch[Any] | None]]:
+) -> Iterator[tuple[int, Batch | None]]:
     """Yield this process's numbered batches, and None where only other processes have one left."""
     batches = stream.batches(dist.rank, dist.world_size, indices)
     for i in range(-(-len(indices) // (stream.batch_size * dist.world_size))):

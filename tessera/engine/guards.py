@@ -7,9 +7,9 @@ import os
 import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import Any
 
 from tessera.engine.task import Alarm
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
 
@@ -41,10 +41,10 @@ class NonFiniteGuard:
                 "rate, use --precision fp32, or inspect these files with `tessera check`."
             )
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> Json:
         return {"skipped": self.skipped, "consecutive": dict(self.consecutive)}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: Json) -> None:
         self.skipped = state["skipped"]
         self.consecutive = defaultdict(int, state["consecutive"])
 

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS, GeneralTracker
@@ -28,7 +27,7 @@ from rich.text import Text
 from tessera.engine.distributed import Distributed
 from tessera.engine.guards import AlarmMonitor
 from tessera.engine.task import Alarm, Batch
-from tessera.run.directory import RunDirectory
+from tessera.run.directory import Json, RunDirectory
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 SECONDS_BETWEEN_LINES = 10
@@ -113,7 +112,7 @@ class Trackers:
         self,
         names: tuple[str, ...],
         folder: Path,
-        config: dict[str, Any],
+        config: Json,
         warn: Callable[[str], None],
     ):
         self._warn = warn
@@ -121,7 +120,7 @@ class Trackers:
         for name in names:
             self._call(name, partial(self._open, name, folder, config))
 
-    def _open(self, name: str, folder: Path, config: dict[str, Any]) -> None:
+    def _open(self, name: str, folder: Path, config: Json) -> None:
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
         needs_folder = tracker_class.requires_logging_directory
         arguments = {"logging_dir": folder} if needs_folder else {}
@@ -134,7 +133,7 @@ class Trackers:
             {key: one if isinstance(one, plain) else str(one) for key, one in config.items()}
         )
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: Json) -> None:
         numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
         for name, tracker in list(self._trackers.items()):
             self._call(name, partial(tracker.log, numbers, step=record["step"]))
@@ -143,7 +142,7 @@ class Trackers:
         for name, tracker in list(self._trackers.items()):
             self._call(name, tracker.finish)
 
-    def _call(self, name: str, function: Callable[[], Any]) -> None:
+    def _call(self, name: str, function: Callable[[], object]) -> None:
         try:
             function()
         except Exception as error:  # no error of a tracker may end a run
@@ -164,7 +163,7 @@ class MetricLogger:
         *,
         alarms: tuple[Alarm, ...],
         trackers: Trackers | None,
-        on_log: Callable[[dict[str, Any]], None] | None,
+        on_log: Callable[[Json], None] | None,
     ):
         self._directory, self._printer, self._dist = directory, printer, dist
         self._alarms = AlarmMonitor(alarms)
@@ -175,7 +174,7 @@ class MetricLogger:
         self._new_rejected: list[tuple[str, str]] = []
         self._disk_full = False
 
-    def log(self, record: dict[str, Any]) -> None:
+    def log(self, record: Json) -> None:
         self._note_rejected()
         if self._dist.is_main:
             written = self._directory.log(record)
@@ -193,7 +192,7 @@ class MetricLogger:
         if self._on_log is not None:
             self._on_log(record)
 
-    def note_skipped_examples(self, batch: Batch[Any] | None) -> None:
+    def note_skipped_examples(self, batch: Batch | None) -> None:
         """Remember examples that could not be read; they are written with the next record."""
         if batch is not None and batch.rejected:
             self._new_rejected += batch.rejected

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from operator import attrgetter
-from typing import Any
 
 import numpy as np
 import torch
@@ -59,17 +58,17 @@ class train_only:
     def __init__(self, task: nn.Module, network: nn.Module):
         parameters = {id(parameter) for parameter in network.parameters()}
         modules = set(network.modules())
-        trained: list[Any] = [p for p in task.parameters() if id(p) in parameters]
-        frozen: list[Any] = [p for p in task.parameters() if id(p) not in parameters]
-        train_mode: list[Any] = [m for m in task.modules() if m in modules]
-        eval_mode: list[Any] = [m for m in task.modules() if m not in modules]
-        self._settings = (
+        trained = [p for p in task.parameters() if id(p) in parameters]
+        frozen = [p for p in task.parameters() if id(p) not in parameters]
+        train_mode = [m for m in task.modules() if m in modules]
+        eval_mode = [m for m in task.modules() if m not in modules]
+        self._settings: tuple[tuple[Sequence[object], str, bool], ...] = (
             (trained, "requires_grad", True),
             (frozen, "requires_grad", False),
             (train_mode, "training", True),
             (eval_mode, "training", False),
         )
-        self._previous: list[tuple[Any, str, bool]] = []
+        self._previous: list[tuple[object, str, bool]] = []
 
     def __enter__(self) -> None:
         for objects, attribute, value in self._settings:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType
-from typing import Any
+
+Handler = Callable[[int, FrameType | None], object] | int | None
+"""What `signal.signal` accepts and returns."""
 
 
 class Interrupted(Exception):
@@ -31,7 +34,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received = 0
-        self._previous: dict[int, Any] = {}
+        self._previous: dict[int, Handler] = {}
 
     def __enter__(self) -> Signals:
         self.received = 0

@@ -31,6 +31,7 @@ class Examples(Protocol):
 
 
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass
@@ -98,12 +99,12 @@ class Update:
     """The name in logs and checkpoints."""
     trains: nn.Module
     """The network whose parameters are updated, all of them and no others."""
-    loss: Callable[[Batch[Any], int], Loss]
+    loss: Callable[[Batch, int], Loss]
     """The loss of a micro-batch at a step."""
     optimizer: OptimizerConfig
     start_step: int = 0
     """The first step at which this update runs."""
-    prepare: Callable[[Sequence[Batch[Any]], int, ProcessGroup], None] | None = None
+    prepare: Callable[[Sequence[Batch], int, ProcessGroup], None] | None = None
     """Called with all micro-batches of a step, for losses that are not a mean over examples."""
 
 
@@ -119,27 +120,27 @@ class Objective(nn.Module):
         self.trains = update.trains
         self._loss = update.loss
 
-    def forward(self, batch: Batch[Any], step: int) -> Loss:
+    def forward(self, batch: Batch, step: int) -> Loss:
         return self._loss(batch, step)
 
 
-class Frozen(nn.Module):
+class Frozen(nn.Module, Generic[Network]):
     """A network that is used but not trained: a perceptual network, a text encoder, a tokenizer.
 
     It follows `.to(device)`, passes gradients to its input and stays in eval mode. It is not
     registered, so it is in no optimizer, DDP bucket, EMA or checkpoint.
     """
 
-    def __init__(self, network: nn.Module):
+    def __init__(self, network: Network):
         super().__init__()
         # nn.Module does not register what is inside a tuple.
         self._unregistered = (network.eval().requires_grad_(False),)
 
     @property
-    def network(self) -> Any:
+    def network(self) -> Network:
         return self._unregistered[0]
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         return self.network(*args, **kwargs)
 
     def train(self, mode: bool = True) -> Frozen:
@@ -150,12 +151,17 @@ class Frozen(nn.Module):
         return self
 
 
-class Media(Protocol):
-    """An image, a video, an audio recording or a mesh that can be saved as a file."""
+class Saveable(Protocol):
+    """An object that can be saved as a file."""
 
     def save(self, path: str | Path) -> Path: ...
+
+
+class Media(Saveable, Protocol):
+    """An image, a video, an audio recording or a mesh; several make a contact sheet."""
+
     @classmethod
-    def sheet(cls, items: Sequence[Any], labels: Sequence[str] = ()) -> Media: ...
+    def sheet(cls, items: Sequence[Self], labels: Sequence[str] = ()) -> Saveable: ...
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class Rows:
     """
 
     values: Tensor
-    """Any number of rows, (rows, ...)."""
+    """The rows, (number of rows, ...)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +211,7 @@ class Task(nn.Module):
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         """Process all training captions before the first step."""
 
-    def eval_step(self, batch: Batch[Any]) -> Mapping[str, Tensor | Rows]:
+    def eval_step(self, batch: Batch) -> Mapping[str, Tensor | Rows]:
         """Return sums over some held-out examples (never means), or rows to be collected."""
         raise NotImplementedError
 
@@ -213,7 +219,7 @@ class Task(nn.Module):
         """Compute metrics from the sums and rows of the whole held-out set."""
         raise NotImplementedError
 
-    def sample(self, batch: Batch[Any]) -> list[Any]:
+    def sample(self, batch: Batch) -> Sequence[Media]:
         """Return one medium for each example of a batch."""
         raise NotImplementedError
 

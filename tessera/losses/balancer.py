@@ -19,7 +19,6 @@ B examples.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -114,12 +113,14 @@ class _PrecomputedGrad(torch.autograd.Function):
     """A value whose gradient with respect to `output` is given."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, value: Tensor, grad: Tensor) -> Tensor:
+    def forward(
+        ctx: torch.autograd.Function, output: Tensor, value: Tensor, grad: Tensor
+    ) -> Tensor:
         ctx.save_for_backward(grad)
         return value.clone()
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: torch.autograd.Function, grad_output: Tensor) -> tuple[Tensor, None, None]:
         [grad] = ctx.saved_tensors
         return grad_output * grad, None, None

@@ -23,7 +23,6 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -167,7 +166,7 @@ class MergeTable:
         return self.words[word]
 
 
-def clear_if_full(cache: dict[str, Any]) -> None:
+def clear_if_full(cache: dict[str, tuple[int, ...]]) -> None:
     if len(cache) >= CACHE_SIZE:
         cache.clear()
 

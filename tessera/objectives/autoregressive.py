@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, BestMetric, Loss, Update
+from tessera.engine.task import Batch, BestMetric, Examples, Loss, Update
 from tessera.nn.precision import to_fp32
 from tessera.objectives.generation import (
     PROMPT_IGNORED,
@@ -30,11 +30,15 @@ from tessera.objectives.generation import (
 )
 from tessera.sampling.autoregressive import (
     AutoregressiveSampling,
+    NextLogits,
     StartDecoding,
     generate,
     with_cfg,
 )
 from tessera.sampling.guidance import Guidance
+from tessera.text.encoder import TextEncoder
+
+Condition = TypeVar("Condition")
 
 
 class NextTokenPredictions(Protocol):
@@ -48,37 +52,38 @@ class NextTokenPredictions(Protocol):
     def cross_entropy_B(self) -> Tensor: ...
 
 
-class AutoregressiveModel(Protocol):
+class AutoregressiveModel(Protocol[Condition]):
     """A causal model over positions of S tokens."""
 
-    text: Any
-    tokens_per_position: int
-
+    @property
+    def text(self) -> TextEncoder | None: ...
+    @property
+    def tokens_per_position(self) -> int: ...
     @property
     def eos_token_id(self) -> int: ...
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> Any: ...
-    def predict(self, tokens_BNS: Tensor, condition: Any) -> Any: ...
-    def start_decoding(self, condition: Any, prefix_BNS: Tensor) -> Any: ...
+    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> Condition: ...
+    def predict(self, tokens_BNS: Tensor, condition: Condition) -> NextTokenPredictions: ...
+    def start_decoding(self, condition: Condition, prefix_BNS: Tensor) -> NextLogits: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class AutoregressiveConfig(GeneratorConfig):
     """Base class: a modality declares the type of `model` and builds it for its tokenizer."""
 
-    model: Any
     sampling: AutoregressiveSampling = field(default_factory=AutoregressiveSampling)
     guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def build_model(self, tokenizer: TokenizerProtocol) -> Any:
+    def build_model(self, tokenizer: TokenizerProtocol) -> AutoregressiveModel:
         """Return an nn.Module that is an `AutoregressiveModel`."""
         raise NotImplementedError
 
-    def build(self, **dependencies: Any) -> AutoregressiveTask:
+    def build(self, **dependencies: TokenizerProtocol) -> AutoregressiveTask:
         return AutoregressiveTask(self, **dependencies)
 
 
 class AutoregressiveTask(GeneratorTask):
+    config: AutoregressiveConfig
     best_metric = BestMetric(name="cross_entropy", higher_is_better=False)
 
     def __init__(self, config: AutoregressiveConfig, tokenizer: TokenizerProtocol):
@@ -86,7 +91,7 @@ class AutoregressiveTask(GeneratorTask):
         self.config = config
         self.max_positions, *self.position_shape = tokenizer.grid
         self.num_quantizers = tokenizer.num_quantizers
-        self.model: Any = config.build_model(tokenizer)
+        self.model = config.build_model(tokenizer)
         update = Update(
             name="model",
             trains=self.model,
@@ -97,12 +102,12 @@ class AutoregressiveTask(GeneratorTask):
         self.alarms = (PROMPT_IGNORED,) if self.model.text is not None else ()
 
     @property
-    def network(self) -> Any:
+    def network(self) -> AutoregressiveModel:
         return self.model
 
     # ---- training and evaluation
 
-    def next_token_loss(self, batch: Batch[Any], step: int) -> Loss:
+    def next_token_loss(self, batch: Batch, step: int) -> Loss:
         u = [float(torch.rand((), generator=one)) for one in batch.generators()]
         dropped = [one < self.config.cond_drop_prob for one in u]
         condition = self.model.condition(batch.examples.captions, dropped)
@@ -114,13 +119,13 @@ class AutoregressiveTask(GeneratorTask):
         )
         return Loss({"cross_entropy": predictions.cross_entropy_B().mean()}, {"accuracy": accuracy})
 
-    def get_tokens(self, examples: Any) -> Tensor:
+    def get_tokens(self, examples: Examples) -> Tensor:
         """Return tokens (B, N, S), cut after the last position of the longest example."""
         tokens_BNS = self.get_codes(examples).flatten(2)
         longest = int((tokens_BNS[..., 0] >= 0).sum(1).max())
         return tokens_BNS[:, :longest]
 
-    def eval_step(self, batch: Batch[Any]) -> dict[str, Tensor]:
+    def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         captions = batch.examples.captions
         predictions = self.predict(batch, captions)
         targets_M = predictions.targets_M
@@ -139,7 +144,7 @@ class AutoregressiveTask(GeneratorTask):
             sums |= {"gain": gain, "gain_tokens": sums["tokens"]}
         return sums
 
-    def predict(self, batch: Batch[Any], captions: Sequence[str]) -> NextTokenPredictions:
+    def predict(self, batch: Batch, captions: Sequence[str]) -> NextTokenPredictions:
         condition = self.model.condition(captions, [False] * len(batch))
         return self.model.predict(self.get_tokens(batch.examples), condition)
 

@@ -33,12 +33,14 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
+from tessera.data.dataset import DataConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import (
     Alarm,
     Batch,
     BestMetric,
     Loss,
+    Media,
     ProcessGroup,
     Rows,
     Task,
@@ -54,6 +56,7 @@ from tessera.losses.contrastive import (
 )
 from tessera.metrics.retrieval import auc, recall_at_chance, retrieval_ranks
 from tessera.nn.precision import full_precision, to_fp32
+from tessera.text.encoder import TextEncoder
 
 ContrastiveLoss = Literal["softmax", "decoupled", "sigmoid"]
 
@@ -68,10 +71,13 @@ RECALL_AT = (1, 5, 10)
 class TwoTowerModel(Protocol):
     """A model with a tower for examples and a tower for captions."""
 
-    text: Any
-    """The text encoder."""
-    bias: Tensor | None
-    """The bias of the logits of each layer, (L,), where the loss has one."""
+    @property
+    def text(self) -> TextEncoder:
+        """The text encoder."""
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias of the logits of each layer, (L,), where the loss has one."""
 
     def embed_media(self, examples: Any, generators: Sequence[Generator] | None = None) -> Tensor:
         """Return unit embeddings (B, L, D); the last layer is the embedding."""
@@ -85,6 +91,16 @@ class TwoTowerModel(Protocol):
     def clamp_scale(self) -> None: ...
 
 
+class TwoTowerModelConfig(Protocol):
+    """The configuration of a `TwoTowerModel`."""
+
+    @property
+    def validate_data(self) -> Callable[..., None]:
+        """A function that raises ValueError if the model cannot read a data configuration."""
+
+    def build(self, *, biased: bool, layers: int) -> TwoTowerModel: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class ContrastiveConfig(TaskConfig):
     """Base class: a modality declares the type of `model` and how examples are shown."""
@@ -92,7 +108,7 @@ class ContrastiveConfig(TaskConfig):
     entry_point: ClassVar[str] = "Search"
     min_batch_size: ClassVar[int] = 2
 
-    model: Any
+    model: TwoTowerModelConfig
     loss: ContrastiveLoss = "decoupled"
     """The loss: `softmax` (InfoNCE), `decoupled` (without the positive pair in the denominator,
     better for small batches), or `sigmoid` (binary classification of each pair)."""
@@ -106,14 +122,14 @@ class ContrastiveConfig(TaskConfig):
     def uses_captions(self) -> bool:
         return True
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataConfig) -> None:
         self.model.validate_data(data)
 
-    def show(self, batch: Batch[Any], media_BD: Tensor, text_BD: Tensor) -> list[Any]:
+    def show(self, batch: Batch, media_BD: Tensor, text_BD: Tensor) -> Sequence[Media]:
         """Return one medium for each example that shows its similarity to the captions."""
         raise NotImplementedError
 
-    def build(self, **dependencies: Any) -> ContrastiveTask:
+    def build(self, **dependencies: object) -> ContrastiveTask:
         return ContrastiveTask(self)
 
 
@@ -123,7 +139,7 @@ class ContrastiveTask(Task):
     def __init__(self, config: ContrastiveConfig):
         super().__init__()
         self.config = config
-        self.model: Any = config.model.build(biased=config.loss == "sigmoid", layers=config.layers)
+        self.model = config.model.build(biased=config.loss == "sigmoid", layers=config.layers)
         update = Update(
             name="model",
             trains=self.model,
@@ -145,7 +161,7 @@ class ContrastiveTask(Task):
 
     # ---- the loss
 
-    def contrastive_loss(self, batch: Batch[Any], step: int) -> Loss:
+    def contrastive_loss(self, batch: Batch, step: int) -> Loss:
         media_BLD, text_BLD = self.embed_media(batch), self.embed_text(batch)
         scratch = batch.scratch
         caption_ids = scratch["caption_ids"] if scratch else caption_ids_of(batch)
@@ -164,11 +180,11 @@ class ContrastiveTask(Task):
         relative = partial(loss_over_chance, logits[-1].detach(), negatives_NN)
         return Loss(terms, {"loss_over_chance": relative, "scale": self.model.scale()[-1]})
 
-    def embed_media(self, batch: Batch[Any]) -> Tensor:
+    def embed_media(self, batch: Batch) -> Tensor:
         generators = batch.generators() if self.model.training else None
         return self.model.embed_media(batch.examples, generators)
 
-    def embed_text(self, batch: Batch[Any]) -> Tensor:
+    def embed_text(self, batch: Batch) -> Tensor:
         return self.model.embed_text(batch.examples.captions)
 
     def logits(self, media_NLD: Tensor, text_NLD: Tensor, layer: int) -> Tensor:
@@ -177,7 +193,7 @@ class ContrastiveTask(Task):
         return scaled_NN if self.model.bias is None else scaled_NN + self.model.bias[layer]
 
     def gather_embeddings(
-        self, micro_batches: Sequence[Batch[Any]], step: int, dist: ProcessGroup
+        self, micro_batches: Sequence[Batch], step: int, dist: ProcessGroup
     ) -> None:
         """Leave the embeddings of the whole batch with each micro-batch."""
         self.model.clamp_scale()
@@ -204,7 +220,7 @@ class ContrastiveTask(Task):
 
     # ---- evaluation and samples
 
-    def eval_step(self, batch: Batch[Any]) -> dict[str, Rows]:
+    def eval_step(self, batch: Batch) -> dict[str, Rows]:
         """Return embeddings and caption ids as rows; examples without a caption are left out."""
         captioned = [i for i, caption in enumerate(batch.examples.captions) if caption]
         if not captioned:
@@ -244,12 +260,12 @@ class ContrastiveTask(Task):
             metrics["tag_auc"] = value
         return metrics
 
-    def sample(self, batch: Batch[Any]) -> list[Any]:
+    def sample(self, batch: Batch) -> Sequence[Media]:
         media_BD, text_BD = self.embed_media(batch)[:, -1], self.embed_text(batch)[:, -1]
         return self.config.show(batch, media_BD, text_BD)
 
 
-def insert_own(all_NLD: Tensor | None, own_BLD: Tensor, batch: Batch[Any]) -> Tensor:
+def insert_own(all_NLD: Tensor | None, own_BLD: Tensor, batch: Batch) -> Tensor:
     """Insert the embeddings with gradients into those of the whole batch."""
     if all_NLD is None:
         return own_BLD
@@ -259,7 +275,7 @@ def insert_own(all_NLD: Tensor | None, own_BLD: Tensor, batch: Batch[Any]) -> Te
     return all_NLD.index_copy(0, batch.scratch["own"], with_gradient)
 
 
-def caption_ids_of(batch: Batch[Any]) -> Tensor:
+def caption_ids_of(batch: Batch) -> Tensor:
     """Return hashes (B, 2) of the drawn caption and of the set of captions of each example.
 
     Case and white space are ignored. Examples are negatives only if both hashes differ.

@@ -10,9 +10,11 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from tessera.data.dataset import DataConfig
 from tessera.data.tokens import TokenizedBatch
-from tessera.engine.task import Alarm, Batch, Frozen, Task, TaskConfig
+from tessera.engine.task import Alarm, Batch, Examples, Frozen, Media, Task, TaskConfig
 from tessera.sampling.guidance import Guidance
+from tessera.text.encoder import TextEncoder
 
 
 class TokenizerProtocol(Protocol):
@@ -33,8 +35,8 @@ class TokenizerProtocol(Protocol):
     def features(self) -> Tensor | None: ...
     @property
     def seconds(self) -> float | None: ...
-    def encode_examples(self, examples: Any) -> Tensor: ...
-    def to_media(self, codes: Tensor) -> list[Any]: ...
+    def encode_examples(self, examples: Examples) -> Tensor: ...
+    def to_media(self, codes: Tensor) -> Sequence[Media]: ...
 
 
 @dataclass(frozen=True)
@@ -112,12 +114,12 @@ class GenerationRequest:
 class Generated:
     """Samples with their codes."""
 
-    media: list[Any] = field(default_factory=list)
+    media: list[Media] = field(default_factory=list)
     codes: list[Tensor] = field(default_factory=list)
     """The codes of each sample, (*grid)."""
     names: list[str] = field(default_factory=list)
     """A label for each sample: its prompt, or the example it was made from."""
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, object] = field(default_factory=dict)
     """The settings with which the samples were made."""
     notices: list[str] = field(default_factory=list)
     """Remarks for the user."""
@@ -140,9 +142,25 @@ class PromptEncoder(Protocol):
     @property
     def data(self) -> Any: ...
     def encode_file(self, path: str) -> Tensor: ...
-    def encode_with(self, tokenizers: Sequence[str], data: Any) -> list[Tensor]: ...
+    def encode_with(self, tokenizers: Sequence[str], data: DataConfig) -> list[Tensor]: ...
     @property
     def tokenizers(self) -> Mapping[str, Any]: ...
+
+
+class GeneratorModelConfig(Protocol):
+    """The configuration of a network that predicts tokens."""
+
+    @property
+    def text(self) -> object | None:
+        """The configuration of the text encoder, or None for a model without prompts."""
+
+
+class GeneratorNetwork(Protocol):
+    """A network that predicts tokens."""
+
+    @property
+    def text(self) -> TextEncoder | None:
+        """The text encoder, or None for a model without prompts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +179,7 @@ class GeneratorConfig(TaskConfig):
     step, which augmentation needs; or the path of a folder that `tessera tokenize` wrote."""
     cond_drop_prob: float = 0.1
     """The probability with which the caption of a training example is dropped, for guidance."""
-    model: Any
+    model: GeneratorModelConfig
 
     def __post_init__(self) -> None:
         if not 0 <= self.cond_drop_prob < 1:
@@ -205,6 +223,7 @@ class GeneratorTask(Task):
     """Base class of generator tasks; a subclass defines `network` and `generate`."""
 
     config: Any
+    """A `GeneratorConfig` with `sampling` and `guidance`, whose types are the subclass's."""
     conditioner: str | None = None
     """The name of the tokenizer whose tokens are a condition, if there is one."""
 
@@ -214,11 +233,11 @@ class GeneratorTask(Task):
         self.frozen = nn.ModuleList([Frozen(one.network) for one in self.tokenizers.values()])
 
     @property
-    def network(self) -> Any:
-        """The network that predicts tokens; `network.text` encodes prompts, or is None."""
+    def network(self) -> GeneratorNetwork:
+        """The network that predicts tokens."""
         raise NotImplementedError
 
-    def text_networks(self) -> list[Any]:
+    def text_networks(self) -> Sequence[GeneratorNetwork]:
         """Return the networks that have a text encoder."""
         return [self.network] if self.network.text is not None else []
 
@@ -232,16 +251,17 @@ class GeneratorTask(Task):
                 "a model without prompts use --text none."
             )
         for network in self.text_networks():
+            assert network.text is not None
             network.text.prepare_text(captions, cache_dir)
 
-    def get_codes(self, examples: Any, tokenizer: str = "tokenizer") -> Tensor:
+    def get_codes(self, examples: Examples, tokenizer: str = "tokenizer") -> Tensor:
         """Return cached codes, or tokenize the examples now."""
         if isinstance(examples, TokenizedBatch):
             return examples.codes[tokenizer]
         with torch.no_grad():
             return self.tokenizers[tokenizer].encode_examples(examples)
 
-    def request_like(self, batch: Batch[Any]) -> GenerationRequest:
+    def request_like(self, batch: Batch) -> GenerationRequest:
         """Return the request for samples with the captions and conditions of examples."""
         return GenerationRequest(prompts=batch.examples.captions, seeds=batch.seeds)
 
@@ -249,7 +269,7 @@ class GeneratorTask(Task):
         """Generate codes (B, *grid), with -1 after the end of a sample."""
         raise NotImplementedError
 
-    def sample(self, batch: Batch[Any]) -> list[Any]:
+    def sample(self, batch: Batch) -> Sequence[Media]:
         return self.tokenizers["tokenizer"].to_media(self.generate(self.request_like(batch)))
 
 

@@ -15,14 +15,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, BestMetric, Loss, Update
+from tessera.engine.task import Batch, BestMetric, Examples, Loss, Update
 from tessera.nn.masked_transformer import (
     Condition,
     CriticConfig,
@@ -32,6 +32,7 @@ from tessera.nn.masked_transformer import (
     MaskedTransformer,
     MaskedTransformerConfig,
     TokenSpec,
+    TokenTransformer,
 )
 from tessera.nn.precision import to_fp32
 from tessera.nn.token_layout import Layout
@@ -91,11 +92,13 @@ class MaskedConfig(GeneratorConfig):
                 "The sampling order is critic, but there is none: use --critic own or head."
             )
 
-    def build(self, **dependencies: Any) -> MaskedTask:
+    def build(self, **dependencies: TokenizerProtocol) -> MaskedTask:
         return MaskedTask(self, **dependencies)
 
 
 class MaskedTask(GeneratorTask):
+    config: MaskedConfig
+    model: MaskedModel
     best_metric = BestMetric(name="cross_entropy", higher_is_better=False)
 
     def __init__(
@@ -143,13 +146,14 @@ class MaskedTask(GeneratorTask):
     def network(self) -> MaskedTransformer:
         return self.model.network
 
-    def text_networks(self) -> list[Any]:
+    def text_networks(self) -> list[TokenTransformer]:
         networks = (self.model.network, self.model.critic)
-        return [one for one in networks if getattr(one, "text", None) is not None]
+        transformers = [one for one in networks if isinstance(one, TokenTransformer)]
+        return [one for one in transformers if one.text is not None]
 
     # ---- losses
 
-    def masked_token_loss(self, batch: Batch[Any], step: int) -> Loss:
+    def masked_token_loss(self, batch: Batch, step: int) -> Loss:
         token_batch = self.get_tokens(batch.examples)
         randomness = ExampleRandomness.draw(batch)
         masked = self.mask(token_batch, randomness)
@@ -169,7 +173,7 @@ class MaskedTask(GeneratorTask):
         # logged too.
         expected = len(batch) * self.config.masking.expected_num_masked(self.layout)
         detached, mask = logits_MV.detach(), masked.loss_mask
-        metrics: dict[str, Any] = {
+        metrics: dict[str, Tensor | Callable[[], Tensor]] = {
             "cross_entropy_per_token": partial(token_cross_entropy, detached, targets_M, mask),
             "accuracy": partial(token_accuracy, detached, targets_M, mask),
         }
@@ -199,7 +203,7 @@ class MaskedTask(GeneratorTask):
 
     def pass_to_critic(
         self,
-        batch: Batch[Any],
+        batch: Batch,
         masked: MaskedTokens,
         logits_MV: Tensor,
         randomness: ExampleRandomness,
@@ -217,7 +221,7 @@ class MaskedTask(GeneratorTask):
             "token_batch": token_batch,
         }
 
-    def critic_loss(self, batch: Batch[Any], step: int) -> Loss:
+    def critic_loss(self, batch: Batch, step: int) -> Loss:
         """Classify each token of a completed grid as real or sampled (Lezama 2022, equation 5).
 
         Tokens of finer levels that are still masked and padding are left out.
@@ -243,7 +247,7 @@ class MaskedTask(GeneratorTask):
 
     # ---- inputs
 
-    def get_tokens(self, examples: Any) -> TokenBatch:
+    def get_tokens(self, examples: Examples) -> TokenBatch:
         return TokenBatch.from_padded(self.layout.patchify(self.get_codes(examples)))
 
     def mask(self, token_batch: TokenBatch, randomness: ExampleRandomness) -> MaskedTokens:
@@ -261,8 +265,8 @@ class MaskedTask(GeneratorTask):
 
     def get_condition(
         self,
-        network: Any,
-        examples: Any,
+        network: TokenTransformer,
+        examples: Examples,
         dropped: Sequence[bool],
         captions: Sequence[str] | None = None,
     ) -> Condition:
@@ -272,7 +276,7 @@ class MaskedTask(GeneratorTask):
 
     # ---- evaluation
 
-    def eval_step(self, batch: Batch[Any]) -> dict[str, Tensor]:
+    def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         token_batch = self.get_tokens(batch.examples)
         masked = self.mask(token_batch, ExampleRandomness.draw(batch))
         captions, kept = batch.examples.captions, [False] * len(batch)
@@ -310,7 +314,7 @@ class MaskedTask(GeneratorTask):
 
     # ---- generation
 
-    def request_like(self, batch: Batch[Any]) -> GenerationRequest:
+    def request_like(self, batch: Batch) -> GenerationRequest:
         examples = batch.examples
         return GenerationRequest(
             prompts=examples.captions,

@@ -34,7 +34,7 @@ class MaskingConfig:
             )
 
     def validate_quantizers(self, num_quantizers: int) -> None:
-        """Any number of quantizers is supported."""
+        """Accept every number of quantizers."""
 
     def expected_num_masked(self, layout: Layout) -> float:
         """Return the mean number of masked tokens of an example."""

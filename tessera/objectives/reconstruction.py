@@ -13,17 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from tessera.data.dataset import DataConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import (
     Alarm,
+    AnyExamples,
     Batch,
     BestMetric,
     Loss,
+    Media,
     ProcessGroup,
     Task,
     TaskConfig,
@@ -40,31 +43,43 @@ from tessera.losses.adversarial import (
 )
 from tessera.losses.balancer import balance_gradients
 from tessera.metrics.codebook import codebook_perplexity, codebook_usage
+from tessera.nn.discriminator import DiscriminatorOutput
 from tessera.nn.reconstruction import Reconstruction
 
 
-class MediaAdapter:
+class CastableInput(Protocol):
+    """A model input: a tensor, or several of them that are converted together."""
+
+    def to(self, dtype: torch.dtype, /) -> Self: ...
+
+
+ModelInput = TypeVar("ModelInput", bound=CastableInput)
+AnyDataConfig = TypeVar("AnyDataConfig", bound=DataConfig)
+AnyMedia = TypeVar("AnyMedia", bound=Media)
+
+
+class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
     """Convert examples of one modality to model inputs, and model outputs to media."""
 
     takes_tensors = True
     """Whether the model input is a single tensor."""
 
-    def target(self, examples: Any) -> Any:
+    def target(self, examples: AnyExamples) -> ModelInput:
         """Return the model input, which is also what it reconstructs."""
         raise NotImplementedError
 
-    def model_kwargs(self, examples: Any) -> dict[str, Tensor]:
+    def model_kwargs(self, examples: AnyExamples) -> dict[str, Tensor]:
         """Return further arguments of the model, such as the lengths of the examples."""
         return {}
 
-    def preprocess(self, target: Any, data: Any, dtype: torch.dtype) -> Any:
+    def preprocess(self, target: ModelInput, data: AnyDataConfig, dtype: torch.dtype) -> ModelInput:
         """Convert a target to the size and type that a model trained on `data` expects."""
         return target.to(dtype)
 
-    def to_media(self, output: Tensor) -> list[Any]:
+    def to_media(self, output: Tensor) -> list[AnyMedia]:
         raise NotImplementedError
 
-    def show_pairs(self, output: Tensor, batch: Batch[Any]) -> list[Any]:
+    def show_pairs(self, output: Tensor, batch: Batch) -> list[AnyMedia]:
         """Return each original side by side with its reconstruction."""
         raise NotImplementedError
 
@@ -77,15 +92,15 @@ class ReconstructionLoss(nn.Module):
     weights: Mapping[str, float] = {}
     """The weights of the terms that the balancer can scale, by name."""
 
-    def losses(self, output: Tensor, batch: Batch[Any]) -> dict[str, Tensor]:
+    def losses(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return weighted loss terms, each a mean over examples."""
         raise NotImplementedError
 
-    def train_metrics(self, output: Tensor, batch: Batch[Any]) -> dict[str, Callable[[], Tensor]]:
+    def train_metrics(self, output: Tensor, batch: Batch) -> dict[str, Callable[[], Tensor]]:
         """Return cheap metrics that are computed only at steps that are logged."""
         return {}
 
-    def eval_step(self, output: Tensor, batch: Batch[Any]) -> dict[str, Tensor]:
+    def eval_step(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return metrics of held-out examples, summed over the examples."""
         raise NotImplementedError
 
@@ -115,7 +130,7 @@ class DiscriminatorNetwork(Protocol):
     """Logits that are high for originals; `discriminate` also returns the features of layers."""
 
     def __call__(self, inputs: Tensor) -> Tensor: ...
-    def discriminate(self, inputs: Tensor) -> Any: ...
+    def discriminate(self, inputs: Tensor) -> DiscriminatorOutput: ...
 
 
 @dataclass(frozen=True)
@@ -124,7 +139,7 @@ class Discriminator:
 
     network: Any
     """A `DiscriminatorNetwork`."""
-    view: Callable[[Tensor, Batch[Any]], Tensor]
+    view: Callable[[Tensor, Batch], Tensor]
     """Selects the input: everything or a part, which is the same part of both."""
     weight: float = 1.0
     """The weight of its adversarial term relative to other discriminators."""
@@ -167,21 +182,59 @@ class AdversaryConfig:
         raise NotImplementedError
 
 
+class TokenizerQuantizer(Protocol):
+    """The shape of a quantizer's codes; a trained one is a `Quantizer`."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_quantizers(self) -> int: ...
+
+
+class TokenizerModel(Protocol):
+    """A model that encodes its input as codes and decodes codes.
+
+    `batch_stats` is needed too if the quantizer has `needs_global_stats`, and `last_layer` for
+    adaptive adversarial weights.
+    """
+
+    __call__: Callable[..., Reconstruction]
+
+    @property
+    def quantizer(self) -> TokenizerQuantizer: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def encode(self) -> Callable[..., Tensor]: ...
+    @property
+    def decode(self) -> Callable[..., Tensor]: ...
+
+
+class TokenizerModelConfig(Protocol):
+    """The configuration of a tokenizer model; `validate_data` is optional."""
+
+    @property
+    def grid(self) -> Callable[..., tuple[int, ...]]:
+        """A function of the data configuration that returns the shape of an example's codes."""
+
+    def build(self) -> TokenizerModel: ...
+
+
 @dataclass(frozen=True, kw_only=True)
 class TokenizerConfig(TaskConfig):
     """Base class of tokenizer configurations; a modality declares the types of the fields."""
 
-    model: Any
-    reconstruction: Any
-    adversary: Any = None
+    model: TokenizerModelConfig
+    reconstruction: ReconstructionConfig
+    adversary: AdversaryConfig | None = None
     balancer: bool = False
     """Scale the gradient of each loss term at the output to the fraction that its weight specifies
     (the loss balancer of EnCodec), for modalities whose terms have weights."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataConfig) -> None:
         for part in (self.model, self.reconstruction, self.adversary):
-            if hasattr(part, "validate_data"):
+            if part is not None and hasattr(part, "validate_data"):
                 part.validate_data(data)
 
     def notice(self) -> str:
@@ -193,7 +246,7 @@ class TokenizerConfig(TaskConfig):
     def build_adapter(self) -> MediaAdapter:
         raise NotImplementedError
 
-    def build(self, **dependencies: Any) -> TokenizerTask:
+    def build(self, **dependencies: object) -> TokenizerTask:
         return TokenizerTask(self)
 
 
@@ -219,6 +272,7 @@ class TokenizerTask(Task):
             )
         ]
         for name, discriminator in self.discriminators.items():
+            assert adversary is not None
             self.add_module(name, discriminator.network)
             updates.append(
                 Update(
@@ -235,22 +289,25 @@ class TokenizerTask(Task):
 
     # ---- losses
 
-    def reconstruction_loss(self, batch: Batch[Any], step: int) -> Loss:
+    def reconstruction_loss(self, batch: Batch, step: int) -> Loss:
         target = self.adapter.target(batch.examples)
-        reconstruction = self.model(target, **self.train_kwargs(batch))
+        reconstruction: Reconstruction = self.model(target, **self.train_kwargs(batch))
         output = reconstruction.output
         terms = self.reconstruction.losses(output, batch)
-        metrics: dict[str, Any] = dict(self.reconstruction.train_metrics(output.detach(), batch))
-        if self.discriminators:
+        metrics: dict[str, Tensor | Callable[[], Tensor]] = {
+            **self.reconstruction.train_metrics(output.detach(), batch)
+        }
+        adversary = self.config.adversary
+        if adversary is not None and self.discriminators:
             batch.scratch["reconstruction"] = output.detach()
-            if step >= self.config.adversary.start_step:
+            if step >= adversary.start_step:
                 terms, adversarial_metrics = self.add_adversarial_terms(terms, output, batch, step)
                 metrics |= adversarial_metrics
         if self.config.balancer and torch.is_grad_enabled():
             terms = self.balance(terms, output)
         return Loss(terms | reconstruction.penalties, metrics)
 
-    def train_kwargs(self, batch: Batch[Any]) -> dict[str, Tensor]:
+    def train_kwargs(self, batch: Batch) -> dict[str, Tensor]:
         """Return the model's arguments, with the number of quantizers drawn for quantizer dropout.
 
         The number is drawn from the generator of each example.
@@ -273,10 +330,11 @@ class TokenizerTask(Task):
         return balance_gradients(unweighted, weights, output)
 
     def add_adversarial_terms(
-        self, terms: dict[str, Tensor], output: Tensor, batch: Batch[Any], step: int
+        self, terms: dict[str, Tensor], output: Tensor, batch: Batch, step: int
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Add the adversarial term and feature matching; return terms and metrics."""
         adversary = self.config.adversary
+        assert adversary is not None
         generator_loss = hinge_generator if adversary.loss == "hinge" else non_saturating_generator
         fakes = {
             name: one.network.discriminate(one.view(output, batch))
@@ -302,7 +360,7 @@ class TokenizerTask(Task):
         terms = balanced.reconstruction | {"adversarial": scaled}
         return terms, {"adversarial_weight": balanced.weight}
 
-    def feature_matching_loss(self, fakes: dict[str, Any], batch: Batch[Any]) -> Tensor:
+    def feature_matching_loss(self, fakes: dict[str, DiscriminatorOutput], batch: Batch) -> Tensor:
         """Return the mean distance of discriminator features to those of the originals."""
         target = self.adapter.target(batch.examples)
         distances = []
@@ -313,10 +371,9 @@ class TokenizerTask(Task):
             distances.append(feature_matching_B(real.features, fake.features).mean())
         return torch.stack(distances).mean()
 
-    def discriminator_loss(
-        self, discriminator: Discriminator, batch: Batch[Any], step: int
-    ) -> Loss:
+    def discriminator_loss(self, discriminator: Discriminator, batch: Batch, step: int) -> Loss:
         adversary = self.config.adversary
+        assert adversary is not None
         real = discriminator.view(self.adapter.target(batch.examples), batch)
         fake = discriminator.view(batch.scratch["reconstruction"], batch)
         loss = hinge_discriminator if adversary.loss == "hinge" else non_saturating_discriminator
@@ -331,7 +388,7 @@ class TokenizerTask(Task):
         return Loss(terms, dict(metrics))
 
     def set_global_stats(
-        self, micro_batches: Sequence[Batch[Any]], step: int, dist: ProcessGroup
+        self, micro_batches: Sequence[Batch], step: int, dist: ProcessGroup
     ) -> None:
         """Pass statistics of the whole step to a quantizer whose penalty is not a mean."""
         quantizer = self.model.quantizer
@@ -348,7 +405,7 @@ class TokenizerTask(Task):
 
     # ---- evaluation and samples
 
-    def eval_step(self, batch: Batch[Any]) -> dict[str, Tensor]:
+    def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         reconstruction = self.reconstruct(batch)
         codes = reconstruction.codes
         by_quantizer = codes.unbind(-1) if self.model.quantizer.num_quantizers > 1 else (codes,)
@@ -373,12 +430,12 @@ class TokenizerTask(Task):
                 metrics |= {f"{name}_{q}": float(v) for q, v in enumerate(values_Q, start=1)}
         return metrics
 
-    def reconstruct(self, batch: Batch[Any]) -> Reconstruction:
+    def reconstruct(self, batch: Batch) -> Reconstruction:
         """Reconstruct with all quantizers, as a trained model does."""
         kwargs = self.adapter.model_kwargs(batch.examples)
         return self.model(self.adapter.target(batch.examples), **kwargs)
 
-    def sample(self, batch: Batch[Any]) -> list[Any]:
+    def sample(self, batch: Batch) -> Sequence[Media]:
         return self.adapter.show_pairs(self.reconstruct(batch).output, batch)
 
 

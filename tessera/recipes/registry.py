@@ -9,7 +9,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import tessera.modalities as modalities
 from tessera.run.directory import RunDirectory
@@ -47,7 +47,7 @@ def get_recipe(name: str) -> Callable[..., Run]:
 
 
 def default_dependency(recipe: str, name: str) -> str:
-    """Return the recipe that trains a dependency: images-vqgan for the `tokenizer` of images-maskgit."""
+    """Return the recipe of a dependency: images-vqgan for the `tokenizer` of images-maskgit."""
     parameters = inspect.signature(get_recipe(recipe)).parameters
     return Path(parameters[name].default).name
 
@@ -56,7 +56,7 @@ def read_run(directory: RunDirectory) -> Run:
     """Read config.json with the classes of the recipe's configurations."""
     from tessera.run.config import decode_run
 
-    values: dict[str, Any] = directory.read_config()
+    values = directory.read_config()
     recipe = find_recipe(str(values.get("recipe")))
     task, data = modalities.resolve(recipe.task), modalities.resolve(recipe.data)
     return decode_run(values, task, data)

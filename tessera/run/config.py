@@ -2,8 +2,8 @@
 
 config.json holds the whole Run; it and the run directory are all that sampling needs. The recipe
 determines the classes of the task and data configurations. A field whose type is a union of
-dataclasses is stored with the name of its class under "class" and read back among the members of that
-union only.
+dataclasses is stored with the name of its class under "class" and read back among the members of
+that union only.
 """
 
 from __future__ import annotations
@@ -12,16 +12,22 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from tessera.data.dataset import DataConfig
 from tessera.engine.engine import EngineConfig
 from tessera.engine.task import Task, TaskConfig
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
-Dataclass = TypeVar("Dataclass")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from tessera.objectives.generation import TokenizerProtocol
+
+Dataclass = TypeVar("Dataclass", bound="DataclassInstance")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +47,11 @@ class Run:
         if self.engine.batch_size < self.task.min_batch_size:
             raise ValueError(
                 f"This loss compares examples with each other, but the batch size is "
-                f"{self.engine.batch_size}: use --batch-size {self.task.min_batch_size} or, better, "
-                "64 or more."
+                f"{self.engine.batch_size}: use --batch-size {self.task.min_batch_size} or, "
+                "better, 64 or more."
             )
 
-    def build_task(self, dependencies: Mapping[str, Any]) -> Task:
+    def build_task(self, dependencies: Mapping[str, TokenizerProtocol]) -> Task:
         """Build the task with weights drawn from the global generators."""
         try:
             return self.task.build(**dependencies)
@@ -53,7 +59,7 @@ class Run:
             raise UserError(str(error)) from error
 
 
-def decode_run(values: dict[str, Any], task: type[TaskConfig], data: type[DataConfig]) -> Run:
+def decode_run(values: Json, task: type[TaskConfig], data: type[DataConfig]) -> Run:
     """Decode what `encode` wrote, with the classes of the recipe's configurations."""
     try:
         return Run(
@@ -80,7 +86,7 @@ MAY_DIFFER = frozenset(
 executed, and the paths of the runs it depends on, of which the run directory has copies."""
 
 
-def encode(value: Any, declared: Any = None) -> Any:
+def encode(value: object, declared: object = None) -> Any:
     """Convert a dataclass to plain JSON values."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         hints = typing.get_type_hints(type(value))
@@ -93,12 +99,12 @@ def encode(value: Any, declared: Any = None) -> Any:
     return value
 
 
-def decode(kind: type[Dataclass], values: dict[str, Any], prefix: str = "") -> Dataclass:
+def decode(kind: type[Dataclass], values: Json, prefix: str = "") -> Dataclass:
     """Convert JSON values to a dataclass; an unknown field is rejected with the closest name."""
     if not isinstance(values, dict):
         raise UserError(f"{prefix or kind.__name__} must be a JSON object, got {values!r}.")
     hints = typing.get_type_hints(kind)
-    known = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    known = {f.name: f for f in dataclasses.fields(kind)}
     for name in values:
         if name not in known:
             raise UserError(
@@ -115,7 +121,7 @@ def decode(kind: type[Dataclass], values: dict[str, Any], prefix: str = "") -> D
         raise UserError(str(error)) from None
 
 
-def decode_value(hint: Any, value: Any, name: str) -> Any:
+def decode_value(hint: object, value: object, name: str) -> object:
     candidates = dataclasses_in(hint)
     if value is None or (not candidates and hint is Any):
         return value
@@ -127,13 +133,13 @@ def decode_value(hint: Any, value: Any, name: str) -> Any:
         return decode(chosen, value, f"{name}.")
     if isinstance(value, list):
         return tuple(value)
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if is_int and float in (hint, *typing.get_args(hint)):
+    takes_float = float in (hint, *typing.get_args(hint))
+    if takes_float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     return value
 
 
-def choose_class(candidates: list[type], class_name: Any, name: str) -> type:
+def choose_class(candidates: list[type], class_name: object, name: str) -> type:
     for candidate in candidates:
         if candidate.__name__ == class_name:
             return candidate
@@ -141,7 +147,7 @@ def choose_class(candidates: list[type], class_name: Any, name: str) -> type:
     raise UserError(f"The class of {name} must be {' or '.join(names)}, got {class_name!r}.")
 
 
-def dataclasses_in(hint: Any) -> list[type]:
+def dataclasses_in(hint: object) -> list[type]:
     """Return the dataclasses among the alternatives of a type."""
     if typing.get_origin(hint) is typing.Annotated:
         return dataclasses_in(typing.get_args(hint)[0])
@@ -150,21 +156,21 @@ def dataclasses_in(hint: Any) -> list[type]:
     return [hint] if isinstance(hint, type) and dataclasses.is_dataclass(hint) else []
 
 
-def did_you_mean(name: str, known: Any) -> str:
+def did_you_mean(name: str, known: Collection[str]) -> str:
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f": did you mean {near[0]!r}?" if near else f". Known names: {', '.join(known)}."
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(values: Json, prefix: str = "") -> Json:
     """Convert {"engine": {"steps": 3}} to {"engine.steps": 3}."""
-    result: dict[str, Any] = {}
+    result: Json = {}
     for name, value in values.items():
         is_nested = isinstance(value, dict)
         result |= flatten(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
     return result
 
 
-def list_differences(stored: dict[str, Any], requested: dict[str, Any]) -> list[str]:
+def list_differences(stored: Json, requested: Json) -> list[str]:
     """Return the settings that differ from those of a run directory, except those that may."""
     before, after = flatten(stored), flatten(requested)
     return [

@@ -41,13 +41,13 @@ def check_dependency(copy: Path, path: Path, name: str, recipe: str) -> None:
             f"There is no tokenizer in {path}. Train one first (`tessera train "
             f"{default_dependency(recipe, name)}`), or give the path of one: --{flag} RUN"
         )
-    if copy.exists() and path.exists() and copy.resolve() != path.resolve():
-        if Tokenizer.load(copy).fingerprint != Tokenizer.load(path).fingerprint:
-            raise UserError(
-                f"This run was started with the tokenizer that is copied in {copy}; the one in {path} "
-                "is another one or was trained further, and its codes differ. Give another --out, or "
-                f"resume with the copy: --{flag} {copy}"
-            )
+    is_elsewhere = copy.exists() and path.exists() and copy.resolve() != path.resolve()
+    if is_elsewhere and Tokenizer.load(copy).fingerprint != Tokenizer.load(path).fingerprint:
+        raise UserError(
+            f"This run was started with the tokenizer that is copied in {copy}; the one in {path} "
+            "is another one or was trained further, and its codes differ. Give another --out, or "
+            f"resume with the copy: --{flag} {copy}"
+        )
 
 
 def check_preprocessing(run: Run, tokenizer: Tokenizer, name: str) -> None:
@@ -58,9 +58,9 @@ def check_preprocessing(run: Run, tokenizer: Tokenizer, name: str) -> None:
             f"--data.{key.replace('_', '-')} {value}" for key, value in expected.items()
         )
         raise UserError(
-            f"The tokenizer in {run.task.dependencies()[name]} was trained on examples preprocessed "
-            f"as {expected}, but this run preprocesses them as {requested}. Use the same ({flags}), "
-            "or another tokenizer."
+            f"The tokenizer in {run.task.dependencies()[name]} was trained on examples "
+            f"preprocessed as {expected}, but this run preprocesses them as {requested}. Use the "
+            f"same ({flags}), or another tokenizer."
         )
 
 

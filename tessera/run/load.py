@@ -1,7 +1,7 @@
 """Load a trained run: a task with the weights of its newest complete checkpoint.
 
-A run may depend on others, for example on its tokenizer. Copies of them are in the run directory under
-`dependencies/`, as runs that can be used but not resumed (`dependencies.py` creates them).
+A run may depend on others, for example on its tokenizer. Copies of them are in the run directory
+under `dependencies/`, as runs that can be used but not resumed (`dependencies.py` creates them).
 """
 
 from __future__ import annotations

@@ -121,14 +121,14 @@ class TokenCache:
         for row in rows.values():
             if row.shape[:axes] != tokenizer.grid:
                 raise UserError(
-                    f"The codes in {folder} have shape {tuple(row.shape)} for each example, but the "
-                    f"examples of this run have {tokenizer.grid}: tokenize examples of the same "
-                    "length, or use --task.tokens cache."
+                    f"The codes in {folder} have shape {tuple(row.shape)} for each example, but "
+                    f"the examples of this run have {tokenizer.grid}: tokenize examples of the "
+                    "same length, or use --task.tokens cache."
                 )
         if len(rows) < len(dataset):
             self.notify(
-                f"{folder} has codes of {len(rows):,} of {len(dataset):,} examples in their current "
-                "version; the others are tokenized now."
+                f"{folder} has codes of {len(rows):,} of {len(dataset):,} examples in their "
+                "current version; the others are tokenized now."
             )
         return rows
 

@@ -1,4 +1,4 @@
-"""From a Run to an engine that trains in a run directory; used by the command line and the trainers."""
+"""Build an engine that trains a Run in a run directory, for the command line and the trainers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -26,13 +26,17 @@ from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
 from tessera.engine.task import Task
 from tessera.run.config import Run, encode, flatten, list_differences
-from tessera.run.directory import CLASSES, RunDirectory, write_atomically
+from tessera.run.directory import CLASSES, Json, RunDirectory, write_atomically
 from tessera.run.errors import UserError
 
-NO_DEPENDENCIES: Mapping[str, Any] = {}
+if TYPE_CHECKING:
+    from tessera.api.tokenizer import Tokenizer
+    from tessera.objectives.generation import TokenizerProtocol
+
+NO_DEPENDENCIES: Mapping[str, TokenizerProtocol] = {}
 
 
-def build_task(run: Run, dependencies: Mapping[str, Any] = NO_DEPENDENCIES) -> Task:
+def build_task(run: Run, dependencies: Mapping[str, TokenizerProtocol] = NO_DEPENDENCIES) -> Task:
     """Build the task of a run with initial weights that depend on the seed."""
     seed(run.engine.seed)
     return run.build_task(dependencies)
@@ -44,7 +48,7 @@ def build_engine(
     *,
     task: Task | None = None,
     split: Split | None = None,
-    on_log: Callable[[dict[str, Any]], None] | None = None,
+    on_log: Callable[[Json], None] | None = None,
 ) -> Engine:
     """Build an engine at the newest checkpoint of the directory, or at step 0.
 
@@ -52,7 +56,7 @@ def build_engine(
     """
     dist = Distributed.from_environment()
     split = split or run.data.build(captions=run.task.uses_captions)
-    dependencies: dict[str, Any] = {}
+    dependencies: dict[str, Tokenizer] = {}
     if run.task.dependencies():
         from tessera.run.dependencies import find_dependencies
 
@@ -113,8 +117,8 @@ def claim_directory(directory: RunDirectory, run: Run) -> None:
             raise UserError(
                 f"{directory.path} holds a run with other settings:\n  "
                 + "\n  ".join(different)
-                + "\nUse its settings, give another --out, or add --fresh for a new folder beside it. "
-                "Nothing was changed."
+                + "\nUse its settings, give another --out, or add --fresh for a new folder beside "
+                "it. Nothing was changed."
             )
     directory.write_config(config)
 
@@ -142,8 +146,8 @@ def prepare_text(
         raise UserError(str(error)) from error
     if dist.is_main and dataset.num_without_caption:
         print(
-            f"{dataset.num_without_caption:,} example(s) have no caption and are left out; `tessera "
-            "check` shows where captions are read from."
+            f"{dataset.num_without_caption:,} example(s) have no caption and are left out; "
+            "`tessera check` shows where captions are read from."
         )
     if classes := dataset.classes():
         text = json.dumps(classes, indent=1) + "\n"
@@ -153,7 +157,7 @@ def prepare_text(
 def prepare_tokens(
     run: Run,
     split: Split,
-    tokenizers: dict[str, Any],
+    tokenizers: dict[str, Tokenizer],
     directory: RunDirectory,
     dist: Distributed,
 ) -> Split:
@@ -246,7 +250,8 @@ def write_model_card(run: Run, directory: RunDirectory, results: Results) -> Non
     text = f"""# {directory.path.name}
 
 A model of the recipe `{run.recipe}`, trained with Tessera {__version__} for {results.step} steps of
-{run.engine.batch_size} examples on {run.data.path or "synthetic data"}. `config.json` holds all settings.
+{run.engine.batch_size} examples on {run.data.path or "synthetic data"}. `config.json` holds all
+settings.
 
 {results.examples} held-out examples, EMA weights, step {results.step}:
 
@@ -254,8 +259,8 @@ A model of the recipe `{run.recipe}`, trained with Tessera {__version__} for {re
 |---|---|
 {rows}
 
-`tessera sample {directory.path}` generates samples, `tessera evaluate {directory.path}` computes metrics,
-`{run.task.entry_point}.load("{directory.path}")` loads the model in Python.
+`tessera sample {directory.path}` generates samples, `tessera evaluate {directory.path}` computes
+metrics, `{run.task.entry_point}.load("{directory.path}")` loads the model in Python.
 """
     write_atomically(directory.card, text)
 

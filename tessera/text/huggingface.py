@@ -6,11 +6,12 @@ read, no code that comes with a model is executed, and nothing is downloaded her
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypedDict
 
 import torch
 
@@ -18,7 +19,7 @@ LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
 
 
 @contextmanager
-def silence_transformers(transformers: Any) -> Iterator[None]:
+def silence_transformers(transformers: ModuleType) -> Iterator[None]:
     """Disable the progress bars and reports of transformers, which would disturb those of a run."""
     logging = transformers.utils.logging
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -33,7 +34,9 @@ def silence_transformers(transformers: Any) -> Iterator[None]:
 
 
 @contextmanager
-def translate_errors(transformers: Any, what: str, files: str = "config.json") -> Iterator[None]:
+def translate_errors(
+    transformers: ModuleType, what: str, files: str = "config.json"
+) -> Iterator[None]:
     """Silence transformers, and turn its errors into one that states what to do."""
     try:
         with silence_transformers(transformers):
@@ -46,12 +49,20 @@ def translate_errors(transformers: Any, what: str, files: str = "config.json") -
         ) from error
 
 
+class LoadingInfo(TypedDict):
+    """The entries that are used of the loading report of transformers."""
+
+    missing_keys: Collection[str]
+    mismatched_keys: Collection[tuple[str, torch.Size, torch.Size]]
+    """Names, with the shape in the checkpoint and that in the model."""
+
+
 @dataclass
 class LoadedWeights:
     """A loaded network, and which of its weights were missing."""
 
     network: Any
-    report: dict[str, Any]
+    report: LoadingInfo
 
     def check_complete(self, what: str, *, unused: Sequence[str] = ()) -> Any:
         """Return the network if it is complete, else raise a ValueError.
@@ -73,7 +84,7 @@ class LoadedWeights:
         return self.network
 
 
-def load_weights(model_class: Any, path: str, **options: Any) -> LoadedWeights:
+def load_weights(model_class: Any, path: str, **options: bool) -> LoadedWeights:
     """Load a model in float32. Mismatches are reported instead of raised by transformers."""
     report = {"output_loading_info": True, "ignore_mismatched_sizes": True}
     return LoadedWeights(

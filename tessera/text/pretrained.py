@@ -12,17 +12,18 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Self
+from types import ModuleType
+from typing import Any, Protocol, Self
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera._optional import require
 from tessera.nn.precision import full_precision
@@ -81,14 +82,14 @@ class PretrainedTextEncoder(TextEncoder):
         super().__init__()
         loaded = load_encoder(config)
         self.max_len = config.max_len
-        self.dim: int = loaded.network.config.hidden_size
+        self.dim = loaded.dim
         # nn.Module does not register modules inside a tuple.
         self._unregistered = (loaded.network.eval().requires_grad_(False),)
         self._settings, self._tokenizer = loaded.settings, loaded.tokenizer
         self._cache = TextStateCache()
 
     @property
-    def network(self) -> Any:
+    def network(self) -> nn.Module:
         return self._unregistered[0]
 
     @property
@@ -129,7 +130,7 @@ class PretrainedTextEncoder(TextEncoder):
             )
         return [values[: len(row)].float() for values, row in zip(output.last_hidden_state, tokens)]
 
-    def tokenize(self, text: str, **options: Any) -> list[int]:
+    def tokenize(self, text: str, **options: int) -> list[int]:
         """Return the tokens of a text.
 
         A lone surrogate, left in a prompt by a terminal with another encoding, is read as "?". If
@@ -189,13 +190,25 @@ def _hash_tensor(tensor: Tensor) -> str:
 # ---- loading
 
 
+class HuggingFaceTokenizer(Protocol):
+    """The part of a tokenizer of transformers that is used here."""
+
+    pad_token_id: int | None
+    model_max_length: int
+
+    def __call__(self, text: str, **options: int) -> Mapping[str, list[int]]: ...
+    def get_vocab(self) -> dict[str, int]: ...
+    def num_special_tokens_to_add(self) -> int: ...
+
+
 @dataclass
 class LoadedEncoder:
     """A pretrained encoder and its tokenizer."""
 
-    network: Any
-    tokenizer: Any
-    settings: dict[str, Any]
+    network: nn.Module
+    dim: int
+    tokenizer: HuggingFaceTokenizer
+    settings: dict[str, object]
     """Its config.json, without entries that do not affect its output."""
 
 
@@ -226,7 +239,7 @@ def load_encoder(config: PretrainedTextConfig) -> LoadedEncoder:
         for name, value in settings.items()
         if name != "transformers_version" and not name.startswith("_")
     }
-    return LoadedEncoder(network, tokenizer, settings)
+    return LoadedEncoder(network, network.config.hidden_size, tokenizer, settings)
 
 
 def resolve_path(config: PretrainedTextConfig) -> str:
@@ -254,14 +267,16 @@ def resolve_path(config: PretrainedTextConfig) -> str:
     )
 
 
-def _model_class(model_config: Any, transformers: Any) -> Any:
+def _model_class(model_config: object, transformers: ModuleType) -> Any:
     """Return the class of the encoder alone if there is one (T5 and similar), else of the model."""
     if type(model_config) in transformers.MODEL_FOR_TEXT_ENCODING_MAPPING:
         return transformers.AutoModelForTextEncoding
     return transformers.AutoModel
 
 
-def check_max_len(config: PretrainedTextConfig, model_config: Any, tokenizer: Any) -> None:
+def check_max_len(
+    config: PretrainedTextConfig, model_config: object, tokenizer: HuggingFaceTokenizer
+) -> None:
     """Raise a ValueError unless the encoder accepts texts of `max_len` tokens.
 
     T5 accepts any length. Learned position embeddings limit it, and the tokenizer may have a lower

@@ -13,6 +13,7 @@ from tessera.engine.engine import EngineConfig, Precision
 from tessera.engine.logging import TRACKERS
 from tessera.engine.optim.config import Schedule
 from tessera.run.config import did_you_mean
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
 EMA_KWARGS = {"beta": "decay", "update_after_step": "update_after", "update_every": "update_every"}
@@ -31,7 +32,7 @@ def build_engine_config(
     validate_every: int,
     checkpoint_every: int,
     ema: EMAConfig,
-    accelerate_kwargs: Mapping[str, Any] | None,
+    accelerate_kwargs: Mapping[str, object] | None,
     parameter: str = "accelerate_kwargs",
 ) -> EngineConfig:
     """Build the engine configuration; the research packages' batch size is per micro-batch."""
@@ -54,11 +55,9 @@ def build_ema_config(enabled: bool, beta: float, update_after: int, update_every
     )
 
 
-def translate_accelerate_kwargs(
-    accelerate_kwargs: Mapping[str, Any], parameter: str
-) -> dict[str, Any]:
+def translate_accelerate_kwargs(accelerate_kwargs: Mapping[str, Any], parameter: str) -> Json:
     """Translate arguments of `accelerate.Accelerator` to fields of EngineConfig."""
-    fields: dict[str, Any] = {}
+    fields: Json = {}
     for name, value in accelerate_kwargs.items():
         if name == "mixed_precision" and value in PRECISIONS:
             fields["precision"] = PRECISIONS[value]
@@ -72,15 +71,15 @@ def translate_accelerate_kwargs(
     return fields
 
 
-def translate_ema_kwargs(ema_kwargs: Mapping[str, Any] | None) -> EMAConfig:
+def translate_ema_kwargs(ema_kwargs: Mapping[str, object] | None) -> EMAConfig:
     """Build the EMA configuration with the defaults of the package ema-pytorch."""
-    defaults = {"decay": 0.9999, "update_after": 100, "update_every": 10}
+    defaults: Json = {"decay": 0.9999, "update_after": 100, "update_every": 10}
     return EMAConfig(**(defaults | translate_kwargs(ema_kwargs, "ema_kwargs", EMA_KWARGS)))
 
 
 def translate_kwargs(
-    kwargs: Mapping[str, Any] | None, parameter: str, names: Mapping[str, str]
-) -> dict[str, Any]:
+    kwargs: Mapping[str, object] | None, parameter: str, names: Mapping[str, str]
+) -> Json:
     """Rename the keys of `kwargs` by `names`; raise UserError for a key that is not in it."""
     given = kwargs or {}
     for name, value in given.items():
@@ -92,7 +91,7 @@ def translate_kwargs(
     return {names[name]: value for name, value in given.items()}
 
 
-def translate_scheduler(scheduler: Any, warmup_steps: int) -> dict[str, Any]:
+def translate_scheduler(scheduler: object, warmup_steps: int) -> Json:
     """Return the fields of OptimizerConfig for a schedule after a linear warm-up.
 
     Without a scheduler the learning rate is constant after the warm-up.

@@ -39,7 +39,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -85,7 +85,7 @@ from tessera.trainers.in_memory_audio import (
     parse_tokens,
 )
 
-AudioSource = Sequence[Any] | str | Path
+AudioSource = Sequence[object] | str | Path
 """A dataset in memory, or the path of a folder."""
 CONFORMER = MaskedTransformerConfig(
     text=None, conformer=ConformerConfig(), absolute_positions=False
@@ -110,7 +110,7 @@ class SoundStormConfig:
         return MaskedModel(self.network.build(acoustic, condition), critic)
 
 
-class SoundStormTrainer(Trainer):
+class SoundStormTrainer(Trainer[MaskedModel]):
     """Train SoundStorm on pairs of tokens, or on recordings with two tokenizers.
 
     `dataset` holds pairs of tokens. With `tokenizer` and `semantic`, trained runs that are copied
@@ -148,7 +148,7 @@ class SoundStormTrainer(Trainer):
         save_results_every: int = 100,
         save_model_every: int = 1000,
         results_folder: str | Path = "./results",
-        accelerate_kwargs: Mapping[str, Any] | None = None,
+        accelerate_kwargs: Mapping[str, object] | None = None,
         split_batches: bool = False,
         drop_last: bool = False,
         force_clear_prev_results: bool | None = None,
@@ -240,6 +240,7 @@ class SoundStormTrainer(Trainer):
             seed: The seed of all samples.
         """
         conditioner = self.model.network.token_conditioner
+        assert conditioner is not None
         acoustic = TokenStream.from_spec(self.model.network.tokens)
         semantic = TokenStream.from_spec(conditioner.cond_tokens)
         rows = parse_semantic(cond_semantic_token_ids, semantic)
@@ -271,7 +272,10 @@ class SoundStormTrainer(Trainer):
     def to_audio(self, acoustic_token_ids: Tensor) -> list[Audio]:
         """Decode acoustic token ids (B, T, L) with the codec of this run."""
         check_not_external(self.task)
-        return self.task.tokenizers["tokenizer"].to_media(acoustic_token_ids)
+        media = self.task.tokenizers["tokenizer"].to_media(acoustic_token_ids)
+        audio = [one for one in media if isinstance(one, Audio)]
+        assert len(audio) == len(media)
+        return audio
 
 
 # ---- configurations from the arguments

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
+
+from torch import nn
 
 from tessera.data.dataset import Split
 from tessera.engine import checkpoint
 from tessera.engine.engine import Engine, UpdateResult
 from tessera.engine.task import Task
 from tessera.run.config import Run
-from tessera.run.directory import RunDirectory
+from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_engine, read_results, write_model_card
 
-Logs = dict[str, Any]
-LogFn = Callable[[Logs], None]
+AnyModel = TypeVar("AnyModel", bound=nn.Module)
+LogFn = Callable[[Json], None]
 
 
-class Trainer:
+class Trainer(Generic[AnyModel]):
     def __init__(
         self,
         run: Run,
@@ -40,7 +42,7 @@ class Trainer:
         return self.engine.global_step
 
     @property
-    def model(self) -> Any:
+    def model(self) -> AnyModel:
         """The trained network with its raw weights, which are not averaged."""
         return self.engine.task.model
 
@@ -53,7 +55,7 @@ class Trainer:
             directory = self.engine.directory
             write_model_card(self.run, directory, read_results(directory))
 
-    def train_step(self) -> Logs:
+    def train_step(self) -> dict[str, float]:
         """Train one step and return its losses; return {} after the last step."""
         results = next(self._steps, None)
         if results is None:
@@ -81,6 +83,6 @@ class Trainer:
         self.engine.dist.on_main(lambda: self.engine.directory.truncate_after(self.steps))
         self._steps = self.engine.steps()
 
-    def _on_log(self, record: Logs) -> None:
+    def _on_log(self, record: Json) -> None:
         if self._log_fn is not None:
             self._log_fn(record)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.image.dataset import ImageDataConfig
@@ -18,7 +17,12 @@ from tessera.modalities.image.reconstruction import (
     ImageTokenizerConfig,
 )
 from tessera.modalities.image.vqgan import VQGAN
-from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
+from tessera.nn.masked_transformer import (
+    CriticConfig,
+    CriticHeadConfig,
+    MaskedModel,
+    MaskedTransformerConfig,
+)
 from tessera.objectives.masking import MaskingConfig
 from tessera.run.config import Run
 from tessera.run.train import build_task
@@ -30,7 +34,7 @@ DISCRIMINATOR = PatchDiscriminatorConfig()
 TRANSFORMER = MaskedTransformerConfig()
 
 
-class VQGanVAETrainer(Trainer):
+class VQGanVAETrainer(Trainer[VQGAN]):
     """Train an image tokenizer on a folder of images, with a discriminator unless it is None.
 
     A step has `batch_size * grad_accum_every` examples, divided between the processes. Training
@@ -59,7 +63,7 @@ class VQGanVAETrainer(Trainer):
         ema_update_after_step: int = 0,
         ema_update_every: int = 1,
         apply_grad_penalty_every: int = 4,
-        accelerate_kwargs: Mapping[str, Any] | None = None,
+        accelerate_kwargs: Mapping[str, object] | None = None,
         discriminator: PatchDiscriminatorConfig | None = DISCRIMINATOR,
         perceptual: PerceptualConfig | None = None,
     ) -> None:
@@ -108,7 +112,7 @@ class VQGanVAETrainer(Trainer):
         super().__init__(run, results_folder, task)
 
 
-class MaskGitTrainer(Trainer):
+class MaskGitTrainer(Trainer[MaskedModel]):
     """Train text-to-image generation on a folder of images with captions.
 
     `tokenizer` is the run directory of a trained tokenizer. The research package has the networks
@@ -142,7 +146,7 @@ class MaskGitTrainer(Trainer):
         ema_beta: float = 0.995,
         ema_update_after_step: int = 0,
         ema_update_every: int = 1,
-        accelerate_kwargs: Mapping[str, Any] | None = None,
+        accelerate_kwargs: Mapping[str, object] | None = None,
     ) -> None:
         optimizer = OptimizerConfig(
             name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm

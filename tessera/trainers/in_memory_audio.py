@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ FIELDS: dict[str, Field] = {
 class InMemoryTokenPairs(ExampleDataset):
     """Pairs of semantic and acoustic tokens, padded with -1 to the length of their streams."""
 
-    items: Sequence[Any]
+    items: Sequence[object]
     streams: TokenStreams
 
     def __len__(self) -> int:
@@ -85,9 +85,9 @@ class InMemoryTokenPairs(ExampleDataset):
         return collate(examples)
 
 
-def parse_pair(item: Any, name: str) -> dict[Field, Any]:
+def parse_pair(item: object, name: str) -> dict[Field, object]:
     """Return both fields of a pair, or raise UnreadableFile."""
-    fields: dict[Field, Any]
+    fields: dict[Field, object]
     if isinstance(item, Mapping):
         for key in item:
             if key not in FIELDS:
@@ -98,8 +98,9 @@ def parse_pair(item: Any, name: str) -> dict[Field, Any]:
     elif isinstance(item, (tuple, list)) and len(item) == 2:
         fields = {"semantic": item[0], "acoustic": item[1]}
     else:
-        is_sequence = isinstance(item, (tuple, list))
-        found = f"has {len(item)} value(s)" if is_sequence else f"is a {type(item).__name__}"
+        found = f"is a {type(item).__name__}"
+        if isinstance(item, (tuple, list)):
+            found = f"has {len(item)} value(s)"
         raise UnreadableFile(
             f"{name}: it {found}, but an item must be a pair (semantic, acoustic): give pairs, or "
             "for waveforms the runs that tokenize them (tokenizer=RUN, semantic=RUN)"
@@ -110,7 +111,7 @@ def parse_pair(item: Any, name: str) -> dict[Field, Any]:
     return fields
 
 
-def parse_tokens(value: Any, stream: TokenStream, subject: str) -> Tensor:
+def parse_tokens(value: object, stream: TokenStream, subject: str) -> Tensor:
     """Return token ids (T,), or (T, L) of a stream with several quantizers, without padding.
 
     `subject` starts the message of the UnreadableFile that is raised for anything else.
@@ -157,7 +158,7 @@ def fit_frames(tokens: Tensor, frames: int) -> Tensor:
 class InMemoryWaveforms(ExampleDataset):
     """Waveforms (samples,) or (channels, samples) at the codec's rate, cut to their middle."""
 
-    items: Sequence[Any]
+    items: Sequence[object]
     data: AudioDataConfig
 
     def __len__(self) -> int:
@@ -176,9 +177,10 @@ class InMemoryWaveforms(ExampleDataset):
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
         item, name, data = self.items[index], self.name(index), self.data
         value = item[0] if isinstance(item, (tuple, list)) and len(item) == 1 else item
-        is_array = isinstance(value, (Tensor, np.ndarray))
-        if not is_array or not torch.as_tensor(value).is_floating_point():
-            found = str(value.dtype) if is_array else type(value).__name__
+        found, is_waveform = type(value).__name__, False
+        if isinstance(value, (Tensor, np.ndarray)):
+            found, is_waveform = str(value.dtype), torch.as_tensor(value).is_floating_point()
+        if not is_waveform:
             raise UnreadableFile(
                 f"{name}: its type is {found}, but a waveform must be a tensor of floats: give "
                 "waveforms, or for pairs of tokens leave out `tokenizer` and `semantic`"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -26,7 +25,7 @@ FIELDS = ("vertices", "faces", "face_edges", "texts", "text_embeds")
 """The values that an item may have; `face_edges` and `text_embeds` are accepted and not used."""
 
 
-def get_field_names(dataset: Any, data_kwargs: Sequence[str]) -> tuple[str, ...]:
+def get_field_names(dataset: object, data_kwargs: Sequence[str]) -> tuple[str, ...]:
     """Return the names of the values of a tuple: `dataset.data_kwargs`, or else the argument."""
     names = tuple(getattr(dataset, "data_kwargs", data_kwargs))
     for name in names:
@@ -47,7 +46,7 @@ def get_field_names(dataset: Any, data_kwargs: Sequence[str]) -> tuple[str, ...]
 class InMemoryMeshes(ExampleDataset):
     """Meshes without augmentation."""
 
-    items: Sequence[Any]
+    items: Sequence[object]
     field_names: tuple[str, ...]
     """The names of the values of a tuple."""
     data: MeshDataConfig
@@ -88,16 +87,17 @@ class InMemoryMeshes(ExampleDataset):
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
 
-    def parse_item(self, index: int) -> dict[str, Any]:
+    def parse_item(self, index: int) -> dict[str, object]:
         """Return the values of an item by name, or raise UnreadableFile."""
         item, name = self.items[index], self.name(index)
-        is_sequence = isinstance(item, (tuple, list))
         if isinstance(item, Mapping):
             fields = dict(item)
-        elif is_sequence and len(item) <= len(self.field_names):
+        elif isinstance(item, (tuple, list)) and len(item) <= len(self.field_names):
             fields = dict(zip(self.field_names, item))
         else:
-            found = f"has {len(item)} values" if is_sequence else f"is a {type(item).__name__}"
+            found = f"is a {type(item).__name__}"
+            if isinstance(item, (tuple, list)):
+                found = f"has {len(item)} values"
             raise UnreadableFile(
                 f"{name}: it {found}, but an item must be a dictionary, or a tuple of at most "
                 f"{len(self.field_names)} values ({', '.join(self.field_names)}): name its values "
@@ -135,5 +135,5 @@ class InMemoryMeshes(ExampleDataset):
         return mesh
 
 
-def to_array(values: Any) -> np.ndarray:
+def to_array(values: object) -> np.ndarray:
     return torch.as_tensor(values).detach().cpu().numpy()

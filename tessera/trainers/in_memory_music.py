@@ -22,6 +22,8 @@ from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.run.config import did_you_mean
 
 Field = Literal["waveform", "text", "token ids"]
+Fields = dict[Field, Any]
+"""The values of an item by their meaning; what they are is checked where they are used."""
 FIELDS: dict[str, Field] = {
     "wavs": "waveform",
     "wav": "waveform",
@@ -43,7 +45,7 @@ FIELDS: dict[str, Field] = {
 class InMemoryMusic(ExampleDataset):
     """Waveforms with captions; longer ones are cropped at a random position or in the middle."""
 
-    items: Sequence[Any]
+    items: Sequence[object]
     length: int
     """The number of samples of an example."""
     rate_hz: int
@@ -87,7 +89,7 @@ def example_name(index: int) -> str:
     return f"clip-{index:06d}"
 
 
-def find_max_samples(items: Sequence[Any]) -> int:
+def find_max_samples(items: Sequence[object]) -> int:
     """Return the number of samples of the longest waveform.
 
     Unreadable items are passed over; they are reported when they are loaded.
@@ -103,7 +105,7 @@ def find_max_samples(items: Sequence[Any]) -> int:
     return max(lengths)
 
 
-def parse_item(item: Any, name: str) -> dict[Field, Any]:
+def parse_item(item: object, name: str) -> Fields:
     """Return a waveform and either a text or token ids, or raise UnreadableFile."""
     if isinstance(item, Mapping):
         for key in item:
@@ -119,7 +121,7 @@ def parse_item(item: Any, name: str) -> dict[Field, Any]:
             f"{name}: it is a {type(item).__name__}, but an item must be a tuple or a dictionary "
             "of a waveform and a text"
         )
-    fields: dict[Field, Any] = {}
+    fields: Fields = {}
     for field, value in named:
         if field in fields:
             raise UnreadableFile(
@@ -144,7 +146,7 @@ def first_key(field: Field) -> str:
     return next(key for key, meaning in FIELDS.items() if meaning == field)
 
 
-def detect_field(value: Any, name: str) -> Field:
+def detect_field(value: object, name: str) -> Field:
     """Return what a value of a tuple is, by its type."""
     if isinstance(value, str):
         return "text"
@@ -164,7 +166,7 @@ def detect_field(value: Any, name: str) -> Field:
     )
 
 
-def to_waveform(value: Any, name: str) -> np.ndarray:
+def to_waveform(value: object, name: str) -> np.ndarray:
     """Return one channel, (1, N) float32 in [-1, 1], or raise UnreadableFile."""
     waveform = torch.as_tensor(value).detach().cpu().float().numpy()
     waveform = waveform[None] if waveform.ndim == 1 else waveform
@@ -180,7 +182,7 @@ def to_waveform(value: Any, name: str) -> np.ndarray:
     return waveform.mean(axis=0, keepdims=True).clip(-1, 1)
 
 
-def parse_captions(fields: Mapping[Field, Any], takes_token_ids: bool, name: str) -> list[str]:
+def parse_captions(fields: Fields, takes_token_ids: bool, name: str) -> list[str]:
     """Return the captions; token ids become a string of numbers without the zeros of padding."""
     if takes_token_ids != ("token ids" in fields):
         found, expected = ("token ids", "strings")

@@ -33,7 +33,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -60,19 +59,19 @@ from tessera.trainers.arguments import (
     translate_kwargs,
     translate_scheduler,
 )
-from tessera.trainers.base import LogFn
+from tessera.trainers.base import AnyModel, LogFn
 from tessera.trainers.in_memory import IN_MEMORY
 from tessera.trainers.in_memory_meshes import InMemoryMeshes, get_field_names
 from tessera.trainers.tracked import TrackedTrainer
 
-MeshSource = Sequence[Any] | str | Path
+MeshSource = Sequence[object] | str | Path
 """A dataset in memory, or the path of a folder."""
 OPTIMIZER_KWARGS = {"betas": "betas", "eps": "eps", "name": "name"}
 """The names that `optimizer_kwargs` may have, and the fields of OptimizerConfig; weight decay is a
 parameter of its own."""
 
 
-class MeshTrainer(TrackedTrainer):
+class MeshTrainer(TrackedTrainer[AnyModel]):
     """The base class of both trainers; calling one trains it."""
 
     tracking_method = "wandb_tracking"
@@ -81,7 +80,7 @@ class MeshTrainer(TrackedTrainer):
         self.train(log_fn)
 
     def wandb_tracking(
-        self, project: str, run: str | None = None, hps: Mapping[str, Any] | None = None
+        self, project: str, run: str | None = None, hps: Mapping[str, object] | None = None
     ) -> AbstractContextManager[None]:
         """Return a context in which records are also logged to a project of Weights & Biases.
 
@@ -90,7 +89,7 @@ class MeshTrainer(TrackedTrainer):
         return self._track(project, run, hps)
 
 
-class MeshAutoencoderTrainer(MeshTrainer):
+class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
     """Train a mesh tokenizer.
 
     A step has `batch_size * grad_accum_every` meshes, divided between the processes. Validation
@@ -114,12 +113,12 @@ class MeshAutoencoderTrainer(MeshTrainer):
         learning_rate: float = 1e-4,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = None,
-        ema_kwargs: Mapping[str, Any] | None = None,
+        ema_kwargs: Mapping[str, object] | None = None,
         scheduler: Schedule | None = None,
-        scheduler_kwargs: Mapping[str, Any] | None = None,
+        scheduler_kwargs: Mapping[str, object] | None = None,
         warmup_steps: int = 1000,
-        accelerator_kwargs: Mapping[str, Any] | None = None,
-        optimizer_kwargs: Mapping[str, Any] | None = None,
+        accelerator_kwargs: Mapping[str, object] | None = None,
+        optimizer_kwargs: Mapping[str, object] | None = None,
         checkpoint_every: int = 1000,
         checkpoint_folder: str | Path = "./checkpoints",
         data_kwargs: Sequence[str] = ("vertices", "faces", "face_edges"),
@@ -165,7 +164,7 @@ class MeshAutoencoderTrainer(MeshTrainer):
         self._data_kwargs = tuple(data_kwargs)
         super().__init__(run, checkpoint_folder, task, split, use_wandb_tracking=use_wandb_tracking)
 
-    def tokenize(self, meshes: Sequence[Any]) -> Tensor:
+    def tokenize(self, meshes: Sequence[object]) -> Tensor:
         """Encode items of a dataset with the EMA weights.
 
         Returns:
@@ -181,7 +180,7 @@ class MeshAutoencoderTrainer(MeshTrainer):
             return self.model.tokenize(batch.to(self.engine.device))
 
 
-class MeshTransformerTrainer(MeshTrainer):
+class MeshTransformerTrainer(MeshTrainer[MeshTransformer]):
     """Train a mesh transformer on the tokens of a trained autoencoder.
 
     `tokenizer` is the run directory of the autoencoder, which is copied into that of this run.
@@ -205,12 +204,12 @@ class MeshTransformerTrainer(MeshTrainer):
         learning_rate: float = 2e-4,
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 0.5,
-        ema_kwargs: Mapping[str, Any] | None = None,
+        ema_kwargs: Mapping[str, object] | None = None,
         scheduler: Schedule | None = None,
-        scheduler_kwargs: Mapping[str, Any] | None = None,
+        scheduler_kwargs: Mapping[str, object] | None = None,
         warmup_steps: int = 1000,
-        accelerator_kwargs: Mapping[str, Any] | None = None,
-        optimizer_kwargs: Mapping[str, Any] | None = None,
+        accelerator_kwargs: Mapping[str, object] | None = None,
+        optimizer_kwargs: Mapping[str, object] | None = None,
         checkpoint_every: int = 1000,
         checkpoint_folder: str | Path = "./checkpoints",
         data_kwargs: Sequence[str] = ("vertices", "faces", "face_edges", "texts"),
@@ -265,9 +264,9 @@ def build_optimizer_config(
     weight_decay: float,
     max_grad_norm: float | None,
     scheduler: Schedule | None,
-    scheduler_kwargs: Mapping[str, Any] | None,
+    scheduler_kwargs: Mapping[str, object] | None,
     warmup_steps: int,
-    optimizer_kwargs: Mapping[str, Any] | None,
+    optimizer_kwargs: Mapping[str, object] | None,
 ) -> OptimizerConfig:
     return OptimizerConfig(
         lr=lr,
@@ -282,8 +281,8 @@ def build_optimizer_config(
 def build_mesh_engine_config(
     *,
     checkpoint_every: int,
-    ema_kwargs: Mapping[str, Any] | None,
-    accelerator_kwargs: Mapping[str, Any] | None,
+    ema_kwargs: Mapping[str, object] | None,
+    accelerator_kwargs: Mapping[str, object] | None,
     **settings: int,
 ) -> EngineConfig:
     """Build the engine configuration, with samples as often as checkpoints.

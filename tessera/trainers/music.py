@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tessera.data.dataset import Split
 from tessera.engine.ema import EMAConfig
@@ -33,7 +32,7 @@ DEFAULT_SECONDS = 10.0
 """The length of an example from a folder without `data_max_length`."""
 
 
-class MuLaNTrainer(Trainer):
+class MuLaNTrainer(Trainer[MuLaN]):
     """Train MuLaN on pairs of music and text.
 
     The pairs are `dataset`, any object with a length whose items are a waveform and a text
@@ -48,7 +47,7 @@ class MuLaNTrainer(Trainer):
     def __init__(
         self,
         mulan: MuLaN,
-        dataset: Sequence[Any] | None = None,
+        dataset: Sequence[object] | None = None,
         *,
         num_train_steps: int | None = None,
         batch_size: int,
@@ -62,7 +61,7 @@ class MuLaNTrainer(Trainer):
         random_split_seed: int = 42,
         save_model_every: int = 1000,
         results_folder: str | Path = "./results",
-        accelerate_kwargs: Mapping[str, Any] | None = None,
+        accelerate_kwargs: Mapping[str, object] | None = None,
         use_lion: bool = False,
         force_clear_prev_results: bool | None = None,
         loss: ContrastiveLoss | None = None,
@@ -112,7 +111,7 @@ class MuLaNTrainer(Trainer):
         super().__init__(run, results_folder, task, split)
 
 
-def split_pairs(dataset: Sequence[Any], data: MusicDataConfig, mulan: MuLaN) -> Split:
+def split_pairs(dataset: Sequence[object], data: MusicDataConfig, mulan: MuLaN) -> Split:
     """Split pairs in memory; held-out examples are cropped in the middle."""
     takes_token_ids = isinstance(mulan.config.text, TokenIdTextConfig)
     examples = InMemoryMusic(dataset, data.length, data.rate_hz, takes_token_ids)
@@ -134,7 +133,10 @@ def choose_loss(mulan: MuLaN, loss: ContrastiveLoss | None) -> ContrastiveLoss:
 
 
 def check_data_arguments(
-    dataset: Sequence[Any] | None, folder: str | Path | None, batch_size: int, grad_accum_steps: int
+    dataset: Sequence[object] | None,
+    folder: str | Path | None,
+    batch_size: int,
+    grad_accum_steps: int,
 ) -> None:
     """Raise UserError unless there is one source of data with at least two pairs per step."""
     if (dataset is None) == (folder is None):

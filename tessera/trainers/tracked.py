@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tessera.data.dataset import Split
 from tessera.engine.logging import Trackers
 from tessera.engine.task import Task
 from tessera.run.config import Run, encode, flatten
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
-from tessera.trainers.base import LogFn, Logs, Trainer
+from tessera.trainers.base import AnyModel, LogFn, Trainer
 
 
-class TrackedTrainer(Trainer):
+class TrackedTrainer(Trainer[AnyModel]):
     tracking_method: ClassVar[str]
     """The name of the method that opens the `with` block, as in the research package."""
 
@@ -36,13 +37,13 @@ class TrackedTrainer(Trainer):
         self._check_project()
         super().train(log_fn)
 
-    def train_step(self) -> Logs:
+    def train_step(self) -> dict[str, float]:
         self._check_project()
         return super().train_step()
 
     @contextmanager
     def _track(
-        self, project: str, run_name: str | None, hps: Mapping[str, Any] | None
+        self, project: str, run_name: str | None, hps: Mapping[str, object] | None
     ) -> Iterator[None]:
         """Log every record to a project, too; its settings are those of the run and `hps`."""
         if not self._use_wandb:
@@ -65,7 +66,7 @@ class TrackedTrainer(Trainer):
                 self._trackers.close()
             self._project, self._trackers = "", None
 
-    def _on_log(self, record: Logs) -> None:
+    def _on_log(self, record: Json) -> None:
         if self._trackers is not None:
             self._trackers.log(record)
         super()._on_log(record)

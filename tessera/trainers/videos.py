@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
 
@@ -35,6 +35,7 @@ from tessera.modalities.video.reconstruction import (
     VideoTokenizerTaskConfig,
 )
 from tessera.run.config import Run
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
@@ -64,7 +65,7 @@ ADVERSARY_PARAMETERS = {
 """The fields of VideoAdversaryConfig that are parameters of the trainer."""
 
 
-class VideoTokenizerTrainer(TrackedTrainer):
+class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
     """Train a video tokenizer, with frame and motion discriminators unless they are None.
 
     The videos are those of `dataset_folder`, or `dataset`: any object with a length whose items are
@@ -105,17 +106,17 @@ class VideoTokenizerTrainer(TrackedTrainer):
         discr_start_after_step: float = 0.0,
         warmup_steps: int = 1000,
         scheduler: Schedule | None = None,
-        scheduler_kwargs: Mapping[str, Any] | None = None,
-        accelerate_kwargs: Mapping[str, Any] | None = None,
-        ema_kwargs: Mapping[str, Any] | None = None,
-        optimizer_kwargs: Mapping[str, Any] | None = None,
-        dataset_kwargs: Mapping[str, Any] | None = None,
+        scheduler_kwargs: Mapping[str, object] | None = None,
+        accelerate_kwargs: Mapping[str, object] | None = None,
+        ema_kwargs: Mapping[str, object] | None = None,
+        optimizer_kwargs: Mapping[str, object] | None = None,
+        dataset_kwargs: Mapping[str, object] | None = None,
         discriminators: VideoAdversaryConfig | None = ADVERSARY,
         perceptual: PerceptualConfig | None = None,
     ) -> None:
         check_data_arguments(dataset, dataset_folder, dataset_type, dataset_kwargs)
         self._checkpoints_folder = Path(checkpoints_folder)
-        optimizer_fields: dict[str, Any] = {"weight_decay": 1e-2}
+        optimizer_fields: Json = {"weight_decay": 1e-2}
         optimizer_fields |= translate_scheduler(scheduler, warmup_steps)
         optimizer_fields |= translate_kwargs(scheduler_kwargs, "scheduler_kwargs", SCHEDULER_KWARGS)
         optimizer_fields |= translate_kwargs(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER_KWARGS)
@@ -170,7 +171,7 @@ class VideoTokenizerTrainer(TrackedTrainer):
     @property
     def ema_tokenizer(self) -> VideoTokenizer:
         """A copy of the tokenizer with the current EMA weights."""
-        tokenizer: VideoTokenizer = copy.deepcopy(self.model)
+        tokenizer = copy.deepcopy(self.model)
         tokenizer.load_state_dict(self.engine.ema.state_dict())
         return tokenizer.eval().requires_grad_(False)
 
@@ -186,7 +187,10 @@ class VideoTokenizerTrainer(TrackedTrainer):
     # ---- Weights & Biases
 
     def trackers(
-        self, project_name: str, run_name: str | None = None, hps: Mapping[str, Any] | None = None
+        self,
+        project_name: str,
+        run_name: str | None = None,
+        hps: Mapping[str, object] | None = None,
     ) -> AbstractContextManager[None]:
         """Return a context in which records are also logged to a project of Weights & Biases.
 
@@ -222,7 +226,7 @@ def check_data_arguments(
     dataset: Sequence[Tensor] | None,
     folder: str | Path | None,
     dataset_type: str,
-    dataset_kwargs: Mapping[str, Any] | None,
+    dataset_kwargs: Mapping[str, object] | None,
 ) -> None:
     """Raise UserError unless the arguments describe one source of data."""
     if (dataset is None) == (folder is None):

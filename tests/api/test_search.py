@@ -1,5 +1,4 @@
-"""Index and search: a clip finds itself, a text finds what it is about, and an index stands by
-itself."""
+"""Tests of `Search` and `Index`: recordings find themselves, and captions find recordings."""
 
 from __future__ import annotations
 
@@ -7,120 +6,140 @@ import dataclasses
 import json
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tessera.api.search import Index, Search, as_table, by_faiss, exactly, build_index, search_index
+from tessera.api.search import (
+    Index,
+    Search,
+    build_index,
+    search_exactly,
+    search_index,
+    search_with_faiss,
+)
 from tessera.engine.ema import EMAConfig
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.music.synthetic import SyntheticMusic
 from tessera.run.errors import UserError
+from tests.cli_runner import run_invalid, tessera
 from tests.runs import tokenizer, train_once
 
 
-def trained() -> str:
-    """Long enough to tell eight tunes apart."""
+@pytest.fixture(scope="module")
+def run() -> str:
+    """Return a run that was trained until it distinguishes eight tunes."""
     run = music_mulan("tiny")
     engine = dataclasses.replace(
-        run.engine, steps=60, batch_size=8, ema=EMAConfig(decay=0.9), log_every=60
+        run.engine,
+        steps=60,
+        batch_size=8,
+        ema=EMAConfig(decay=0.9),
+        log_every=60,
+        validate_every=60,
+        sample_every=60,
+        checkpoint_every=60,
     )
-    engine = dataclasses.replace(engine, validate_every=60, sample_every=60, checkpoint_every=60)
     data = dataclasses.replace(run.data, seconds=1.0, num_synthetic=8, val_fraction=0.0)
     task = dataclasses.replace(run.task, optimizer=dataclasses.replace(run.task.optimizer, lr=4e-3))
     return train_once("mulan", dataclasses.replace(run, engine=engine, data=data, task=task))
 
 
 @pytest.fixture(scope="module")
-def run() -> str:
-    return trained()
+def tunes() -> SyntheticMusic:
+    return SyntheticMusic(8, samples=8000, rate_hz=8000)
 
 
 @pytest.fixture(scope="module")
-def music(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tunes that were learnt from, as files, of which only some have a caption; and one that is
-    none."""
+def music(tunes: SyntheticMusic, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the training set as files, every second one with a caption, and one broken file."""
     folder = tmp_path_factory.mktemp("music")
-    num_synthetic = SyntheticMusic(8, samples=8000, rate_hz=8000)
     for number in range(8):
-        example = num_synthetic.item(number, np.random.default_rng(0))
+        example = tunes.item(number, np.random.default_rng(0))
         Audio(example.samples, 8000).write(folder / f"{number}.wav")
         if number % 2:
-            (folder / f"{number}.txt").write_text(num_synthetic.caption(number))
+            (folder / f"{number}.txt").write_text(tunes.caption(number))
     (folder / "broken.wav").write_bytes(b"RIFF")
     return folder
 
 
 @pytest.fixture(scope="module")
-def place(run: str, music: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("indexes") / "found"
-    told = build_index(run, str(music), str(place))
-    assert "Left out broken.wav" in told[0] and told[-1].startswith("8 examples of")
-    return place
+def folder(run: str, music: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an index."""
+    folder = tmp_path_factory.mktemp("indexes") / "index"
+    notices = build_index(run, str(music), str(folder))
+    assert "Skipped broken.wav:" in notices[0] and notices[-1].startswith("8 examples of")
+    return folder
+
+
+# ---- results
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_a_clip_finds_itself_by_its_own_sound(place: Path, music: Path, number: int) -> None:
-    best, second, *_ = Index.load(place).search(music / f"{number}.wav")
-    assert (
-        best.name == f"{number}.wav"
-        and best.nearness == pytest.approx(1, abs=1e-5)
-        and second.nearness < 0.999
-    )
+def test_recording_finds_itself(folder: Path, music: Path, number: int) -> None:
+    best, second, *_ = Index.load(folder).search(music / f"{number}.wav")
+    assert best.name == f"{number}.wav" and best.similarity == pytest.approx(1, abs=1e-5)
+    assert second.similarity < 0.999
 
 
-def test_texts_find_what_they_are_about(place: Path) -> None:
-    num_synthetic, index = SyntheticMusic(8, samples=8000, rate_hz=8000), Index.load(place)
-    found = [
-        index.search(num_synthetic.caption(number), top=1)[0].name == f"{number}.wav"
-        for number in range(8)
-    ]
-    assert sum(found) >= 7
+def test_captions_find_their_recordings(folder: Path, tunes: SyntheticMusic) -> None:
+    index = Index.load(folder)
+    best = [index.search(tunes.caption(number), top=1)[0].name for number in range(8)]
+    assert sum(name == f"{number}.wav" for number, name in enumerate(best)) >= 7
 
 
-def test_an_index_stands_by_itself(place: Path, run: str, music: Path, tmp_path: Path) -> None:
-    """It may be moved, and neither the run nor the music needs to be there."""
+def test_index_can_be_moved_and_needs_no_other_file(folder: Path, tmp_path: Path) -> None:
     moved = tmp_path / "elsewhere"
-    shutil.copytree(place, moved)
+    shutil.copytree(folder, moved)
     config = json.loads((moved / "model/config.json").read_text())
     assert config["recipe"] == "music-mulan"
-    assert Index.load(moved).search("a harp", top=3) == Index.load(place).search("a harp", top=3)
+    assert Index.load(moved).search("a harp", top=3) == Index.load(folder).search("a harp", top=3)
     suffixes = {file.suffix for file in moved.rglob("*") if file.is_file()}
     assert suffixes == {".json", ".safetensors"}
 
 
-def test_answers_are_a_table_or_json(place: Path) -> None:
-    lines = search_index(str(place), "a loud bell", top=3).splitlines()
-    assert len(lines) == 3 and lines[0].split()[0] == "1" and ".wav" in lines[0]
-    told = json.loads(search_index(str(place), "a loud bell", top=3, as_json_text=True))
-    assert (
-        told["query"] == "a loud bell"
-        and told["of"] == 8
-        and [hit["rank"] for hit in told["hits"]] == [1, 2, 3]
-    )
-    assert as_table(Index.load(place).search("a loud bell", top=3)) == lines
+def test_results_are_a_table_or_json(folder: Path) -> None:
+    hits = Index.load(folder).search("a loud bell", top=3)
+    lines = search_index(str(folder), "a loud bell", top=3).splitlines()
+    assert len(lines) == 3 and lines[0].split()[0] == "1"
+    for line, hit in zip(lines, hits, strict=True):
+        assert hit.name in line and f"{hit.similarity:6.3f}" in line and hit.caption in line
+    content = json.loads(search_index(str(folder), "a loud bell", top=3, as_json=True))
+    assert content["query"] == "a loud bell" and content["examples"] == 8
+    assert content["hits"] == [dataclasses.asdict(hit) for hit in hits]
+    assert [hit.rank for hit in hits] == [1, 2, 3]
 
 
-def test_more_than_there_is_cannot_be_found(place: Path) -> None:
-    hits = Index.load(place).search("anything", top=100)
-    assert len(hits) == 8 and [hit.nearness for hit in hits] == sorted(
-        (hit.nearness for hit in hits), reverse=True
-    )
+def test_results_are_sorted_and_at_most_all_examples(folder: Path) -> None:
+    similarities = [hit.similarity for hit in Index.load(folder).search("anything", top=100)]
+    assert len(similarities) == 8 and similarities == sorted(similarities, reverse=True)
 
 
-def test_without_a_folder_the_runs_own_examples_are_searched(run: str) -> None:
+def test_data_of_the_run_are_indexed_by_default(run: str) -> None:
     index = Search.load(run).index()
-    assert index.names == [f"toy-{number:06d}" for number in range(8)] and all(index.captions)
+    assert index.names == [f"synthetic-{number:06d}" for number in range(8)]
+    assert all(index.captions) and index.skipped == []
+
+
+def test_commands_build_and_search_an_index(run: str, music: Path, tmp_path: Path) -> None:
+    out = tmp_path / "index"
+    result = tessera("index", run, "--data", music, "--out", out)
+    assert result.code == 0 and "Skipped broken.wav:" in result.err, result
+    result = tessera("search", out, str(music / "3.wav"), "--top", "2", "--json")
+    assert result.code == 0 and json.loads(result.out)["hits"][0]["name"] == "3.wav"
+    result = tessera("search", out, "a loud bell", "--top", "2")
+    assert result.code == 0 and len(result.out.splitlines()) == 2
 
 
 def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     embeddings, query = torch.nn.functional.normalize(torch.randn(50, 8), dim=-1), torch.randn(1, 8)
 
-    class Flat:
-        """Stands in for faiss, which is not among what `make` installs."""
+    class IndexFlatIP:
+        """Replace faiss, which `make` does not install."""
 
         def __init__(self, dim: int):
             assert dim == 8
@@ -130,75 +149,83 @@ def test_faiss_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
 
         def search(self, queries: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray]:
             scores = queries @ self.rows.T
-            places = np.argsort(-scores, axis=1)[:, :top]
-            return np.take_along_axis(scores, places, 1), places
+            indices = np.argsort(-scores, axis=1)[:, :top]
+            return np.take_along_axis(scores, indices, 1), indices
 
-    monkeypatch.setitem(sys.modules, "faiss", type(sys)("faiss"))
-    sys.modules["faiss"].IndexFlatIP = Flat
-    nearness, places = by_faiss(embeddings, query, 5)
-    exact_nearness, exact_places = exactly(embeddings, query, 5)
-    assert places.tolist() == exact_places.tolist() and torch.allclose(nearness, exact_nearness)
+    module = type(sys)("faiss")
+    module.IndexFlatIP = IndexFlatIP  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "faiss", module)
+    similarities, indices = search_with_faiss(embeddings, query, 5)
+    expected_similarities, expected_indices = search_exactly(embeddings, query, 5)
+    assert indices.tolist() == expected_indices.tolist()
+    assert torch.allclose(similarities, expected_similarities)
 
 
-# ---- what is refused
+# ---- errors
 
 
-def test_without_faiss_a_sentence_says_so(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_faiss_is_an_error_with_both_options(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match="pip install faiss-cpu, or search without it"):
-        Index.load(place).search("a bell", how="faiss")
+    with pytest.raises(UserError, match=r'pip install "tessera\[search\]", or use --how exact'):
+        Index.load(folder).search("a bell", how="faiss")
 
 
-def test_a_place_that_is_taken_is_left_alone(run: str, place: Path, tmp_path: Path) -> None:
-    before = {file: file.stat().st_mtime_ns for file in place.rglob("*")}
-    with pytest.raises(UserError, match="is there already, and not empty"):
-        build_index(run, None, str(place))
-    assert {file: file.stat().st_mtime_ns for file in place.rglob("*")} == before
+def test_output_folder_in_use_is_left_unchanged(run: str, folder: Path, tmp_path: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in folder.rglob("*")}
+    with pytest.raises(UserError, match="exists and is not empty"):
+        build_index(run, None, str(folder))
+    assert {file: file.stat().st_mtime_ns for file in folder.rglob("*")} == before
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists and is not empty"):
         build_index(run, None, str(tmp_path / "file"))
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def remove_last_name(folder: Path) -> None:
+    file = folder / "index.json"
+    content = json.loads(file.read_text())
+    content["names"].pop()
+    content["captions"].pop()
+    file.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize(
-    ("ruin", "says"),
+    ("damage", "expected"),
     [
-        (lambda place: (place / "index.json").unlink(), "There is no index in"),
-        (lambda place: (place / "index.json").write_text("{"), "is damaged"),
-        (lambda place: (place / "index.json").write_text("[]"), "is damaged"),
-        (lambda place: (place / "embeddings.safetensors").write_bytes(b"x" * 20), "is damaged"),
-        (lambda place: shorten(place / "index.json"), "has 7 names and 8 embeddings"),
-        (lambda place: shutil.rmtree(place / "model"), "no run"),
+        (lambda folder: (folder / "index.json").unlink(), "There is no index in"),
+        (lambda folder: (folder / "index.json").write_text("{"), "is corrupt"),
+        (lambda folder: (folder / "index.json").write_text("[]"), "is corrupt"),
+        (lambda folder: (folder / "embeddings.safetensors").write_bytes(b"x" * 20), "is corrupt"),
+        (remove_last_name, "has 7 names and 8 embeddings"),
+        (lambda folder: shutil.rmtree(folder / "model"), "There is no run in"),
     ],
 )
-def test_a_damaged_index_is_refused(place: Path, tmp_path: Path, ruin, says: str) -> None:
-    shutil.copytree(place, tmp_path / "copy")
-    ruin(tmp_path / "copy")
-    with pytest.raises(UserError, match=says):
+def test_damaged_index_is_rejected(
+    folder: Path, tmp_path: Path, damage: Callable[[Path], object], expected: str
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    damage(tmp_path / "copy")
+    with pytest.raises(UserError, match=expected):
         Index.load(tmp_path / "copy")
 
 
-def shorten(file: Path) -> None:
-    told = json.loads(file.read_text())
-    told["names"].pop()
-    told["captions"].pop()
-    file.write_text(json.dumps(told))
-
-
 @pytest.mark.parametrize(
-    ("query", "top", "says"), [("  ", 3, "query is empty"), ("a bell", 0, "top is 0")]
+    ("query", "top", "expected"),
+    [("  ", 3, "The query is empty"), ("a bell", 0, "--top must be at least 1, got 0")],
 )
-def test_questions_without_an_answer_are_refused(
-    place: Path, query: str, top: int, says: str
-) -> None:
-    with pytest.raises(UserError, match=says):
-        Index.load(place).search(query, top)
+def test_invalid_queries_are_rejected(folder: Path, query: str, top: int, expected: str) -> None:
+    with pytest.raises(UserError, match=expected):
+        Index.load(folder).search(query, top)
+    assert expected in run_invalid("search", folder, query, "--top", str(top))
 
 
-def test_a_file_that_cannot_be_heard_is_refused_with_the_reason(place: Path, music: Path) -> None:
-    with pytest.raises(UserError, match="cannot be searched by .*broken.wav"):
-        Index.load(place).search(music / "broken.wav")
+def test_unreadable_query_is_rejected_with_the_reason(folder: Path, music: Path) -> None:
+    with pytest.raises(UserError, match="The query cannot be read: .*broken.wav"):
+        Index.load(folder).search(music / "broken.wav")
 
 
-def test_a_run_that_knows_no_texts_is_refused() -> None:
-    with pytest.raises(UserError, match="search with a run of music-mulan"):
+def test_run_without_a_joint_embedding_is_rejected() -> None:
+    with pytest.raises(UserError, match="trains no joint embedding: give a run of music-mulan"):
         Search.load(tokenizer())

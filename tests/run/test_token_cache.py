@@ -1,5 +1,4 @@
-"""Examples are tokenized once: what is learnt from codes is what would be learnt from pictures, and
-no code is ever stale."""
+"""Examples are tokenized once: results equal those of live tokens, and no stale code is used."""
 
 from __future__ import annotations
 
@@ -14,449 +13,360 @@ import PIL.Image
 import pytest
 import torch
 
-from tessera.data.dataset import Split
+from tessera.api.tokenizer import Tokenizer
+from tessera.data.dataset import ExampleDataset, Split
+from tessera.data.tokens import TokenDataset
 from tessera.engine.distributed import Distributed
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.run.config import Run
 from tessera.run.errors import UserError
-from tessera.run.load import Tokenizer, load_run
-from tessera.run.token_cache import Coder, coded
+from tessera.run.load import load_run
+from tessera.run.token_cache import TokenCache
 from tests.cli_runner import run_invalid, tessera
-from tests.runs import engine_in, build_tiny, read_metrics, read_checkpoint, tokenizer, train
+from tests.runs import build_tiny, engine_in, read_checkpoint, read_metrics, tokenizer, train
+
+TRAIN = ("train", "images-maskgit", "--preset", "tiny")
 
 
-def paint(folder: Path, count: int = 12, size: int = 20, captions: bool = True) -> Path:
+def write_images(folder: Path, count: int = 12, size: int = 20) -> Path:
+    """Write images with captions."""
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
         pixels = np.random.default_rng(number).integers(0, 255, (5, 5, 3), dtype=np.uint8)
         PIL.Image.fromarray(pixels).resize((size, size)).save(folder / f"{number:03d}.png")
-        if captions:
-            (folder / f"{number:03d}.txt").write_text(f"number {number}")
+        (folder / f"{number:03d}.txt").write_text(f"number {number}")
     return folder
 
 
-def spoil(folder: Path, number: int) -> None:
+def truncate_image(folder: Path, number: int) -> None:
     file = folder / f"{number:03d}.png"
     file.write_bytes(file.read_bytes()[:60])
 
 
-@pytest.fixture(scope="module")
-def codec() -> Tokenizer:
-    return Tokenizer(load_run(tokenizer()))
+def open_images(folder: Path) -> ExampleDataset:
+    return ImageDataConfig(path=str(folder), size=16).full()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_images(tmp_path / "images")
 
 
 @pytest.fixture(scope="module")
-def another(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tokenizer with other weights."""
-    place = tmp_path_factory.mktemp("runs") / "another"
+def vqgan() -> Tokenizer:
+    return Tokenizer.load(tokenizer())
+
+
+@pytest.fixture(scope="module")
+def other_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the run of a tokenizer with other weights."""
+    folder = tmp_path_factory.mktemp("runs") / "other"
     run = images_vqgan("tiny")
-    train(
-        place,
-        dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=2, sample_count=1)),
-    )
-    return place
+    engine = dataclasses.replace(run.engine, steps=2, sample_count=1)
+    train(folder, dataclasses.replace(run, engine=engine))
+    return folder
 
 
-class Coding:
-    """A coder with a place for its cache, and all it says."""
+class RecordingCache:
+    """A token cache below a folder, with the notices it printed."""
 
-    def __init__(self, place: Path, *, given: Path | None = None, **parts: Tokenizer):
-        self.said: list[str] = []
-        self.coder = Coder(parts, given, place / "cache", self.said.append)
+    def __init__(self, folder: Path, *, given: Path | None = None, **tokenizers: Tokenizer):
+        self.notices: list[str] = []
+        self.cache = TokenCache(
+            tokenizers, given, folder / "cache", Distributed(), self.notices.append
+        )
 
-    def __call__(self, source: Any) -> Any:
-        return self.coder.coded(source, "Nothing is left.")
+    def tokenize(self, dataset: ExampleDataset) -> TokenDataset:
+        return self.cache.tokenize(dataset, "No example is left.")
+
+    def codes(self, dataset: ExampleDataset) -> torch.Tensor:
+        return self.tokenize(dataset).codes["tokenizer"]
 
     @property
-    def tokenized(self) -> int:
-        """How often it had to."""
-        return sum(line.startswith("Tokenizing") for line in self.said)
+    def runs(self) -> int:
+        """How often examples were tokenized."""
+        return sum(line.startswith("Tokenizing") for line in self.notices)
 
 
-def pictures(folder: Path, **settings: Any) -> Any:
-    return ImageDataConfig(path=str(folder), size=16, **settings).full()
+# ---- cached and live tokens
 
 
-# ------------------------------------------------------------------------------------------------- codes or pictures
-
-
-def with_codes(run: Run, codes: str) -> Run:
+def with_tokens(run: Run, tokens: str) -> Run:
     engine = dataclasses.replace(
         run.engine, steps=6, validate_every=3, sample_every=6, sample_count=2
     )
-    return dataclasses.replace(run, engine=engine, task=dataclasses.replace(run.task, codes=codes))
+    task = dataclasses.replace(run.task, tokens=tokens)
+    return dataclasses.replace(run, engine=engine, task=task)
 
 
 @pytest.mark.parametrize("recipe", [images_maskgit, images_maskgit_superres])
-def test_what_is_learnt_from_cached_codes_is_what_is_learnt_from_live_ones(recipe, tmp_path):
-    for codes in ("cache", "raw"):
-        train(tmp_path / codes, with_codes(build_tiny(recipe), codes))
-    assert read_metrics(tmp_path / "cache") == read_metrics(tmp_path / "raw")
+def test_training_on_cached_tokens_equals_training_on_live_ones(recipe, tmp_path):
+    for tokens in ("cache", "live"):
+        train(tmp_path / tokens, with_tokens(build_tiny(recipe), tokens))
+    assert read_metrics(tmp_path / "cache") == read_metrics(tmp_path / "live")
     cached, live = read_checkpoint(tmp_path / "cache", 6), read_checkpoint(tmp_path / "live", 6)
     assert [name for name in cached if not torch.equal(cached[name], live[name])] == []
-    for sample in sorted((tmp_path / "cache" / "samples").rglob("*.png")):
-        assert (
-            sample.read_bytes()
-            == (tmp_path / "live" / sample.relative_to(tmp_path / "cache")).read_bytes()
-        )
+    samples = sorted((tmp_path / "cache" / "samples").rglob("*.png"))
+    assert samples
+    for sample in samples:
+        other = tmp_path / "live" / sample.relative_to(tmp_path / "cache")
+        assert sample.read_bytes() == other.read_bytes()
 
 
-def test_cached_codes_are_what_the_tokenizer_says_one_by_one(codec, tmp_path):
-    source = pictures(paint(tmp_path / "pictures"))
-    made = Coding(tmp_path, tokenizer=codec)(source)
+def test_cached_codes_equal_those_of_single_examples(vqgan, folder, tmp_path):
+    dataset = open_images(folder)
+    tokens = RecordingCache(tmp_path, tokenizer=vqgan).tokenize(dataset)
     rng = np.random.default_rng(0)
-    for i in range(len(source)):
-        alone = codec.codes(source.collate([source.item(i, rng)]))[0]
-        assert torch.equal(made.item(i, rng).codes["tokenizer"].long(), alone)
-        assert (
-            made.name(i) == source.name(i) and made.caption(i) == source.caption(i) == f"number {i}"
-        )
+    for i in range(len(dataset)):
+        single = vqgan.encode_examples(dataset.collate([dataset.item(i, rng)]))[0]
+        assert torch.equal(tokens.item(i, rng).codes["tokenizer"].long(), single)
+        assert tokens.name(i) == dataset.name(i)
+        assert tokens.caption(i) == dataset.caption(i) == f"number {i}"
 
 
-def test_a_side_that_validates_on_itself_is_tokenized_once(codec, tmp_path):
-    source = pictures(paint(tmp_path / "pictures"))
-    said: list[str] = []
-    split = coded(
-        Split(source, source),
-        {"tokenizer": codec},
-        None,
-        tmp_path / "cache",
-        Distributed.from_environment(),
-        said.append,
-    )
-    assert split.train is split.validation and len(said) == 1
+def test_training_set_that_is_also_held_out_is_tokenized_once(vqgan, folder, tmp_path):
+    dataset = open_images(folder)
+    recording = RecordingCache(tmp_path, tokenizer=vqgan)
+    split = recording.cache.tokenize_split(Split(dataset, dataset))
+    assert split.train is split.validation and recording.runs == 1
 
 
-def test_pictures_cut_anew_at_every_visit_are_not_cached(tmp_path):
-    command = (
-        "train",
-        "images-maskgit",
-        "--preset",
-        "tiny",
-        "--tokenizer",
-        tokenizer(),
-        "--out",
-        tmp_path / "run",
-    )
+def test_augmented_images_are_not_cached(tmp_path):
+    command = (*TRAIN, "--tokenizer", tokenizer(), "--out", tmp_path / "run")
     for augmentation in (("--data.crop", "random"), ("--data.flip",), ("--data.min-scale", "0.7")):
         assert "--task.tokens live" in run_invalid(*command, *augmentation)
     assert not (tmp_path / "run").exists()
 
 
-# --------------------------------------------------------------------------------------------------------- the cache
+# ---- the cache
 
 
-def test_a_second_start_tokenizes_nothing(codec, tmp_path):
-    folder = paint(tmp_path / "pictures")
-    first, second = Coding(tmp_path, tokenizer=codec), Coding(tmp_path, tokenizer=codec)
-    one, other = first(pictures(folder)), second(pictures(folder))
-    assert (first.tokenized, second.tokenized) == (1, 0)
-    assert torch.equal(one.codes["tokenizer"], other.codes["tokenizer"])
+def test_second_start_tokenizes_nothing(vqgan, folder, tmp_path):
+    first, second = (RecordingCache(tmp_path, tokenizer=vqgan) for _ in range(2))
+    one, other = first.codes(open_images(folder)), second.codes(open_images(folder))
+    assert (first.runs, second.runs) == (1, 0)
+    assert torch.equal(one, other)
 
 
-def test_a_new_caption_is_heard_without_tokenizing_again(codec, tmp_path):
-    folder = paint(tmp_path / "pictures")
-    Coding(tmp_path, tokenizer=codec)(pictures(folder))
+def test_changed_caption_is_used_without_tokenizing_again(vqgan, folder, tmp_path):
+    RecordingCache(tmp_path, tokenizer=vqgan).tokenize(open_images(folder))
     (folder / "003.txt").write_text("something else")
-    again = Coding(tmp_path, tokenizer=codec)
-    assert again(pictures(folder)).caption(3) == "something else" and again.tokenized == 0
+    again = RecordingCache(tmp_path, tokenizer=vqgan)
+    assert again.tokenize(open_images(folder)).caption(3) == "something else"
+    assert again.runs == 0
 
 
-def repaint(folder: Path) -> None:
+def replace_image(folder: Path) -> None:
     PIL.Image.new("RGB", (20, 20), "red").save(folder / "004.png")
 
 
-def touch(folder: Path) -> None:
+def touch_image(folder: Path) -> None:
     status = (folder / "004.png").stat()
     os.utime(folder / "004.png", ns=(status.st_atime_ns, status.st_mtime_ns + 1))
 
 
-def add(folder: Path) -> None:
+def add_image(folder: Path) -> None:
     PIL.Image.new("RGB", (20, 20), "red").save(folder / "red.png")
 
 
-def remove(folder: Path) -> None:
+def remove_image(folder: Path) -> None:
     (folder / "004.png").unlink()
 
 
-@pytest.mark.parametrize("change", [repaint, touch, add, remove])
-def test_a_changed_folder_is_tokenized_again(change, codec, tmp_path):
-    folder = paint(tmp_path / "pictures")
-    Coding(tmp_path, tokenizer=codec)(pictures(folder))
+@pytest.mark.parametrize("change", [replace_image, touch_image, add_image, remove_image])
+def test_changed_folder_is_tokenized_again(change, vqgan, folder, tmp_path):
+    RecordingCache(tmp_path, tokenizer=vqgan).tokenize(open_images(folder))
     change(folder)
-    again = Coding(tmp_path, tokenizer=codec)
-    source = pictures(folder)
-    made = again(source)
-    assert again.tokenized == 1 and made.names == source.names
-    fresh = Coding(tmp_path / "elsewhere", tokenizer=codec)(source)
-    assert torch.equal(made.codes["tokenizer"], fresh.codes["tokenizer"])
+    again = RecordingCache(tmp_path, tokenizer=vqgan)
+    dataset = open_images(folder)
+    tokens = again.tokenize(dataset)
+    assert again.runs == 1
+    assert tokens.names == [dataset.name(i) for i in range(len(dataset))]
+    expected = RecordingCache(tmp_path / "elsewhere", tokenizer=vqgan).codes(dataset)
+    assert torch.equal(tokens.codes["tokenizer"], expected)
 
 
-def test_another_tokenizer_has_a_cache_of_its_own(codec, another, tmp_path):
-    source = pictures(paint(tmp_path / "pictures"))
-    other = Tokenizer(load_run(another))
-    one = Coding(tmp_path, tokenizer=codec)(source)
-    coding = Coding(tmp_path, tokenizer=other)
-    made = coding(source)
-    assert coding.tokenized == 1 and not torch.equal(
-        made.codes["tokenizer"], one.codes["tokenizer"]
-    )
-    back = Coding(tmp_path, tokenizer=codec)
-    assert (
-        torch.equal(back(source).codes["tokenizer"], one.codes["tokenizer"]) and back.tokenized == 0
-    )
+def test_another_tokenizer_has_its_own_cache(vqgan, other_run, folder, tmp_path):
+    dataset = open_images(folder)
+    one = RecordingCache(tmp_path, tokenizer=vqgan).codes(dataset)
+    other = RecordingCache(tmp_path, tokenizer=Tokenizer.load(other_run))
+    assert not torch.equal(other.codes(dataset), one) and other.runs == 1
+    again = RecordingCache(tmp_path, tokenizer=vqgan)
+    assert torch.equal(again.codes(dataset), one) and again.runs == 0
 
 
-def test_a_cache_that_was_never_finished_is_made_again(codec, tmp_path):
-    source = pictures(paint(tmp_path / "pictures"))
-    one = Coding(tmp_path, tokenizer=codec)(source)
+def test_incomplete_cache_is_tokenized_again(vqgan, folder, tmp_path):
+    dataset = open_images(folder)
+    one = RecordingCache(tmp_path, tokenizer=vqgan).codes(dataset)
     (index,) = tmp_path.glob("cache/*/index.json")
     index.unlink()
-    again = Coding(tmp_path, tokenizer=codec)
-    assert (
-        torch.equal(again(source).codes["tokenizer"], one.codes["tokenizer"])
-        and again.tokenized == 1
-    )
+    again = RecordingCache(tmp_path, tokenizer=vqgan)
+    assert torch.equal(again.codes(dataset), one) and again.runs == 1
 
 
-def test_a_damaged_cache_is_no_reason_to_stop(codec, tmp_path):
-    """It is ours and can be made again: nobody should be sent to a verb for it."""
-    source = pictures(paint(tmp_path / "pictures"))
-    one = Coding(tmp_path, tokenizer=codec)(source)
+def test_corrupt_cache_is_tokenized_again(vqgan, folder, tmp_path):
+    dataset = open_images(folder)
+    one = RecordingCache(tmp_path, tokenizer=vqgan).codes(dataset)
     (shard,) = tmp_path.glob("cache/*/*.safetensors")
     shard.write_bytes(shard.read_bytes()[:-5])
-    assert torch.equal(
-        Coding(tmp_path, tokenizer=codec)(source).codes["tokenizer"], one.codes["tokenizer"]
-    )
+    again = RecordingCache(tmp_path, tokenizer=vqgan)
+    assert torch.equal(again.codes(dataset), one) and again.runs == 1
 
 
-# ------------------------------------------------------------------------------------------------- what cannot be read
+# ---- unreadable files
 
 
-def test_an_unreadable_picture_is_left_out_and_said(codec, tmp_path):
-    folder = paint(tmp_path / "pictures")
-    spoil(folder, 5)
-    coding = Coding(tmp_path, tokenizer=codec)
-    made = coding(pictures(folder))
-    assert len(made) == 11 and "005.png" not in made.names
-    assert any("Left out 005.png" in line for line in coding.said)
-    assert [made.caption(i) for i in range(len(made))] == [
-        f"number {i}" for i in range(12) if i != 5
-    ]
+def test_unreadable_image_is_skipped_and_reported(vqgan, folder, tmp_path):
+    truncate_image(folder, 5)
+    recording = RecordingCache(tmp_path, tokenizer=vqgan)
+    tokens = recording.tokenize(open_images(folder))
+    assert len(tokens) == 11 and "005.png" not in tokens.names
+    assert any("Skipped 005.png:" in line for line in recording.notices)
+    captions = [tokens.caption(i) for i in range(len(tokens))]
+    assert captions == [f"number {i}" for i in range(12) if i != 5]
 
 
-def test_a_run_tells_what_it_leaves_out(tmp_path):
-    folder = paint(tmp_path / "pictures")
-    spoil(folder, 5)
-    said = tessera(
-        "train",
-        "images-maskgit",
-        "--preset",
-        "tiny",
-        "--tokenizer",
-        tokenizer(),
-        "--data",
-        folder,
-        "--steps",
-        "1",
-        "--sample-count",
-        "1",
-        "--out",
-        tmp_path / "run",
-    )
-    assert said.code == 0 and "Left out 005.png" in said.out
+def test_training_prints_the_images_it_skips(folder, tmp_path):
+    truncate_image(folder, 5)
+    flags = ("--tokenizer", tokenizer(), "--data", folder, "--steps", "1", "--sample-count", "1")
+    result = tessera(*TRAIN, *flags, "--out", tmp_path / "run")
+    assert result.code == 0 and "Skipped 005.png:" in result.out
 
 
 @pytest.mark.parametrize(
-    ("unreadable", "sentence"),
-    [("train", "there is nothing to learn from"), ("validation", "The held-out set has no")],
+    ("side", "expected"),
+    [("train", "there is nothing to train on"), ("validation", "The held-out set has no")],
 )
-def test_a_side_of_which_nothing_can_be_read_is_named_and_the_letter_says_who_knows_why(
-    unreadable, sentence, codec, tmp_path
-):
-    folder = paint(tmp_path / "pictures")
+def test_side_without_readable_images_is_named(side, expected, vqgan, folder, tmp_path):
     split = ImageDataConfig(path=str(folder), size=16, val_fraction=0.25).build()
-    side = getattr(split, unreadable)
-    for i in range(len(side)):
-        (folder / side.name(i)).write_bytes(b"no picture")
-    with pytest.raises(UserError, match=f"{sentence}.*`tessera check` tells why"):
-        coded(
-            split,
-            {"tokenizer": codec},
-            None,
-            tmp_path / "cache",
-            Distributed.from_environment(),
-            lambda line: None,
-        )
+    unreadable = getattr(split, side)
+    for i in range(len(unreadable)):
+        (folder / unreadable.name(i)).write_bytes(b"not an image")
+    cache = RecordingCache(tmp_path, tokenizer=vqgan).cache
+    with pytest.raises(UserError, match=f"{expected}.*`tessera check` shows the reasons"):
+        cache.tokenize_split(split)
 
 
-@pytest.mark.parametrize("codes", [None, "cache", "raw"])
-def test_one_caption_that_cannot_be_read_stops_no_run(codes, tmp_path):
-    folder = paint(tmp_path / "pictures")
+@pytest.mark.parametrize("tokens", [None, "cache", "live"])
+def test_unreadable_caption_does_not_stop_a_run(tokens, folder, tmp_path):
     (folder / "005.txt").write_bytes(b"caf\xe9")
-    recipe = "images-vqgan" if codes is None else "images-maskgit"
-    tokenized = () if codes is None else ("--tokenizer", tokenizer(), "--task.tokens", codes)
-    said = tessera(
-        "train",
-        recipe,
-        "--preset",
-        "tiny",
-        *tokenized,
-        "--data",
-        folder,
-        "--steps",
-        "1",
-        "--sample-count",
-        "1",
-        "--out",
-        tmp_path / "run",
-    )
-    assert said.code == 0, said
+    recipe, flags = "images-vqgan", ()
+    if tokens is not None:
+        recipe, flags = "images-maskgit", ("--tokenizer", tokenizer(), "--task.tokens", tokens)
+    common = ("--preset", "tiny", "--data", folder, "--steps", "1", "--sample-count", "1")
+    result = tessera("train", recipe, *common, *flags, "--out", tmp_path / "run")
+    assert result.code == 0, result
 
 
-# ------------------------------------------------------------------------------------------- codes of `tessera tokenize`
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return paint(tmp_path / "pictures")
+# ---- codes of `tessera tokenize`
 
 
 @pytest.fixture
 def codes(folder: Path, tmp_path: Path) -> Path:
-    assert tessera("tokenize", tokenizer(), "--data", folder, "--out", tmp_path / "codes").code == 0
-    return tmp_path / "codes"
+    out = tmp_path / "codes"
+    assert tessera("tokenize", tokenizer(), "--data", folder, "--out", out).code == 0
+    return out
 
 
-def test_codes_of_the_verb_are_taken_as_they_are(codes, folder, codec, tmp_path):
-    coding = Coding(tmp_path, given=codes, tokenizer=codec)
-    made = coding(pictures(folder))
-    assert coding.said == [] and not (tmp_path / "cache").exists()
-    assert torch.equal(
-        made.codes["tokenizer"],
-        Coding(tmp_path, tokenizer=codec)(pictures(folder)).codes["tokenizer"],
-    )
-
-
-def learning_from(
-    codes: Path, folder: Path, out: Path, tokens: str | Path
-) -> tuple[str | Path, ...]:
+def train_on_codes(codes: Path, folder: Path, out: Path, run: str | Path) -> tuple[str | Path, ...]:
     return (
-        "train",
-        "images-maskgit",
-        "--preset",
-        "tiny",
-        "--tokenizer",
-        tokens,
-        "--data",
-        folder,
-        "--task.tokens",
-        codes,
-        "--steps",
-        "2",
-        "--sample-count",
-        "1",
-        "--out",
-        out,
+        *(*TRAIN, "--tokenizer", run, "--data", folder, "--task.tokens", codes),
+        *("--steps", "2", "--sample-count", "1", "--out", out),
     )
 
 
-def test_a_run_learns_from_codes_of_the_verb(codes, folder, tmp_path):
-    said = tessera(*learning_from(codes, folder, tmp_path / "run", tokenizer()))
-    assert said.code == 0 and "Tokenizing" not in said.out
-    train(
-        tmp_path / "cached",
-        dataclasses.replace(stored(tmp_path / "run"), task=cached(stored(tmp_path / "run").task)),
-    )
+def test_given_codes_are_used_and_nothing_is_tokenized(codes, folder, vqgan, tmp_path):
+    recording = RecordingCache(tmp_path, given=codes, tokenizer=vqgan)
+    found = recording.codes(open_images(folder))
+    assert recording.notices == [] and not (tmp_path / "cache").exists()
+    expected = RecordingCache(tmp_path, tokenizer=vqgan).codes(open_images(folder))
+    assert torch.equal(found, expected)
+
+
+def test_training_on_given_codes_equals_training_on_cached_ones(codes, folder, tmp_path):
+    result = tessera(*train_on_codes(codes, folder, tmp_path / "run", tokenizer()))
+    assert result.code == 0 and "Tokenizing" not in result.out
+    run = load_run(tmp_path / "run").run
+    cached = dataclasses.replace(run, task=dataclasses.replace(run.task, tokens="cache"))
+    train(tmp_path / "cached", cached)
     assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "cached")
 
 
-def stored(place: Path) -> Run:
-    return load_run(place).run
-
-
-def cached(task: Any) -> Any:
-    return dataclasses.replace(task, tokens="cache")
-
-
-def test_codes_of_another_tokenizer_are_refused_with_both_fingerprints(
-    codes, folder, another, codec, tmp_path
+def test_codes_of_another_tokenizer_are_rejected_with_both_fingerprints(
+    codes, folder, other_run, vqgan, tmp_path
 ):
-    letter = run_invalid(*learning_from(codes, folder, tmp_path / "run", another))
-    assert "made by another tokenizer" in letter and codec.fingerprint[:12] in letter
-    assert Tokenizer(load_run(another)).fingerprint[:12] in letter and "tessera tokenize" in letter
+    message = run_invalid(*train_on_codes(codes, folder, tmp_path / "run", other_run))
+    assert "were written by another tokenizer" in message and "tessera tokenize" in message
+    for fingerprint in (vqgan.fingerprint, Tokenizer.load(other_run).fingerprint):
+        assert fingerprint[:12] in message
 
 
-def test_codes_of_pictures_that_changed_since_are_made_anew_and_that_is_said(
-    codes, folder, codec, tmp_path
-):
-    repaint(folder)
-    coding = Coding(tmp_path, given=codes, tokenizer=codec)
-    made = coding(pictures(folder))
-    assert coding.tokenized == 1 and "as they are now; the rest is tokenized here" in coding.said[0]
-    assert torch.equal(
-        made.codes["tokenizer"],
-        Coding(tmp_path, tokenizer=codec)(pictures(folder)).codes["tokenizer"],
-    )
+def test_codes_of_changed_images_are_computed_again(codes, folder, vqgan, tmp_path):
+    replace_image(folder)
+    recording = RecordingCache(tmp_path, given=codes, tokenizer=vqgan)
+    found = recording.codes(open_images(folder))
+    assert recording.runs == 1
+    assert "codes of 11 of 12 examples in their current version" in recording.notices[0]
+    expected = RecordingCache(tmp_path, tokenizer=vqgan).codes(open_images(folder))
+    assert torch.equal(found, expected)
 
 
-def test_codes_are_of_use_though_one_picture_was_unreadable(folder, codec, tmp_path):
-    """The verb leaves out what it cannot read, and so does the run: for one bad file a million are
-    not tokenized again."""
-    spoil(folder, 5)
-    assert tessera("tokenize", tokenizer(), "--data", folder, "--out", tmp_path / "codes").code == 0
-    coding = Coding(tmp_path, given=tmp_path / "codes", tokenizer=codec)
-    assert len(coding(pictures(folder))) == 11
-    assert [line for line in coding.said if line.startswith("Tokenizing")][0].startswith(
-        "Tokenizing 1 examples"
-    )
+def test_given_codes_are_used_despite_an_unreadable_image(folder, vqgan, tmp_path):
+    """`tessera tokenize` skips it too; the codes of the others are not computed again."""
+    truncate_image(folder, 5)
+    out = tmp_path / "codes"
+    assert tessera("tokenize", tokenizer(), "--data", folder, "--out", out).code == 0
+    recording = RecordingCache(tmp_path, given=out, tokenizer=vqgan)
+    assert len(recording.tokenize(open_images(folder))) == 11
+    [notice] = [line for line in recording.notices if line.startswith("Tokenizing")]
+    assert notice.startswith("Tokenizing 1 examples")
 
 
-def test_a_folder_without_codes_is_refused_and_not_passed_over(folder, tmp_path):
-    letter = run_invalid(*learning_from(tmp_path / "cods", folder, tmp_path / "run", tokenizer()))
-    assert "no codes" in letter and "tessera tokenize" in letter
+def test_folder_without_codes_is_rejected(folder, tmp_path):
+    command = train_on_codes(tmp_path / "cods", folder, tmp_path / "run", tokenizer())
+    message = run_invalid(*command)
+    assert "There are no codes in" in message and "tessera tokenize" in message
 
 
-def test_a_folder_that_happens_to_be_called_cache_is_not_meant(tmp_path, codec, monkeypatch):
+def test_folder_named_cache_is_not_read_as_codes(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "index.json").write_text("{}")
-    run = with_codes(build_tiny(images_maskgit), "cache")
-    engine_in(tmp_path / "run", run).folder.unlock()
+    run = with_tokens(build_tiny(images_maskgit), "cache")
+    engine_in(tmp_path / "run", run).directory.unlock()
 
 
-def test_super_resolution_takes_given_codes_for_the_larger_pictures_only(tmp_path):
-    folder = paint(tmp_path / "pictures", size=40)
-    assert (
-        tessera("tokenize", tokenizer(32), "--data", folder, "--out", tmp_path / "codes").code == 0
-    )
-    parts = {
-        "tokenizer": Tokenizer(load_run(tokenizer(32))),
-        "smaller": Tokenizer(load_run(tokenizer(16))),
+def test_super_resolution_uses_given_codes_of_large_images_only(tmp_path):
+    folder, out = write_images(tmp_path / "images", size=40), tmp_path / "codes"
+    assert tessera("tokenize", tokenizer(32), "--data", folder, "--out", out).code == 0
+    tokenizers = {
+        "tokenizer": Tokenizer.load(tokenizer(32)),
+        "low_res_tokenizer": Tokenizer.load(tokenizer(16)),
     }
-    coding = Coding(tmp_path, given=tmp_path / "codes", **parts)
-    made = coding(ImageDataConfig(path=str(folder), size=32).full())
-    assert coding.tokenized == 1 and {
-        name: tuple(one.shape) for name, one in made.codes.items()
-    } == {
-        "tokenizer": (12, 8, 8),
-        "smaller": (12, 4, 4),
-    }
+    recording = RecordingCache(tmp_path, given=out, **tokenizers)
+    tokens = recording.tokenize(ImageDataConfig(path=str(folder), size=32).full())
+    assert recording.runs == 1
+    shapes = {name: tuple(one.shape) for name, one in tokens.codes.items()}
+    assert shapes == {"tokenizer": (12, 8, 8), "low_res_tokenizer": (12, 4, 4)}
 
 
-def test_the_verb_marks_what_it_tokenized(codes, folder):
+# ---- signatures
+
+
+def test_stored_codes_have_the_signatures_of_their_examples(codes, folder):
     index = json.loads((codes / "index.json").read_text())
-    source = pictures(folder)
-    assert (
-        index["marks"] == [source.signature(i) for i in range(len(source))]
-        and len(set(index["names"])) == 12
-    )
+    dataset = open_images(folder)
+    assert index["signatures"] == [dataset.signature(i) for i in range(len(dataset))]
+    assert len(set(index["names"])) == 12
 
 
-def test_toys_know_all_that_they_depend_on():
-    made = [
-        ImageDataConfig(size=16, num_synthetic=6, **choice).full()
-        for choice in ({}, {"toy_seed": 1}, {"toy_shapes": 1})
+def test_signature_of_synthetic_images_depends_on_every_setting():
+    settings: list[dict[str, Any]] = [
+        {},
+        {"synthetic_seed": 1},
+        {"synthetic_max_shapes": 1},
+        {"synthetic_plain": True},
     ]
-    assert len({source.signature(0) for source in made}) == 3
+    datasets = [ImageDataConfig(size=16, num_synthetic=6, **one).full() for one in settings]
+    assert len({dataset.signature(0) for dataset in datasets}) == 4

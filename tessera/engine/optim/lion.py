@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
+from torch.optim.optimizer import ParamsT
 
 
 class Lion(torch.optim.Optimizer):
@@ -14,7 +12,7 @@ class Lion(torch.optim.Optimizer):
     This is our own implementation because torch has none and it takes twenty lines over foreach.
     """
 
-    def __init__(self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float]):
+    def __init__(self, groups: ParamsT, lr: float, betas: tuple[float, float]):
         super().__init__(groups, {"lr": lr, "betas": betas, "weight_decay": 0.0})
 
     @torch.no_grad()

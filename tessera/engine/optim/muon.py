@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
-
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 
 class Muon(torch.optim.Optimizer):
@@ -22,9 +20,7 @@ class Muon(torch.optim.Optimizer):
     MOMENTUM = 0.95
     ITERATIONS = 5
 
-    def __init__(
-        self, groups: Iterable[dict[str, Any]], lr: float, betas: tuple[float, float], eps: float
-    ):
+    def __init__(self, groups: ParamsT, lr: float, betas: tuple[float, float], eps: float):
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
 
     @torch.no_grad()
@@ -38,7 +34,7 @@ class Muon(torch.optim.Optimizer):
             updates = (
                 self._muon_update(parameters)
                 if group["use_muon"]
-                else self._adam_update(parameters, group)
+                else self._adam_update(parameters, group["betas"], group["eps"])
             )
             torch._foreach_add_(parameters, updates, alpha=-group["lr"])
 
@@ -63,8 +59,10 @@ class Muon(torch.optim.Optimizer):
             updates |= dict(zip(members, orthogonal, strict=True))
         return [updates[i] for i in range(len(parameters))]
 
-    def _adam_update(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        beta1, beta2 = group["betas"]
+    def _adam_update(
+        self, parameters: list[Tensor], betas: tuple[float, float], eps: float
+    ) -> list[Tensor]:
+        beta1, beta2 = betas
         exp_avgs = self._get_state(parameters, "exp_avg")
         exp_avg_sqs = self._get_state(parameters, "exp_avg_sq")
         grads = [p.grad for p in parameters if p.grad is not None]
@@ -77,7 +75,7 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
         denominators = torch._foreach_sqrt(exp_avg_sqs)
         torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
-        torch._foreach_add_(denominators, group["eps"])
+        torch._foreach_add_(denominators, eps)
         updates = torch._foreach_div(exp_avgs, denominators)
         torch._foreach_div_(updates, 1 - beta1**step)
         return list(updates)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
@@ -40,6 +40,9 @@ from tessera.nn.quantize import (
 )
 from tessera.nn.reconstruction import Reconstruction
 from tessera.nn.transformer import linear
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 
 def default_quantizer() -> ResidualConfig:
@@ -98,7 +101,7 @@ class AudioCodecConfig:
             min(self.dim * 2**stage, self.max_channels) for stage in range(len(self.strides) + 1)
         ]
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: AudioDataConfig) -> None:
         """Raise ValueError if the examples are shorter than one frame."""
         check_not_empty(data.length)
         if data.length < self.hop:
@@ -107,7 +110,7 @@ class AudioCodecConfig:
                 "samples (the product of the strides): use longer examples or smaller strides."
             )
 
-    def grid(self, data: Any) -> tuple[int, ...]:
+    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of one example: (frames,)."""
         return (self.num_frames(data.length),)
 
@@ -120,6 +123,8 @@ class AudioCodecConfig:
 
 
 class AudioCodec(AudioTokenizer):
+    config: AudioCodecConfig
+
     def __init__(self, config: AudioCodecConfig):
         super().__init__()
         self.config = config

@@ -1,7 +1,7 @@
 """Audio from a folder, or synthetic: examples of one rate and length with captions or transcripts.
 
-Where a training example starts is drawn from its generator, and only that part of the file is decoded.
-Channels are averaged to one.
+Where a training example starts is drawn from its generator, and only that part of the file is
+decoded. Channels are averaged to one.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class AudioDataConfig(DataConfig):
     crop: Literal["random", "centre", "start"] = "random"
     """The position of a training example in a longer file."""
     loudness_db: float | None = None
-    """Normalise every example to this root mean square, in decibels of full scale (-24, for example);
-    None leaves it unchanged."""
+    """Normalise every example to this root mean square, in decibels of full scale (-24, for
+    example); None leaves it unchanged."""
     on_short: Literal["pad", "skip"] = "pad"
     """What to do with shorter files: append silence, or skip them."""
     val_fraction: float = 0.05
@@ -82,8 +82,9 @@ class AudioDataConfig(DataConfig):
         is_short = self.length / self.rate_hz < MIN_SYNTHETIC_SECONDS
         if self.path is None and (self.rate_hz < MIN_RATE_HZ or is_short):
             raise ValueError(
-                f"Synthetic audio needs at least {MIN_SYNTHETIC_SECONDS:g} seconds at {MIN_RATE_HZ:,} "
-                f"samples per second or more, got {self.length:,} samples at {self.rate_hz:,}."
+                f"Synthetic audio needs at least {MIN_SYNTHETIC_SECONDS:g} seconds at "
+                f"{MIN_RATE_HZ:,} samples per second or more, got {self.length:,} samples at "
+                f"{self.rate_hz:,}."
             )
         if self.loudness_db is not None and not -90 <= self.loudness_db <= 0:
             raise ValueError(
@@ -112,7 +113,7 @@ class AudioDataConfig(DataConfig):
         import_soundfile()
         import_soxr()
 
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, object]:
         """The length is left out: a codec encodes audio of any length."""
         return {"rate_hz": self.rate_hz, "loudness_db": self.loudness_db}
 
@@ -125,14 +126,14 @@ class AudioDataConfig(DataConfig):
             [replace(one, samples=pad_samples(one.samples, longest)) for one in examples]
         )
 
-    def example_from_media(self, media: Any) -> AudioExample:
+    def example_from_media(self, media: object) -> AudioExample:
         """Preprocess all of an Audio, or an array (N,) or (C, N) of floats at `rate_hz`."""
-        audio = media
-        if isinstance(media, np.ndarray) and np.issubdtype(media.dtype, np.floating):
-            audio = Audio(np.atleast_2d(media).astype(np.float32), self.rate_hz)
+        audio, found = media, f"a {type(media).__name__}"
+        if isinstance(media, np.ndarray):
+            found = f"an array of {media.dtype}"
+            if np.issubdtype(media.dtype, np.floating):
+                audio = Audio(np.atleast_2d(media).astype(np.float32), self.rate_hz)
         if not isinstance(audio, Audio):
-            is_array = isinstance(media, np.ndarray)
-            found = f"an array of {media.dtype}" if is_array else f"a {type(media).__name__}"
             raise UserError(
                 "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats "
                 f"in [-1, 1], got {found}."
@@ -148,7 +149,8 @@ class AudioDataConfig(DataConfig):
     def whole_recording(
         self, path: str | Path, seconds: float | None, step: int
     ) -> AudioDataConfig:
-        """Return the configuration for a recording from its start, in multiples of `step` samples."""
+        """Return the configuration for a recording from its start, a multiple of `step` samples
+        long."""
         try:
             duration = scan_audio(str(path)).num_samples / probe(str(path)).rate_hz
         except UnreadableFile as error:
@@ -157,7 +159,8 @@ class AudioDataConfig(DataConfig):
             raise UserError(f"--seconds must be above 0, got {seconds:g}.")
         if seconds is not None and seconds > duration:
             raise UserError(
-                f"{path} has {duration:.2f} s, but --seconds is {seconds:g}: use less, or leave it out."
+                f"{path} has {duration:.2f} s, but --seconds is {seconds:g}: use less, or leave it "
+                "out."
             )
         requested = duration if seconds is None else seconds
         samples = math.floor(requested * self.rate_hz) // step * step

@@ -7,7 +7,6 @@ their indices.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -118,7 +117,7 @@ class ExternalTokenizer:
         self.seconds = stream.seconds
         self.grid = (stream.frames,)
 
-    def encode_examples(self, examples: Any) -> Tensor:
+    def encode_examples(self, examples: object) -> Tensor:
         raise ValueError(
             "The examples are not tokens, and a model of external tokens has no tokenizer: give "
             "the tokens themselves."

@@ -19,10 +19,11 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from types import ModuleType
+from typing import ClassVar, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -196,13 +197,22 @@ class SpeechFeatures(AudioFeatures):
         return self.network(padded_BN, output_hidden_states=True).hidden_states[self.config.layer]
 
 
-def read_preprocessor_config(folder: Path) -> dict[str, Any]:
+class SpeechNetworkSettings(Protocol):
+    """The settings of a speech network of transformers that are read here."""
+
+    model_type: str
+    conv_kernel: Sequence[int]
+    conv_stride: Sequence[int]
+    num_hidden_layers: int
+
+
+def read_preprocessor_config(folder: Path) -> dict[str, object]:
     """Read how the network's inputs are prepared; {} if the folder has no such file."""
     file = folder / "preprocessor_config.json"
     return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
 
 
-def conv_receptive_field(settings: Any) -> int:
+def conv_receptive_field(settings: SpeechNetworkSettings) -> int:
     """Return the samples that determine one frame of a stack of convolutions."""
     field = 1
     layers = list(zip(settings.conv_kernel, settings.conv_stride, strict=True))
@@ -212,7 +222,7 @@ def conv_receptive_field(settings: Any) -> int:
 
 
 def check_speech_network(
-    config: SpeechFeaturesConfig, settings: Any, preprocessor: dict[str, Any]
+    config: SpeechFeaturesConfig, settings: SpeechNetworkSettings, preprocessor: dict[str, object]
 ) -> None:
     """Raise ValueError if the network does not match the configuration."""
     what = f"The speech network {config.path!r}"
@@ -292,7 +302,7 @@ class VoiceFeatures(AudioFeatures):
         return embedding.reshape(len(windows), self.dim)
 
 
-def find_embedding_models() -> tuple[Any, Path]:
+def find_embedding_models() -> tuple[ModuleType, Path]:
     """Return onnxruntime and the folder of the ONNX models.
 
     openwakeword is not imported, because it needs further packages.

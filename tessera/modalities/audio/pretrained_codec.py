@@ -20,7 +20,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +38,9 @@ from tessera.text.huggingface import (
     silence_transformers,
     translate_errors,
 )
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,7 @@ class PretrainedCodecConfig:
         )
         return int(1000 * self.model_config["target_bandwidths"][-1] // bits)
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: AudioDataConfig) -> None:
         """Raise ValueError if the examples have another rate or no samples."""
         if data.rate_hz != self.rate_hz:
             raise ValueError(
@@ -90,7 +94,7 @@ class PretrainedCodecConfig:
             )
         check_not_empty(data.length)
 
-    def grid(self, data: Any) -> tuple[int, ...]:
+    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of one example: (frames,)."""
         return (num_frames(data.length, self.hop),)
 
@@ -98,7 +102,7 @@ class PretrainedCodecConfig:
         return (Dac if self.model_config["model_type"] == "dac" else Encodec)(self)
 
 
-def import_transformers() -> Any:
+def import_transformers() -> ModuleType:
     return require("transformers", extra="text", purpose="A pretrained codec")
 
 
@@ -149,6 +153,7 @@ class PretrainedQuantizer:
     """The properties of a quantizer that a task reads; this one is not trained."""
 
     num_quantizers: int
+    vocab_size: int
     needs_global_stats: bool = False
     has_quantizer_dropout: bool = False
 
@@ -159,16 +164,14 @@ class PretrainedQuantizer:
 class PretrainedCodec(AudioTokenizer):
     """Base class: an encoder and a decoder, with channels first, around residual quantizers."""
 
+    config: PretrainedCodecConfig
+
     def __init__(self, config: PretrainedCodecConfig):
         super().__init__()
         self.config = config
-        self.network: Any = build_network(config)
-        self.quantizer = PretrainedQuantizer(config.num_quantizers or config.max_quantizers)
-
-    @property
-    def vocab_size(self) -> int:
-        """Codebook size of each quantizer."""
-        return self.config.model_config["codebook_size"]
+        self.network = build_network(config)
+        num_quantizers = config.num_quantizers or config.max_quantizers
+        self.quantizer = PretrainedQuantizer(num_quantizers, config.model_config["codebook_size"])
 
     @property
     def rate_hz(self) -> int:
@@ -251,10 +254,6 @@ class PretrainedCodec(AudioTokenizer):
 
     # Implemented by the subclasses.
 
-    def codebooks(self) -> Any:
-        """Return the list of the network's quantizers."""
-        raise NotImplementedError
-
     def quantize(self, latent_BDT: Tensor) -> Tensor:
         """Return (B, T, L): each quantizer encodes the residual of those before it."""
         raise NotImplementedError
@@ -265,12 +264,9 @@ class PretrainedCodec(AudioTokenizer):
 
 
 class Encodec(PretrainedCodec):
-    def codebooks(self) -> Any:
-        return self.network.quantizer.layers
-
     def quantize(self, latent_BDT: Tensor) -> Tensor:
         codes = []
-        for codebook in self.codebooks()[: self.num_quantizers]:
+        for codebook in self.network.quantizer.layers[: self.num_quantizers]:
             codes.append(codebook.encode(latent_BDT))
             latent_BDT = latent_BDT - codebook.decode(codes[-1])
         return torch.stack(codes, dim=-1)
@@ -280,12 +276,9 @@ class Encodec(PretrainedCodec):
 
 
 class Dac(PretrainedCodec):
-    def codebooks(self) -> Any:
-        return self.network.quantizer.quantizers
-
     def quantize(self, latent_BDT: Tensor) -> Tensor:
         codes = []
-        for codebook in self.codebooks()[: self.num_quantizers]:
+        for codebook in self.network.quantizer.quantizers[: self.num_quantizers]:
             quantized, _, _, indices, _ = codebook(latent_BDT)
             codes.append(indices)
             latent_BDT = latent_BDT - quantized

@@ -7,7 +7,7 @@ silence follows, which counts in no loss and no metric.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from tessera.objectives.reconstruction import (
     ReconstructionLoss,
     TokenizerConfig,
 )
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 MIN_RMS = 1e-3
 """Examples below this root mean square are silent, and SI-SDR is not defined for them."""
@@ -100,7 +103,7 @@ class AudioReconstructionConfig(ReconstructionConfig):
         if not self.samples + self.mel + self.stft > 0:
             raise ValueError("All loss weights are 0: set samples, mel or stft above 0.")
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: AudioDataConfig) -> None:
         if data.rate_hz != self.rate_hz:
             raise ValueError(
                 f"The data have {data.rate_hz} samples per second, but the loss is configured for "
@@ -245,6 +248,9 @@ def view_valid(audio_B1N: Tensor, batch: Batch[AudioBatch]) -> Tensor:
     return audio_B1N * valid_samples(audio_B1N, batch.examples.lengths)
 
 
+DiscriminatorConfig = PeriodDiscriminatorConfig | ScaleDiscriminatorConfig | BandDiscriminatorConfig
+
+
 @dataclass(frozen=True, kw_only=True)
 class AudioAdversaryConfig(AdversaryConfig):
     periods: PeriodDiscriminatorConfig | None = None
@@ -261,7 +267,7 @@ class AudioAdversaryConfig(AdversaryConfig):
                 "adversary out."
             )
 
-    def configs(self) -> dict[str, Any]:
+    def configs(self) -> dict[str, DiscriminatorConfig]:
         configs = {"periods": self.periods, "scales": self.scales, "bands": self.bands}
         return {name: config for name, config in configs.items() if config is not None}
 

@@ -20,7 +20,7 @@ B batch, N samples, T frames, D feature dimension, P frames with real samples.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -36,6 +36,9 @@ from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
 from tessera.nn.reconstruction import Reconstruction
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +90,7 @@ class SemanticConfig:
             expire_below=self.expire_below,
         )
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: AudioDataConfig) -> None:
         """Raise ValueError if the examples have another rate or are shorter than one frame."""
         if data.rate_hz != self.rate_hz:
             raise ValueError(
@@ -101,7 +104,7 @@ class SemanticConfig:
                 "samples: use longer examples."
             )
 
-    def grid(self, data: Any) -> tuple[int, ...]:
+    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of one example: (frames,)."""
         return (num_frames(data.length, self.hop),)
 
@@ -120,6 +123,8 @@ class FeatureReconstruction(Reconstruction):
 
 
 class SemanticTokenizer(AudioTokenizer):
+    config: SemanticConfig
+
     def __init__(self, config: SemanticConfig):
         super().__init__()
         self.config = config

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 
 from tessera.modalities.audio.external_tokens import TokenStreams
-from tessera.objectives.generation import MediaInputs, PromptEncoder, TokenPrompt
+from tessera.objectives.generation import (
+    MediaInputs,
+    PromptEncoder,
+    TokenizerProtocol,
+    TokenPrompt,
+)
 from tessera.objectives.masked import MaskedConfig, MaskedTask
 
 
@@ -31,7 +35,7 @@ class SoundStormTaskConfig(MaskedConfig):
     def dependencies(self) -> dict[str, str]:
         return {} if self.streams is not None else super().dependencies()
 
-    def build(self, **dependencies: Any) -> MaskedTask:
+    def build(self, **dependencies: TokenizerProtocol) -> MaskedTask:
         if self.streams is not None:
             acoustic, semantic = self.streams.acoustic.build(), self.streams.semantic.build()
             return MaskedTask(self, tokenizer=acoustic, semantic=semantic)

@@ -8,17 +8,34 @@ B batch, N samples, T frames, L codebooks of a residual quantizer.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
 
-class AudioTokenizer(nn.Module):
-    """A subclass sets `config`, which has a `hop`, and `quantizer`."""
+class FrameConfig(Protocol):
+    """A configuration with a frame size."""
 
-    config: Any
-    quantizer: Any
+    @property
+    def hop(self) -> int:
+        """Samples per frame."""
+
+
+class FrameQuantizer(Protocol):
+    """A quantizer of frames, of which only the shape of the codes is read."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def num_quantizers(self) -> int: ...
+
+
+class AudioTokenizer(nn.Module):
+    """A subclass sets `config` and `quantizer`."""
+
+    config: FrameConfig
+    quantizer: FrameQuantizer
 
     @property
     def vocab_size(self) -> int:

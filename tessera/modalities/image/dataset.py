@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import PIL.Image
@@ -88,7 +88,7 @@ class ImageDataConfig(DataConfig):
         found = find_files(str(self.path), SUFFIXES, "images")
         return ImageFolderDataset.from_found(found, self, captions)
 
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, object]:
         return {"size": self.size}
 
     def without_augmentation(self) -> ImageDataConfig:
@@ -101,7 +101,7 @@ class ImageDataConfig(DataConfig):
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
 
-    def example_from_media(self, media: Any) -> ImageExample:
+    def example_from_media(self, media: object) -> ImageExample:
         """Preprocess an Image, or an array (H, W, 3) of uint8."""
         image = Image(media) if isinstance(media, np.ndarray) else media
         if not isinstance(image, Image):
@@ -122,8 +122,9 @@ class ImageDataConfig(DataConfig):
             raise UserError(str(error)) from None
         if mask.size != image.size:
             raise UserError(
-                f"The mask {path} is {mask.width} x {mask.height}, but the image is {image.width} x "
-                f"{image.height}: give a mask of the same size, white where to generate."
+                f"The mask {path} is {mask.width} x {mask.height}, but the image is "
+                f"{image.width} x {image.height}: give a mask of the same size, white where to "
+                "generate."
             )
         square = crop_square(mask, self.without_augmentation(), np.random.default_rng(0))
         return np.asarray(square.convert("L")) > 127

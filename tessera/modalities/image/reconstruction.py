@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -36,20 +36,23 @@ from tessera.objectives.reconstruction import (
     TokenizerConfig,
 )
 
+if TYPE_CHECKING:
+    from tessera.modalities.image.dataset import ImageDataConfig
+
 
 class ImageAdapter(MediaAdapter):
     def target(self, examples: ImageBatch) -> Tensor:
         return examples.pixels
 
-    def preprocess(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
+    def preprocess(self, target: Tensor, data: ImageDataConfig, dtype: torch.dtype) -> Tensor:
         """Reduce larger images by average pooling to the size of the data."""
         target, side = target.to(dtype), target.shape[-1]
         if side == data.size:
             return target
         if side % data.size:
             raise ValueError(
-                f"Images of {side} pixels cannot be reduced to {data.size} by a whole factor: use a "
-                f"--low-res-tokenizer whose image size divides {side}."
+                f"Images of {side} pixels cannot be reduced to {data.size} by a whole factor: use "
+                f"a --low-res-tokenizer whose image size divides {side}."
             )
         return F.avg_pool2d(target, side // data.size)
 
@@ -71,7 +74,7 @@ class ImageReconstructionConfig(ReconstructionConfig):
     measure_features: bool = False
     """Report perceptual and Frechet distances of EfficientNet-Lite0 features in validation."""
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: ImageDataConfig) -> None:
         if data.size < SSIM_WINDOW:
             raise ValueError(
                 f"The image size is {data.size}, but SSIM needs windows of {SSIM_WINDOW} x "
@@ -156,7 +159,7 @@ class ImageAdversaryConfig(AdversaryConfig):
         return {"discriminator": Discriminator(self.discriminator.build(), view_whole)}
 
 
-def view_whole(images: Tensor, batch: Batch[Any]) -> Tensor:
+def view_whole(images: Tensor, batch: Batch[ImageBatch]) -> Tensor:
     return images
 
 

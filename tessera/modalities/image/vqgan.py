@@ -9,7 +9,7 @@ a last dimension, one code per quantizer.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,9 @@ from tessera.nn.init import zero_init_
 from tessera.nn.precision import to_fp32
 from tessera.nn.quantize import FSQConfig, Quantizer, QuantizerConfig
 from tessera.nn.reconstruction import Reconstruction
+
+if TYPE_CHECKING:
+    from tessera.modalities.image.dataset import ImageDataConfig
 
 HEADS = 4
 """Number of attention heads."""
@@ -90,11 +93,11 @@ class VQGANConfig:
         """The side of the square that one code covers, in pixels."""
         return 2**self.layers
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: ImageDataConfig) -> None:
         """Raise a ValueError if the images of a data configuration do not fit."""
         self.validate_size(data.size)
 
-    def grid(self, data: Any) -> tuple[int, ...]:
+    def grid(self, data: ImageDataConfig) -> tuple[int, ...]:
         """Return the shape of the code grid for images of a data configuration."""
         return (data.size // self.stride, data.size // self.stride)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +30,9 @@ from tessera.nn.quantize import LFQConfig, Quantizer, QuantizerConfig, ResidualC
 from tessera.nn.quantize.base import scatter_rows
 from tessera.nn.reconstruction import Reconstruction
 from tessera.nn.transformer import Norm, States, Transformer
+
+if TYPE_CHECKING:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
 
 HEADS = 4
 """The number of attention heads."""
@@ -112,7 +115,7 @@ class MeshAutoencoderConfig:
             if blocks < 0:
                 raise ValueError(f"`{name}_attention` must be at least 0, got {blocks}.")
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: MeshDataConfig) -> None:
         """Raise ValueError if this model cannot encode the meshes of a data configuration."""
         if data.bins != self.bins:
             raise ValueError(
@@ -125,7 +128,7 @@ class MeshAutoencoderConfig:
                 f"corners: set `polygons` to {self.polygons}, or `corners` to {7 - self.corners}."
             )
 
-    def grid(self, data: Any) -> tuple[int, ...]:
+    def grid(self, data: MeshDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of a mesh; unused positions are -1."""
         return (data.max_faces, self.corners)
 

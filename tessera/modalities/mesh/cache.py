@@ -10,9 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
@@ -21,7 +20,7 @@ from tessera.modalities.mesh.canonical import MeshExample
 
 
 def load_or_create(
-    folder: str, depends_on: list[Any], create: Callable[[], MeshExample]
+    folder: str, depends_on: Sequence[object], create: Callable[[], MeshExample]
 ) -> MeshExample:
     """Return the cached example, or create and cache it. Safe for several processes at once."""
     key = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:24]

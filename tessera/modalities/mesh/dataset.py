@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -37,8 +37,8 @@ HEADROOM = 4
 """A file that states more than this many times too many faces is skipped unread; duplicate faces do
 not count."""
 CACHED_MESHES = 1 << 12
-"""The number of meshes that a process keeps in memory: 30 kB each as read, at 800 faces, or 70 kB each
-as examples."""
+"""The number of meshes that a process keeps in memory: 30 kB each as read, at 800 faces, or 70 kB
+each as examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,16 +54,18 @@ class MeshDataConfig(DataConfig):
     polygons: FaceType = "triangles"
     """The kind of faces: everything as triangles, or quads; meshes with other faces are skipped."""
     up: Up | None = None
-    """The upward axis of the files; None uses that of each format: y for OBJ, GLB and glTF, z for the
-    others."""
+    """The upward axis of the files; None uses that of each format: y for OBJ, GLB and glTF, z for
+    the others."""
     cache_dir: str | None = None
-    """A folder that caches simplified and quantised meshes for later runs; None caches in memory."""
+    """A folder that caches simplified and quantised meshes for later runs; None caches in
+    memory."""
     scale: float = 0.0
     """The maximum random scaling of each axis of a training mesh: 0.25 scales by 0.75 to 1.25."""
     rotation: float = 0.0
     """The maximum random rotation about the vertical axis in degrees; 180 allows any."""
     jitter: float = 0.0
-    """The maximum random shift along each axis as a fraction of the cube, as far as there is room."""
+    """The maximum random shift along each axis as a fraction of the cube, as far as there is
+    room."""
     val_fraction: float = 0.05
     """The fraction held out, chosen by file name; 0 validates on the training meshes."""
     split_seed: int = 0
@@ -113,7 +115,7 @@ class MeshDataConfig(DataConfig):
         if self.on_large == "decimate":
             require_simplification()
 
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, object]:
         return {
             "bins": self.bins,
             "max_faces": self.max_faces,
@@ -132,10 +134,9 @@ class MeshDataConfig(DataConfig):
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
 
-    def example_from_media(self, media: Any) -> MeshExample:
+    def example_from_media(self, media: object) -> MeshExample:
         """Preprocess a Mesh, or a pair of arrays: vertices (V, 3) and faces (F, 3) or (F, 4)."""
-        is_pair = isinstance(media, tuple) and len(media) == 2
-        mesh = Mesh(*media) if is_pair else media
+        mesh = Mesh(*media) if isinstance(media, tuple) and len(media) == 2 else media
         if not isinstance(mesh, Mesh):
             raise UserError(
                 "Expected a Mesh, a path or a pair of arrays (vertices, faces), got a "
@@ -151,8 +152,8 @@ class MeshDataConfig(DataConfig):
             mesh = mesh.simplify(self.max_faces)
         if len(mesh.faces) > self.max_faces:
             raise UserError(
-                f"The mesh has {len(mesh.faces):,} faces, but the model supports {self.max_faces:,}: "
-                "simplify it first (Mesh.simplify)."
+                f"The mesh has {len(mesh.faces):,} faces, but the model supports "
+                f"{self.max_faces:,}: simplify it first (Mesh.simplify)."
             )
         return MeshExample.from_mesh(mesh, self.bins, "")
 
@@ -217,8 +218,8 @@ def load_mesh(
     mesh = read_mesh(signature.path, polygons, up, max_faces=limit)
     if len(mesh.faces) > max_faces:
         raise UnreadableFile(
-            f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: raise max_faces, "
-            "or simplify large meshes (on_large=decimate)"
+            f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: raise "
+            "max_faces, or simplify large meshes (on_large=decimate)"
         )
     return mesh
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
 from tessera.objectives.autoregressive import AutoregressiveConfig
@@ -14,6 +14,9 @@ from tessera.objectives.generation import (
     TokenPrompt,
 )
 
+if TYPE_CHECKING:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
 
 @dataclass(frozen=True, kw_only=True)
 class MeshGeneratorConfig(AutoregressiveConfig):
@@ -21,7 +24,7 @@ class MeshGeneratorConfig(AutoregressiveConfig):
     """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
     model: MeshTransformerConfig = field(default_factory=MeshTransformerConfig)
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: MeshDataConfig) -> None:
         super().validate_data(data)
         if data.max_faces > self.model.max_len:
             raise ValueError(

@@ -21,12 +21,12 @@ from tessera.data.inspect import (
     FileReport,
     Progress,
     Report,
-    count_nouns,
-    hash_file,
-    format_megabytes,
-    scan_folder,
-    count_lines,
     common_fields,
+    count_lines,
+    count_nouns,
+    format_megabytes,
+    hash_file,
+    scan_folder,
     unmatched_lines,
 )
 from tessera.modalities.mesh.adjacency import count_edges

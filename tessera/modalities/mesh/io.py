@@ -30,6 +30,8 @@ from tessera.data.errors import UnreadableFile
 
 MeshFormat = Literal["OBJ", "PLY", "STL", "GLB", "glTF", "OFF"]
 Up = Literal["y", "z"]
+Scene = dict[str, Any]
+"""The JSON of a glTF scene, or an object in it."""
 
 SUFFIXES = (".obj", ".ply", ".stl", ".glb", ".gltf", ".off")
 UP_AXIS: dict[MeshFormat, Up] = {
@@ -157,7 +159,7 @@ def count_declared_faces(data: bytes, mesh_format: MeshFormat) -> int:
             return count_scene_triangles(parse_scene(data, mesh_format))
 
 
-def parse_scene(data: bytes, mesh_format: MeshFormat) -> dict[str, Any]:
+def parse_scene(data: bytes, mesh_format: MeshFormat) -> Scene:
     """Return the JSON of a glTF scene; in a GLB file it is the first chunk (glTF 2.0 specification,
     4.4)."""
     if mesh_format == "GLB":
@@ -169,7 +171,7 @@ def parse_scene(data: bytes, mesh_format: MeshFormat) -> dict[str, Any]:
     return scene
 
 
-def count_scene_triangles(scene: dict[str, Any]) -> int:
+def count_scene_triangles(scene: Scene) -> int:
     """Count the triangles of all nodes: a mesh with a thousand instances counts a thousand
     times."""
     sizes = [
@@ -179,7 +181,7 @@ def count_scene_triangles(scene: dict[str, Any]) -> int:
     return sum(sizes[node["mesh"]] for node in scene.get("nodes", []) if "mesh" in node)
 
 
-def count_primitive_triangles(scene: dict[str, Any], primitive: dict[str, Any]) -> int:
+def count_primitive_triangles(scene: Scene, primitive: Scene) -> int:
     indexed = "indices" in primitive
     accessor = primitive["indices"] if indexed else primitive["attributes"]["POSITION"]
     return int(scene["accessors"][accessor]["count"]) // 3

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from tessera.objectives.reconstruction import (
     TokenizerConfig,
 )
 
+if TYPE_CHECKING:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
 
 class MeshAdapter(MediaAdapter):
     takes_tensors = False
@@ -35,7 +38,7 @@ class MeshAdapter(MediaAdapter):
     def target(self, examples: MeshBatch) -> MeshBatch:
         return examples
 
-    def preprocess(self, target: MeshBatch, data: Any, dtype: torch.dtype) -> MeshBatch:
+    def preprocess(self, target: MeshBatch, data: MeshDataConfig, dtype: torch.dtype) -> MeshBatch:
         """Meshes are integers that the dataset has quantised already."""
         return target
 

@@ -20,10 +20,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.sample_metrics import SampleMetrics, Samples
 from tessera.modalities.mesh.adjacency import count_edges
@@ -39,7 +40,7 @@ MAX_DISTANCES = 1 << 22
 
 @dataclass(frozen=True)
 class MeshSampleMetric:
-    training: Any
+    training: ExampleDataset
     """The dataset of training meshes, without augmentation."""
     bins: int
     """The number of bins along each axis."""
@@ -68,7 +69,7 @@ class MeshSampleMetric:
                 yield canonicalize(mesh, self.bins)
 
 
-def readable_examples(dataset: Any) -> Iterator[MeshExample]:
+def readable_examples(dataset: ExampleDataset) -> Iterator[MeshExample]:
     """Yield all examples that can be read."""
     for index in range(len(dataset)):
         with contextlib.suppress(UnreadableFile):

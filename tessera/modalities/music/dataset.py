@@ -1,14 +1,14 @@
 """Music with captions: examples as in `modalities/audio/dataset.py`, with a random one of their
 captions.
 
-An example can have several captions: the lines of its name.txt, a list in metadata.jsonl, or phrases
-made from tags. Examples without a caption are left out of training, and the run reports their number.
+An example can have several captions: the lines of its name.txt, a list in metadata.jsonl, or
+phrases made from tags. Examples without a caption are left out of training, and the run reports
+their number.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -50,21 +50,21 @@ class MusicDataConfig(AudioDataConfig):
         if len(captioned) < MIN_PAIRS:
             raise UserError(
                 f"{self.path} has {len(dataset):,} audio file(s), {len(captioned)} of them with a "
-                f"caption, but training needs {MIN_PAIRS} or more: put name.txt beside each file, or a "
-                "metadata.jsonl with file_name and text or tags."
+                f"caption, but training needs {MIN_PAIRS} or more: put name.txt beside each file, "
+                "or a metadata.jsonl with file_name and text or tags."
             )
         split = self.split_files(dataset.select(captioned))
         missing = len(dataset) - len(captioned)
         assert isinstance(split.train, MusicFolderDataset)
         return Split(replace(split.train, num_without_caption=missing), split.validation)
 
-    def collate(self, examples: list[Any]) -> MusicBatch:
+    def collate(self, examples: list[MusicExample]) -> MusicBatch:  # type: ignore[override]
         longest = max(example.samples.shape[1] for example in examples)
         return collate(
             [replace(one, samples=pad_samples(one.samples, longest)) for one in examples]
         )
 
-    def example_from_media(self, media: Any) -> MusicExample:
+    def example_from_media(self, media: object) -> MusicExample:
         return MusicExample(**vars(super().example_from_media(media)))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +27,10 @@ from tessera.nn.transformer import FeedForward, Norm, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 from tessera.text.token_ids import TokenIdTextConfig
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
+    from tessera.modalities.audio.media import AudioBatch
 
 INITIAL_SCALE, MAX_SCALE = 10.0, 100.0
 """The factor of the cosine similarities: initial value and upper bound (the bound is CLIP's:
@@ -52,7 +56,7 @@ class MuLaNConfig:
         if self.latent < 2:
             raise ValueError(f"latent must be at least 2, got {self.latent}.")
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: AudioDataConfig) -> None:
         """Raise ValueError if the audio tower cannot read the data."""
         self.audio.validate_data(data)
 
@@ -84,7 +88,9 @@ class MuLaN(nn.Module):
 
     # ---- for the contrastive objective
 
-    def embed_media(self, examples: Any, generators: Sequence[Generator] | None = None) -> Tensor:
+    def embed_media(
+        self, examples: AudioBatch, generators: Sequence[Generator] | None = None
+    ) -> Tensor:
         """Return the embeddings (B, L, D) of audio segments.
 
         In training, `generators`, one per example, draw the augmentation and the dropped patches;

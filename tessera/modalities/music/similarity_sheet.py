@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL.Image
@@ -22,6 +22,9 @@ import PIL.ImageFont
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.plot import COLORMAP
 from tessera.modalities.image.media import Image
+
+if TYPE_CHECKING:
+    from tessera.engine.task import Media
 
 CELL, CAPTION_WIDTH, MARGIN, FONT_SIZE = 26, 640, 14, 13  # pixels
 MAX_CAPTION_LEN = 96
@@ -36,7 +39,7 @@ class SimilarityRow:
 
     name: str
     caption: str
-    media: Any
+    media: Media
     """The example as an object with a `save` method."""
     media_D: np.ndarray
     """The embedding of the example."""

@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -29,6 +29,9 @@ from torch import Generator, Tensor, nn
 
 from tessera.losses.spectrogram import MIN_MAGNITUDE, log_mel_spectrogram
 from tessera.nn.transformer import Norm, Rotary, Transformer, grid_positions, linear, rope_cache
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 SILENCE = math.log(MIN_MAGNITUDE)
 MEAN, STD = -6.0, 3.0
@@ -111,7 +114,7 @@ class SpectrogramTransformerConfig:
         if not 0 <= self.drop < 1:
             raise ValueError(f"drop must be at least 0 and less than 1, got {self.drop}.")
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: AudioDataConfig) -> None:
         """Raise ValueError if the data has another sampling rate."""
         if data.rate_hz != self.rate_hz:
             raise ValueError(

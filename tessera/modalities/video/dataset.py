@@ -10,7 +10,7 @@ import math
 import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import PIL.Image
@@ -96,7 +96,7 @@ class VideoDataConfig(DataConfig):
     def check_libraries(self) -> None:
         import_av()
 
-    def preprocessing(self) -> dict[str, Any]:
+    def preprocessing(self) -> dict[str, object]:
         return {
             "size": self.size,
             "frames": self.frames,
@@ -121,7 +121,7 @@ class VideoDataConfig(DataConfig):
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
-    def example_from_media(self, media: Any) -> VideoExample:
+    def example_from_media(self, media: object) -> VideoExample:
         """Preprocess the middle frames of a Video, or of an array (T, H, W, 3) of uint8."""
         default_rate_hz = self.rate_hz or DEFAULT_RATE_HZ
         video = Video(media, default_rate_hz) if isinstance(media, np.ndarray) else media
@@ -179,8 +179,8 @@ class VideoFolderDataset(FileDataset):
         video = self.read_part(path, info, position)
         if len(video.frames) < self.config.frames and self.config.on_short == "skip":
             raise UnreadableFile(
-                f"{path}: it has {len(video.frames)} frames at {video.rate_hz:g} per second, fewer than "
-                f"the requested {self.config.frames}"
+                f"{path}: it has {len(video.frames)} frames at {video.rate_hz:g} per second, fewer "
+                f"than the requested {self.config.frames}"
             )
         return video
 

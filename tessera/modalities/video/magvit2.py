@@ -30,7 +30,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +55,10 @@ from tessera.nn.causal_conv import (
 from tessera.nn.precision import to_fp32
 from tessera.nn.quantize import LFQConfig, Quantizer, QuantizerConfig
 from tessera.nn.reconstruction import Reconstruction
+
+if TYPE_CHECKING:
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.video.dataset import VideoDataConfig
 
 LayerKind = Literal[
     "residual",
@@ -191,7 +195,7 @@ class VideoTokenizerConfig:
         """The number of frames that one code covers, after the first."""
         return 2 ** sum(spec.kind == "compress_time" for spec in self.layer_specs)
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: ImageDataConfig | VideoDataConfig) -> None:
         """Raise a ValueError if the videos or images of a data configuration do not fit."""
         if self.channels != 3:
             raise ValueError(
@@ -205,7 +209,7 @@ class VideoTokenizerConfig:
         self.validate_size(data.size, data.size)
         self.validate_frames(getattr(data, "frames", 1))
 
-    def grid(self, data: Any) -> tuple[int, ...]:
+    def grid(self, data: ImageDataConfig | VideoDataConfig) -> tuple[int, ...]:
         """Return the shape of the code grid for videos of a data configuration."""
         frames = getattr(data, "frames", 1)
         return (

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import torch
 from torch import Tensor
@@ -41,12 +41,15 @@ from tessera.objectives.reconstruction import (
     TokenizerConfig,
 )
 
+if TYPE_CHECKING:
+    from tessera.modalities.video.dataset import VideoDataConfig
+
 
 class VideoAdapter(MediaAdapter):
     def target(self, examples: VideoBatch) -> Tensor:
         return examples.videos
 
-    def preprocess(self, target: Tensor, data: Any, dtype: torch.dtype) -> Tensor:
+    def preprocess(self, target: Tensor, data: VideoDataConfig, dtype: torch.dtype) -> Tensor:
         _, _, frames, height, width = target.shape
         if (frames, height, width) != (data.frames, data.size, data.size):
             raise ValueError(
@@ -75,7 +78,7 @@ class VideoReconstructionConfig(ReconstructionConfig):
     perceptual: PerceptualConfig | None = None
     """A loss on pretrained features of one random frame of each video; None disables it."""
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: VideoDataConfig) -> None:
         if data.size < SSIM_WINDOW:
             raise ValueError(
                 f"The frame size is {data.size}, but SSIM needs windows of {SSIM_WINDOW} x "
@@ -203,7 +206,7 @@ class VideoAdversaryConfig(AdversaryConfig):
         if any(rate < 1 for rate in self.rates) or len(set(self.rates)) != len(self.rates):
             raise ValueError(f"rates must be different integers of at least 1, got {self.rates}.")
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: VideoDataConfig) -> None:
         for name, config in (("frame", self.frames), ("motion", self.motion)):
             if config is not None and data.size < 2**config.layers:
                 raise ValueError(
@@ -225,7 +228,7 @@ class VideoAdversaryConfig(AdversaryConfig):
         return discriminators
 
 
-def view_every_nth_frame(videos: Tensor, batch: Batch[Any], rate: int) -> Tensor:
+def view_every_nth_frame(videos: Tensor, batch: Batch[VideoBatch], rate: int) -> Tensor:
     return subsample_frames(videos, rate)
 
 

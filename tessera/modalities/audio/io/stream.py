@@ -9,10 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from fractions import Fraction
+from typing import TYPE_CHECKING
 
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.audio.io.base import AudioInfo, Block, import_av
+
+if TYPE_CHECKING:
+    from av import AudioStream
+    from av.container import InputContainer
 
 # Only these formats are opened, whatever the file is called: FFmpeg also supports playlists, which
 # refer to other files.
@@ -60,8 +65,14 @@ class AudioStreamReader:
 class OpenAudio:
     """An open PyAV container and its first audio stream."""
 
-    container: Any
-    stream: Any
+    container: InputContainer
+    stream: AudioStream
+
+    @property
+    def time_base(self) -> Fraction:
+        """The unit of the stream's time stamps, in seconds."""
+        assert self.stream.time_base is not None  # FFmpeg sets it for every stream of a file
+        return self.stream.time_base
 
     @property
     def rate_hz(self) -> int:
@@ -75,7 +86,7 @@ class OpenAudio:
     def stated_num_samples(self) -> int:
         """Return the samples per channel that the header states; 0 if it states none."""
         seconds = (
-            float((self.stream.duration or 0) * self.stream.time_base)
+            float((self.stream.duration or 0) * self.time_base)
             or (self.container.duration or 0) / 1e6
         )
         return round(seconds * self.rate_hz)
@@ -90,7 +101,7 @@ class OpenAudio:
             self.container.seek(self.first_pts, stream=self.stream, backward=True)
             return 0
         self.container.seek(
-            self.first_pts + int(seconds / self.stream.time_base), stream=self.stream, backward=True
+            self.first_pts + int(seconds / self.time_base), stream=self.stream, backward=True
         )
         return None
 
@@ -100,8 +111,7 @@ class OpenAudio:
         for frame in self.container.decode(self.stream):
             if start is None:
                 start = round(
-                    float(((frame.pts or 0) - self.first_pts) * self.stream.time_base)
-                    * self.rate_hz
+                    float(((frame.pts or 0) - self.first_pts) * self.time_base) * self.rate_hz
                 )
             for converted in to_floats.resample(frame):
                 block = Block(start, converted.to_ndarray())
@@ -149,7 +159,7 @@ def not_audio(path: str) -> UnreadableFile:
     )
 
 
-def first_audio_stream(container: Any) -> Any:
+def first_audio_stream(container: InputContainer) -> AudioStream:
     """Return the first audio stream, if FFmpeg has a decoder for it."""
     if not container.streams.audio:
         raise UnreadableFile(

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL.Image
@@ -25,6 +26,10 @@ from tessera.modalities.video.io.base import (
     downscale_factor,
     import_av,
 )
+
+if TYPE_CHECKING:
+    from av import Packet, VideoFrame, VideoStream
+    from av.container import InputContainer
 
 # Only these formats are enabled, whatever the suffix of a file: FFmpeg also supports playlists,
 # which open other files.
@@ -70,10 +75,16 @@ class VideoReader:
 class OpenVideo:
     """An open file: PyAV's container and its video stream."""
 
-    container: Any
-    stream: Any
-    decode: Callable[[Any], list[Any]]
+    container: InputContainer
+    stream: VideoStream
+    decode: Callable[[Packet], list[VideoFrame]]
     """Decode the frames of a packet."""
+
+    @property
+    def time_base(self) -> Fraction:
+        """The unit of the stream's time stamps, in seconds."""
+        assert self.stream.time_base is not None  # FFmpeg sets it for every stream of a file
+        return self.stream.time_base
 
     @property
     def rate_hz(self) -> float:
@@ -88,16 +99,16 @@ class OpenVideo:
     @property
     def start_seconds(self) -> float:
         """The start of the stream in seconds."""
-        return float(self.start_pts * self.stream.time_base)
+        return float(self.start_pts * self.time_base)
 
     def to_seconds(self, pts: int) -> float:
         """Convert a time stamp to seconds from the start."""
-        return float((pts - self.start_pts) * self.stream.time_base)
+        return float((pts - self.start_pts) * self.time_base)
 
     def seek(self, seconds: float) -> None:
         """Seek to the last key frame at or before a time."""
         self.container.seek(
-            self.start_pts + int(seconds / self.stream.time_base), stream=self.stream, backward=True
+            self.start_pts + int(seconds / self.time_base), stream=self.stream, backward=True
         )
 
     def frames(self, min_side: int | None) -> Iterator[Frame]:
@@ -113,7 +124,7 @@ class OpenVideo:
                 end = self.to_seconds(packet.dts if packet.dts is not None else self.start_pts)
             for frame in self.decode(packet):
                 start = end if counted or frame.pts is None else self.to_seconds(frame.pts)
-                duration = float((frame.duration or 0) * self.stream.time_base)
+                duration = float((frame.duration or 0) * self.time_base)
                 end = start + (duration or 1 / self.rate_hz)
                 yield Frame(start, end, partial(convert_frame, frame, min_side))
 
@@ -123,7 +134,7 @@ class OpenVideo:
         The first is read from the last packets rather than the header, which may describe the
         audio, often longer than the video, or data that is missing.
         """
-        declared = float((self.stream.duration or 0) * self.stream.time_base)
+        declared = float((self.stream.duration or 0) * self.time_base)
         container_seconds = (self.container.duration or 0) / 1e6
         ends = self.last_ends(declared or container_seconds) or self.last_ends(0.0)
         own = ends.get(self.stream.index, 1 / self.rate_hz)
@@ -177,7 +188,7 @@ def open_video(path: str) -> Iterator[OpenVideo]:
         ) from error
 
 
-def find_video_stream(container: Any) -> Any:
+def find_video_stream(container: InputContainer) -> VideoStream:
     """Return the first video stream; cover art of an audio file does not count."""
     cover = import_av().stream.Disposition.attached_pic
     streams = [stream for stream in container.streams.video if not stream.disposition & cover]
@@ -197,7 +208,7 @@ def find_video_stream(container: Any) -> Any:
     return stream
 
 
-def build_decoder(stream: Any) -> Callable[[Any], list[Any]]:
+def build_decoder(stream: VideoStream) -> Callable[[Packet], list[VideoFrame]]:
     """Return a function that decodes a packet, with transparency where the stream has it."""
     av = import_av()
     name = ALPHA_DECODERS.get(stream.codec_context.name)
@@ -207,12 +218,12 @@ def build_decoder(stream: Any) -> Callable[[Any], list[Any]]:
     return context.decode
 
 
-def convert_frame(frame: Any, min_side: int | None) -> np.ndarray:
+def convert_frame(frame: VideoFrame, min_side: int | None) -> np.ndarray:
     """Convert a frame of PyAV to upright RGB pixels."""
     factor = downscale_factor(frame.width, frame.height, min_side)
     if any(component.is_alpha for component in frame.format.components):
         pixels = downscale(to_rgb(PIL.Image.fromarray(frame.to_ndarray(format="rgba"))), min_side)
     else:
-        size = {"width": frame.width // factor, "height": frame.height // factor}
-        pixels = frame.to_ndarray(format="rgb24", interpolation="AREA", **size)
+        width, height = frame.width // factor, frame.height // factor
+        pixels = frame.to_ndarray(format="rgb24", interpolation="AREA", width=width, height=height)
     return np.ascontiguousarray(np.rot90(pixels, round(frame.rotation / 90)))
