@@ -3,8 +3,8 @@
     python bench/trace.py train images-vqgan --data images --steps 2 --out runs/trace
     python bench/trace.py sample runs/generator --prompt "a red circle" --count 1
 
-Functions are counted once each, in all threads; lambdas, comprehensions, class bodies and generated methods
-of dataclasses are left out. `--list` before the command prints the functions of each file.
+Functions are counted once each, in all threads; lambdas, comprehensions, class bodies and generated
+methods of dataclasses are left out. `--list` before the command prints the functions of each file.
 """
 
 from __future__ import annotations

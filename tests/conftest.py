@@ -1,7 +1,7 @@
 """Settings of all tests: one thread, fixed seeds and reproducible property tests.
 
-The number of threads is set before torch is imported, because it changes the bits of a sum. Torch itself
-is not imported here, since many tests do not need it.
+The number of threads is set before torch is imported, because it changes the bits of a sum. Torch
+itself is not imported here, since many tests do not need it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ settings.load_profile("tessera")
 def seeded() -> None:
     """Start every test with the same global generators and one thread.
 
-    A test file that uses torch's generator imports torch at its top, because the first import seeds it.
+    A test file that uses torch's generator imports torch at its top, because the first import seeds
+    it.
     """
     random.seed(SEED)
     np.random.seed(SEED)

@@ -117,7 +117,8 @@ CASES: dict[str, Callable[[], Run]] = {
     "meshes-transformer without text": lambda: build_tiny(meshes_transformer, text="none"),
     "images-maskgit without text": lambda: build_tiny(images_maskgit, text="none"),
 }
-"""Every recipe, so that a new one gets the tests of the guarantees, and variants with other updates."""
+"""Every recipe, so that a new one gets the tests of the guarantees, and variants with other
+updates."""
 
 
 def tiny(case: str, **engine: Any) -> Run:

@@ -136,7 +136,8 @@ def test_micro_batches_equal_one_batch(case: str, tmp_path: Path) -> None:
 
 @every_case
 def test_two_processes_equal_one(case: str, tmp_path: Path) -> None:
-    """This includes gradient penalty, codebook statistics and entropy, and the validation metrics."""
+    """This includes gradient penalty, codebook statistics and entropy, and the validation
+    metrics."""
     steps = {"steps": 4, "validate_every": 2, "sample_every": 4, "grad_accum_steps": 2}
     train_in_double(tmp_path / "one", tiny(case, **steps))
     train_together(tmp_path / "two", case, **steps, nproc=2)

@@ -1,7 +1,8 @@
 """The structure of the project: imports, forbidden code and words, dependencies and start-up time.
 
 A *unit* is the first name below `tessera`: `engine`, `nn`. MAY_IMPORT is the table of imports in
-docs/design.md, compared with the source: imports inside functions and under TYPE_CHECKING count too.
+docs/design.md, compared with the source: imports inside functions and under TYPE_CHECKING count
+too.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "run": {"api", "data", "engine", "objectives", "recipes"},
 }
-"""Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a module."""
+"""Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a
+module."""
 
 MODULE_EXCEPTIONS = {"nn.masked_transformer": {"text"}}
 """Modules that may import more than the rest of their unit."""
@@ -361,8 +363,8 @@ def test_no_todo_is_left():
 
 
 RENAMED = (
-    "told heard meeting sayings judged letter foretell beliefs settle forget_gradients gradients_meet "
-    "share_right refuse_[a-z]+ symbols?"
+    "told heard meeting sayings judged letter foretell beliefs settle forget_gradients "
+    "gradients_meet share_right refuse_[a-z]+ symbols?"
 ).split()
 """Words of earlier versions that have other names now; docs/design.md names the concepts."""
 

@@ -1,6 +1,7 @@
 """A sixth modality in one file: curves of one dimension, stored as CSV files.
 
-`register(MODALITY)` adds the recipes curves-tokenizer and curves-maskgit. No file of the package changes.
+`register(MODALITY)` adds the recipes curves-tokenizer and curves-maskgit. No file of the package
+changes.
 """
 
 from __future__ import annotations

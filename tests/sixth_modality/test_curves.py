@@ -1,4 +1,5 @@
-"""A modality outside the package: it trains, samples, resumes and evaluates like the built-in ones."""
+"""A modality outside the package: it trains, samples, resumes and evaluates like the built-in
+ones."""
 
 from __future__ import annotations
 

@@ -107,6 +107,10 @@ class Image:
                 "shape (3, height, width) use Image.from_floats"
             )
 
+    def __repr__(self) -> str:
+        height, width, _ = self.pixels.shape
+        return f"Image(width={width}, height={height})"
+
     @classmethod
     def load(cls, path: str | Path) -> Image:
         """Read the first frame of an image file, with its EXIF orientation applied.

@@ -98,6 +98,10 @@ class Video:
         if not 0 < self.rate_hz < math.inf:
             raise ValueError(f"rate_hz must be positive and finite, got {self.rate_hz}")
 
+    def __repr__(self) -> str:
+        count, height, width, _ = self.frames.shape
+        return f"Video(frames={count}, width={width}, height={height}, rate_hz={self.rate_hz:g})"
+
     @classmethod
     def load(cls, path: str | Path) -> Video:
         """Read all frames of a file that can be decoded, at its average frame rate.

@@ -332,3 +332,7 @@ def test_side_by_side_contains_both_images():
     assert (pair == RED).all(-1).sum() == 64
     assert (pair == BLUE).all(-1).sum() == 24
     assert pair[:, 8:10].min() > 200
+
+
+def test_repr_is_short() -> None:
+    assert repr(Image(np.zeros((2, 3, 3), np.uint8))) == "Image(width=3, height=2)"

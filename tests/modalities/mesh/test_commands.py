@@ -13,7 +13,7 @@ import pytest
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
 from tests.cli_runner import run_invalid, tessera
-from tests.runs import mesh_tokenizer, build_tiny, tiny, train
+from tests.runs import build_tiny, mesh_tokenizer, tiny, train
 
 OF_SAMPLES = {"eos_rate", "valid_rate", "training_valid_rate"}
 OF_WHAT_IS_NEW = {"novelty", "nearest_chamfer_bins"}

@@ -158,3 +158,8 @@ def test_empty_sheet_is_an_error():
 def test_video_can_be_pickled():
     loaded = pickle.load(BytesIO(pickle.dumps(Video(grey_frames(3), 8.0))))
     assert np.array_equal(loaded.frames, grey_frames(3)) and loaded.rate_hz == 8
+
+
+def test_repr_is_short() -> None:
+    video = Video(np.zeros((4, 2, 3, 3), np.uint8), 24.0)
+    assert repr(video) == "Video(frames=4, width=3, height=2, rate_hz=24)"
