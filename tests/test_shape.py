@@ -142,7 +142,7 @@ class Import:
 
     @property
     def is_third_party(self) -> bool:
-        return root(self.target) not in ("tessera", *sys.stdlib_module_names)
+        return root(self.target) not in ("tessera", "_typeshed", *sys.stdlib_module_names)
 
     def __str__(self) -> str:
         return f"{self.module}:{self.line} imports {self.target}"

@@ -33,7 +33,6 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Generator, Tensor
 
-from tessera.data.dataset import DataConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import (
     Alarm,
@@ -122,7 +121,7 @@ class ContrastiveConfig(TaskConfig):
     def uses_captions(self) -> bool:
         return True
 
-    def validate_data(self, data: DataConfig) -> None:
+    def validate_data(self, data: object) -> None:
         self.model.validate_data(data)
 
     def show(self, batch: Batch, media_BD: Tensor, text_BD: Tensor) -> Sequence[Media]:

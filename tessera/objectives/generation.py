@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from tessera.data.dataset import DataConfig
 from tessera.data.tokens import TokenizedBatch
 from tessera.engine.task import Alarm, Batch, Examples, Frozen, Media, Task, TaskConfig
 from tessera.sampling.guidance import Guidance
@@ -142,7 +141,7 @@ class PromptEncoder(Protocol):
     @property
     def data(self) -> Any: ...
     def encode_file(self, path: str) -> Tensor: ...
-    def encode_with(self, tokenizers: Sequence[str], data: DataConfig) -> list[Tensor]: ...
+    def encode_with(self, tokenizers: Sequence[str], data: Any) -> list[Tensor]: ...
     @property
     def tokenizers(self) -> Mapping[str, Any]: ...
 

@@ -18,7 +18,6 @@ from typing import Any, Generic, Literal, Protocol, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
-from tessera.data.dataset import DataConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import (
     Alarm,
@@ -54,7 +53,7 @@ class CastableInput(Protocol):
 
 
 ModelInput = TypeVar("ModelInput", bound=CastableInput)
-AnyDataConfig = TypeVar("AnyDataConfig", bound=DataConfig)
+AnyDataConfig = TypeVar("AnyDataConfig")
 AnyMedia = TypeVar("AnyMedia", bound=Media)
 
 
@@ -232,7 +231,7 @@ class TokenizerConfig(TaskConfig):
     (the loss balancer of EnCodec), for modalities whose terms have weights."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def validate_data(self, data: DataConfig) -> None:
+    def validate_data(self, data: object) -> None:
         for part in (self.model, self.reconstruction, self.adversary):
             if part is not None and hasattr(part, "validate_data"):
                 part.validate_data(data)

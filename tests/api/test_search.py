@@ -1,4 +1,4 @@
-"""Tests of `Search` and `Index`: recordings find themselves, and captions find recordings."""
+"""Tests of `Search` and `Index`: audio finds itself, and captions find audio."""
 
 from __future__ import annotations
 
@@ -80,13 +80,13 @@ def folder(run: str, music: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_recording_finds_itself(folder: Path, music: Path, number: int) -> None:
+def test_audio_finds_itself(folder: Path, music: Path, number: int) -> None:
     best, second, *_ = Index.load(folder).search(music / f"{number}.wav")
     assert best.name == f"{number}.wav" and best.similarity == pytest.approx(1, abs=1e-5)
     assert second.similarity < 0.999
 
 
-def test_captions_find_their_recordings(folder: Path, tunes: SyntheticMusic) -> None:
+def test_captions_find_their_audio(folder: Path, tunes: SyntheticMusic) -> None:
     index = Index.load(folder)
     best = [index.search(tunes.caption(number), top=1)[0].name for number in range(8)]
     assert sum(name == f"{number}.wav" for number, name in enumerate(best)) >= 7
