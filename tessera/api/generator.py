@@ -38,7 +38,7 @@ from tessera.objectives.generation import (
 )
 from tessera.run.config import did_you_mean
 from tessera.run.directory import Json
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, load_run
 from tessera.sampling.guidance import Guidance
 
@@ -139,10 +139,8 @@ class Generator:
         """Turn media files into codes to start from."""
         if inputs != NO_INPUTS:
             check_not_external(self.task)
-        try:
+        with as_user_error(ValueError):
             return self.task.config.encode_prompt(inputs, self)
-        except ValueError as error:
-            raise UserError(str(error)) from None
 
     def build_request(
         self,
@@ -384,17 +382,13 @@ def override(config: Config, settings: Mapping[str, object]) -> Config:
             "This run decodes its quantizers one after the other: use --decoding-steps-per-level, "
             "for example 16 1, instead of --decoding-steps."
         )
-    try:
+    with as_user_error(ValueError):
         return dataclasses.replace(config, **settings)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def run_task(task: GeneratorTask, request: GenerationRequest) -> Tensor:
-    try:
+    with as_user_error(ValueError):
         return task.generate(request)
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def open_dataset(trained: TrainedRun, path: str | None) -> ExampleDataset:
@@ -424,10 +418,8 @@ def choose_captions(trained: TrainedRun, path: str | None, count: int) -> list[s
     """Return captions spread over the held-out examples, or over those of a path."""
     dataset = open_dataset(trained, path)
     indices = spread_indices(len(dataset), count)
-    try:
+    with as_user_error(UnreadableFile):
         return [dataset.caption(indices[i % len(indices)]) for i in range(count)]
-    except UnreadableFile as error:
-        raise UserError(str(error)) from None
 
 
 @dataclasses.dataclass

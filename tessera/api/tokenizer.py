@@ -28,7 +28,7 @@ from tessera.engine.task import Batch, Examples, Media
 from tessera.nn.quantize.features import code_features
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.run.config import encode as encode_config
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, load_run
 
 
@@ -134,12 +134,10 @@ class Tokenizer:
 
     def load_example(self, media: object) -> object:
         """Preprocess one medium, file or array as in training."""
-        try:
+        with as_user_error(ValueError):  # an unreadable file, or an array of another shape or type
             if isinstance(media, (str, Path)):
                 return self.data.example_from_file(str(media))
             return self.data.example_from_media(media)
-        except ValueError as error:  # an unreadable file, or an array of another shape or type
-            raise UserError(str(error)) from None
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode codes (B, *grid) to the model's output."""

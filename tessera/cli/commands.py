@@ -153,6 +153,7 @@ def sample(
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     if isinstance(trained.task, GeneratorTask):
         second = load_run(superres, weights) if superres is not None else None
+        print_notices(second.notices if second is not None else [])
         generator = Generator(trained, second)
         request = generator.build_request(
             prompts=prompt,

@@ -20,7 +20,7 @@ import tyro
 from tessera.engine.engine import EngineConfig
 from tessera.recipes.registry import recipe_name
 from tessera.run.config import Run
-from tessera.run.errors import UserError
+from tessera.run.errors import as_user_error
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -41,7 +41,7 @@ def parse(recipe: Callable[..., Run], arguments: list[str]) -> TrainArguments:
     wants_help = {"-h", "--help"} & set(arguments)
     given = expand_short_flags([one for one in arguments if one not in ("-h", "--help")])
     choices = choices_class(recipe)
-    try:
+    with as_user_error(ValueError):
         chosen, rest = tyro.cli(choices, prog=program, args=given, return_unknown_args=True)
         run = recipe(**dataclasses.asdict(chosen))
         if wants_help:
@@ -57,8 +57,6 @@ def parse(recipe: Callable[..., Run], arguments: list[str]) -> TrainArguments:
             default=form(engine=run.engine, task=run.task, data=run.data),
         )
         run = dataclasses.replace(run, engine=parsed.engine, task=parsed.task, data=parsed.data)
-    except ValueError as error:
-        raise UserError(str(error)) from None
     return TrainArguments(run, parsed.out, parsed.fresh, parsed.dry_run)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, file_signature
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
     from tessera.data.sample_metrics import SampleMetric
@@ -289,10 +289,8 @@ class DataConfig:
 
     def require_libraries(self) -> None:
         """Check at the start, for synthetic data too, since samples need the packages later."""
-        try:
+        with as_user_error(ModuleNotFoundError):
             self.check_libraries()
-        except ModuleNotFoundError as error:
-            raise UserError(str(error)) from error
 
 
 def split_names(

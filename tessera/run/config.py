@@ -20,7 +20,7 @@ from tessera.data.dataset import DataConfig
 from tessera.engine.engine import EngineConfig
 from tessera.engine.task import Task, TaskConfig
 from tessera.run.directory import Json
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -53,15 +53,16 @@ class Run:
 
     def build_task(self, dependencies: Mapping[str, TokenizerProtocol]) -> Task:
         """Build the task with weights drawn from the global generators."""
-        try:
+        with as_user_error(ValueError, OSError, ModuleNotFoundError):
             return self.task.build(**dependencies)
-        except (ValueError, OSError, ModuleNotFoundError) as error:
-            raise UserError(str(error)) from error
 
 
 def decode_run(values: Json, task: type[TaskConfig], data: type[DataConfig]) -> Run:
     """Decode what `encode` wrote, with the classes of the recipe's configurations."""
-    try:
+    for name in ("recipe", "task", "data", "engine", "reference"):
+        if name not in values:
+            raise UserError(f"config.json has no {name!r}: it is not complete.")
+    with as_user_error(ValueError):
         return Run(
             recipe=values["recipe"],
             task=decode(task, values["task"], "task."),
@@ -69,10 +70,6 @@ def decode_run(values: Json, task: type[TaskConfig], data: type[DataConfig]) -> 
             engine=decode(EngineConfig, values["engine"], "engine."),
             reference=values["reference"],
         )
-    except KeyError as error:
-        raise UserError(f"config.json has no {error.args[0]!r}: it is not complete.") from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 MAY_DIFFER = frozenset(
@@ -113,12 +110,11 @@ def decode(kind: type[Dataclass], values: Json, prefix: str = "") -> Dataclass:
     decoded = {
         name: decode_value(hints[name], value, f"{prefix}{name}") for name, value in values.items()
     }
-    try:
-        return kind(**decoded)
-    except TypeError as error:
-        raise UserError(f"{prefix or kind.__name__}: {error}.") from None
-    except ValueError as error:
-        raise UserError(str(error)) from None
+    with as_user_error(ValueError):
+        try:
+            return kind(**decoded)
+        except TypeError as error:
+            raise UserError(f"{prefix or kind.__name__}: {error}.") from None
 
 
 def decode_value(hint: object, value: object, name: str) -> object:

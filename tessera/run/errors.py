@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """A request that cannot be carried out.
@@ -11,3 +14,16 @@ class UserError(Exception):
     """
 
     exit_code = 2
+
+
+@contextmanager
+def as_user_error(*kinds: type[Exception]) -> Iterator[None]:
+    """Raise errors of these kinds as UserError with the same message.
+
+    It is for code whose errors are caused by settings or files of the user; anywhere else a
+    ValueError is a defect and keeps its traceback.
+    """
+    try:
+        yield
+    except kinds as error:
+        raise UserError(str(error)) from error

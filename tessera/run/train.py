@@ -27,7 +27,7 @@ from tessera.engine.modes import seed
 from tessera.engine.task import Task
 from tessera.run.config import Run, encode, flatten, list_differences
 from tessera.run.directory import CLASSES, Json, RunDirectory, write_atomically
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
@@ -140,10 +140,8 @@ def prepare_text(
     dist: Distributed,
 ) -> None:
     """Prepare the text encoders and write the class names of a dataset of named folders."""
-    try:
+    with as_user_error(ValueError, OSError):
         task.prepare_text(captions, directory.cache)
-    except (ValueError, OSError) as error:
-        raise UserError(str(error)) from error
     if dist.is_main and dataset.num_without_caption:
         print(
             f"{dataset.num_without_caption:,} example(s) have no caption and are left out; "
@@ -173,10 +171,8 @@ def prepare_tokens(
     given = None if run.task.tokens == "cache" else Path(run.task.tokens)
     notify = print_line if dist.is_main else ignore_line
     cache = TokenCache(tokenizers, given, directory.cache, dist, notify)
-    try:
+    with as_user_error(ValueError):
         return cache.tokenize_split(split)
-    except ValueError as error:
-        raise UserError(str(error)) from error
 
 
 def print_line(line: str) -> None:

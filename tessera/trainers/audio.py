@@ -72,7 +72,7 @@ from tessera.recipes.registry import read_run
 from tessera.run.config import Run
 from tessera.run.dependencies import find_dependencies
 from tessera.run.directory import RunDirectory
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 from tessera.run.train import build_task
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.trainers.arguments import build_engine_config, check_clear_results
@@ -303,13 +303,11 @@ def describe_streams(model: MaskedModel) -> TokenStreams:
             "semantic tokens: build it for both with SoundStormConfig(...).build(ACOUSTIC, "
             "SEMANTIC)."
         )
-    try:
+    with as_user_error(ValueError):
         return TokenStreams(
             acoustic=TokenStream.from_spec(model.network.tokens),
             semantic=TokenStream.from_spec(conditioner.cond_tokens),
         )
-    except ValueError as error:
-        raise UserError(str(error)) from None
 
 
 def critic_config(model: MaskedModel) -> CriticConfig | CriticHeadConfig | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -443,6 +444,16 @@ def test_two_runs_are_a_cascade_with_settings_of_both(base, superres, tmp_path):
     assert settings["sampling"]["decoding_steps"] == 3 and "scale" in settings["guidance"]
     assert settings["superres"]["sampling"]["decoding_steps"] == 4
     assert "scale" in settings["superres"]["guidance"]
+
+
+def test_corrupt_checkpoint_of_the_second_run_is_reported(base, superres, tmp_path):
+    copy = tmp_path / "superres"
+    shutil.copytree(superres, copy)
+    corrupt = copy / "checkpoints" / "000021"
+    shutil.copytree(copy / "checkpoints" / "000020", corrupt)
+    (corrupt / "ema.safetensors").write_bytes(b"")
+    result = sample(base, copy, "--prompt", PROMPT, "--count", "1", "--out", tmp_path / "out")
+    assert "000021" in result.err
 
 
 def test_super_resolution_run_enlarges_given_images(superres, tmp_path):

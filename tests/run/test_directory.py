@@ -136,7 +136,7 @@ def locked_by_another_process(path: Path) -> Iterator[subprocess.Popen[str]]:
         yield holder
     finally:
         holder.kill()
-        holder.communicate(timeout=30)
+        holder.communicate(timeout=600)
 
 
 def test_a_second_run_is_locked_out_until_the_first_ends(run):
@@ -147,7 +147,7 @@ def test_a_second_run_is_locked_out_until_the_first_ends(run):
             ):
                 run.lock()
         holder.kill()
-        holder.wait(timeout=30)
+        holder.wait(timeout=600)
         run.lock()  # a lock ends with its process, also after a kill
     assert (run.path / "lock").read_text() == str(os.getpid())
     run.unlock()

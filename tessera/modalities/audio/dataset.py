@@ -38,7 +38,7 @@ from tessera.modalities.audio.synthetic import (
     MIN_SYNTHETIC_SECONDS,
     SyntheticAudio,
 )
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,10 +151,8 @@ class AudioDataConfig(DataConfig):
     ) -> AudioDataConfig:
         """Return the configuration for a recording from its start, a multiple of `step` samples
         long."""
-        try:
+        with as_user_error(UnreadableFile):
             duration = scan_audio(str(path)).num_samples / probe(str(path)).rate_hz
-        except UnreadableFile as error:
-            raise UserError(str(error)) from None
         if seconds is not None and not 0 < seconds < math.inf:
             raise UserError(f"--seconds must be above 0, got {seconds:g}.")
         if seconds is not None and seconds > duration:

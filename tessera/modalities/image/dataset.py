@@ -25,7 +25,7 @@ from tessera.modalities.image.media import (
 )
 from tessera.modalities.image.prompt_match import PromptMatchMetric
 from tessera.modalities.image.synthetic import SyntheticImages
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,10 +116,8 @@ class ImageDataConfig(DataConfig):
     def read_mask(self, path: str) -> np.ndarray:
         """Return which pixels of a mask are white, (S, S), cropped as the image in `self.path`."""
         found = find_files(str(self.path), SUFFIXES, "images")
-        try:
+        with as_user_error(UnreadableFile):
             image, mask = open_image(found.root / found.names[0]), open_image(path)
-        except UnreadableFile as error:
-            raise UserError(str(error)) from None
         if mask.size != image.size:
             raise UserError(
                 f"The mask {path} is {mask.width} x {mask.height}, but the image is "
