@@ -1,8 +1,6 @@
-"""Tessera: discrete-token generative models over images, video, sound, music and meshes, on one
-engine.
+"""Tessera: discrete-token generative models of images, videos, audio, music and meshes.
 
-The public names are imported when they are first asked for, so that `import tessera` costs nothing
-and imports no torch.
+Public names are imported on first use, so that `import tessera` is fast and imports no torch.
 """
 
 from __future__ import annotations
@@ -12,14 +10,17 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_MODULES = {
+    "Audio": "tessera.modalities.audio.media",
     "Engine": "tessera.engine.engine",
     "EngineConfig": "tessera.engine.engine",
     "Frozen": "tessera.engine.task",
     "Generator": "tessera.api.generator",
+    "Image": "tessera.modalities.image.media",
     "Index": "tessera.api.search",
     "Loss": "tessera.engine.task",
     "MaskGitTrainer": "tessera.trainers",
+    "Mesh": "tessera.modalities.mesh.media",
     "MeshAutoencoderTrainer": "tessera.trainers",
     "MeshTransformerTrainer": "tessera.trainers",
     "MuLaN": "tessera.modalities.music.mulan",
@@ -36,18 +37,19 @@ _HOMES = {
     "VQGAN": "tessera.modalities.image.vqgan",
     "VQGANConfig": "tessera.modalities.image.vqgan",
     "VQGanVAETrainer": "tessera.trainers",
+    "Video": "tessera.modalities.video.media",
     "VideoTokenizer": "tessera.modalities.video.magvit2",
     "VideoTokenizerConfig": "tessera.modalities.video.magvit2",
     "VideoTokenizerTrainer": "tessera.trainers",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'tessera' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:

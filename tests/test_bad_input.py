@@ -435,7 +435,7 @@ def locked_by_another_process(folder: Path) -> Iterator[int]:
         assert process.stdout is not None and process.stdout.readline() == "locked\n"
         yield process.pid
     finally:
-        process.communicate(timeout=30)
+        process.communicate(timeout=600)
 
 
 def test_directory_of_another_running_process(run):

@@ -1,5 +1,4 @@
-"""The short form of bench/kills.py: a handful of kills in a handful of steps, and that its judge is
-not blind."""
+"""A short form of bench/kills.py, and tests of its comparison of runs."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ BENCH = Path(__file__).resolve().parent.parent / "bench"
 
 @pytest.fixture
 def kills(monkeypatch):
-    """The bench as a module; it is a script and in no package."""
+    """Import the bench, which is a script in no package."""
     monkeypatch.syspath_prepend(str(BENCH))
     spec = importlib.util.spec_from_file_location("kills", BENCH / "kills.py")
     module = importlib.util.module_from_spec(spec)
@@ -29,13 +28,13 @@ def kills(monkeypatch):
 
 
 @pytest.fixture
-def load_run(tmp_path):
-    """What two equal runs leave behind, as small as can be: nothing is trained here."""
-    run = tmp_path / "peaceful"
+def equal_runs(tmp_path):
+    """Write two equal run directories without training."""
+    run = tmp_path / "reference"
     checkpoint = run / "checkpoints" / "000002"
     checkpoint.mkdir(parents=True)
     (run / "samples" / "000002").mkdir(parents=True)
-    (run / "samples" / "000002" / "sheet.png").write_bytes(b"picture")
+    (run / "samples" / "000002" / "sheet.png").write_bytes(b"image")
     (run / "config.json").write_text("{}")
     (run / "README.md").write_text("card")
     lines = [
@@ -46,76 +45,78 @@ def load_run(tmp_path):
         {"exp_avg/weight": np.arange(3.0), "step/weight": np.array(2.0)},
         checkpoint / "optimizer.model.safetensors",
     )
-    (checkpoint / "state.json").write_text('{"done": 2}')
+    (checkpoint / "state.json").write_text('{"step": 2}')
     shutil.copytree(run, tmp_path / "killed")
     return run, tmp_path / "killed"
 
 
-def test_a_run_that_is_killed_again_and_again_is_the_run_that_was_never_killed(tmp_path):
-    asked = "--kills 4 --seed 3 --steps 8 --phases training write rename prune --work-dir".split()
+def test_a_repeatedly_killed_run_equals_an_uninterrupted_one(tmp_path):
+    arguments = (
+        "--kills 4 --seed 3 --steps 8 --phases training write rename prune --work-dir".split()
+    )
     done = subprocess.run(
-        [sys.executable, BENCH / "kills.py", *asked, tmp_path], capture_output=True, text=True
+        [sys.executable, BENCH / "kills.py", *arguments, tmp_path], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "4 kills (rank 0 4)" in done.stdout
     assert "all equal, bit for bit" in done.stdout
 
 
-def test_the_judge_finds_two_equal_runs_equal_whatever_the_clock_says(kills, load_run):
-    peaceful, killed = load_run
+def test_runs_that_differ_in_time_only_are_equal(kills, equal_runs):
+    reference, killed = equal_runs
     metrics = killed / "metrics.jsonl"
     metrics.write_text(metrics.read_text().replace("7.0", "9.0"))
-    assert kills.list_differences(peaceful, killed) == []
+    assert kills.list_differences(reference, killed) == []
 
 
-def one_bit(killed: Path) -> None:
+def change_one_bit(killed: Path) -> None:
     path = killed / "checkpoints" / "000002" / "optimizer.model.safetensors"
     tensors = load_file(path)
     tensors["exp_avg/weight"] = np.nextafter(tensors["exp_avg/weight"], 9)
     save_file(tensors, path)
 
 
-def a_step_twice(killed: Path) -> None:
+def repeat_a_step(killed: Path) -> None:
     path = killed / "metrics.jsonl"
     path.write_text(path.read_text() + path.read_text().splitlines(keepends=True)[-1])
 
 
-def another_number(killed: Path) -> None:
+def change_a_metric(killed: Path) -> None:
     path = killed / "metrics.jsonl"
     path.write_text(path.read_text().replace("0.25", "0.2500001"))
 
 
-def a_missing_sample(killed: Path) -> None:
+def remove_a_sample(killed: Path) -> None:
     (killed / "samples" / "000002" / "sheet.png").unlink()
 
 
-def another_counter(killed: Path) -> None:
-    (killed / "checkpoints" / "000002" / "state.json").write_text('{"done": 3}')
+def change_a_counter(killed: Path) -> None:
+    (killed / "checkpoints" / "000002" / "state.json").write_text('{"step": 3}')
 
 
-def an_older_end(killed: Path) -> None:
+def remove_the_last_step(killed: Path) -> None:
     (killed / "checkpoints" / "000002").rename(killed / "checkpoints" / "000001")
 
 
 @pytest.mark.parametrize(
-    ("harm", "told"),
+    ("change", "message"),
     [
-        (one_bit, "['exp_avg/weight']"),
-        (a_step_twice, "3 lines instead of 2"),
-        (another_number, "line 2: model/loss 0.25 / 0.2500001"),
-        (a_missing_sample, "sheet.png differs"),
-        (another_counter, "state.json differs"),
-        (an_older_end, "end at ['000001'] instead of ['000002']"),
+        (change_one_bit, "['exp_avg/weight']"),
+        (repeat_a_step, "3 lines instead of 2"),
+        (change_a_metric, "line 2: model/loss 0.25 / 0.2500001"),
+        (remove_a_sample, "sheet.png differs"),
+        (change_a_counter, "state.json differs"),
+        (remove_the_last_step, "end at ['000001'] instead of ['000002']"),
     ],
 )
-def test_the_judge_names_the_smallest_difference(kills, load_run, harm, told):
-    peaceful, killed = load_run
-    harm(killed)
-    [difference] = kills.list_differences(peaceful, killed)
-    assert told in difference
+def test_the_smallest_difference_is_reported(kills, equal_runs, change, message):
+    reference, killed = equal_runs
+    change(killed)
+    [difference] = kills.list_differences(reference, killed)
+    assert message in difference
 
 
-def test_every_phase_gets_its_share_of_the_kills_and_a_seed_repeats_them(kills):
+def test_kills_are_spread_over_phases_and_repeatable_by_seed(kills):
     first, again = (
         kills.schedule_phases(24, kills.DEFAULT_PHASES, kills.random.Random(7)) for _ in range(2)
     )

@@ -1,2 +1,3 @@
-"""The life of a run, for any medium: nothing in this folder knows a task, a model or a kind of data
-by name."""
+"""The training engine, independent of tasks, models and data."""
+
+from __future__ import annotations

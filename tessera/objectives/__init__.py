@@ -1,1 +1,3 @@
+"""Training objectives, independent of modalities."""
+
 from __future__ import annotations

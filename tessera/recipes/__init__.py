@@ -1,1 +1,3 @@
+"""Presets that recipes share, and recipes by name."""
+
 from __future__ import annotations

@@ -1,1 +1,3 @@
+"""Runs: configuration, directory, training, loading and dependencies."""
+
 from __future__ import annotations

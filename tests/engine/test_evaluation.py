@@ -78,9 +78,9 @@ class ThreadedDistributed(Distributed):
 
     def exchange(self, value: Any) -> list[Any]:
         self.slots[self.rank] = value
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=600)
         values = list(self.slots)
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=600)
         return values
 
     def all_gather_object(self, items: list[Any]) -> list[Any]:

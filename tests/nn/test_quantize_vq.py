@@ -39,7 +39,7 @@ class TwoProcesses:
     """Two processes, simulated by two threads; `group(rank)` is the process group of each."""
 
     def __init__(self) -> None:
-        self.barrier = threading.Barrier(2, timeout=10)
+        self.barrier = threading.Barrier(2, timeout=600)
         self.tensors: list[Tensor] = [torch.empty(0)] * 2
         self.num_calls = [0, 0]
 
