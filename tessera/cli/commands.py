@@ -423,8 +423,8 @@ def demo(
 ) -> int:
     """Train and sample on synthetic data. Ctrl-C stops it; the same command resumes.
 
-    Times on two CPU cores: image 4 minutes, video 4 minutes, audio 7 minutes, music 3 minutes, mesh
-    5 minutes.
+    Times on two CPU cores: image 7 minutes, video 3 minutes, audio 9 minutes, music 2 minutes, mesh
+    2 minutes.
 
     Args:
         medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
