@@ -1,0 +1,140 @@
+"""A server of `tessera view` in this process, requests to it, and tiny runs of every recipe."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import uvicorn
+
+from tessera.recipes.registry import get_recipe
+from tessera.view.main import bind
+from tessera.view.server import View, build_app
+
+SECONDS = 600
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def error(self) -> str:
+        return self.json["error"]
+
+
+@dataclass(frozen=True)
+class Served:
+    port: int
+    view: View
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/"
+
+    def request(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
+        """Send one request as it is: no part of the path is normalized."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        connection.putrequest(method, path, skip_host="host" in given)
+        if body is not None and "transfer-encoding" not in given:
+            given["content-length"] = str(len(body))
+        for name, value in given.items():
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        response = connection.getresponse()
+        answer = Answer(
+            response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
+        )
+        connection.close()
+        return answer
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.request("GET", path, **headers)
+
+    def upload(self, run: str, field: str, name: str, data: bytes) -> Answer:
+        path = f"/api/upload?run={quote(run)}&field={field}&name={quote(name)}"
+        return self.request("POST", path, data)
+
+    def start(self, run: str, command: str, /, **values: Any) -> Answer:
+        body = json.dumps({"command": command, "values": values}).encode()
+        path = f"/api/jobs?run={quote(run)}"
+        return self.request("POST", path, body, content_type="application/json")
+
+    def follow(self, job: str) -> Iterator[dict[str, Any]]:
+        """Yield the states of a job until it is finished."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        connection.request("GET", f"/api/jobs/{job}/events")
+        with connection.getresponse() as response:
+            for line in response:
+                if line.startswith(b"data: "):
+                    yield json.loads(line[6:])
+        connection.close()
+
+    def finish(self, job: str) -> dict[str, Any]:
+        return list(self.follow(job))[-1]
+
+    def run_job(self, run: str, command: str, /, **values: Any) -> dict[str, Any]:
+        answer = self.start(run, command, **values)
+        assert answer.status == 200, answer.body
+        return self.finish(answer.json["id"])
+
+
+@contextmanager
+def serve(*folders: Path, host: str = "127.0.0.1", **options: Any) -> Iterator[Served]:
+    """Serve folders on a free port of this machine until the context ends."""
+    app = build_app(list(folders), host=host, **options)
+    listener = bind("127.0.0.1", 0)
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5)
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, args=[[listener]], daemon=True)
+    thread.start()
+    try:
+        yield Served(listener.getsockname()[1], app.state.view)
+    finally:
+        app.state.view.end_streams()
+        server.should_exit = True
+        thread.join(SECONDS)
+        listener.close()
+
+
+DEPENDENCIES = {
+    "images-maskgit": {"tokenizer": "images-vqgan"},
+    "images-maskgit-superres": {"tokenizer": "vqgan-32", "low_res_tokenizer": "images-vqgan"},
+    "audio-soundstorm": {"tokenizer": "audio-codec", "semantic": "audio-semantic"},
+    "meshes-transformer": {"tokenizer": "meshes-autoencoder"},
+}
+"""Recipe -> the runs that it depends on, in the same folder."""
+
+
+def train_tiny(folder: Path, name: str, **engine: Any) -> Path:
+    """Train a few steps of a recipe, and of what it depends on, in a folder of runs."""
+    from tests.runs import train  # imports torch, which bench/screenshots.py does not need
+
+    if (folder / name).exists():
+        return folder / name
+    recipe = "images-vqgan" if name == "vqgan-32" else name
+    needed = DEPENDENCIES.get(name, {})
+    for other in needed.values():
+        train_tiny(folder, other)
+    run = get_recipe(recipe)("tiny", **{key: str(folder / one) for key, one in needed.items()})
+    settings = {"steps": 4, "log_every": 1, "validate_every": 2, "sample_every": 2}
+    settings |= {"sample_count": 2, "checkpoint_every": 4} | engine
+    run = replace(run, engine=replace(run.engine, **settings))
+    if name == "vqgan-32":
+        run = replace(run, data=replace(run.data, size=32))
+    train(folder / name, run)
+    return folder / name
