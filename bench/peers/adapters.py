@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -74,35 +75,54 @@ class PeerAdapter(ABC):
 
 
 class VQGANAdapter(PeerAdapter):
-    """VQGanVAETrainer on image files."""
+    """VQGanVAETrainer on image files.
 
-    def __init__(self, images: Path):
-        self.images = images
+    `model` and `trainer` replace settings of the small configuration. `perceptual` is the network
+    of the perceptual loss, in place of a VGG16 whose weights would be downloaded; by default it has
+    two untrained convolutions.
+    """
+
+    def __init__(
+        self,
+        images: Path,
+        *,
+        model: Mapping[str, Any] = MappingProxyType({}),
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+        perceptual: nn.Module | None = None,
+    ):
+        self.images, self.model, self.trainer = images, model, trainer
+        self.perceptual = perceptual
 
     def build_model(self) -> Any:
         from muse_maskgit_pytorch import VQGanVAE
 
-        # in place of a VGG16, whose weights would be downloaded
-        perceptual = nn.Sequential(
-            nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 4, 1)
-        ).requires_grad_(False)
-        return VQGanVAE(dim=32, layers=3, discr_layers=3, codebook_size=256, vgg=perceptual)
+        perceptual = self.perceptual
+        if perceptual is None:
+            perceptual = nn.Sequential(
+                nn.Conv2d(3, 8, 3, 4, 1), nn.ReLU(), nn.Conv2d(8, 8, 3, 4, 1)
+            ).requires_grad_(False)
+        settings = {"dim": 32, "layers": 3, "discr_layers": 3, "codebook_size": 256, **self.model}
+        return VQGanVAE(vgg=perceptual, **settings)
 
     def build_trainer(self, model: Any, folder: Path) -> Any:
         from muse_maskgit_pytorch import VQGanVAETrainer
 
+        settings = {
+            "batch_size": 4,
+            "image_size": 64,
+            "max_grad_norm": 1.0,
+            "discr_max_grad_norm": 1.0,
+            **self.trainer,
+        }
         return VQGanVAETrainer(
             model,
             folder=str(self.images),
             num_train_steps=NEVER,
-            batch_size=4,
-            image_size=64,
-            max_grad_norm=1.0,
-            discr_max_grad_norm=1.0,
             save_results_every=NEVER,
             save_model_every=NEVER,
             results_folder=str(folder),
             accelerate_kwargs={},
+            **settings,
         )
 
 

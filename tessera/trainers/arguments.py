@@ -5,13 +5,16 @@ An argument without a counterpart raises UserError; none is ignored.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, get_args
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any, ParamSpec, Union, get_args, get_origin, get_type_hints
 
 from tessera.engine.ema import EMAConfig
 from tessera.engine.engine import EngineConfig, Precision
 from tessera.engine.logging import TRACKERS
-from tessera.engine.optim.config import Schedule
 from tessera.run.config import did_you_mean
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
@@ -24,6 +27,46 @@ PRECISIONS: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"
 """The values of `mixed_precision`, and those of EngineConfig.precision."""
 
 
+Parameters = ParamSpec("Parameters")
+SIMPLE_TYPES: dict[type, tuple[type, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    type(None): (type(None), "None"),
+}
+"""The annotations that are checked: the class of allowed values, which includes numbers of NumPy,
+and its name in an error message."""
+
+
+def check_arguments(init: Callable[Parameters, None]) -> Callable[Parameters, None]:
+    """Make a constructor raise UserError if a number or a flag has a value of another type."""
+
+    @functools.wraps(init)
+    def checked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
+        hints = get_type_hints(init)
+        for name, value in inspect.signature(init).bind(*args, **kwargs).arguments.items():
+            if name in hints:
+                check_argument(name, value, hints[name])
+        init(*args, **kwargs)
+
+    return checked
+
+
+def check_argument(name: str, value: object, hint: object) -> None:
+    is_union = get_origin(hint) in (Union, types.UnionType)
+    options = get_args(hint) if is_union else (hint,)
+    if not all(option in SIMPLE_TYPES for option in options):
+        return
+    is_flag = isinstance(value, bool)
+    fits = any(
+        isinstance(value, SIMPLE_TYPES[option][0]) and (option is bool or not is_flag)
+        for option in options
+    )
+    if not fits:
+        expected = " or ".join(SIMPLE_TYPES[option][1] for option in options)
+        raise UserError(f"{name} must be {expected}, got {value!r}.")
+
+
 def build_engine_config(
     *,
     steps: int,
@@ -32,12 +75,14 @@ def build_engine_config(
     validate_every: int,
     checkpoint_every: int,
     ema: EMAConfig,
+    num_workers: int,
     accelerate_kwargs: Mapping[str, object] | None,
     parameter: str = "accelerate_kwargs",
 ) -> EngineConfig:
     """Build the engine configuration; the research packages' batch size is per micro-batch."""
     return EngineConfig(
         steps=steps,
+        num_workers=num_workers,
         batch_size=micro_batch_size * grad_accum_steps,
         grad_accum_steps=grad_accum_steps,
         log_every=1,
@@ -89,23 +134,6 @@ def translate_kwargs(
                 f"{did_you_mean(name, names)}"
             )
     return {names[name]: value for name, value in given.items()}
-
-
-def translate_scheduler(scheduler: object, warmup_steps: int) -> Json:
-    """Return the fields of OptimizerConfig for a schedule after a linear warm-up.
-
-    Without a scheduler the learning rate is constant after the warm-up.
-    """
-    if scheduler is None:
-        schedule = "warmup" if warmup_steps else "constant"
-        return {"schedule": schedule, "warmup_steps": warmup_steps}
-    if scheduler not in get_args(Schedule):
-        raise UserError(
-            f"scheduler is {scheduler!r}, but the learning rate is a function of the step and "
-            f"needs no scheduler object: use {', '.join(map(repr, get_args(Schedule)))}, or None "
-            "for a constant learning rate after the warm-up."
-        )
-    return {"schedule": scheduler, "warmup_steps": warmup_steps}
 
 
 def check_clear_results(force_clear_prev_results: bool | None) -> None:

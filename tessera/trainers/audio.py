@@ -39,10 +39,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.api.generator import check_not_external, make_seeds, run_task
 from tessera.api.tokenizer import Tokenizer
@@ -69,14 +69,20 @@ from tessera.objectives.generation import GenerationRequest, TokenPrompt
 from tessera.objectives.masked import MaskedTask, token_spec
 from tessera.objectives.masking import LevelMaskingConfig, MaskingConfig
 from tessera.recipes.registry import read_run
-from tessera.run.config import Run
+from tessera.run.config import Run, encode
 from tessera.run.dependencies import find_dependencies
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError, as_user_error
 from tessera.run.train import build_task
 from tessera.sampling.maskgit import MaskedSampling
-from tessera.trainers.arguments import build_engine_config, check_clear_results
-from tessera.trainers.base import Trainer
+from tessera.trainers.arguments import (
+    build_engine_config,
+    check_arguments,
+    check_clear_results,
+)
+from tessera.trainers.base import Trainer, adopt_model
+from tessera.trainers.foreign import ForeignRun, split_foreign
+from tessera.trainers.foreign_audio import ForeignSoundStormTask, build_pairs
 from tessera.trainers.in_memory import IN_MEMORY, split_dataset
 from tessera.trainers.in_memory_audio import (
     InMemoryTokenPairs,
@@ -123,11 +129,21 @@ class SoundStormTrainer(Trainer[MaskedModel]):
     `num_warmup_steps` steps and follows a cosine to 0 at `num_train_steps`. With
     `only_train_generator` or `only_train_critic` the other network is not trained. `results_folder`
     is the run directory: a trainer that is constructed again resumes, and nothing is deleted.
+    `workers` is the number of processes that load data.
+
+    A model of another package is trained as it is if it is called like that of soundstorm-pytorch
+    (`trainers/foreign_audio.py`).
     """
 
+    result_names = {
+        "generator_loss": ("model/generator_loss", "model/cross_entropy"),
+        "critic_loss": ("model/critic_loss", "critic/bce"),
+    }
+
+    @check_arguments
     def __init__(
         self,
-        model: MaskedModel,
+        model: MaskedModel | nn.Module,
         *,
         num_train_steps: int,
         num_warmup_steps: int,
@@ -152,8 +168,41 @@ class SoundStormTrainer(Trainer[MaskedModel]):
         split_batches: bool = False,
         drop_last: bool = False,
         force_clear_prev_results: bool | None = None,
+        workers: int = 0,
     ) -> None:
         check_clear_results(force_clear_prev_results)
+        optimizer = OptimizerConfig(
+            name="adamw" if wd else "adam",
+            lr=lr,
+            warmup_start_lr=initial_lr,
+            betas=(0.9, 0.99),
+            weight_decay=wd,
+            max_grad_norm=max_grad_norm,
+            schedule="cosine",
+            warmup_steps=num_warmup_steps,
+        )
+        engine = build_engine_config(
+            steps=num_train_steps,
+            micro_batch_size=batch_size,
+            grad_accum_steps=grad_accum_every,
+            validate_every=save_results_every,
+            checkpoint_every=save_model_every,
+            num_workers=workers,
+            ema=EMAConfig(decay=0.0),
+            accelerate_kwargs=accelerate_kwargs,
+        )
+        if not isinstance(model, MaskedModel):
+            foreign = ForeignSoundStormTask(
+                model,
+                optimizer,
+                only_train_generator=only_train_generator,
+                only_train_critic=only_train_critic,
+            )
+            pairs = check_foreign_dataset(dataset, tokenizer, semantic, data_max_length)
+            split = split_foreign(build_pairs(pairs, foreign.model), valid_frac, random_split_seed)
+            arguments = {"optimizer": encode(optimizer), **foreign.kwargs}
+            super().__init__(ForeignRun(foreign, split, engine, arguments), results_folder)
+            return
         dataset = check_dataset(dataset, tokenizer, semantic)
         directory = RunDirectory(results_folder)
         streams = None
@@ -167,16 +216,6 @@ class SoundStormTrainer(Trainer[MaskedModel]):
             path=str(dataset) if isinstance(dataset, (str, Path)) else IN_MEMORY,
             val_fraction=valid_frac,
             split_seed=random_split_seed,
-        )
-        optimizer = OptimizerConfig(
-            name="adamw" if wd else "adam",
-            lr=lr,
-            warmup_start_lr=initial_lr,
-            betas=(0.9, 0.99),
-            weight_decay=wd,
-            max_grad_norm=max_grad_norm,
-            schedule="cosine",
-            warmup_steps=num_warmup_steps,
         )
         has_levels = model.network.tokens.layout.num_quantizers > 1
         run = Run(
@@ -194,27 +233,31 @@ class SoundStormTrainer(Trainer[MaskedModel]):
                 optimizer=optimizer,
             ),
             data=data,
-            engine=build_engine_config(
-                steps=num_train_steps,
-                micro_batch_size=batch_size,
-                grad_accum_steps=grad_accum_every,
-                validate_every=save_results_every,
-                checkpoint_every=save_model_every,
-                ema=EMAConfig(decay=0.0),
-                accelerate_kwargs=accelerate_kwargs,
-            ),
+            engine=engine,
         )
         task = build_task(run, find_dependencies(run, directory))
         assert isinstance(task, MaskedTask)
         check_model(model, task.model)
-        task.model.load_state_dict(model.state_dict())
+        adopt_model(task, model)
         super().__init__(run, results_folder, task, build_split(dataset, streams, data))
 
     @property
     def task(self) -> MaskedTask:
         return cast(MaskedTask, self.engine.task)
 
-    def generate(
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Generate with the EMA weights.
+
+        For a model of this package the arguments are those of `generate_tokens`, for another one
+        those of its own `generate`.
+        """
+        if isinstance(self.run, ForeignRun):
+            generate: Any = self.model.generate
+            with self.engine.ema.applied(), eval_mode(self.engine.task):
+                return generate(*args, **kwargs)
+        return self.generate_tokens(*args, **kwargs)
+
+    def generate_tokens(
         self,
         cond_semantic_token_ids: Tensor | Sequence[Tensor],
         *,
@@ -374,6 +417,26 @@ def build_split(
     if streams is not None:
         examples = InMemoryTokenPairs(dataset, streams)
     return split_dataset(examples, data)
+
+
+def check_foreign_dataset(
+    dataset: AudioSource | None,
+    tokenizer: str | Path | None,
+    semantic: str | Path | None,
+    data_max_length: int | None,
+) -> AudioSource:
+    """Return the dataset of a model that was not built by this package."""
+    if tokenizer is not None or semantic is not None or data_max_length is not None:
+        raise UserError(
+            "tokenizer, semantic and data_max_length are for recordings and models of this "
+            "package, but the model is another one, which takes pairs of tokens: leave them out."
+        )
+    if dataset is None or isinstance(dataset, (str, Path)) or not len(dataset):
+        raise UserError(
+            f"dataset is {dataset!r}, but this model is trained on pairs of semantic and acoustic "
+            "tokens: give a dataset of them with at least one item."
+        )
+    return dataset
 
 
 def check_dataset(

@@ -6,6 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from torch import nn
+
+from tessera.data.dataset import Split
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
@@ -24,11 +27,15 @@ from tessera.nn.masked_transformer import (
     MaskedTransformerConfig,
 )
 from tessera.objectives.masking import MaskingConfig
-from tessera.run.config import Run
+from tessera.run.config import Run, encode
+from tessera.run.directory import RunDirectory
+from tessera.run.resolve import resolve_run
 from tessera.run.train import build_task
 from tessera.sampling.schedules import Schedule
-from tessera.trainers.arguments import build_ema_config, build_engine_config
-from tessera.trainers.base import Trainer
+from tessera.trainers.arguments import build_ema_config, build_engine_config, check_arguments
+from tessera.trainers.base import Trainer, adopt_model
+from tessera.trainers.foreign import ForeignRun
+from tessera.trainers.foreign_images import ForeignVQGANTask, read_images
 
 DISCRIMINATOR = PatchDiscriminatorConfig()
 TRANSFORMER = MaskedTransformerConfig()
@@ -37,13 +44,22 @@ TRANSFORMER = MaskedTransformerConfig()
 class VQGanVAETrainer(Trainer[VQGAN]):
     """Train an image tokenizer on a folder of images, with a discriminator unless it is None.
 
-    A step has `batch_size * grad_accum_every` examples, divided between the processes. Training
-    starts from the weights of `vae`; the trained network is `trainer.model`.
+    A step has `batch_size * grad_accum_every` examples, divided between the processes. `vae` itself
+    is trained. `workers` is the number of processes that load data.
+
+    As in the research package, the adversarial term is scaled by the adaptive ratio of gradient
+    norms and the gradient penalty has the weight 10; those of the recipe `images-vqgan` are lower.
+
+    A model of another package is trained as it is if it is called like the VQGanVAE of
+    muse-maskgit-pytorch (`trainers/foreign_images.py`), with its own losses and discriminator.
     """
 
+    result_names = {"discr_loss": ("discriminator/loss",)}
+
+    @check_arguments
     def __init__(
         self,
-        vae: VQGAN,
+        vae: VQGAN | nn.Module,
         *,
         folder: str | Path,
         num_train_steps: int,
@@ -66,22 +82,53 @@ class VQGanVAETrainer(Trainer[VQGAN]):
         accelerate_kwargs: Mapping[str, object] | None = None,
         discriminator: PatchDiscriminatorConfig | None = DISCRIMINATOR,
         perceptual: PerceptualConfig | None = None,
+        workers: int = 0,
     ) -> None:
         optimizer = OptimizerConfig(
             name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
         )
+        discriminator_optimizer = replace(optimizer, max_grad_norm=discr_max_grad_norm)
+        data = ImageDataConfig(
+            path=str(folder),
+            size=image_size,
+            channels=find_channels(vae),
+            flip=True,
+            crop="centre",
+            val_fraction=valid_frac,
+            split_seed=random_split_seed,
+        )
+        engine = build_engine_config(
+            steps=num_train_steps,
+            micro_batch_size=batch_size,
+            grad_accum_steps=grad_accum_every,
+            validate_every=save_results_every,
+            checkpoint_every=save_model_every,
+            num_workers=workers,
+            ema=build_ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
+            accelerate_kwargs=accelerate_kwargs,
+        )
+        if not isinstance(vae, VQGAN):
+            foreign = ForeignVQGANTask(vae, optimizer, discriminator_optimizer)
+            arguments = {
+                "optimizer": encode(optimizer),
+                "discr_max_grad_norm": discr_max_grad_norm,
+                "data": encode(data),
+            }
+            run = ForeignRun(foreign, Split(*read_images(data)), engine, arguments)
+            super().__init__(run, results_folder)
+            return
         adversary = None
         if discriminator is not None:
             adversary = ImageAdversaryConfig(
-                discriminator=discriminator,
+                discriminator=replace(discriminator, channels=vae.config.channels),
                 adaptive=True,
                 weight=1.0,
                 gp_weight=10.0,
                 gp_center=1.0,
                 gp_every=apply_grad_penalty_every,
-                optimizer=replace(optimizer, max_grad_norm=discr_max_grad_norm),
+                optimizer=discriminator_optimizer,
             )
-        run = Run(
+        own_run = Run(
             recipe="images-vqgan",
             task=ImageTokenizerConfig(
                 model=vae.config,
@@ -89,27 +136,17 @@ class VQGanVAETrainer(Trainer[VQGAN]):
                 adversary=adversary,
                 optimizer=optimizer,
             ),
-            data=ImageDataConfig(
-                path=str(folder),
-                size=image_size,
-                flip=True,
-                crop="centre",
-                val_fraction=valid_frac,
-                split_seed=random_split_seed,
-            ),
-            engine=build_engine_config(
-                steps=num_train_steps,
-                micro_batch_size=batch_size,
-                grad_accum_steps=grad_accum_every,
-                validate_every=save_results_every,
-                checkpoint_every=save_model_every,
-                ema=build_ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
-                accelerate_kwargs=accelerate_kwargs,
-            ),
+            data=data,
+            engine=engine,
         )
-        task = build_task(run)
-        task.model.load_state_dict(vae.state_dict())
-        super().__init__(run, results_folder, task)
+        task = build_task(own_run)
+        adopt_model(task, vae)
+        super().__init__(own_run, results_folder, task)
+
+
+def find_channels(vae: VQGAN | nn.Module) -> int:
+    """Return the number of channels of a model's images, by default 3."""
+    return vae.config.channels if isinstance(vae, VQGAN) else int(getattr(vae, "channels", 3))
 
 
 class MaskGitTrainer(Trainer[MaskedModel]):
@@ -121,6 +158,7 @@ class MaskGitTrainer(Trainer[MaskedModel]):
     trained.
     """
 
+    @check_arguments
     def __init__(
         self,
         tokenizer: str | Path,
@@ -147,6 +185,7 @@ class MaskGitTrainer(Trainer[MaskedModel]):
         ema_update_after_step: int = 0,
         ema_update_every: int = 1,
         accelerate_kwargs: Mapping[str, object] | None = None,
+        workers: int = 0,
     ) -> None:
         optimizer = OptimizerConfig(
             name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
@@ -176,8 +215,10 @@ class MaskGitTrainer(Trainer[MaskedModel]):
                 grad_accum_steps=grad_accum_every,
                 validate_every=save_results_every,
                 checkpoint_every=save_model_every,
+                num_workers=workers,
                 ema=build_ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
                 accelerate_kwargs=accelerate_kwargs,
             ),
         )
-        super().__init__(run, results_folder)
+        resolved = resolve_run(run, {"data.size"}, RunDirectory(results_folder))
+        super().__init__(resolved.run, results_folder)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -43,6 +43,14 @@ def get_field_names(dataset: object, data_kwargs: Sequence[str]) -> tuple[str, .
 
 
 @dataclass(frozen=True)
+class KnownMesh:
+    """What is kept of an item that was read."""
+
+    text: str
+    signature: str
+
+
+@dataclass(frozen=True)
 class InMemoryMeshes(ExampleDataset):
     """Meshes without augmentation."""
 
@@ -50,6 +58,8 @@ class InMemoryMeshes(ExampleDataset):
     field_names: tuple[str, ...]
     """The names of the values of a tuple."""
     data: MeshDataConfig
+    known: dict[int, KnownMesh] = field(default_factory=dict, compare=False, repr=False)
+    """Texts and signatures of items that were read, since reading an item may be expensive."""
 
     def __len__(self) -> int:
         return len(self.items)
@@ -59,25 +69,33 @@ class InMemoryMeshes(ExampleDataset):
 
     def all_captions(self, index: int) -> list[str]:
         """Return the text of an item; items are not read if no texts are expected."""
-        if "texts" not in self.field_names:
-            return []
-        text = self.parse_item(index).get("texts", "")
+        return [self.know(index).text] if "texts" in self.field_names else []
+
+    def signature(self, index: int) -> str:
+        try:
+            return self.know(index).signature
+        except UnreadableFile:
+            return "unreadable"
+
+    def know(self, index: int) -> KnownMesh:
+        """Return text and signature of an item, which is read if it was not before."""
+        if index not in self.known:
+            self.remember(index, self.parse_item(index))
+        return self.known[index]
+
+    def remember(self, index: int, fields: dict[str, object]) -> KnownMesh:
+        text = fields.get("texts", "")
         if not isinstance(text, str):
             raise UnreadableFile(
                 f"{self.name(index)}: its text is a {type(text).__name__}, but must be one string"
             )
-        return [text]
-
-    def signature(self, index: int) -> str:
-        try:
-            example = self.item(index, np.random.default_rng(0))
-        except UnreadableFile:
-            return "unreadable"
-        content = example.vertices.tobytes() + example.faces.tobytes()
-        return hashlib.blake2b(content, digest_size=16).hexdigest()
+        content = b"".join(to_array(fields[name]).tobytes() for name in ("vertices", "faces"))
+        signature = hashlib.blake2b(content, digest_size=16).hexdigest()
+        return self.known.setdefault(index, KnownMesh(text, signature))
 
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
-        fields, caption = self.parse_item(index), self.caption(index)
+        fields = self.parse_item(index)
+        caption = self.remember(index, fields).text if "texts" in self.field_names else ""
         try:
             mesh = Mesh(to_array(fields["vertices"]), to_array(fields["faces"]))
             return MeshExample.from_mesh(self.prepare_mesh(mesh), self.data.bins, caption)
@@ -108,9 +126,9 @@ class InMemoryMeshes(ExampleDataset):
                 raise UnreadableFile(
                     f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
                 )
-        for field in ("vertices", "faces"):
-            if field not in fields:
-                raise UnreadableFile(f"{name}: it has no {field}, but a mesh needs them")
+        for required in ("vertices", "faces"):
+            if required not in fields:
+                raise UnreadableFile(f"{name}: it has no {required}, but a mesh needs them")
         if isinstance(fields.get("face_edges"), str):
             raise UnreadableFile(
                 f"{name}: its face_edges are a text, but must be pairs of faces: name its values "

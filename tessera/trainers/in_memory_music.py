@@ -8,6 +8,7 @@ silence to one length; captions are not shortened.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -21,6 +22,8 @@ from tessera.modalities.audio.media import pad_samples
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.run.config import did_you_mean
 
+MAX_CHANNELS = 16
+"""More rows than this are those of a spectrogram."""
 Field = Literal["waveform", "text", "token ids"]
 Fields = dict[Field, Any]
 """The values of an item by their meaning; what they are is checked where they are used."""
@@ -175,11 +178,27 @@ def to_waveform(value: object, name: str) -> np.ndarray:
             f"{name}: its waveform has the shape {tuple(waveform.shape)}, but must be (samples,) "
             "or (channels, samples)"
         )
+    if len(waveform) > MAX_CHANNELS:
+        raise UnreadableFile(
+            f"{name}: its waveform has {len(waveform)} rows, which looks like a spectrogram, but "
+            f"must be (samples,) or (channels, samples) with at most {MAX_CHANNELS} channels: give "
+            "the waveform, since the model computes its spectrogram itself"
+        )
     if not np.isfinite(waveform).all():
         raise UnreadableFile(
             f"{name}: its waveform has samples that are NaN or infinite, but must be finite"
         )
+    if np.abs(waveform).max() > 1:  # the same text each time, which Python shows once
+        warnings.warn(
+            "Waveforms have samples beyond [-1, 1], which are clipped: divide them by their peak.",
+            ClippedWaveform,
+            stacklevel=2,
+        )
     return waveform.mean(axis=0, keepdims=True).clip(-1, 1)
+
+
+class ClippedWaveform(UserWarning):
+    """A waveform has samples beyond [-1, 1]."""
 
 
 def parse_captions(fields: Fields, takes_token_ids: bool, name: str) -> list[str]:

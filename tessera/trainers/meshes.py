@@ -33,35 +33,44 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.engine.engine import EngineConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
 from tessera.modalities.mesh.autoencoder import MeshAutoencoder
+from tessera.modalities.mesh.canonical import MeshBatch
 from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.mesh.generation import MeshGeneratorConfig
 from tessera.modalities.mesh.reconstruction import MeshTokenizerConfig
 from tessera.modalities.mesh.transformer import MeshTransformer
 from tessera.recipes.registry import read_run
-from tessera.run.config import Run
+from tessera.run.config import Run, encode
 from tessera.run.dependencies import find_dependencies
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
-    SCHEDULER_KWARGS,
     build_engine_config,
+    check_arguments,
     translate_ema_kwargs,
     translate_kwargs,
-    translate_scheduler,
 )
-from tessera.trainers.base import AnyModel, LogFn
+from tessera.trainers.base import AnyModel, LogFn, adopt_model
+from tessera.trainers.foreign import ForeignRun, ForeignTask
+from tessera.trainers.foreign_meshes import (
+    ForeignMeshAutoencoderTask,
+    ForeignMeshTransformerTask,
+    build_meshes,
+)
 from tessera.trainers.in_memory import IN_MEMORY
 from tessera.trainers.in_memory_meshes import InMemoryMeshes, get_field_names
+from tessera.trainers.schedulers import ScheduleArguments, parse_schedule
 from tessera.trainers.tracked import TrackedTrainer
 
 MeshSource = Sequence[object] | str | Path
@@ -75,6 +84,11 @@ class MeshTrainer(TrackedTrainer[AnyModel]):
     """The base class of both trainers; calling one trains it."""
 
     tracking_method = "wandb_tracking"
+    result_names = {
+        "total_loss": ("model/loss",),
+        "recon_loss": ("model/recon_loss", "model/coordinates"),
+        "commit_loss": ("model/commit_loss", "model/commitment"),
+    }
 
     def __call__(self, log_fn: LogFn | None = None) -> None:
         self.train(log_fn)
@@ -93,17 +107,21 @@ class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
     """Train a mesh tokenizer.
 
     A step has `batch_size * grad_accum_every` meshes, divided between the processes. Validation
-    evaluates the first `val_num_batches * grad_accum_every` batches of `val_dataset`, or without
-    one of the training meshes, the same ones each time. Samples are made as often as checkpoints.
-    `checkpoint_folder` is the run directory. Meshes of more than `max_faces` faces are skipped and
-    listed.
+    evaluates the first `val_num_batches * grad_accum_every` batches of `val_dataset` every
+    `val_every` steps, the same ones each time; without a `val_dataset` those of the training meshes
+    with every checkpoint. Samples are made as often as checkpoints. `checkpoint_folder` is the run
+    directory. Meshes of more than `max_faces` faces are skipped and listed. `workers` is the number
+    of processes that load data.
+
+    A model of another package is trained as it is if it is called like those of meshgpt-pytorch
+    (`trainers/foreign_meshes.py`).
     """
 
+    @check_arguments
     def __init__(
         self,
-        model: MeshAutoencoder,
+        model: MeshAutoencoder | nn.Module,
         dataset: MeshSource,
-        *,
         num_train_steps: int,
         batch_size: int,
         grad_accum_every: int,
@@ -114,70 +132,99 @@ class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
         weight_decay: float = 0.0,
         max_grad_norm: float | None = None,
         ema_kwargs: Mapping[str, object] | None = None,
-        scheduler: Schedule | None = None,
+        scheduler: Schedule | type[LRScheduler] | None = None,
         scheduler_kwargs: Mapping[str, object] | None = None,
         warmup_steps: int = 1000,
         accelerator_kwargs: Mapping[str, object] | None = None,
         optimizer_kwargs: Mapping[str, object] | None = None,
         checkpoint_every: int = 1000,
-        checkpoint_folder: str | Path = "./checkpoints",
+        checkpoint_folder: str | Path = "./checkpoints/mesh-autoencoder",
         data_kwargs: Sequence[str] = ("vertices", "faces", "face_edges"),
         use_wandb_tracking: bool = False,
         max_faces: int = 800,
+        workers: int = 0,
     ) -> None:
-        data = MeshDataConfig(
-            path=get_path(dataset),
-            bins=model.config.bins,
-            polygons=model.config.polygons,
-            max_faces=max_faces,
-            val_fraction=0.0,
+        schedule = parse_schedule(scheduler, scheduler_kwargs, warmup_steps)
+        optimizer = build_optimizer_config(
+            schedule,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            optimizer_kwargs=optimizer_kwargs,
         )
-        run = Run(
-            recipe="meshes-autoencoder",
-            task=MeshTokenizerConfig(
-                model=model.config,
-                optimizer=build_optimizer_config(
-                    lr=learning_rate,
-                    weight_decay=weight_decay,
-                    max_grad_norm=max_grad_norm,
-                    scheduler=scheduler,
-                    scheduler_kwargs=scheduler_kwargs,
-                    warmup_steps=warmup_steps,
-                    optimizer_kwargs=optimizer_kwargs,
-                ),
-            ),
-            data=data,
-            engine=build_mesh_engine_config(
-                steps=num_train_steps,
-                micro_batch_size=batch_size,
-                grad_accum_steps=grad_accum_every,
-                validate_every=val_every,
-                checkpoint_every=checkpoint_every,
-                ema_kwargs=ema_kwargs,
-                accelerator_kwargs=accelerator_kwargs,
-            ),
+        engine = build_mesh_engine_config(
+            steps=num_train_steps,
+            micro_batch_size=batch_size,
+            grad_accum_steps=grad_accum_every,
+            validate_every=val_every if val_dataset is not None else checkpoint_every,
+            checkpoint_every=checkpoint_every,
+            num_workers=workers,
+            ema_kwargs=ema_kwargs,
+            accelerator_kwargs=accelerator_kwargs,
         )
-        num_validated = val_num_batches * grad_accum_every * batch_size
-        split = build_split(run, dataset, val_dataset, num_validated, data_kwargs)
-        task = build_task(run)
-        task.model.load_state_dict(model.state_dict())
+        num_validated = count_validated(val_num_batches, grad_accum_every, batch_size)
         self._data_kwargs = tuple(data_kwargs)
-        super().__init__(run, checkpoint_folder, task, split, use_wandb_tracking=use_wandb_tracking)
+        if not isinstance(model, MeshAutoencoder):
+            foreign = ForeignMeshAutoencoderTask(model, schedule.configure(optimizer))
+            split = split_foreign_meshes(
+                dataset, val_dataset, num_validated, data_kwargs, foreign, texts=False
+            )
+            arguments = {"optimizer": encode(optimizer), **schedule.settings}
+            run = ForeignRun(foreign, split, engine, arguments)
+            super().__init__(run, checkpoint_folder, use_wandb_tracking=use_wandb_tracking)
+            return
+        own_run = Run(
+            recipe="meshes-autoencoder",
+            task=MeshTokenizerConfig(model=model.config, optimizer=optimizer),
+            data=MeshDataConfig(
+                path=get_path(dataset),
+                bins=model.config.bins,
+                polygons=model.config.polygons,
+                max_faces=max_faces,
+                val_fraction=0.0,
+            ),
+            engine=engine,
+        )
+        own_split = build_split(own_run, dataset, val_dataset, num_validated, data_kwargs)
+        task = build_task(own_run)
+        adopt_model(task, model)
+        schedule.apply(task)
+        super().__init__(
+            own_run,
+            checkpoint_folder,
+            task,
+            own_split,
+            extra_settings=schedule.settings,
+            use_wandb_tracking=use_wandb_tracking,
+        )
 
-    def tokenize(self, meshes: Sequence[object]) -> Tensor:
-        """Encode items of a dataset with the EMA weights.
+    @property
+    def ema_tokenizer(self) -> MeshAutoencoder:
+        """A copy of the autoencoder with the current EMA weights."""
+        return self.ema_model
+
+    def tokenize(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Encode meshes with the EMA weights.
+
+        For a model of this package the argument is a sequence of items of a dataset, for another
+        one the arguments are those of its own `tokenize`.
 
         Returns:
             Codes (B, F, K), or (B, F, K, L) of a residual quantizer. Faces are in canonical order,
             with -1 after the last face of smaller meshes.
         """
-        assert isinstance(self.run.data, MeshDataConfig)
+        with self.engine.ema.applied(), eval_mode(self.engine.task):
+            if isinstance(self.run, ForeignRun):
+                return self.model.tokenize(*args, **kwargs)
+            return self.model.tokenize(self._collate(*args, **kwargs))
+
+    def _collate(self, meshes: Sequence[object]) -> MeshBatch:
+        assert isinstance(self.run, Run) and isinstance(self.run.data, MeshDataConfig)
         names = get_field_names(meshes, self._data_kwargs)
         dataset = InMemoryMeshes(meshes, names, self.run.data)
         rng = np.random.default_rng(0)  # nothing is drawn from it
         batch = dataset.collate([dataset.item(index, rng) for index in range(len(dataset))])
-        with self.engine.ema.applied(), eval_mode(self.engine.task):
-            return self.model.tokenize(batch.to(self.engine.device))
+        return batch.to(self.engine.device)
 
 
 class MeshTransformerTrainer(MeshTrainer[MeshTransformer]):
@@ -189,12 +236,11 @@ class MeshTransformerTrainer(MeshTrainer[MeshTransformer]):
     in MeshAutoencoderTrainer.
     """
 
+    @check_arguments
     def __init__(
         self,
-        model: MeshTransformer,
+        model: MeshTransformer | nn.Module,
         dataset: MeshSource,
-        *,
-        tokenizer: str | Path,
         num_train_steps: int,
         batch_size: int,
         grad_accum_every: int,
@@ -205,75 +251,97 @@ class MeshTransformerTrainer(MeshTrainer[MeshTransformer]):
         weight_decay: float = 0.0,
         max_grad_norm: float | None = 0.5,
         ema_kwargs: Mapping[str, object] | None = None,
-        scheduler: Schedule | None = None,
+        scheduler: Schedule | type[LRScheduler] | None = None,
         scheduler_kwargs: Mapping[str, object] | None = None,
         warmup_steps: int = 1000,
         accelerator_kwargs: Mapping[str, object] | None = None,
         optimizer_kwargs: Mapping[str, object] | None = None,
         checkpoint_every: int = 1000,
-        checkpoint_folder: str | Path = "./checkpoints",
+        checkpoint_folder: str | Path = "./checkpoints/mesh-transformer",
         data_kwargs: Sequence[str] = ("vertices", "faces", "face_edges", "texts"),
         use_wandb_tracking: bool = False,
+        tokenizer: str | Path | None = None,
         cond_drop_prob: float = 0.25,
+        workers: int = 0,
     ) -> None:
+        schedule = parse_schedule(scheduler, scheduler_kwargs, warmup_steps)
+        optimizer = build_optimizer_config(
+            schedule,
+            lr=learning_rate,
+            weight_decay=weight_decay,
+            max_grad_norm=max_grad_norm,
+            optimizer_kwargs=optimizer_kwargs,
+        )
+        engine = build_mesh_engine_config(
+            steps=num_train_steps,
+            micro_batch_size=batch_size,
+            grad_accum_steps=grad_accum_every,
+            validate_every=val_every if val_dataset is not None else checkpoint_every,
+            checkpoint_every=checkpoint_every,
+            num_workers=workers,
+            ema_kwargs=ema_kwargs,
+            accelerator_kwargs=accelerator_kwargs,
+        )
+        num_validated = count_validated(val_num_batches, grad_accum_every, batch_size)
+        if not isinstance(model, MeshTransformer):
+            foreign = ForeignMeshTransformerTask(model, schedule.configure(optimizer))
+            split = split_foreign_meshes(
+                dataset, val_dataset, num_validated, data_kwargs, foreign, texts=True
+            )
+            arguments = {"optimizer": encode(optimizer), **schedule.settings}
+            run = ForeignRun(foreign, split, engine, arguments)
+            super().__init__(run, checkpoint_folder, use_wandb_tracking=use_wandb_tracking)
+            return
+        if tokenizer is None:
+            raise UserError(
+                "tokenizer is missing: a transformer of this package needs the run directory of "
+                "the autoencoder whose tokens it predicts, tokenizer=RUN."
+            )
         directory = RunDirectory(checkpoint_folder)
         data = tokenizer_data_config(directory, tokenizer)
-        data = replace(data, path=get_path(dataset), val_fraction=0.0)
-        run = Run(
+        own_run = Run(
             recipe="meshes-transformer",
             task=MeshGeneratorConfig(
                 tokenizer=str(tokenizer),
                 model=model.config,
                 cond_drop_prob=cond_drop_prob,
-                optimizer=build_optimizer_config(
-                    lr=learning_rate,
-                    weight_decay=weight_decay,
-                    max_grad_norm=max_grad_norm,
-                    scheduler=scheduler,
-                    scheduler_kwargs=scheduler_kwargs,
-                    warmup_steps=warmup_steps,
-                    optimizer_kwargs=optimizer_kwargs,
-                ),
+                optimizer=optimizer,
             ),
-            data=data,
-            engine=build_mesh_engine_config(
-                steps=num_train_steps,
-                micro_batch_size=batch_size,
-                grad_accum_steps=grad_accum_every,
-                validate_every=val_every,
-                checkpoint_every=checkpoint_every,
-                ema_kwargs=ema_kwargs,
-                accelerator_kwargs=accelerator_kwargs,
-            ),
+            data=replace(data, path=get_path(dataset), val_fraction=0.0),
+            engine=engine,
         )
-        num_validated = val_num_batches * grad_accum_every * batch_size
-        split = build_split(run, dataset, val_dataset, num_validated, data_kwargs)
-        task = build_task(run, find_dependencies(run, directory))
+        own_split = build_split(own_run, dataset, val_dataset, num_validated, data_kwargs)
+        task = build_task(own_run, find_dependencies(own_run, directory))
         assert isinstance(task.model, MeshTransformer)
         check_model(model, task.model)
-        task.model.load_state_dict(model.state_dict())
-        super().__init__(run, checkpoint_folder, task, split, use_wandb_tracking=use_wandb_tracking)
+        adopt_model(task, model)
+        schedule.apply(task)
+        super().__init__(
+            own_run,
+            checkpoint_folder,
+            task,
+            own_split,
+            extra_settings=schedule.settings,
+            use_wandb_tracking=use_wandb_tracking,
+        )
 
 
 # ---- configurations from the arguments
 
 
 def build_optimizer_config(
+    schedule: ScheduleArguments,
     *,
     lr: float,
     weight_decay: float,
     max_grad_norm: float | None,
-    scheduler: Schedule | None,
-    scheduler_kwargs: Mapping[str, object] | None,
-    warmup_steps: int,
     optimizer_kwargs: Mapping[str, object] | None,
 ) -> OptimizerConfig:
     return OptimizerConfig(
         lr=lr,
         weight_decay=weight_decay,
         max_grad_norm=max_grad_norm,
-        **translate_scheduler(scheduler, warmup_steps),
-        **translate_kwargs(scheduler_kwargs, "scheduler_kwargs", SCHEDULER_KWARGS),
+        **schedule.fields,
         **translate_kwargs(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER_KWARGS),
     )
 
@@ -303,6 +371,36 @@ def get_path(dataset: MeshSource) -> str:
     return str(dataset) if isinstance(dataset, (str, Path)) else IN_MEMORY
 
 
+def count_validated(val_num_batches: int, grad_accum_every: int, batch_size: int) -> int:
+    if val_num_batches < 1:
+        raise UserError(
+            "val_num_batches is less than 1, but the last step is always validated: use 1 or more."
+        )
+    return val_num_batches * grad_accum_every * batch_size
+
+
+def split_foreign_meshes(
+    dataset: MeshSource,
+    val_dataset: MeshSource | None,
+    num_validated: int,
+    data_kwargs: Sequence[str],
+    task: ForeignTask,
+    *,
+    texts: bool,
+) -> Split:
+    """Return all training meshes and the first `num_validated` meshes to validate on."""
+    sources = [dataset] if val_dataset is None else [dataset, val_dataset]
+    for source in sources:
+        if isinstance(source, (str, Path)):
+            raise UserError(
+                f"The dataset is the folder {source}, but a model of another package takes its "
+                "meshes as tensors: give a dataset with vertices and faces."
+            )
+    pad_id = task.model.pad_id
+    built = [build_meshes(source, data_kwargs, pad_id, texts=texts) for source in sources]
+    return Split(built[0], Subset(built[-1], range(num_validated)))
+
+
 def build_split(
     run: Run,
     dataset: MeshSource,
@@ -311,10 +409,6 @@ def build_split(
     data_kwargs: Sequence[str],
 ) -> Split:
     """Return all training meshes and the first `num_validated` meshes to validate on."""
-    if num_validated < 1:
-        raise UserError(
-            "val_num_batches is less than 1, but the last step is always validated: use 1 or more."
-        )
     train = build_dataset(run, dataset, data_kwargs)
     held_out = train
     if val_dataset is not None:

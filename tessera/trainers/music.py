@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+
+from torch import nn
 
 from tessera.data.dataset import Split
 from tessera.engine.ema import EMAConfig
@@ -19,12 +22,18 @@ from tessera.modalities.music.contrastive import MusicContrastiveConfig
 from tessera.modalities.music.dataset import MusicDataConfig
 from tessera.modalities.music.mulan import MuLaN
 from tessera.objectives.contrastive import ContrastiveLoss
-from tessera.run.config import Run
+from tessera.run.config import Run, encode
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.text.token_ids import TokenIdTextConfig
-from tessera.trainers.arguments import build_engine_config, check_clear_results
-from tessera.trainers.base import Trainer
+from tessera.trainers.arguments import (
+    build_engine_config,
+    check_arguments,
+    check_clear_results,
+)
+from tessera.trainers.base import Trainer, adopt_model
+from tessera.trainers.foreign import ForeignRun, split_foreign
+from tessera.trainers.foreign_music import ForeignMuLaNTask, build_pairs
 from tessera.trainers.in_memory import IN_MEMORY, split_dataset
 from tessera.trainers.in_memory_music import InMemoryMusic, find_max_samples
 
@@ -41,12 +50,16 @@ class MuLaNTrainer(Trainer[MuLaN]):
     A step has `batch_size * grad_accum_every` examples, and the loss compares each of them with all
     others, so gradient accumulation increases the number of negatives. Without `num_train_steps`
     training takes one epoch. `results_folder` is the run directory: a trainer that is constructed
-    again resumes, and nothing is deleted.
+    again resumes, and nothing is deleted. `workers` is the number of processes that load data.
+
+    A model of another package is trained as it is if it is called like that of musiclm-pytorch
+    (`trainers/foreign_music.py`); it has its own loss, which compares the pairs of a micro-batch.
     """
 
+    @check_arguments
     def __init__(
         self,
-        mulan: MuLaN,
+        mulan: MuLaN | nn.Module,
         dataset: Sequence[object] | None = None,
         *,
         num_train_steps: int | None = None,
@@ -65,9 +78,37 @@ class MuLaNTrainer(Trainer[MuLaN]):
         use_lion: bool = False,
         force_clear_prev_results: bool | None = None,
         loss: ContrastiveLoss | None = None,
+        workers: int = 0,
     ) -> None:
         check_clear_results(force_clear_prev_results)
         check_data_arguments(dataset, folder, batch_size, grad_accum_every)
+        optimizer = OptimizerConfig(
+            name="lion" if use_lion else "adam", lr=lr, betas=betas, max_grad_norm=max_grad_norm
+        )
+        build_engine = partial(
+            build_engine_config,
+            micro_batch_size=batch_size,
+            grad_accum_steps=grad_accum_every,
+            validate_every=save_model_every,
+            checkpoint_every=save_model_every,
+            num_workers=workers,
+            ema=EMAConfig(decay=0.0),
+            accelerate_kwargs=accelerate_kwargs,
+        )
+        if not isinstance(mulan, MuLaN):
+            foreign = ForeignMuLaNTask(mulan, optimizer)
+            if dataset is None or loss is not None:
+                raise UserError(
+                    "folder and loss are for a MuLaN of this package, but the model is another one "
+                    "with a loss of its own: give a dataset of pairs, and leave them out."
+                )
+            pairs = build_pairs(dataset, data_max_length)
+            split = split_foreign(pairs, valid_frac, random_split_seed)
+            steps = num_train_steps or steps_per_epoch(split, batch_size * grad_accum_every)
+            arguments = {"optimizer": encode(optimizer), "data_max_length": data_max_length}
+            run = ForeignRun(foreign, split, build_engine(steps=steps), arguments)
+            super().__init__(run, results_folder)
+            return
         rate_hz = mulan.config.audio.rate_hz
         if dataset is None:
             samples = data_max_length or round(DEFAULT_SECONDS * rate_hz)
@@ -81,34 +122,25 @@ class MuLaNTrainer(Trainer[MuLaN]):
             split_seed=random_split_seed,
         )
         split = data.build() if dataset is None else split_pairs(dataset, data, mulan)
-        batches_per_epoch = len(split.train) // (batch_size * grad_accum_every)
-        run = Run(
+        steps = num_train_steps or steps_per_epoch(split, batch_size * grad_accum_every)
+        own_run = Run(
             recipe="music-mulan",
             task=MusicContrastiveConfig(
                 model=mulan.config,
                 loss=choose_loss(mulan, loss),
                 layers=len(mulan.log_scale) - 1,
-                optimizer=OptimizerConfig(
-                    name="lion" if use_lion else "adam",
-                    lr=lr,
-                    betas=betas,
-                    max_grad_norm=max_grad_norm,
-                ),
+                optimizer=optimizer,
             ),
             data=data,
-            engine=build_engine_config(
-                steps=num_train_steps or max(1, batches_per_epoch),
-                micro_batch_size=batch_size,
-                grad_accum_steps=grad_accum_every,
-                validate_every=save_model_every,
-                checkpoint_every=save_model_every,
-                ema=EMAConfig(decay=0.0),
-                accelerate_kwargs=accelerate_kwargs,
-            ),
+            engine=build_engine(steps=steps),
         )
-        task = build_task(run)
-        task.model.load_state_dict(mulan.state_dict())
-        super().__init__(run, results_folder, task, split)
+        task = build_task(own_run)
+        adopt_model(task, mulan)
+        super().__init__(own_run, results_folder, task, split)
+
+
+def steps_per_epoch(split: Split, batch_size: int) -> int:
+    return max(1, len(split.train) // batch_size)
 
 
 def split_pairs(dataset: Sequence[object], data: MusicDataConfig, mulan: MuLaN) -> Split:

@@ -10,10 +10,11 @@ from typing import ClassVar
 from tessera.data.dataset import Split
 from tessera.engine.logging import Trackers
 from tessera.engine.task import Task
-from tessera.run.config import Run, encode, flatten
+from tessera.run.config import Run, flatten
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 from tessera.trainers.base import AnyModel, LogFn, Trainer
+from tessera.trainers.foreign import ForeignRun
 
 
 class TrackedTrainer(Trainer[AnyModel]):
@@ -22,16 +23,16 @@ class TrackedTrainer(Trainer[AnyModel]):
 
     def __init__(
         self,
-        run: Run,
+        run: Run | ForeignRun,
         results_folder: str | Path,
-        task: Task,
-        split: Split | None,
+        task: Task | None = None,
+        split: Split | None = None,
         *,
+        extra_settings: Json | None = None,
         use_wandb_tracking: bool,
     ) -> None:
         self._use_wandb, self._project = use_wandb_tracking, ""
-        self._trackers: Trackers | None = None
-        super().__init__(run, results_folder, task, split)
+        super().__init__(run, results_folder, task, split, extra_settings=extra_settings)
 
     def train(self, log_fn: LogFn | None = None) -> None:
         self._check_project()
@@ -51,25 +52,20 @@ class TrackedTrainer(Trainer[AnyModel]):
                 f"The project {project!r} was given for tracking, but this trainer was constructed "
                 "without use_wandb_tracking=True: add it."
             )
-        settings = flatten(encode(self.run))
+        settings = flatten(self.settings)
         if run_name is not None:
             settings["run_name"] = run_name
         settings |= dict(hps or {})
         self._project = project
-        if self.engine.dist.is_main:
-            folder, warn = self.engine.directory.path / project, self.engine.printer.print
-            self._trackers = Trackers(("wandb",), folder, settings, warn)
+        folder, warn = self.engine.directory.path / project, self.engine.printer.print
+        names = ("wandb",) if self.engine.dist.is_main else ()
+        trackers = Trackers(names, folder, settings, warn, run_name)
         try:
-            yield
+            with self.engine.logger.forwarding_to(trackers):
+                yield
         finally:
-            if self._trackers is not None:
-                self._trackers.close()
-            self._project, self._trackers = "", None
-
-    def _on_log(self, record: Json) -> None:
-        if self._trackers is not None:
-            self._trackers.log(record)
-        super()._on_log(record)
+            trackers.close()
+            self._project = ""
 
     def _check_project(self) -> None:
         """Raise UserError if tracking was requested and no project was given."""

@@ -5,7 +5,7 @@
         model, dataset_folder="videos", image_size=128, batch_size=4, num_train_steps=1000
     )
     trainer.train()
-    codes = trainer.tokenize(videos)        # (B, 3, T, H, W) in [-1, 1] -> (B, t, h, w)
+    codes = trainer.tokenize(videos)        # (B, 3, T, H, W) in [0, 1] -> (B, t, h, w)
 
 The parameters are those of magvit2-pytorch.
 
@@ -14,15 +14,16 @@ B videos of T frames of H x W pixels become t x h x w codes.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler
 
+from tessera.data.dataset import Split
 from tessera.engine.checkpoint import step_name
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
@@ -34,22 +35,28 @@ from tessera.modalities.video.reconstruction import (
     VideoReconstructionConfig,
     VideoTokenizerTaskConfig,
 )
-from tessera.run.config import Run
+from tessera.run.config import Run, encode
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
-    SCHEDULER_KWARGS,
     build_engine_config,
+    check_arguments,
     translate_ema_kwargs,
     translate_kwargs,
-    translate_scheduler,
 )
+from tessera.trainers.base import adopt_model
+from tessera.trainers.foreign import ForeignRun, split_foreign
+from tessera.trainers.foreign_videos import ForeignVideoTask, build_videos, read_videos
 from tessera.trainers.in_memory import IN_MEMORY, split_dataset
 from tessera.trainers.in_memory_videos import InMemoryVideos
+from tessera.trainers.schedulers import parse_schedule
 from tessera.trainers.tracked import TrackedTrainer
 
 ADVERSARY = VideoAdversaryConfig()
+PACKAGE_ADVERSARY = VideoAdversaryConfig(motion=None, weight=1.0, gp_weight=10.0, gp_on="both")
+"""The adversarial weight and the gradient penalty of the research package. They are not the default
+because such a penalty suppresses a discriminator of our size."""
 OPTIMIZER_KWARGS = {"wd": "weight_decay", "betas": "betas", "eps": "eps", "name": "name"}
 """The names that `optimizer_kwargs` may have, and the fields of OptimizerConfig."""
 DATASET_KWARGS = {
@@ -76,18 +83,39 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
     A step has `batch_size * grad_accum_every` examples, divided between the processes.
     `results_folder` is the run directory with the checkpoints that training resumes from;
     `checkpoints_folder` is where `save` writes. Learning rate, schedule, gradient clipping and
-    weight decay are the same for the tokenizer and for each discriminator.
+    weight decay are the same for the tokenizer and for each discriminator. `workers` is the number
+    of processes that load data.
+
+    The discriminators of this package have an adversarial weight of 0.1 and a gradient penalty of
+    0.01, on originals; those of the research package have 1 and 10, on reconstructions too, which
+    is `discriminators=PACKAGE_ADVERSARY` of this module.
+
+    A model of another package is trained as it is if it is called like the VideoTokenizer of
+    magvit2-pytorch (`trainers/foreign_videos.py`), with its own losses and discriminators;
+    `image_size` is then that of the model.
     """
+
+    result_names = {
+        "total_loss": ("model/loss",),
+        "recon_loss": ("model/recon_loss", "model/pixel"),
+        "perceptual_loss": ("model/perceptual_loss", "model/perceptual"),
+        "adversarial_gen_loss": ("model/adversarial_gen_loss", "model/adversarial"),
+        "discr_loss": ("discriminator/discr_loss", "discriminator/d_loss"),
+        "gradient_penalty_loss": (
+            "discriminator/gradient_penalty",
+            "discriminator/gradient_penalty_loss",
+        ),
+    }
 
     tracking_method = "trackers"
 
+    @check_arguments
     def __init__(
         self,
-        model: VideoTokenizer,
+        model: VideoTokenizer | nn.Module,
         *,
         batch_size: int,
         num_train_steps: int,
-        image_size: int,
         learning_rate: float = 1e-5,
         grad_accum_every: int = 1,
         apply_gradient_penalty_every: int = 4,
@@ -105,84 +133,122 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
         use_wandb_tracking: bool = False,
         discr_start_after_step: float = 0.0,
         warmup_steps: int = 1000,
-        scheduler: Schedule | None = None,
+        scheduler: Schedule | type[LRScheduler] | None = None,
         scheduler_kwargs: Mapping[str, object] | None = None,
         accelerate_kwargs: Mapping[str, object] | None = None,
         ema_kwargs: Mapping[str, object] | None = None,
         optimizer_kwargs: Mapping[str, object] | None = None,
         dataset_kwargs: Mapping[str, object] | None = None,
+        image_size: int | None = None,
         discriminators: VideoAdversaryConfig | None = ADVERSARY,
         perceptual: PerceptualConfig | None = None,
+        workers: int = 0,
     ) -> None:
         check_data_arguments(dataset, dataset_folder, dataset_type, dataset_kwargs)
         self._checkpoints_folder = Path(checkpoints_folder)
-        optimizer_fields: Json = {"weight_decay": 1e-2}
-        optimizer_fields |= translate_scheduler(scheduler, warmup_steps)
-        optimizer_fields |= translate_kwargs(scheduler_kwargs, "scheduler_kwargs", SCHEDULER_KWARGS)
+        schedule = parse_schedule(scheduler, scheduler_kwargs, warmup_steps)
+        optimizer_fields: Json = {"weight_decay": 1e-2, **schedule.fields}
         optimizer_fields |= translate_kwargs(optimizer_kwargs, "optimizer_kwargs", OPTIMIZER_KWARGS)
         optimizer = OptimizerConfig(
             lr=learning_rate, max_grad_norm=max_grad_norm, **optimizer_fields
         )
         data = VideoDataConfig(
             path=IN_MEMORY if dataset_folder is None else str(dataset_folder),
-            size=image_size,
+            size=find_image_size(model, image_size),
             frames=num_frames if dataset_type == "videos" else 1,
             val_fraction=valid_frac,
             split_seed=random_split_seed,
             **translate_kwargs(dataset_kwargs, "dataset_kwargs", DATASET_KWARGS),
         )
-        run = Run(
+        engine = build_engine_config(
+            steps=num_train_steps,
+            micro_batch_size=batch_size,
+            grad_accum_steps=grad_accum_every,
+            validate_every=validate_every_step,
+            checkpoint_every=checkpoint_every_step,
+            num_workers=workers,
+            ema=translate_ema_kwargs(ema_kwargs),
+            accelerate_kwargs=accelerate_kwargs,
+        )
+        start_step = round(discr_start_after_step)
+        if not isinstance(model, VideoTokenizer):
+            foreign = ForeignVideoTask(
+                model,
+                schedule.configure(optimizer),
+                start_step=start_step,
+                gp_every=apply_gradient_penalty_every,
+            )
+            if dataset is None:
+                split = Split(*read_videos(data))
+            else:
+                split = split_foreign(build_videos(dataset), valid_frac, random_split_seed)
+            arguments = {"optimizer": encode(optimizer), "data": encode(data), **schedule.settings}
+            run = ForeignRun(foreign, split, engine, arguments)
+            super().__init__(run, results_folder, use_wandb_tracking=use_wandb_tracking)
+            return
+        own_run = Run(
             recipe="videos-magvit2",
             task=VideoTokenizerTaskConfig(
                 model=model.config,
                 reconstruction=VideoReconstructionConfig(perceptual=perceptual),
                 adversary=build_adversary_config(
                     discriminators,
-                    start_step=round(discr_start_after_step),
+                    start_step=start_step,
                     gp_every=apply_gradient_penalty_every,
                     optimizer=optimizer,
                 ),
                 optimizer=optimizer,
             ),
             data=data,
-            engine=build_engine_config(
-                steps=num_train_steps,
-                micro_batch_size=batch_size,
-                grad_accum_steps=grad_accum_every,
-                validate_every=validate_every_step,
-                checkpoint_every=checkpoint_every_step,
-                ema=translate_ema_kwargs(ema_kwargs),
-                accelerate_kwargs=accelerate_kwargs,
-            ),
+            engine=engine,
         )
-        task = build_task(run)
-        task.model.load_state_dict(model.state_dict())
-        split = None
+        task = build_task(own_run)
+        adopt_model(task, model)
+        schedule.apply(task)
+        own_split = None
         if dataset is not None:
-            split = split_dataset(InMemoryVideos(dataset, data.size, data.frames), data)
-        super().__init__(run, results_folder, task, split, use_wandb_tracking=use_wandb_tracking)
+            own_split = split_dataset(InMemoryVideos(dataset, data.size, data.frames), data)
+        super().__init__(
+            own_run,
+            results_folder,
+            task,
+            own_split,
+            extra_settings=schedule.settings,
+            use_wandb_tracking=use_wandb_tracking,
+        )
 
-    def save(self, path: str | Path | None = None) -> None:
+    def save(self, path: str | Path | None = None, overwrite: bool = True) -> None:
         """Write a checkpoint to `path`, or to a folder of the step in `checkpoints_folder`."""
-        super().save(self._checkpoints_folder / step_name(self.steps) if path is None else path)
+        chosen = self._checkpoints_folder / step_name(self.steps) if path is None else path
+        super().save(chosen, overwrite)
 
     # ---- EMA weights
 
     @property
     def ema_tokenizer(self) -> VideoTokenizer:
         """A copy of the tokenizer with the current EMA weights."""
-        tokenizer = copy.deepcopy(self.model)
-        tokenizer.load_state_dict(self.engine.ema.state_dict())
-        return tokenizer.eval().requires_grad_(False)
+        return self.ema_model
 
     def tokenize(self, videos: Tensor) -> Tensor:
-        """Encode videos (B, 3, T, H, W) or images (B, 3, H, W) in [-1, 1] with the EMA weights.
+        """Encode videos (B, 3, T, H, W) or images (B, 3, H, W) with the EMA weights.
+
+        Values are floats in [0, 1], like those of a dataset.
 
         Returns:
             Codes (B, t, h, w).
         """
+        lowest, highest = videos.aminmax()
+        if not videos.is_floating_point() or lowest < 0 or highest > 1:
+            raise UserError(
+                f"The videos have values of {videos.dtype} from {lowest:g} to {highest:g}, but "
+                "must be floats from 0 to 1, like those of the dataset: rescale them, with "
+                "(x + 1) / 2 if they are from -1 to 1."
+            )
+        inputs = videos.to(self.engine.device)
+        if not isinstance(self.run, ForeignRun):
+            inputs = inputs * 2 - 1
         with self.engine.ema.applied(), eval_mode(self.engine.task):
-            return self.model.tokenize(videos.to(self.engine.device))
+            return self.model.tokenize(inputs)
 
     # ---- Weights & Biases
 
@@ -200,6 +266,19 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
 
 
 # ---- configurations from the arguments
+
+
+def find_image_size(model: nn.Module, image_size: int | None) -> int:
+    """Return the size that was given, or that of a model which is built for one size."""
+    built_for = getattr(model, "image_size", None)
+    if image_size is None and isinstance(built_for, int):
+        return built_for
+    if image_size is None:
+        raise UserError(
+            "image_size is missing: give the side of the frames in pixels, since the model can be "
+            "trained on frames of any size."
+        )
+    return image_size
 
 
 def build_adversary_config(

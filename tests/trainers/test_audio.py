@@ -325,10 +325,8 @@ def test_train_starts_from_the_given_weights_and_calls_log_fn(tmp_path: Path) ->
     given = build_model(critic=CRITIC_HEAD)
     records: list[dict[str, Any]] = []
     trainer = build_trainer(tmp_path, model=given)
-    initial = dict(given.named_parameters())
-    assert all(
-        torch.equal(value, initial[name]) for name, value in trainer.model.named_parameters()
-    )
+    assert trainer.model is given
+    initial = {name: value.clone() for name, value in given.named_parameters()}
     trainer.train(records.append)
     assert [record["step"] for record in records if record["kind"] == "train"] == [1, 2, 3, 4]
     validations = [record for record in records if record["kind"] == "validation"]
@@ -340,6 +338,19 @@ def test_train_starts_from_the_given_weights_and_calls_log_fn(tmp_path: Path) ->
     )
     assert (tmp_path / "samples/000004/sheet.png").is_file() and (tmp_path / "README.md").is_file()
     assert trainer.train_step() == {}
+
+
+def test_a_run_that_trains_only_the_critic_is_judged_by_the_critic(tmp_path: Path) -> None:
+    model = build_model(critic=CRITIC_HEAD)
+    trainer = build_trainer(tmp_path, model=model, only_train_critic=True, lr=1e-2)
+    assert trainer.engine.task.best_metric.name == "critic_bce"
+    trainer.train()
+    first, last = (one for one in read_metrics(tmp_path) if one["kind"] == "validation")
+    assert first["val/cross_entropy"] == last["val/cross_entropy"], "the generator is frozen"
+    assert first["val/critic_bce"] != last["val/critic_bce"]
+    assert 0 <= last["val_ema/critic_accuracy"] <= 1
+    everything = build_trainer(tmp_path / "all", model=build_model(critic=CRITIC_HEAD))
+    assert everything.engine.task.best_metric.name == "cross_entropy"
 
 
 @pytest.mark.parametrize("critic", [CRITIC_HEAD, CriticConfig(dim=8, depth=1, heads=2)])

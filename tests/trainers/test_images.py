@@ -46,7 +46,8 @@ def build_trainer(images: Path, results: Path, **settings: Any) -> VQGanVAETrain
         "results_folder": results,
         "discriminator": PatchDiscriminatorConfig(dim=8, layers=2),
     }
-    return VQGanVAETrainer(build_vae(), **(defaults | settings))
+    vae = settings.pop("vae", None) or build_vae()
+    return VQGanVAETrainer(vae, **(defaults | settings))
 
 
 def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
@@ -74,8 +75,9 @@ def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
 
 def test_train_starts_from_the_given_weights_and_calls_log_fn(images: Path, tmp_path: Path) -> None:
     records: list[dict[str, Any]] = []
-    initial = build_vae()
-    trainer = build_trainer(images, tmp_path)
+    initial, given = build_vae(), build_vae()
+    trainer = build_trainer(images, tmp_path, vae=given)
+    assert trainer.model is given
     assert all(
         torch.equal(a, b)
         for a, b in zip(trainer.model.parameters(), initial.parameters(), strict=True)

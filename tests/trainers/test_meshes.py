@@ -139,7 +139,6 @@ def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
         "accelerator_kwargs": None,
         "optimizer_kwargs": None,
         "checkpoint_every": 1000,
-        "checkpoint_folder": "./checkpoints",
         "use_wandb_tracking": False,
     }
     edges = ("vertices", "faces", "face_edges")
@@ -351,18 +350,15 @@ def test_validation_evaluates_the_requested_number_of_batches(tmp_path: Path) ->
 def test_calling_a_trainer_trains_from_the_given_weights(
     autoencoder_run: Path, tmp_path: Path
 ) -> None:
+    models = build_autoencoder(), build_transformer()
+    settings: dict[str, Any] = {"learning_rate": 1e-3}
     trainers = [
-        (autoencoder_trainer(tmp_path / "a", learning_rate=1e-3), build_autoencoder()),
-        (
-            transformer_trainer(tmp_path / "t", autoencoder_run, learning_rate=1e-3),
-            build_transformer(),
-        ),
+        autoencoder_trainer(tmp_path / "a", model=models[0], **settings),
+        transformer_trainer(tmp_path / "t", autoencoder_run, model=models[1], **settings),
     ]
-    for trainer, given in trainers:
-        initial = dict(given.named_parameters())
-        assert all(
-            torch.equal(value, initial[name]) for name, value in trainer.model.named_parameters()
-        )
+    for trainer, given in zip(trainers, models, strict=True):
+        assert trainer.model is given
+        initial = {name: value.clone() for name, value in given.named_parameters()}
         losses = trainer.train_step()
         assert trainer.steps == 1
         assert losses and all(np.isfinite(value) for value in losses.values())
@@ -486,7 +482,7 @@ def test_records_are_tracked_inside_wandb_tracking_and_rejected_outside(
     assert tracker.calls == []
     with trainer.wandb_tracking("meshgpt", run="baseline", hps={"why": "to see"}):
         trainer()
-    assert tracker.calls[0] == ("project", "meshgpt")
+    assert tracker.calls[0] == ("project", "meshgpt", "baseline")
     settings = tracker.calls[1][1]
     assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
         "baseline",
@@ -516,8 +512,8 @@ def test_records_are_tracked_inside_wandb_tracking_and_rejected_outside(
         ({"val_num_batches": 0}, "val_num_batches is less than 1, .*: use 1 or more"),
         ({"dataset": []}, "The batch size is 2, but the training set has 0 examples"),
         (
-            {"scheduler": torch.optim.lr_scheduler.StepLR},
-            "StepLR.*'constant', 'warmup', 'cosine', 'wsd'",
+            {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+            "ReduceLROnPlateau.*'constant', 'warmup', 'cosine', 'wsd'",
         ),
         ({"scheduler_kwargs": {"T_max": 10}}, "scheduler_kwargs has T_max=10"),
         (
@@ -556,3 +552,47 @@ def test_a_transformer_that_does_not_fit_its_tokenizer_is_rejected(
     ):
         transformer_trainer(tmp_path / "run", Path(tokenizer()))
     assert not (tmp_path / "run").exists()
+
+
+# ---- defaults
+
+
+def test_both_trainers_have_a_folder_of_their_own_by_default() -> None:
+    folders = {
+        inspect.signature(trainer).parameters["checkpoint_folder"].default
+        for trainer in (MeshAutoencoderTrainer, MeshTransformerTrainer)
+    }
+    assert folders == {"./checkpoints/mesh-autoencoder", "./checkpoints/mesh-transformer"}
+
+
+def test_without_a_val_dataset_validation_is_as_rare_as_checkpoints(
+    autoencoder_run: Path, tmp_path: Path
+) -> None:
+    settings = {"val_every": 1, "checkpoint_every": 3}
+    transformer_trainer(tmp_path / "none", autoencoder_run, **settings)()
+    held_out = make_items_with_texts(2)
+    transformer_trainer(tmp_path / "given", autoencoder_run, val_dataset=held_out, **settings)()
+    steps = {
+        name: [one["step"] for one in read_metrics(tmp_path / name) if one["kind"] == "validation"]
+        for name in ("none", "given")
+    }
+    assert steps == {"none": [3, 4], "given": [1, 2, 3, 4]}
+
+
+class CountingItems(list):
+    """Items that count how often they are read."""
+
+    reads = 0
+
+    def __getitem__(self, index: Any) -> Any:
+        self.reads += 1
+        return super().__getitem__(index)
+
+
+def test_the_constructor_reads_items_once_for_texts_and_once_for_tokens(
+    autoencoder_run: Path, tmp_path: Path
+) -> None:
+    items = CountingItems(make_items_with_texts(8))
+    transformer_trainer(tmp_path, autoencoder_run, dataset=items)
+    num_validated = SMALL["val_num_batches"] * SMALL["batch_size"]  # tokenized once more
+    assert items.reads <= 2 * len(items) + num_validated

@@ -20,7 +20,7 @@ from tessera.run.errors import UserError
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.token_ids import TokenIdTextConfig
 from tessera.trainers import MuLaNTrainer
-from tessera.trainers.in_memory_music import InMemoryMusic, find_max_samples
+from tessera.trainers.in_memory_music import ClippedWaveform, InMemoryMusic, find_max_samples
 from tests.runs import assert_same_run, read_metrics
 
 AUDIO = SpectrogramTransformerConfig(
@@ -112,12 +112,12 @@ def test_all_held_out_pairs_are_evaluated(tmp_path: Path) -> None:
 
 def test_training_starts_from_the_given_weights(tmp_path: Path) -> None:
     given = build_model()
-    state = build_trainer(tmp_path, mulan=given).model.state_dict()
-    assert all(
-        torch.equal(state[name], value)
-        for name, value in given.state_dict().items()
-        if "merges" not in name
-    )
+    before = {name: value.clone() for name, value in given.named_parameters()}
+    trainer = build_trainer(tmp_path, mulan=given)
+    assert trainer.model is given
+    assert all(torch.equal(value, before[name]) for name, value in given.named_parameters())
+    trainer.train_step()
+    assert not all(torch.equal(value, before[name]) for name, value in given.named_parameters())
 
 
 def test_gradient_accumulation_increases_the_number_of_negatives(tmp_path: Path) -> None:
@@ -271,3 +271,48 @@ def test_invalid_arguments_are_rejected_before_anything_is_written(
     with pytest.raises(UserError, match=message):
         build_trainer(tmp_path, **settings)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_spectrogram_is_not_taken_for_a_waveform_of_many_channels() -> None:
+    items = [(torch.rand(65, 200), "a harp")]
+    with pytest.raises(UnreadableFile, match="65 rows, which looks like a spectrogram"):
+        InMemoryMusic(items, 100, 8000, False).item(0, np.random.default_rng(0))
+
+
+def test_clipping_of_loud_waveforms_is_announced() -> None:
+    loud = InMemoryMusic([(torch.linspace(-2, 2, 100), "a harp")], 100, 8000, False)
+    with pytest.warns(ClippedWaveform, match="beyond \\[-1, 1\\]"):
+        example = loud.item(0, np.random.default_rng(0))
+    assert np.abs(example.samples).max() == 1
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ((torch.rand(100) - 0.5, torch.tensor([1, 2])), "given as token ids, but"),
+        ((torch.rand(100) - 0.5, ""), "its text is empty"),
+        (("a harp", "two texts"), "two of its values can be the text"),
+        (torch.rand(100), "an item must be a tuple or a dictionary"),
+    ],
+)
+def test_unreadable_captions_are_reported_with_their_reason(
+    item: Any, reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=reason):
+        build_trainer(tmp_path, [item] * 8, data_max_length=100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_train_steps": "ten"}, "num_train_steps must be a whole number or None, got 'ten'"),
+        ({"batch_size": 4.5}, "batch_size must be a whole number, got 4.5"),
+        ({"use_lion": "yes"}, "use_lion must be True or False, got 'yes'"),
+        ({"lr": True}, "lr must be a number, got True"),
+    ],
+)
+def test_arguments_of_a_wrong_type_get_a_sentence(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build_trainer(tmp_path, **settings)

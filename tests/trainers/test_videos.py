@@ -24,6 +24,7 @@ from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.nn.quantize import FSQConfig
 from tessera.run.errors import UserError
 from tessera.trainers import VideoTokenizerTrainer
+from tessera.trainers.videos import PACKAGE_ADVERSARY
 from tests.fake_tracker import FakeTracker
 from tests.runs import assert_same_run, read_metrics
 
@@ -74,7 +75,8 @@ def build_trainer(results: Path, **settings: Any) -> VideoTokenizerTrainer:
     }
     if "dataset_folder" not in settings and "dataset" not in settings:
         defaults["dataset"] = make_videos()
-    return VideoTokenizerTrainer(build_model(), **(defaults | settings))
+    model = settings.pop("model", None) or build_model()
+    return VideoTokenizerTrainer(model, **(defaults | settings))
 
 
 def read_train_records(results: Path) -> list[dict[str, Any]]:
@@ -112,7 +114,7 @@ def test_parameters_and_defaults_are_those_of_the_research_package() -> None:
         "dataset_kwargs": None,
     }
     assert {name: parameters[name].default for name in documented} == documented
-    for required in ("model", "batch_size", "num_train_steps", "image_size"):
+    for required in ("model", "batch_size", "num_train_steps"):
         assert parameters[required].default is inspect.Parameter.empty
 
 
@@ -244,8 +246,8 @@ def test_training_on_a_folder_leaves_a_complete_run_directory(folder: Path, tmp_
     validations = [record for record in read_metrics(tmp_path) if record["kind"] == "validation"]
     assert [record["step"] for record in validations] == [2, 4]
     assert (tmp_path / "samples/000004/sheet.mp4").is_file()
-    batch = torch.rand(2, 3, 5, 16, 16) * 2 - 1
-    assert torch.equal(Tokenizer.load(tmp_path).encode(batch), trainer.tokenize(batch))
+    batch = torch.rand(2, 3, 5, 16, 16)
+    assert torch.equal(Tokenizer.load(tmp_path).encode(batch * 2 - 1), trainer.tokenize(batch))
 
 
 def test_videos_and_images_in_memory_are_preprocessed_like_files(tmp_path: Path) -> None:
@@ -367,22 +369,55 @@ def test_tokenize_and_ema_tokenizer_use_the_ema_weights(tmp_path: Path) -> None:
         ema_kwargs={"beta": 0.9, "update_after_step": 0, "update_every": 1},
     )
     trainer.train()
-    batch = torch.stack(make_videos(3)) * 2 - 1
-    codes = trainer.tokenize(batch)
+    videos = torch.stack(make_videos(3))
+    batch = videos * 2 - 1
+    codes = trainer.tokenize(videos)
     assert codes.shape == (3, 2, 4, 4) and not codes.requires_grad
     ema_tokenizer = trainer.ema_tokenizer
     assert torch.equal(codes, ema_tokenizer.tokenize(batch))
     assert not torch.equal(codes, trainer.model.tokenize(batch)), "the raw weights differ"
     assert not ema_tokenizer.training
     assert not any(parameter.requires_grad for parameter in ema_tokenizer.parameters())
-    assert torch.equal(trainer.tokenize(batch[:, :, 0]), codes[:, :1])
+    assert torch.equal(trainer.tokenize(videos[:, :, 0]), codes[:, :1])
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
     for parameter in ema_tokenizer.parameters():
         parameter.zero_()
     assert all(
         torch.equal(value, before[name]) for name, value in trainer.model.state_dict().items()
     ), "ema_tokenizer is a copy"
-    assert torch.equal(trainer.tokenize(batch), codes)
+    assert torch.equal(trainer.tokenize(videos), codes)
+
+
+def test_tokenize_takes_the_range_of_the_dataset_and_checks_it(tmp_path: Path) -> None:
+    trainer = build_trainer(tmp_path)
+    videos = make_videos(3)
+    [batch] = trainer.engine.validation.batches(0, 1, [0])
+    index = int(batch.names[0].rpartition("-")[2])
+    codes = trainer.tokenize(make_videos()[index][None])
+    assert torch.equal(codes, trainer.model.tokenize(batch.examples.videos[:1]))
+    for wrong in (torch.stack(videos) * 2 - 1, (torch.stack(videos) * 255).byte()):
+        with pytest.raises(UserError, match="must be floats from 0 to 1"):
+            trainer.tokenize(wrong)
+
+
+def test_the_given_model_itself_is_trained(tmp_path: Path) -> None:
+    model = build_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    model.decoder.requires_grad_(False)
+    trainer = build_trainer(tmp_path, model=model, learning_rate=1e-2, discriminators=FRAMES_ONLY)
+    assert trainer.model is model
+    trainer.train()
+    frozen = {name for name, _ in model.decoder.named_parameters(prefix="decoder")}
+    changed = {name for name, value in model.named_parameters() if not value.equal(before[name])}
+    assert changed == {name for name, _ in model.named_parameters()} - frozen
+
+
+def test_differences_to_the_weights_of_the_package_are_stated() -> None:
+    assert VideoTokenizerTrainer.__doc__ is not None
+    text = " ".join(VideoTokenizerTrainer.__doc__.split())
+    ours, theirs = VideoAdversaryConfig(), PACKAGE_ADVERSARY
+    assert f"weight of {ours.weight:g} and a gradient penalty of {ours.gp_weight:g}" in text
+    assert f"have {theirs.weight:g} and {theirs.gp_weight:g}, on reconstructions too" in text
 
 
 # ---- trackers
@@ -400,7 +435,7 @@ def test_records_are_tracked_inside_trackers_and_rejected_outside(
     assert tracker.calls == []
     with trainer.trackers("magvit", run_name="baseline", hps={"why": "to see"}):
         trainer.train()
-    assert tracker.calls[0] == ("project", "magvit")
+    assert tracker.calls[0] == ("project", "magvit", "baseline")
     settings = tracker.calls[1][1]
     assert (settings["run_name"], settings["why"], settings["engine.steps"]) == (
         "baseline",
@@ -435,9 +470,11 @@ def test_trackers_are_rejected_without_use_wandb_tracking(tmp_path: Path) -> Non
             "fliip=True.*did you mean 'flip'",
         ),
         (
-            {"scheduler": torch.optim.lr_scheduler.StepLR},
-            "StepLR.*'constant', 'warmup', 'cosine', 'wsd'",
+            {"scheduler": torch.optim.lr_scheduler.ReduceLROnPlateau},
+            "ReduceLROnPlateau.*'constant', 'warmup', 'cosine', 'wsd'",
         ),
+        ({"scheduler": torch.optim.lr_scheduler.StepLR}, "StepLR.*missing.*'step_size'"),
+        ({"image_size": None}, "image_size is missing"),
         ({"scheduler": "cosin"}, "'constant', 'warmup', 'cosine', 'wsd'"),
         (
             {"scheduler": "cosine", "scheduler_kwargs": {"T_max": 10}},

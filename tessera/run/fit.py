@@ -1,0 +1,118 @@
+"""Train a task from Python in a run directory, and load its weights again.
+
+    engine = fit(LossTask(model), dataset, out="runs/mine", steps=1000, batch_size=32)
+
+The same call resumes a run that was interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from tessera.data.dataset import ExampleDataset, Split, Subset, split_names
+from tessera.data.loader import check_num_examples
+from tessera.data.source import DatasetSource
+from tessera.engine import checkpoint
+from tessera.engine.distributed import Distributed
+from tessera.engine.engine import Engine, EngineConfig
+from tessera.engine.task import Source, Task
+from tessera.run.config import encode
+from tessera.run.directory import Json, RunDirectory
+from tessera.run.errors import UserError, as_user_error
+from tessera.run.train import claim_directory, open_engine
+
+
+def fit(
+    task: Task,
+    data: Any,
+    *,
+    out: str | Path,
+    validation: Any = None,
+    val_fraction: float = 0.05,
+    collate: Callable[[list[Any]], Any] | None = None,
+    settings: Json | None = None,
+    on_log: Callable[[Json], None] | None = None,
+    **engine: Any,
+) -> Engine:
+    """Train a task, or resume its run, and return the engine.
+
+    Args:
+        task: The task; `LossTask(model)` for a module that returns its loss.
+        data: The training examples: a dataset of torch or any other object with a length and
+            items, or a `Source`.
+        out: The run directory.
+        validation: The held-out examples; by default a fraction of `data`.
+        val_fraction: The fraction of `data` that is held out; 0 validates on the training examples.
+        collate: The function that makes a batch of several items; by default that of torch. It is
+            not used for a `Source`.
+        settings: Further settings to store in config.json and to compare when the run is resumed.
+        on_log: Receives every record of metrics.jsonl.
+        engine: The fields of EngineConfig, such as `steps`, `batch_size` and `seed`.
+    """
+    unknown = sorted(set(engine) - set(EngineConfig.__dataclass_fields__))
+    if unknown:
+        raise UserError(
+            f"fit has no parameter {unknown[0]!r}: it takes its own parameters and the fields of "
+            f"EngineConfig, {', '.join(EngineConfig.__dataclass_fields__)}."
+        )
+    with as_user_error(ValueError):
+        config = EngineConfig(**engine)
+    split = build_split(data, validation, val_fraction, collate)
+    check_num_examples(split.train, config.batch_size)
+    kind = type(task)
+    stored: Json = {
+        "recipe": None,
+        "task": {"class": f"{kind.__module__}.{kind.__qualname__}"},
+        "data": {"val_fraction": val_fraction},
+        "engine": encode(config),
+        "settings": settings or {},
+    }
+    directory, dist = RunDirectory(out), Distributed.from_environment()
+    dist.on_main(lambda: claim_directory(directory, stored))
+    opened = open_engine(task, split, config, directory, stored, contiguous=True, on_log=on_log)
+    opened.run()
+    return opened
+
+
+def build_split(
+    data: Any,
+    validation: Any,
+    val_fraction: float,
+    collate: Callable[[list[Any]], Any] | None,
+) -> Split:
+    train = as_source(data, collate)
+    if validation is not None:
+        return Split(train, as_source(validation, collate))
+    names = [train.name(index) for index in range(len(train))]
+    with as_user_error(ValueError):
+        kept, held_out = split_names(names, val_fraction)
+    return Split(Subset(train, kept), Subset(train, held_out))
+
+
+def as_source(data: Any, collate: Callable[[list[Any]], Any] | None) -> ExampleDataset:
+    """Return a source unchanged, and any other object with a length and items as one."""
+    if isinstance(data, Source):
+        return data  # type: ignore[return-value]
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise UserError(
+            f"The data are a {type(data).__name__}, but must have a length and items by index, so "
+            "that a run can be resumed at any step: give a map-style dataset, or store the "
+            "examples of a stream first."
+        )
+    return DatasetSource(data) if collate is None else DatasetSource(data, collate)
+
+
+def load_weights(
+    model: nn.Module, run: str | Path, weights: Literal["ema", "raw"] = "ema"
+) -> nn.Module:
+    """Load the weights of a run's newest checkpoint into a model, and return it."""
+    found = checkpoint.find_newest(RunDirectory(run).checkpoints, print)
+    if found is None:
+        raise UserError(f"The run in {run} has no checkpoint: train it first.")
+    file = found / ("ema.safetensors" if weights == "ema" else "model.safetensors")
+    checkpoint.load_strictly(model, checkpoint.read_tensors(file), f"model in {run}")
+    return model
