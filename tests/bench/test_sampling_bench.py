@@ -1,0 +1,37 @@
+"""bench/sampling.py: a row for each setting, and results that are there are not repeated."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+
+from tessera.modalities.image.recipes import images_maskgit
+from tests.runs import build_tiny, train
+
+BENCH = Path(__file__).resolve().parents[2] / "bench"
+
+
+@pytest.fixture
+def sampling(monkeypatch):
+    """The bench script as a module."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("sampling")
+
+
+def test_settings_are_compared_once(sampling, tmp_path, monkeypatch, capsys):
+    train(tmp_path / "run", build_tiny(images_maskgit))
+    out, run = tmp_path / "results.jsonl", str(tmp_path / "run")
+    arguments = [run, "--samples", "8", "--out", str(out), "--only"]
+    assert sampling.main([*arguments, "guidance 1"]) == 0
+    assert sampling.main([*arguments, "guidance 1", "halton"]) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["setting"] for line in lines] == ["guidance 1", "halton"]
+    assert {"frechet_lite0", "recall", "caption_R@1", "cpu_s"} <= lines[0].keys()
+    monkeypatch.setattr(sampling, "compare_settings", None)
+    capsys.readouterr()
+    assert sampling.main([*arguments, "halton"]) == 0
+    rows = [row.split("|")[1].strip() for row in capsys.readouterr().out.splitlines()]
+    assert rows == ["setting", "---", "real images", "guidance 1", "halton"]
