@@ -27,17 +27,22 @@ def make_endless(config: Any) -> Any:
 
 def iterate_steps(task: Any, dataset: Any, config: Any, work_dir: Path) -> Iterator[Any]:
     """Run the engine with all its features and its data loader, without a recipe."""
+    return build_engine(task, dataset, config, work_dir / "ours").steps()
+
+
+def build_engine(task: Any, dataset: Any, config: Any, folder: Path) -> Any:
+    """Build an engine for a task without a recipe."""
     from tessera.data.loader import EvalLoader, TrainLoader
     from tessera.engine.engine import Engine
     from tessera.run.directory import RunDirectory
 
-    directory = RunDirectory(work_dir / "ours")
+    directory = RunDirectory(folder)
     directory.create()
     settings = {"seed": config.seed, "batch_size": config.batch_size}
     train, validation = TrainLoader(dataset, **settings), EvalLoader(dataset, **settings)
     engine = Engine(task, train, validation, config, directory)
     engine.open({})
-    return engine.steps()
+    return engine
 
 
 def stub_tokenizer(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,31 +80,58 @@ def build_their_sampler(work_dir: Path) -> Workload:
 
 
 def build_their_model(work_dir: Path) -> Any:
-    """Build their MaskGit with stubs for the text encoder and the tokenizer that it requires."""
+    """Build their MaskGit at the configuration that is compared."""
+    import torch
+
+    torch.manual_seed(0)
+    states = random_text_states()
+    return build_their_maskgit(
+        work_dir,
+        vocab_size=CODEBOOK_SIZE,
+        grid=GRID,
+        depth=DEPTH,
+        text_dim=TEXT_DIM,
+        encode_text=lambda texts: states[[int(text) for text in texts]],
+        cond_drop_prob=COND_DROP_PROB,
+    )
+
+
+def build_their_maskgit(
+    work_dir: Path,
+    *,
+    vocab_size: int,
+    grid: int,
+    depth: int,
+    text_dim: int,
+    encode_text: Callable[[list[str]], Any],
+    cond_drop_prob: float,
+) -> Any:
+    """Build their MaskGit with stubs for the text encoder and the tokenizer that it requires.
+
+    It takes and returns codes. `encode_text` returns states that are zero after the end of a text.
+    """
     from peers import shims
 
     shims.install()
-    import torch
     from muse_maskgit_pytorch import MaskGit, MaskGitTransformer, VQGanVAE
 
-    torch.manual_seed(0)
     text_encoder = work_dir / "text-encoder"  # only its config is read
     text_encoder.mkdir(exist_ok=True)
-    (text_encoder / "config.json").write_text(json.dumps({"model_type": "t5", "d_model": TEXT_DIM}))
+    (text_encoder / "config.json").write_text(json.dumps({"model_type": "t5", "d_model": text_dim}))
     transformer = MaskGitTransformer(
-        num_tokens=CODEBOOK_SIZE,
-        seq_len=POSITIONS,
+        num_tokens=vocab_size,
+        seq_len=grid * grid,
         dim=DIM,
-        depth=DEPTH,
+        depth=depth,
         heads=HEADS,
         dim_head=DIM // HEADS,
         t5_name=str(text_encoder),
     )
-    states = random_text_states()
-    transformer.encode_text = lambda texts: states[[int(text) for text in texts]]
-    tokenizer = VQGanVAE(dim=16, layers=3, codebook_size=CODEBOOK_SIZE, use_vgg_and_gan=False)
+    transformer.encode_text = encode_text
+    tokenizer = VQGanVAE(dim=16, layers=3, codebook_size=2**16, use_vgg_and_gan=False)
+    tokenizer.codebook_size = vocab_size  # which is compared with the transformer's
     model = MaskGit(
-        image_size=64, transformer=transformer, vae=tokenizer, cond_drop_prob=COND_DROP_PROB
+        image_size=8 * grid, transformer=transformer, vae=tokenizer, cond_drop_prob=cond_drop_prob
     )
     model.vae.decode_from_ids = lambda codes: codes
     return model
@@ -176,27 +204,36 @@ def text_table_config() -> Any:
     """Return the config of a text encoder that reads its states from a table."""
     import torch
 
+    table = random_text_states()
+
+    def encode(texts: Sequence[str]) -> tuple[Any, Any]:
+        values = table[[int(text) for text in texts]]
+        return values, torch.ones(values.shape[:2], dtype=torch.bool)
+
+    return fixed_text_config(TEXT_DIM, encode)
+
+
+def fixed_text_config(text_dim: int, encode: Callable[[Sequence[str]], tuple[Any, Any]]) -> Any:
+    """Return the config of a text encoder without parameters, whose states are given by a function.
+
+    `encode` returns the states and the mask of those that are no padding.
+    """
     from tessera.nn.transformer import States
     from tessera.text.encoder import TextEncoder
     from tessera.text.learned import LearnedTextConfig
 
-    class TextTable(TextEncoder):
-        dim = TEXT_DIM
+    class FixedText(TextEncoder):
+        dim = text_dim
 
-        def __init__(self) -> None:
-            super().__init__()
-            self.states = random_text_states()
-
-        def forward(self, texts: Any) -> States:
-            values = self.states[[int(text) for text in texts]]
-            return States(values, torch.ones(values.shape[:2], dtype=torch.bool))
+        def forward(self, texts: Sequence[str]) -> States:
+            return States(*encode(texts))
 
     @dataclass(frozen=True, kw_only=True)
-    class TextTableConfig(LearnedTextConfig):
-        def build(self) -> TextTable:  # type: ignore[override]
-            return TextTable()
+    class FixedTextConfig(LearnedTextConfig):
+        def build(self) -> FixedText:  # type: ignore[override]
+            return FixedText()
 
-    return TextTableConfig()
+    return FixedTextConfig()
 
 
 def our_info(task: Any) -> ModelInfo:

@@ -129,7 +129,7 @@ def random_pairs() -> list[tuple[Any, Any]]:
     generator = torch.Generator().manual_seed(7)
     return [
         (
-            torch.randn(SAMPLES, generator=generator),
+            torch.randn(SAMPLES, generator=generator).clamp(-1, 1),
             torch.randint(1, TEXT_VOCAB_SIZE, (TEXT_LEN,), generator=generator),
         )
         for _ in range(NUM_PAIRS)
@@ -173,7 +173,7 @@ def run_step(batch_size: int, grad_accum_steps: int) -> memory.MemoryUse:
 def load_micro_batches(run: Any) -> list[Any]:
     from tessera.run.train import build_train_loader
 
-    loader = build_train_loader(run.data.build().train, run)
+    loader = build_train_loader(run.data.build().train, run.engine)
     return next(loader.micro_batches(0, 1, rank=0, world_size=1))
 
 

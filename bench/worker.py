@@ -46,15 +46,21 @@ class Workload:
 def serve(build: Callable[[], Workload]) -> None:
     """Build the workload, send its sizes, then run a block for every number read from stdin.
 
-    Results are written to the original stdout. Anything that the packages print goes to stderr.
+    Results are written to the original stdout.
     """
-    results = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+    results = redirect_output()
     workload = build()
     send(results, asdict(workload.info))
     run_block = timing.time_blocks(workload.step)
     for line in sys.stdin:
         send(results, asdict(run_block(int(line))))
+
+
+def redirect_output() -> TextIO:
+    """Return the original stdout; from now on, what the packages print goes to stderr."""
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return results
 
 
 def send(results: TextIO, values: dict[str, Any]) -> None:
@@ -90,20 +96,19 @@ def package_versions(*packages: str) -> str:
 # ---- in the parent process
 
 
-class Worker:
-    """A running worker process; calling it runs a block of steps."""
+class WorkerProcess:
+    """A running worker process, which answers each line of JSON with another one."""
 
     def __init__(self, process: subprocess.Popen[str]):
         self._process = process
-        self.info = ModelInfo(**self._receive())
 
-    def __call__(self, steps: int) -> timing.StepTime:
+    def request(self, value: Any) -> dict[str, Any]:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps}\n")
+        self._process.stdin.write(json.dumps(value) + "\n")
         self._process.stdin.flush()
-        return timing.StepTime(**self._receive())
+        return self.receive()
 
-    def _receive(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -114,24 +119,43 @@ class Worker:
         return json.loads(line)
 
 
+class Worker:
+    """A worker process that runs blocks of steps."""
+
+    def __init__(self, process: WorkerProcess):
+        self._process = process
+        self.info = ModelInfo(**process.receive())
+
+    def __call__(self, steps: int) -> timing.StepTime:
+        return timing.StepTime(**self._process.request(steps))
+
+
 @contextmanager
 def start_worker(*command: str | Path) -> Iterator[Worker]:
-    """Run a worker process for the duration of the context; print its stderr only if it fails."""
-    with tempfile.TemporaryFile("w+") as stderr:
-        process = subprocess.Popen(
+    """Run a worker for the duration of the context."""
+    with start_process(*command) as process:
+        yield Worker(process)
+
+
+@contextmanager
+def start_process(*command: str | Path) -> Iterator[WorkerProcess]:
+    """Run a process for the duration of the context; print its stderr only if it fails."""
+    with (
+        tempfile.TemporaryFile("w+") as stderr,
+        subprocess.Popen(
             list(map(str, command)),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=stderr,
             text=True,
             env=os.environ | {"TQDM_DISABLE": "1"},
-        )
+        ) as process,
+    ):
         try:
-            yield Worker(process)
+            yield WorkerProcess(process)
         except SystemExit:
             stderr.seek(0)
             sys.stderr.write(stderr.read())
             raise
         finally:
             process.kill()
-            process.wait()

@@ -19,6 +19,7 @@ _MODULES = {
     "Image": "tessera.modalities.image.media",
     "Index": "tessera.api.search",
     "Loss": "tessera.engine.task",
+    "LossTask": "tessera.engine.loss_task",
     "MaskGitTrainer": "tessera.trainers",
     "Mesh": "tessera.modalities.mesh.media",
     "MeshAutoencoderTrainer": "tessera.trainers",
@@ -41,6 +42,8 @@ _MODULES = {
     "VideoTokenizer": "tessera.modalities.video.magvit2",
     "VideoTokenizerConfig": "tessera.modalities.video.magvit2",
     "VideoTokenizerTrainer": "tessera.trainers",
+    "fit": "tessera.run.fit",
+    "load_weights": "tessera.run.fit",
 }
 
 __all__ = ["__version__", *_MODULES]

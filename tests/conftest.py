@@ -16,11 +16,22 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+from bench.browser import find_chromium
+
 SEED = 20_261_115
 
 # No deadline: the time of a single case depends on what else runs on the machine.
 settings.register_profile("tessera", derandomize=True, database=None, deadline=None)
 settings.load_profile("tessera")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tests that need a browser are left out where there is none, and never silently."""
+    if find_chromium() is None:
+        terminalreporter.write_line(
+            "Chromium is not installed: tests/view/test_browser.py was left out. To install it on "
+            "Debian: apt-get install --no-install-recommends chromium"
+        )
 
 
 @pytest.fixture(autouse=True)

@@ -52,9 +52,9 @@ def unconditional(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def class_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a run that was trained on the folders "cat" and "golden_retriever"."""
+    """Return a run that was trained on the folders "cat", "golden_retriever" and "T-Rex"."""
     folder = tmp_path_factory.mktemp("runs")
-    for name in ("cat", "golden_retriever"):
+    for name in ("cat", "golden_retriever", "T-Rex"):
         write_images(folder / "images" / name)
     result = tessera(
         *TRAIN, "--tokenizer", tokenizer(), "--data", folder / "images", "--out", folder / "run"
@@ -193,10 +193,17 @@ def test_invalid_sampling_settings(flags, expected, run, out):
 
 def test_class_names_are_stored_and_accepted_in_any_case(class_run, out):
     generator = Generator.load(class_run)
-    assert generator.classes == ["cat", "golden retriever"]
+    assert generator.classes == ["T-Rex", "cat", "golden retriever"]
     flags = ("--prompt", "Golden Retriever", "--count", "1", "--out", out)
     assert tessera("sample", class_run, *flags).code == 0
     assert len(generator.generate(["cat", ""]).media) == 2
+
+
+def test_class_name_is_spelled_as_in_training(class_run):
+    generator = Generator.load(class_run)
+    typed, exact = (generator.generate([name]) for name in ("t rex", "T-Rex"))
+    assert typed.names == exact.names == ["T-Rex"]
+    assert typed.codes[0].equal(exact.codes[0])
 
 
 def test_unknown_class_is_rejected_with_the_closest_name(class_run, out):
@@ -204,7 +211,7 @@ def test_unknown_class_is_rejected_with_the_closest_name(class_run, out):
     message = run_invalid("sample", class_run, *flags)
     expected = "'golden retreiver' is not one of them: did you mean 'golden retriever'?"
     assert expected in message and not out.exists()
-    with pytest.raises(UserError, match="cat, golden retriever"):
+    with pytest.raises(UserError, match="T-Rex, cat, golden retriever"):
         Generator.load(class_run).generate(["zeppelin"])
 
 

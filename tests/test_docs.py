@@ -446,7 +446,11 @@ def known_flags() -> set[str]:
         for name in COMMANDS.keys() - {"train"}:
             with pytest.raises(SystemExit):
                 tyro.cli(without_effect(COMMANDS[name]), args=["--help"])
-    return set(re.findall(r"--[a-z][\w.-]*", output.getvalue())) | {"--data", "--version"}
+    return set(re.findall(r"--[a-z][\w.-]*", output.getvalue())) | {
+        "--config",
+        "--data",
+        "--version",
+    }
 
 
 @every_run_page
@@ -471,4 +475,5 @@ def test_flags_named_on_a_page_exist(page: Path, known_flags: set[str]) -> None:
 def test_every_recipe_has_a_page() -> None:
     recipes = {recipe_name(recipe) for recipe in RECIPES}
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
-    assert pages == recipes | {"design", "benchmarks"}
+    others = {"design", "benchmarks", "view", "migrating", "your-own-task"}
+    assert pages == recipes | others

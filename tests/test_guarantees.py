@@ -22,6 +22,7 @@ from tessera.engine.engine import Engine
 from tessera.engine.guards import Diverged
 from tessera.engine.signals import Interrupted
 from tessera.engine.task import Batch
+from tessera.run.config import encode
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task, claim_directory, find_unused_folder
@@ -553,7 +554,7 @@ def test_every_line_has_lr_grad_norm_throughput_and_memory(tmp_path: Path) -> No
 def test_a_run_directory_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
     run = tiny("images-vqgan", steps=1)
     directory = RunDirectory(tmp_path)
-    claim_directory(directory, run)
+    claim_directory(directory, encode(run))
     command = ("train", "images-vqgan", "--preset", "tiny", "--steps", "1", "--out", str(tmp_path))
     rejected = tessera(*command, timeout=600)
     assert rejected.returncode == 2

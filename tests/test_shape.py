@@ -25,8 +25,9 @@ from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
-ENTRY_POINTS = {"__init__", "__main__", "cli", "api", "trainers"}
-"""The units that users call; they may import anything, and only `run` imports `api`."""
+ENTRY_POINTS = {"__init__", "__main__", "cli", "api", "trainers", "view"}
+"""The units that users call; they may import anything. Only `run` imports `api`, and only `cli`
+imports `view`."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "_optional": set(),
@@ -43,6 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "losses",
         "metrics",
         "sampling",
+        "data.notebook",
         "data.tokens",
         "engine.task",
         "engine.optim.config",
@@ -65,6 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "recipes": {
         "modalities",
+        "data.inspect",
         "nn",
         "text",
         "engine.ema.EMAConfig",
@@ -79,7 +82,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 """Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a
 module."""
 
-MODULE_EXCEPTIONS = {"nn.masked_transformer": {"text"}}
+MODULE_EXCEPTIONS = {"nn.masked_transformer": {"text"}, "engine.__init__": {"run.fit"}}
 """Modules that may import more than the rest of their unit."""
 
 MODALITY_IMPORTS = {
@@ -99,6 +102,9 @@ ONLY_TORCH = {"losses", "metrics", "sampling", "engine.task"}
 
 NO_TORCH = {"run.directory", "run.errors", "data.captions", "data.discovery", "data.inspect"}
 """Modules that do not import torch, so that commands that need no network start quickly."""
+
+VIEW_WORKER = "view.worker"
+"""The only module of the page that loads models; the server runs without torch."""
 
 NO_TORCH_FILES = ("media", "io", "dataset", "inspect", "synthetic")
 """Files of a modality that do not import torch at module level, for `tessera check`."""
@@ -250,6 +256,27 @@ def test_only_registry_and_entry_points_import_modalities():
     assert not found, as_lines(found)
 
 
+def test_only_the_command_line_imports_the_page():
+    found = [
+        found
+        for found in IMPORTS
+        if is_below(inner(found.target), {"view"}) and unit(found.module) not in ("cli", "view")
+    ]
+    assert not found, as_lines(found)
+
+
+def test_only_the_worker_of_the_page_imports_models():
+    heavy = {"torch", "tessera.api", "tessera.engine", "tessera.run.load", "tessera.objectives"}
+    found = [
+        found
+        for found in IMPORTS
+        if is_below(inner(found.module), {"view"})
+        and inner(found.module) != VIEW_WORKER
+        and is_below(found.target, heavy | {f"tessera.{VIEW_WORKER}"})
+    ]
+    assert not found, as_lines(found)
+
+
 def modality_of(dotted: str) -> str | None:
     parts = dotted.split(".")
     return parts[2] if parts[1:2] == ["modalities"] and len(parts) > 2 else None
@@ -328,7 +355,9 @@ def read_texts() -> Iterator[tuple[Path, str]]:
     files = [file for folder in folders for file in folder.rglob("*")] + list(ROOT.glob("*"))
     suffixes = (".py", ".md", ".toml", ".txt", ".sh", ".json", ".html", ".js", "")
     for file in sorted(files):
-        is_text = file.suffix in suffixes and file.is_file() and file.name != "LICENSE"
+        is_text = (
+            file.suffix in suffixes and file.is_file() and file.name not in ("LICENSE", ".git")
+        )
         if is_text and "__pycache__" not in file.parts:
             yield file.relative_to(ROOT), file.read_text(encoding="utf-8")
 
@@ -394,7 +423,7 @@ def test_every_config_field_has_a_whole_sentence_as_help():
 
 # ---- dependencies
 
-INSTALLED_EXTRAS = "dev perceptual text video audio speech voice mesh tensorboard".split()
+INSTALLED_EXTRAS = "dev perceptual text video audio speech voice mesh view tensorboard".split()
 """The extras that the Makefile installs."""
 NOT_INSTALLED = {"faiss": "faiss-cpu"}
 """Module -> its package, where `make` does not install it and the names differ."""

@@ -36,6 +36,14 @@ def train_together(
         raise AssertionError(_pools.pop(nproc).read_errors())
 
 
+def call_together(function: str, *, nproc: int, **arguments: Any) -> None:
+    """Call `module:function` with these arguments in several processes."""
+    if nproc not in _pools:
+        _pools[nproc] = WorkerPool(nproc)
+    if not _pools[nproc].train({"function": function, "arguments": arguments}):
+        raise AssertionError(_pools.pop(nproc).read_errors())
+
+
 class WorkerPool:
     def __init__(self, nproc: int):
         self._errors = [tempfile.TemporaryFile("w+") for _ in range(nproc)]  # noqa: SIM115

@@ -7,6 +7,7 @@ importing torch takes longer than a tiny run.
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
@@ -22,7 +23,12 @@ from tests.runs import tiny, train_in_double
 def main() -> None:
     replies, sys.stdout = sys.stdout, sys.stderr  # the output of a run is not a reply
     for line in sys.stdin:
-        train_one(**json.loads(line))
+        request = json.loads(line)
+        if "function" in request:
+            module, _, name = request["function"].partition(":")
+            getattr(importlib.import_module(module), name)(**request["arguments"])
+        else:
+            train_one(**request)
         print("done", file=replies, flush=True)
 
 

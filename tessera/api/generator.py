@@ -12,22 +12,26 @@ prompt, not on the other samples.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from tessera.api.tokenizer import Tokenizer
-from tessera.data.dataset import DataConfig, ExampleDataset
+from tessera.data.captions import match_name
+from tessera.data.dataset import DataConfig, ExampleDataset, spread_examples
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
-from tessera.data.sample_metrics import Samples
-from tessera.engine.evaluation import make_samples, spread_indices
+from tessera.data.sample_metrics import Reference, Samples
+from tessera.engine.evaluation import make_samples
 from tessera.engine.modes import hash_seed
 from tessera.engine.modes import seed as seed_all
-from tessera.engine.task import Batch, Task
+from tessera.engine.task import Batch, Media, Task
 from tessera.objectives.generation import (
     Generated,
     GenerationRequest,
@@ -39,7 +43,7 @@ from tessera.objectives.generation import (
 from tessera.run.config import did_you_mean
 from tessera.run.directory import Json
 from tessera.run.errors import UserError, as_user_error
-from tessera.run.load import TrainedRun, Weights, load_run
+from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 from tessera.sampling.guidance import Guidance
 
 if TYPE_CHECKING:
@@ -51,6 +55,35 @@ BATCH_SIZE = 16
 """The number of samples that are generated together."""
 NO_INPUTS = MediaInputs()
 NO_SETTINGS: Mapping[str, object] = {}
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodingProgress:
+    """One decoding step of a request."""
+
+    step: int
+    """The number of finished steps, over all batches and both runs of a cascade."""
+    steps: int
+    preview: Callable[[], Sequence[Media]]
+    """Decode the codes so far to media."""
+
+
+OnProgress = Callable[[DecodingProgress], None]
+
+_OBSERVER: ContextVar[OnProgress | None] = ContextVar("decoding_observer", default=None)
+
+
+@contextmanager
+def observe_decoding(on_progress: OnProgress) -> Iterator[None]:
+    """Call `on_progress` after each decoding step of the generators used in this context.
+
+    It may raise an exception to stop the generation. The samples are those without it.
+    """
+    token = _OBSERVER.set(on_progress)
+    try:
+        yield
+    finally:
+        _OBSERVER.reset(token)
 
 
 class Generator:
@@ -68,6 +101,27 @@ class Generator:
     ) -> Generator:
         second = load_run(superres, weights) if superres is not None else None
         return cls(load_run(run, weights), second)
+
+    def __repr__(self) -> str:
+        settings: dict[str, object] = {
+            "recipe": self.trained.run.recipe,
+            "step": self.trained.steps,
+            "prompts": self.takes_prompts,
+        }
+        if self.classes:
+            settings["classes"] = len(self.classes)
+        return format_repr(self, self.trained, settings)
+
+    def to(self, device: torch.device | str) -> Generator:
+        """Move the models and their tokenizers to a device."""
+        for task in (self.task, self.superres):
+            if task is not None:
+                task.to(device)
+        return self
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.task.parameters()).device
 
     # ---- properties used by the prompts of a modality
 
@@ -92,7 +146,7 @@ class Generator:
         batch = next(EvalLoader(dataset, seed=0, batch_size=1).batches())
         if not len(batch):
             raise UserError(batch.rejected[0][1])
-        examples = batch.to(self.trained.dist.device).examples
+        examples = batch.to(self.device).examples
         chosen = [get_tokenizer(self.task, name).with_data(data) for name in tokenizers]
         return [tokenizer.encode_examples(examples) for tokenizer in chosen]
 
@@ -100,38 +154,75 @@ class Generator:
 
     def generate(
         self,
-        prompts: str | Sequence[str],
+        prompts: str | Sequence[str] | None = None,
         *,
+        count: int = 1,
         seed: int = 0,
         negative_prompt: str | None = None,
-        decoding_steps: int | None = None,
-        guidance: float | Guidance | None = None,
-        sampling: DataclassInstance | None = None,
-        superres_decoding_steps: int | None = None,
+        data: str | None = None,
+        mask: str | None = None,
+        like: str | None = None,
+        prompt_audio: str | None = None,
+        seconds: float | None = None,
         start: TokenPrompt | None = None,
+        decoding_steps: int | None = None,
+        decoding_steps_per_level: Sequence[int] = (),
+        guidance: float | Guidance | None = None,
+        guidance_from: float | None = None,
+        guidance_to: float | None = None,
+        guidance_ramp: str | None = None,
+        guidance_power: float | None = None,
+        order: str | None = None,
+        schedule: str | None = None,
+        temperature: float | None = None,
+        final_temperature: float | None = None,
+        choice_temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        superres_decoding_steps: int | None = None,
+        sampling: DataclassInstance | None = None,
     ) -> Generated:
-        """Generate one sample for each prompt ("" for none), in order.
+        """Generate `count` samples for each prompt ("" for none), in order.
 
-        Settings that are left out are those of the run. `start` holds codes to continue or to
-        inpaint (`encode_prompt`).
+        The parameters are the flags of `tessera sample`, and settings that are left out are those
+        of the run. Without prompts, captions and conditions are those of the examples in `data` or
+        of held-out examples. `start` holds codes to continue or to inpaint (`encode_prompt`);
+        `sampling` and a `Guidance` replace the whole configuration of the run.
         """
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        texts = [prompts] if isinstance(prompts, str) else list(prompts or ())
+        if prompts is not None and not texts:
+            return Generated()
         config = self.task.config
-        sampling = sampling or config.sampling
-        if decoding_steps is not None:
-            sampling = override(sampling, {"decoding_steps": decoding_steps})
-        if not isinstance(guidance, Guidance):
-            scale = {} if guidance is None else {"scale": float(guidance)}
-            chosen_guidance: Guidance = override(config.guidance, scale)
-        else:
-            chosen_guidance = guidance
-        request = GenerationRequest(
-            prompts=prompts,
-            seeds=make_seeds(seed, len(prompts)),
+        if sampling is not None:
+            config = dataclasses.replace(config, sampling=sampling)
+        if isinstance(guidance, Guidance):
+            config, guidance = dataclasses.replace(config, guidance=guidance), None
+        request = self.build_request(
+            prompts=texts,
             negative_prompt=negative_prompt,
+            inputs=MediaInputs(data, mask, like, prompt_audio, seconds),
             start=start,
-            sampling=sampling,
-            guidance=chosen_guidance,
+            count=count,
+            seed=seed,
+            config=config,
+            sampling=drop_none(
+                decoding_steps=decoding_steps,
+                decoding_steps_per_level=tuple(decoding_steps_per_level) or None,
+                order=order,
+                schedule=schedule,
+                temperature=temperature,
+                final_temperature=final_temperature,
+                choice_temperature=choice_temperature,
+                top_k=top_k,
+                top_p=top_p,
+            ),
+            guidance=drop_none(
+                scale=None if guidance is None else float(guidance),
+                start=guidance_from,
+                end=guidance_to,
+                ramp=guidance_ramp,
+                ramp_power=guidance_power,
+            ),
         )
         return self.run(request, superres_decoding_steps)
 
@@ -148,30 +239,35 @@ class Generator:
         prompts: Sequence[str] = (),
         negative_prompt: str | None = None,
         inputs: MediaInputs = NO_INPUTS,
+        start: TokenPrompt | None = None,
         count: int = 16,
         seed: int = 0,
+        config: Any = None,
         sampling: Mapping[str, object] = NO_SETTINGS,
         guidance: Mapping[str, object] = NO_SETTINGS,
     ) -> GenerationRequest:
         """Build a request for `count` samples of each prompt.
 
         Without prompts, captions and conditions are those of the examples in `inputs.data` or of
-        held-out examples. `sampling` and `guidance` replace settings of the run.
+        held-out examples. `sampling` and `guidance` replace settings of `config`, by default that
+        of the run.
         """
-        config = self.task.config
+        if count < 1:
+            raise UserError(f"--count must be at least 1, got {count}.")
+        config = config or self.task.config
         self.check_prompts([*prompts, negative_prompt or ""])
         if inputs.like is not None and prompts:
             raise UserError("--like and --prompt cannot be combined: leave one out.")
-        start = self.encode_prompt(inputs)
+        start = start or self.encode_prompt(inputs)
         if prompts:
             texts = [prompt for prompt in prompts for _ in range(count)]
             request = GenerationRequest(prompts=texts, seeds=make_seeds(seed, len(texts)))
         elif start is not None:
             request = GenerationRequest(prompts=[""] * count, seeds=make_seeds(seed, count))
         elif self.task.conditioner is not None and self.superres is None:
-            request = self.request_like_examples(
-                open_dataset(self.trained, inputs.data), count, seed
-            )
+            dataset = open_dataset(self.trained, inputs.data)
+            indices = spread_examples(dataset, count)
+            request = self.request_like_examples(dataset, indices, seed)
         else:
             texts = [""] * count
             if self.takes_prompts:
@@ -186,31 +282,51 @@ class Generator:
         )
 
     def request_like_examples(
-        self, dataset: ExampleDataset, count: int, seed: int
+        self, dataset: ExampleDataset, indices: Sequence[int], seed: int
     ) -> GenerationRequest:
-        """Build a request with the captions and conditions of examples spread over a dataset."""
+        """Build a request with the captions and conditions of examples of a dataset."""
         loader = EvalLoader(dataset, seed=seed, batch_size=BATCH_SIZE)
         parts, names = [], []
-        for batch in loader.batches(indices=spread_indices(len(dataset), count)):
+        for batch in loader.batches(indices=indices):
             if len(batch):
-                parts.append(self.task.request_like(batch.to(self.trained.dist.device)))
+                parts.append(self.task.request_like(batch.to(self.device)))
                 names += batch.names
         if not parts:
             raise UserError("No example could be read. `tessera check` shows the reasons.")
         conditions = [part.cond_codes for part in parts if part.cond_codes is not None]
+        # Synthetic examples have captions, also for a model without prompts.
+        texts = [prompt for part in parts for prompt in part.prompts]
         return GenerationRequest(
-            prompts=[prompt for part in parts for prompt in part.prompts],
+            prompts=texts if self.takes_prompts else [""] * len(names),
             seeds=make_seeds(seed, len(names)),
             names=names,
             cond_codes=torch.cat(conditions) if conditions else None,
             lengths=[length for part in parts for length in part.lengths or ()] or None,
         )
 
+    def request_for_evaluation(
+        self, reference: Reference, count: int, seed: int
+    ) -> GenerationRequest:
+        """Build a request with the captions and conditions of held-out examples in turn."""
+        chosen, dataset = reference.chosen, reference.validation
+        indices = [chosen[i % len(chosen)] for i in range(count)]
+        if self.task.conditioner is not None:
+            return self.request_like_examples(dataset, indices, seed)
+        with as_user_error(UnreadableFile):
+            prompts = [dataset.caption(i) if self.takes_prompts else "" for i in indices]
+        return GenerationRequest(prompts=prompts, seeds=make_seeds(seed, count))
+
     def run(
         self, request: GenerationRequest, superres_decoding_steps: int | None = None
     ) -> Generated:
         """Generate the samples of a request in batches."""
         self.check_prompts([*request.prompts, request.negative_prompt or ""])
+        negative = request.negative_prompt
+        request = dataclasses.replace(
+            request,
+            prompts=[self.as_trained(prompt) for prompt in request.prompts],
+            negative_prompt=None if negative is None else self.as_trained(negative),
+        )
         cpu = torch.device("cpu")
         if self.task.conditioner is not None and request.conditioning_codes(cpu) is None:
             raise UserError(
@@ -231,14 +347,16 @@ class Generator:
                 "guidance": dataclasses.asdict(last.config.guidance),
             }
         generated = Generated(names=list(names), settings=settings)
+        parts = -(-len(request) // BATCH_SIZE) * (1 if self.superres is None else 2)
+        observers = iter([observe_part(part, parts) for part in range(parts)])
         for first in range(0, len(request), BATCH_SIZE):
             batch = request.slice(first, first + BATCH_SIZE)
-            codes = run_task(self.task, batch)
+            codes = run_task(self.task, batch, next(observers))
             if self.superres is not None:
                 second = dataclasses.replace(
                     batch, start=None, cond_codes=codes, sampling=last_sampling, guidance=None
                 )
-                codes = run_task(last, second)
+                codes = run_task(last, second, next(observers))
             if request.start is not None and request.start.trim:
                 codes = codes[:, request.start.trim :]
             generated.media += last.tokenizers["tokenizer"].to_media(codes)
@@ -254,13 +372,16 @@ class Generator:
         texts = [prompt for prompt in prompts if prompt]
         if texts and self.task.network.text is None:
             raise UserError("This run was trained without captions and supports no prompt.")
-        known = {name.casefold() for name in self.classes}
         for text in texts:
-            if known and text.casefold() not in known:
+            if self.classes and match_name(text, self.classes) is None:
                 raise UserError(
                     f"This run was trained on named folders, and {text!r} is not one of them"
                     f"{did_you_mean(text, self.classes)}"
                 )
+
+    def as_trained(self, prompt: str) -> str:
+        """Return the class that a prompt names as its folder spells it, or the prompt itself."""
+        return match_name(prompt, self.classes) or prompt
 
     def truncated_prompts(self, prompts: Sequence[str]) -> list[str]:
         """Return the prompts that are longer than the text encoder supports."""
@@ -294,20 +415,53 @@ def reconstruct_samples(
 class SampleEvaluation:
     metrics: dict[str, float]
     protocol: Json
+    notices: list[str]
 
 
-def evaluate_samples(trained: TrainedRun, *, count: int, seed: int) -> SampleEvaluation | None:
-    """Compute the modality's metric of samples for held-out captions, if it has one."""
+MIN_SAMPLES = 64
+"""The number of samples for a held-out set that is smaller."""
+
+
+def evaluate_samples(
+    trained: TrainedRun,
+    *,
+    count: int | None = None,
+    seed: int = 0,
+    sampling: Mapping[str, object] = NO_SETTINGS,
+    guidance: Mapping[str, object] = NO_SETTINGS,
+) -> SampleEvaluation | None:
+    """Compute the modality's metrics of samples for held-out captions, if it has any.
+
+    By default there are as many samples as held-out examples, at least MIN_SAMPLES and at most the
+    number that is enough for the metrics. `sampling` and `guidance` replace settings of the run.
+    """
     if not isinstance(trained.task, GeneratorTask):
         return None
-    generator, metric = Generator(trained), trained.run.data.sample_metric()
-    if metric is None or (metric.uses_prompts and not generator.takes_prompts):
+    generator = Generator(trained)
+    metrics = [
+        metric
+        for metric in trained.run.data.sample_metrics()
+        if generator.takes_prompts or not metric.uses_prompts
+    ]
+    if not metrics:
         return None
-    request = generator.build_request(count=count, seed=seed)
+    max_samples = count or max(metric.max_samples for metric in metrics)
+    reference = Reference.choose(trained.run.data, generator.takes_prompts, max_samples)
+    count = count or min(max_samples, max(MIN_SAMPLES, len(reference.chosen)))
+    config = generator.task.config
+    request = dataclasses.replace(
+        generator.request_for_evaluation(reference, count, seed),
+        sampling=override(config.sampling, sampling),
+        guidance=override(config.guidance, guidance),
+    )
     generated = generator.run(request)
-    result = metric(Samples(generated.media, request.prompts, generated.codes))
-    protocol = {"samples": result.num_samples, "seed": seed, **generated.settings}
-    return SampleEvaluation(result.values, protocol)
+    samples = Samples(generated.media, request.prompts, generated.codes, reference)
+    results = [metric(samples) for metric in metrics]
+    values = {name: value for one in results for name, value in one.values.items()}
+    protocol: Json = {"samples": len(samples.media), "seed": seed, **generated.settings}
+    for one in results:
+        protocol |= one.protocol
+    return SampleEvaluation(values, protocol, [line for one in results for line in one.notices])
 
 
 # ---- helpers
@@ -368,6 +522,11 @@ def describe_request(request: GenerationRequest) -> Json:
     }
 
 
+def drop_none(**settings: object) -> dict[str, object]:
+    """Return the settings that are given."""
+    return {name: value for name, value in settings.items() if value is not None}
+
+
 def override(config: Config, settings: Mapping[str, object]) -> Config:
     """Return a configuration with some settings replaced."""
     known = {field.name for field in dataclasses.fields(config)}
@@ -386,9 +545,37 @@ def override(config: Config, settings: Mapping[str, object]) -> Config:
         return dataclasses.replace(config, **settings)
 
 
-def run_task(task: GeneratorTask, request: GenerationRequest) -> Tensor:
+def run_task(
+    task: GeneratorTask, request: GenerationRequest, observer: PartObserver | None = None
+) -> Tensor:
+    if observer is not None:
+        on_step = partial(observer, task.tokenizers["tokenizer"], request.start)
+        request = dataclasses.replace(request, on_step=on_step)
     with as_user_error(ValueError):
         return task.generate(request)
+
+
+PartObserver = Callable[[TokenizerProtocol, TokenPrompt | None, int, int, Tensor], None]
+
+
+def observe_part(part: int, parts: int) -> PartObserver | None:
+    """Return a function that reports the steps of one of several parts of a request."""
+    on_progress = _OBSERVER.get()
+    if on_progress is None:
+        return None
+
+    def report(
+        tokenizer: TokenizerProtocol,
+        start: TokenPrompt | None,
+        step: int,
+        steps: int,
+        codes: Tensor,
+    ) -> None:
+        shown = codes if start is None else codes[:, start.trim :]
+        preview = partial(tokenizer.to_media, shown)
+        on_progress(DecodingProgress(part * steps + step, parts * steps, preview))
+
+    return report
 
 
 def open_dataset(trained: TrainedRun, path: str | None) -> ExampleDataset:
@@ -417,7 +604,7 @@ def open_loader(
 def choose_captions(trained: TrainedRun, path: str | None, count: int) -> list[str]:
     """Return captions spread over the held-out examples, or over those of a path."""
     dataset = open_dataset(trained, path)
-    indices = spread_indices(len(dataset), count)
+    indices = spread_examples(dataset, count)
     with as_user_error(UnreadableFile):
         return [dataset.caption(indices[i % len(indices)]) for i in range(count)]
 

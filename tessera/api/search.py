@@ -34,7 +34,7 @@ from tessera.objectives.contrastive import ContrastiveTask
 from tessera.run.dependencies import publish
 from tessera.run.directory import Json, write_atomically
 from tessera.run.errors import UserError
-from tessera.run.load import TrainedRun, Weights, load_run
+from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
 INDEX_FILE, EMBEDDINGS_FILE, MODEL_FOLDER = "index.json", "embeddings.safetensors", "model"
 Method = Literal["exact", "faiss"]
@@ -63,6 +63,10 @@ class Search:
     @classmethod
     def load(cls, run: str | Path, weights: Weights = "ema") -> Search:
         return cls(load_run(run, weights))
+
+    def __repr__(self) -> str:
+        settings = {"recipe": self.trained.run.recipe, "step": self.trained.steps}
+        return format_repr(self, self.trained, settings)
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Return the embeddings of texts, (N, D)."""
@@ -128,7 +132,7 @@ class IndexInfo:
     tessera: str
 
 
-@dataclass
+@dataclass(repr=False)
 class Index:
     model: Search
     info: IndexInfo
@@ -137,6 +141,9 @@ class Index:
     embeddings_ND: Tensor
     skipped: list[str]
     """The files that could not be read, with the reasons."""
+
+    def __repr__(self) -> str:
+        return f"Index({self.info.data!r}, recipe={self.info.recipe!r}, examples={len(self.names)})"
 
     def search(self, query: str | Path, top: int = 10, how: Method = "exact") -> list[Hit]:
         """Return the nearest examples; a query that is the path of a file is embedded as audio."""

@@ -1,7 +1,7 @@
 """A trained tokenizer in Python.
 
     tokenizer = Tokenizer.load("runs/images-vqgan")
-    codes = tokenizer.encode("photo.jpg")        # (1, h, w); also Image, Audio, Video, Mesh, arrays
+    codes = tokenizer.encode("photo.jpg")        # (1, h, w); also media, PIL images and arrays
     images = tokenizer.decode(codes)             # (1, 3, H, W) in [-1, 1]
     tokenizer.to_media(codes)[0].save("reconstruction.png")
 
@@ -18,8 +18,10 @@ from functools import cached_property
 from pathlib import Path
 
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
+from tessera.data.arrays import check_range
 from tessera.data.dataset import DataConfig, ExampleDataset
 from tessera.data.loader import EvalLoader
 from tessera.data.tokens import TokensInfo
@@ -29,7 +31,7 @@ from tessera.nn.quantize.features import code_features
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.run.config import encode as encode_config
 from tessera.run.errors import UserError, as_user_error
-from tessera.run.load import TrainedRun, Weights, load_run
+from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
 
 class Tokenizer:
@@ -50,6 +52,22 @@ class Tokenizer:
     @classmethod
     def load(cls, run: str | Path, weights: Weights = "ema") -> Tokenizer:
         return cls(load_run(run, weights))
+
+    def __repr__(self) -> str:
+        settings: dict[str, object] = {
+            "recipe": self.run.recipe,
+            "step": self.trained.steps,
+            "grid": self.grid,
+            "vocab_size": self.vocab_size,
+        }
+        if self.num_quantizers > 1:
+            settings["num_quantizers"] = self.num_quantizers
+        return format_repr(self, self.trained, settings)
+
+    def to(self, device: torch.device | str) -> Tokenizer:
+        """Move the model to a device."""
+        self.network.to(device)
+        return self
 
     def with_data(self, data: DataConfig) -> Tokenizer:
         """Return the same tokenizer for other data."""
@@ -116,15 +134,19 @@ class Tokenizer:
     def encode(self, media: object) -> Tensor:
         """Encode media as codes (B, *grid).
 
-        `media` is an Image, Video, Audio or Mesh, a path, a NumPy array of one example, or a list
-        of these, which are preprocessed as in training; or a tensor (B, ...) as the model expects
-        it. The arrays of a mesh are a pair (vertices, faces).
+        `media` is an Image, Video, Audio or Mesh, a path, a PIL image, an array or tensor of one
+        or several examples, or a list of these, which are preprocessed as in training. Arrays hold
+        integers as in files or floats in [-1, 1]; the arrays of a mesh are a pair (vertices,
+        faces). A float tensor (B, ...) of several examples goes to the model as it is, so that
+        other sizes can be encoded too.
         """
-        adapter = self.network.adapter
-        with eval_mode(self.network):
-            if isinstance(media, Tensor) and adapter.takes_tensors:
-                return self.model.encode(media.to(self.device))
-            items = media if isinstance(media, list) else [media]
+        adapter, dtype = self.network.adapter, next(self.model.parameters()).dtype
+        with eval_mode(self.network), as_user_error(ValueError):
+            if isinstance(media, Tensor) and self.is_model_input(media):
+                if self.data.batch_ndim is not None:
+                    check_range(media)
+                return self.model.encode(media.to(self.device, dtype))
+            items = media if isinstance(media, list) else self.data.split_batch(media)
             if not items:
                 raise UserError("There is nothing to encode: the list is empty.")
             batch = self.data.collate([self.load_example(item) for item in items])
@@ -132,22 +154,38 @@ class Tokenizer:
             kwargs = adapter.model_kwargs(target)
             return self.model.encode(adapter.target(target), **kwargs)
 
+    def is_model_input(self, tensor: Tensor) -> bool:
+        """Return whether this is a batch as the model takes it."""
+        has_batch_dim = self.data.batch_ndim in (None, tensor.ndim)
+        return self.network.adapter.takes_tensors and tensor.is_floating_point() and has_batch_dim
+
     def load_example(self, media: object) -> object:
         """Preprocess one medium, file or array as in training."""
-        with as_user_error(ValueError):  # an unreadable file, or an array of another shape or type
-            if isinstance(media, (str, Path)):
-                return self.data.example_from_file(str(media))
-            return self.data.example_from_media(media)
+        if isinstance(media, (str, Path)):
+            return self.data.example_from_file(str(media))
+        return self.data.example_from_media(media)
 
-    def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes (B, *grid) to the model's output."""
-        with eval_mode(self.network):
-            return self.model.decode(codes.to(self.device))
+    def decode(self, codes: ArrayLike | Tensor) -> Tensor:
+        """Decode codes (B, *grid), or (*grid) of one example, to a batch of the model's output.
+
+        Images, videos and audio are in [-1, 1].
+        """
+        with eval_mode(self.network), as_user_error(ValueError):
+            return self.network.adapter.bound(self.model.decode(self.as_codes(codes)))
 
     @torch.no_grad()
-    def to_media(self, codes: Tensor) -> Sequence[Media]:
-        """Decode codes to media; -1 marks the end of an example."""
-        return self.network.adapter.to_media(self.model.decode(codes.to(self.device)))
+    def to_media(self, codes: ArrayLike | Tensor) -> Sequence[Media]:
+        """Decode codes, as `decode` takes them, to media; -1 marks the end of an example."""
+        with as_user_error(ValueError):
+            return self.network.adapter.to_media(self.model.decode(self.as_codes(codes)))
+
+    def as_codes(self, codes: ArrayLike | Tensor) -> Tensor:
+        """Return codes as a batch of integers on the device of the model."""
+        tensor = torch.as_tensor(codes).to(self.device)
+        if tensor.is_floating_point() or tensor.is_complex():
+            raise ValueError(f"Codes must be integers, got {tensor.dtype}.")
+        num_dims = len(self.grid) + (self.num_quantizers > 1)
+        return (tensor[None] if tensor.ndim == num_dims else tensor).long()
 
     @torch.no_grad()
     def encode_examples(self, examples: Examples) -> Tensor:

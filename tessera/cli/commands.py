@@ -7,12 +7,15 @@ commands are the parameters of their functions.
 from __future__ import annotations
 
 import json as json_module
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from tessera._optional import require
 from tessera.run.directory import (
     Json,
     RunDirectory,
@@ -21,20 +24,23 @@ from tessera.run.directory import (
     next_free_folder,
     write_atomically,
 )
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
+    from tessera.cli.flags import TrainArguments
 
 Weights = Literal["ema", "raw"]
 
 
 def list_recipes() -> int:
     """List what can be trained."""
-    from tessera.recipes.registry import RECIPES, recipe_name, recipe_summary
+    from tessera.recipes.registry import RECIPES, installed_recipes, recipe_name, recipe_summary
 
     for recipe in RECIPES:
         print(f"{recipe_name(recipe):24}{recipe_summary(recipe)}")
+    for name, entry in installed_recipes().items():
+        print(f"{name:24}{entry.value}")
     print("\n`tessera train RECIPE --help` shows the flags of a recipe.")
     print("Presets: tiny, small (the default), base, paper.")
     return 0
@@ -42,19 +48,17 @@ def list_recipes() -> int:
 
 def train(*arguments: str) -> int:
     """Start a run, or resume it where it stopped."""
-    if not arguments or arguments[0].startswith("-"):
+    if not arguments or arguments[0].startswith("-") and arguments[0] != "--config":
         raise UserError(
-            "No recipe given: tessera train RECIPE [--data PATH] [--out RUN]; `tessera recipes` "
-            "lists the recipes."
+            "No recipe given: tessera train RECIPE [--data PATH] [--out RUN], or tessera train "
+            "--config FILE; `tessera recipes` lists the recipes."
         )
-    from tessera.recipes.registry import get_recipe
+    parsed = parse_config(arguments[1:]) if arguments[0] == "--config" else parse_recipe(arguments)
+    from tessera.cli import launch
 
-    recipe = get_recipe(arguments[0])
-    from tessera.cli import flags, launch
-
-    parsed = flags.parse(recipe, list(arguments[1:]))
     if parsed.run.engine.nproc > 1 and not launch.is_launched():
         return launch.launch_processes(parsed.run.engine.nproc, ["train", *arguments])
+    from tessera.run.resolve import resolve_run
     from tessera.run.train import (
         build_engine,
         dry_run,
@@ -63,14 +67,87 @@ def train(*arguments: str) -> int:
         print_summary,
     )
 
-    if parsed.dry_run:
-        dry_run(parsed.run)
-        return 0
-    out = Path(parsed.out or f"runs/{parsed.run.recipe}")
+    out = Path(parsed.out or f"runs/{parsed.run.recipe.rpartition(':')[2]}")
     directory = RunDirectory(find_unused_folder(out) if parsed.fresh else out)
-    print_header(parsed.run, directory)
-    build_engine(parsed.run, directory).run()
-    print_summary(parsed.run, directory)
+    resolved = resolve_run(parsed.run, parsed.given, directory)
+    run = resolved.run
+    if parsed.dry_run:
+        dry_run(run)
+        return 0
+    print_header(run, directory, resolved.remark)
+    build_engine(run, directory).run()
+    print_summary(run, directory)
+    return 0
+
+
+def parse_recipe(arguments: tuple[str, ...]) -> TrainArguments:
+    """Parse RECIPE and its flags."""
+    from tessera.recipes.registry import get_recipe
+
+    name = arguments[0]
+    if ":" in name:
+        search_current_folder()
+    recipe = get_recipe(name)  # before the flags, whose module imports torch
+    from tessera.cli import flags
+
+    parsed = flags.parse(recipe, list(arguments[1:]), name)
+    return replace(parsed, run=replace(parsed.run, recipe=name))
+
+
+def search_current_folder() -> None:
+    """Let a module that the user named be imported from the current folder."""
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def parse_config(arguments: tuple[str, ...]) -> TrainArguments:
+    """Parse the configuration of another run and the flags that change it."""
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError("--config needs a file: tessera train --config runs/NAME/config.json")
+    from tessera.cli import flags
+    from tessera.recipes.registry import read_run
+
+    path = Path(arguments[0])
+    directory = RunDirectory(path.parent)
+    directory.config = path
+    run = read_run(directory)
+    return flags.parse_changes(run, list(arguments[1:]), f"tessera train --config {path}")
+
+
+def import_checkpoint(
+    model: str,
+    file: str,
+    /,
+    *,
+    trainer: Literal[
+        "soundstorm", "mulan", "video", "vqgan", "mesh-autoencoder", "mesh-transformer"
+    ],
+    out: str,
+    arguments: str | None = None,
+) -> int:
+    """Convert a checkpoint of a research package to a run directory that a trainer resumes from.
+
+    Only tensors and numbers are read from the file; nothing in it is executed.
+
+    Args:
+        model: The function or class that builds the model, as module:name.
+        file: The checkpoint that the trainer of the research package wrote.
+        trainer: The trainer that wrote it.
+        out: The new run directory.
+        arguments: A JSON file with the arguments of the function or class.
+    """
+    search_current_folder()
+    from tessera.recipes.registry import import_reference
+    from tessera.trainers.import_checkpoint import import_checkpoint as convert
+
+    build = import_reference(model)
+    kwargs = json_module.loads(Path(arguments).read_text(encoding="utf-8")) if arguments else {}
+    written = convert(trainer, build(**kwargs), Path(file), Path(out))
+    print(
+        f"Step {int(written.name)} of {file} is in {written}; a trainer with the folder {out} and "
+        "the same model resumes from it."
+    )
     return 0
 
 
@@ -96,9 +173,11 @@ def sample(
     guidance_from: float | None = None,
     guidance_to: float | None = None,
     guidance_ramp: Literal["constant", "linear", "cosine"] | None = None,
+    guidance_power: float | None = None,
     order: Literal["confidence", "critic", "halton"] | None = None,
     schedule: Literal["cosine", "linear", "arccos", "power"] | None = None,
     temperature: float | None = None,
+    final_temperature: float | None = None,
     choice_temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -130,54 +209,61 @@ def sample(
         guidance_from: The fraction of the decoding steps after which guidance starts.
         guidance_to: The fraction of the decoding steps after which guidance ends.
         guidance_ramp: How guidance rises between start and end.
+        guidance_power: The exponent of the time in the ramp; above 1 guidance rises late.
         order: Which tokens are kept first: by confidence, by the critic, or in a low-discrepancy
             order.
         schedule: How the number of masked tokens falls.
         temperature: The sampling temperature; 0 takes the most likely token.
+        final_temperature: The temperature of the last decoding step, reached linearly.
         choice_temperature: The temperature of the noise in the order by confidence.
         top_k: Sample from the k most likely tokens only; 0 uses all.
         top_p: Sample from the most likely tokens with this total probability only.
         superres_decoding_steps: The number of decoding steps of the super-resolution run.
     """
-    from tessera.api.generator import Generator, reconstruct_samples
+    from tessera.api.generator import Generator, drop_none, reconstruct_samples
     from tessera.engine.evaluation import Sample, save_samples
-    from tessera.objectives.generation import GeneratorTask, MediaInputs
+    from tessera.objectives.generation import GeneratorTask
     from tessera.run.load import load_run
 
     if count < 1:
         raise UserError(f"--count must be at least 1, got {count}.")
     trained = load_run(run, weights)
     print_notices(trained.notices)
-    inputs = MediaInputs(data, mask, like, prompt_audio, seconds)
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     if isinstance(trained.task, GeneratorTask):
         second = load_run(superres, weights) if superres is not None else None
         print_notices(second.notices if second is not None else [])
         generator = Generator(trained, second)
-        request = generator.build_request(
-            prompts=prompt,
-            negative_prompt=negative_prompt,
-            inputs=inputs,
+        generated = generator.generate(
+            prompt or None,
             count=count,
             seed=seed,
-            sampling=drop_none(
-                decoding_steps=decoding_steps,
-                decoding_steps_per_level=decoding_steps_per_level or None,
-                order=order,
-                schedule=schedule,
-                temperature=temperature,
-                choice_temperature=choice_temperature,
-                top_k=top_k,
-                top_p=top_p,
-            ),
-            guidance=drop_none(
-                scale=guidance, start=guidance_from, end=guidance_to, ramp=guidance_ramp
-            ),
+            negative_prompt=negative_prompt,
+            data=data,
+            mask=mask,
+            like=like,
+            prompt_audio=prompt_audio,
+            seconds=seconds,
+            decoding_steps=decoding_steps,
+            decoding_steps_per_level=decoding_steps_per_level,
+            guidance=guidance,
+            guidance_from=guidance_from,
+            guidance_to=guidance_to,
+            guidance_ramp=guidance_ramp,
+            guidance_power=guidance_power,
+            order=order,
+            schedule=schedule,
+            temperature=temperature,
+            final_temperature=final_temperature,
+            choice_temperature=choice_temperature,
+            top_k=top_k,
+            top_p=top_p,
+            superres_decoding_steps=superres_decoding_steps,
         )
-        generated = generator.run(request, superres_decoding_steps)
     else:
-        if prompt or negative_prompt or superres or inputs != MediaInputs(data):
+        media_prompts = (mask, like, prompt_audio, seconds)
+        if prompt or negative_prompt or superres or media_prompts != (None,) * 4:
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
                 "prompt, mask or second run: those are for generators, such as images-maskgit."
@@ -275,7 +361,7 @@ def evaluate(
     out: str | None = None,
     batch_size: int = 16,
     num_workers: int = 0,
-    samples: int = 64,
+    samples: int | None = None,
     seed: int = 0,
 ) -> int:
     """Compute the metrics of the raw and the EMA weights, with the protocol.
@@ -286,11 +372,14 @@ def evaluate(
         out: A JSON file for metrics and protocol; by default evaluation.json in the run directory.
         batch_size: The number of examples that are evaluated together.
         num_workers: The number of processes that load data.
-        samples: The number of samples of a generator for the metrics of samples: synthetic images
-            are compared with their prompts, meshes are checked for validity and novelty. 0 disables
-            it.
+        samples: The number of samples of a generator for the metrics of samples: images are
+            compared with real ones and with their prompts, meshes are checked for validity and
+            novelty. By default as many as there are held-out examples, at least 64 and at most 512
+            images or 64 meshes. 0 disables it.
         seed: The seed of these samples.
     """
+    if samples is not None and samples < 0:
+        raise UserError(f"--samples must be at least 0, got {samples}.")
     from tessera import __version__
     from tessera.api.generator import RejectedExamples, evaluate_samples, open_loader
     from tessera.engine.evaluation import evaluate_task
@@ -316,14 +405,17 @@ def evaluate(
         "preprocessing": raw.run.data.preprocessing(),
         "tessera": __version__,
     }
-    if data is None and samples:
+    sample_evaluation = None
+    if data is None and samples != 0:
         sample_evaluation = evaluate_samples(ema, count=samples, seed=seed)
-        if sample_evaluation is not None:
-            metrics["ema"] |= sample_evaluation.metrics
-            protocol["sample_metrics"] = sample_evaluation.protocol
+    if sample_evaluation is not None:
+        print_notices(sample_evaluation.notices)
+        protocol["sample_metrics"] = sample_evaluation.protocol
+    of_samples = sample_evaluation.metrics if sample_evaluation is not None else {}
     path = Path(out) if out else RunDirectory(run).path / "evaluation.json"
     with explain_write_errors(path):
-        content = {"metrics": metrics, "protocol": protocol}
+        written = {"raw": metrics["raw"], "ema": metrics["ema"] | of_samples}
+        content = {"metrics": written, "protocol": protocol}
         write_atomically(path, json_module.dumps(content, indent=1) + "\n")
     print(
         f"{raw.run.recipe} at step {raw.steps} on {protocol['examples']} examples "
@@ -333,6 +425,8 @@ def evaluate(
     for name, value in metrics["ema"].items():
         shown = f"{metrics['raw'][name]:12.4f}" if name in metrics["raw"] else f"{'':12}"
         print(f"{name:24}{shown}{value:12.4f}")
+    if of_samples:
+        print_sample_metrics(of_samples)
     print(f"Protocol: {path}")
     return 0
 
@@ -344,7 +438,7 @@ def check(
     medium: Literal["auto", "image", "video", "audio", "mesh"] = "auto",
     json: bool = False,
 ) -> int:
-    """Inspect a folder: list what can be used, and what cannot with the reasons.
+    """Inspect a folder: list what can be used, what cannot with the reasons, and how to train.
 
     Every file is opened once. The exit code is 1 if nothing can be used.
 
@@ -353,15 +447,24 @@ def check(
         medium: The kind of files; auto takes the kind of most files.
         json: Print JSON instead of lines.
     """
-    from tessera.modalities import inspect_folder
+    from tessera.modalities import MODALITIES, detect_modality, inspect_folder
 
     try:
-        report = inspect_folder(path, None if medium == "auto" else medium)
+        modality = detect_modality(path) if medium == "auto" else MODALITIES[medium]
+        report = inspect_folder(path, modality)
     except UserError as error:  # a folder without any file of the modality
         content = {"path": path, "usable": 0, "reason": str(error)}
         print(json_module.dumps(content) if json else error)
         return 1
-    print(report.as_json() if json else "\n".join(report.lines()))
+    if not json:
+        print("\n".join(report.lines()), flush=True)
+    from tessera.recipes.suggest import suggest_commands
+
+    commands = suggest_commands(report, modality)
+    if json:
+        print(report.as_json(commands))
+    elif commands:
+        print("\n  ".join(["To train on it:", *commands]))
     return 0 if report.usable else 1
 
 
@@ -423,6 +526,8 @@ def demo(
 ) -> int:
     """Train and sample on synthetic data. Ctrl-C stops it; the same command resumes.
 
+    At the end, it prints the path of a contact sheet of samples and a command to try next.
+
     Times on two CPU cores: image 7 minutes, video 3 minutes, audio 9 minutes, music 2 minutes, mesh
     2 minutes.
 
@@ -433,32 +538,86 @@ def demo(
     """
     from tessera.modalities import MODALITIES
 
-    for modality in MODALITIES.values():
-        if medium not in (modality.name, "all"):
-            continue
+    chosen = [one for one in MODALITIES.values() if medium in (one.name, "all") and one.demo]
+    for modality in chosen:
         for step in modality.demo:
             print(step.description, flush=True)
             command, *arguments = (argument.format(out=out) for argument in step.command)
             COMMANDS[command](*arguments)
             print()
+    for modality in chosen:
+        if sheet := find_sheet(RunDirectory(modality.demo_run.format(out=out))):
+            print(f"Samples with their captions ({modality.name}): {sheet}")
+        words = (argument.format(out=out) for argument in modality.demo_next)
+        print(f"Try next: {shlex.join(['tessera', *words])}")
+    return 0
+
+
+def find_sheet(directory: RunDirectory) -> Path | None:
+    """Return the contact sheet of the last samples of a run; of videos, the GIF."""
+    sheets = sorted(directory.samples.glob("[0-9]*/sheet.*"))
+    shown = [path for path in sheets if path.suffix in (".png", ".gif")]
+    return shown[-1] if shown else None
+
+
+def view(
+    runs: tuple[str, ...] = ("runs",),
+    /,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7860,
+    token: str | None = None,
+    browser: bool = True,
+    export: str | None = None,
+) -> int:
+    """Show runs, their samples and a playground on a page in the browser.
+
+    Args:
+        runs: Run directories, or folders of them.
+        host: The address to listen on. Other computers can reach the page only if it is not a local
+            one, and then a token is required.
+        port: The port to listen on; 0 takes a free one.
+        token: The token that the address of the page must have; by default a random one where
+            other computers can reach it.
+        browser: Open the page in the browser, where there is one.
+        export: Write one run to this HTML file instead, to be opened without a server.
+    """
+    folders = [Path(run) for run in runs]
+    for folder in folders:
+        if not folder.is_dir():
+            raise UserError(
+                f"{folder} is not a folder: give run directories, or folders of them. `tessera "
+                "train` writes to runs/ by default."
+            )
+    if export is not None:
+        from tessera.view.report import export_report
+
+        with explain_write_errors(Path(export)):
+            size = export_report(folders, Path(export))
+        print(f"{export}: {size / 1e6:.1f} MB")
+        return 0
+    with as_user_error(ModuleNotFoundError):
+        require("uvicorn", extra="view", purpose="The page")
+        require("starlette", extra="view", purpose="The page")
+    from tessera.view.main import serve
+
+    serve(folders, host=host, port=port, token=token, open_browser=browser)
     return 0
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "recipes": list_recipes,
     "train": train,
+    "import": import_checkpoint,
     "sample": sample,
     "tokenize": tokenize,
     "evaluate": evaluate,
     "index": index,
     "search": search,
     "check": check,
+    "view": view,
     "demo": demo,
 }
-
-
-def drop_none(**settings: object) -> dict[str, object]:
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 @contextmanager
@@ -470,6 +629,16 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path} cannot be written ({reason}). Free some disk space, or give another --out."
         ) from None
+
+
+def print_sample_metrics(values: Mapping[str, float]) -> None:
+    """Print a row for each value, with that of real examples and that at chance beside it."""
+    print(f"{'':24}{'samples':>12}{'real':>12}{'chance':>12}")
+    beside = {f"{name}_{kind}" for name in values for kind in ("real", "chance")}
+    for name in (name for name in values if name not in beside):
+        cells = (values.get(one) for one in (name, f"{name}_real", f"{name}_chance"))
+        shown = (f"{'':12}" if cell is None else f"{cell:12.4f}" for cell in cells)
+        print(f"{name:24}{''.join(shown)}".rstrip())
 
 
 def print_notices(lines: list[str]) -> None:

@@ -31,13 +31,17 @@ class TrainArguments:
     """The parsed flags of `tessera train`."""
 
     run: Run
+    given: frozenset[str]
+    """The settings that flags name, such as `data.size`."""
     out: str | None
     fresh: bool
     dry_run: bool
 
 
-def parse(recipe: Callable[..., Run], arguments: list[str]) -> TrainArguments:
-    program = f"tessera train {recipe_name(recipe)}"
+def parse(
+    recipe: Callable[..., Run], arguments: list[str], name: str | None = None
+) -> TrainArguments:
+    program = f"tessera train {name or recipe_name(recipe)}"
     wants_help = {"-h", "--help"} & set(arguments)
     given = expand_short_flags([one for one in arguments if one not in ("-h", "--help")])
     choices = choices_class(recipe)
@@ -47,17 +51,37 @@ def parse(recipe: Callable[..., Run], arguments: list[str]) -> TrainArguments:
         if wants_help:
             with contextlib.suppress(SystemExit):  # the recipe's flags; those of its run follow
                 tyro.cli(choices, prog=program, args=["--help"])
-        form = run_class(run)
-        parsed = tyro.cli(
-            form,
-            prog=program,
-            description="The settings of the run, with the values of the preset. `--data PATH` is "
-            "short for `--data.path PATH`.",
-            args=["--help"] if wants_help else rest,
-            default=form(engine=run.engine, task=run.task, data=run.data),
-        )
-        run = dataclasses.replace(run, engine=parsed.engine, task=parsed.task, data=parsed.data)
-    return TrainArguments(run, parsed.out, parsed.fresh, parsed.dry_run)
+        return parse_settings(run, ["--help"] if wants_help else rest, program)
+
+
+def parse_changes(run: Run, arguments: list[str], program: str) -> TrainArguments:
+    """Parse flags that change the settings of a given run, all of which count as given."""
+    with as_user_error(ValueError):
+        parsed = parse_settings(run, expand_short_flags(arguments), program)
+    given = {f"data.{field.name}" for field in dataclasses.fields(run.data)}
+    return dataclasses.replace(parsed, given=parsed.given | given)
+
+
+def parse_settings(run: Run, arguments: list[str], program: str) -> TrainArguments:
+    form = run_class(run)
+    parsed = tyro.cli(
+        form,
+        prog=program,
+        description="The settings of the run, with the values of the preset. `--data PATH` is "
+        "short for `--data.path PATH`.",
+        args=arguments,
+        default=form(engine=run.engine, task=run.task, data=run.data),
+    )
+    task = parsed.task.fit_data(parsed.data)
+    run = dataclasses.replace(run, engine=parsed.engine, task=task, data=parsed.data)
+    given = named_settings(arguments)
+    return TrainArguments(run, given, parsed.out, parsed.fresh, parsed.dry_run)
+
+
+def named_settings(arguments: list[str]) -> frozenset[str]:
+    """Return `data.val_fraction` for `--data.val-fraction 0.1` or `--data.val-fraction=0.1`."""
+    names = [one.partition("=")[0] for one in arguments if one.startswith("--")]
+    return frozenset(name.removeprefix("--").replace("-", "_") for name in names)
 
 
 def expand_short_flags(arguments: list[str]) -> list[str]:

@@ -18,12 +18,15 @@ meshes.
 
 tessera recipes                                   list what can be trained
 tessera train RECIPE [--data PATH] [--out RUN]    start a run, or resume it; --help lists its flags
+tessera train --config FILE [--out RUN]           start a run with the settings of another
+tessera import MODULE:MODEL FILE --trainer NAME --out RUN    read a research package's checkpoint
 tessera sample RUN [--data PATH] [--out DIR]      generate samples, or reconstruct examples
 tessera tokenize RUN --data PATH --out DIR        encode a folder of files as codes
 tessera evaluate RUN [--data PATH]                compute the metrics of a run
 tessera index RUN --data PATH --out INDEX         embed a folder of music for search
 tessera search INDEX "slow piano, minor key"      find the nearest music to a text or a recording
 tessera check PATH                                inspect a folder: what can be used, and what not
+tessera view [RUNS...]                            show runs and a playground in the browser
 tessera demo                                      train and sample on synthetic data
 
 `tessera COMMAND --help` shows the flags of a command."""

@@ -5,8 +5,9 @@
    Hugging Face's datasets: `file_name`, relative to the folder of the metadata, and `text` (or
    `caption`); or, without a text, `tags`.
 3. Only if neither exists: the name of a file's folder, if the files are in two or more folders with
-   different names ("golden_retriever/0001.jpg" is a golden retriever). Names without a character of
-   the alphabet ("0001") and names such as train, val and test are not captions.
+   different names ("golden_retriever/0001.jpg" is a golden retriever). Underscores are replaced by
+   spaces, nothing else. Names without a character of the alphabet ("0001") and names such as train,
+   val and test are not captions.
 
 A file without a caption has the caption "". A file can have several captions: a list of texts in
 the metadata (as JSON within CSV), the phrases made from tags, or the lines of its text file.
@@ -18,6 +19,7 @@ import contextlib
 import csv
 import json
 import posixpath
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -128,11 +130,30 @@ def folder_caption(name: str) -> str:
     folder = posixpath.basename(posixpath.dirname(name))
     if folder.lower() in UNINFORMATIVE or not any(one.isalpha() for one in folder):
         return ""
-    return join_lines(folder.replace("_", " ").replace("-", " "))
+    return join_lines(folder.replace("_", " "))
 
 
 def join_lines(text: str) -> str:
     return " ".join(text.split())
+
+
+def match_name(text: str, names: Sequence[str]) -> str | None:
+    """Return the name that a text means, or None.
+
+    Case, accents, spaces and punctuation do not matter ("T shirt" is "t-shirt"), unless several
+    names are equal without them.
+    """
+    for simplify in (str, str.casefold, keep_letters):
+        found = [name for name in names if simplify(name) == simplify(text)]
+        if len(found) == 1:
+            return found[0]
+    return None
+
+
+def keep_letters(text: str) -> str:
+    """Return the letters and digits of a text in lower case, or all of it if it has none."""
+    decomposed = unicodedata.normalize("NFKD", text).casefold()
+    return "".join(one for one in decomposed if one.isalnum()) or text
 
 
 def tags_to_phrases(tags: Sequence[str]) -> list[str]:

@@ -9,13 +9,15 @@ its name alone, so a folder can grow without moving a held-out file to the train
 from __future__ import annotations
 
 import hashlib
+import posixpath
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 
 import numpy as np
 
+from tessera.data.arrays import is_array
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, file_signature
 from tessera.run.errors import UserError, as_user_error
@@ -200,6 +202,15 @@ class SyntheticDataset(ExampleDataset[Example]):
         return [self.caption(index)]
 
 
+@dataclass(frozen=True)
+class Proposal:
+    """Settings of the data that suit the files of a folder."""
+
+    settings: dict[str, object]
+    reason: str
+    """What was found in the files: the beginning of a sentence that names the settings."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Base class of data configurations: a folder of files, or synthetic data.
@@ -214,6 +225,12 @@ class DataConfig:
     val_fraction = 0.05
     split_seed = 0
     num_synthetic = 2000
+    batch_ndim: ClassVar[int | None] = None
+    """The dimensions of an array of several examples in [-1, 1]; None if examples are not such
+    arrays."""
+
+    proposes: ClassVar[tuple[str, ...]] = ()
+    """The settings that `propose` chooses if a command leaves them out."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.val_fraction < 1:
@@ -238,9 +255,22 @@ class DataConfig:
         """Return the settings that an example's tokens depend on."""
         return {}
 
+    def propose(self, task: Any) -> Proposal | None:
+        """Read some files of the path, and return settings that suit them and the task.
+
+        The values in this configuration are those of the preset. None leaves them as they are.
+        """
+        return None
+
     def collate(self, examples: list[Any]) -> Examples:
         """Make a batch of examples."""
         raise NotImplementedError
+
+    def split_batch(self, media: object) -> list[object]:
+        """Return the examples of an array or tensor of several of them, and [media] otherwise."""
+        if is_array(media) and media.ndim == self.batch_ndim:
+            return list(media)
+        return [media]
 
     def example_from_media(self, media: object) -> object:
         """Preprocess a medium or an array in memory, without augmentation."""
@@ -253,9 +283,9 @@ class DataConfig:
             raise UserError(f"{path} has {len(dataset)} examples, expected a single file.")
         return dataset.item(0, np.random.default_rng(0))
 
-    def sample_metric(self) -> SampleMetric | None:
-        """Return the metric of generated samples, or None."""
-        return None
+    def sample_metrics(self) -> Sequence[SampleMetric]:
+        """Return the metrics of generated samples."""
+        return ()
 
     def check_libraries(self) -> None:
         """Raise ModuleNotFoundError if a package that these data need is not installed."""
@@ -314,6 +344,41 @@ def split_names(
     if len(held_out) == len(names):
         held_out.remove(max(indices, key=hashes.__getitem__))
     return [i for i in indices if i not in held_out], sorted(held_out)
+
+
+def spread_examples(dataset: ExampleDataset, count: int) -> list[int]:
+    """Return `count` indices spread evenly over the folders and, within each, over its examples.
+
+    A folder is often a class: each has samples, whatever the numbers of their files. With fewer
+    examples, all are returned.
+    """
+    by_folder: dict[str, list[int]] = {}
+    for index in range(len(dataset)):
+        by_folder.setdefault(posixpath.dirname(dataset.name(index)), []).append(index)
+    folders = list(by_folder.values())
+    quotas = divide_evenly(count, [len(members) for members in folders])
+    return sorted(
+        members[i]
+        for members, quota in zip(folders, quotas, strict=True)
+        for i in spread_indices(len(members), quota)
+    )
+
+
+def divide_evenly(count: int, sizes: Sequence[int]) -> list[int]:
+    """Divide a count into parts that are as equal as their maximum sizes allow."""
+    quotas, left = [0] * len(sizes), min(count, sum(sizes))
+    while left:
+        unfilled = [i for i, size in enumerate(sizes) if quotas[i] < size]
+        for i in spread_indices(len(unfilled), left):
+            quotas[unfilled[i]] += 1
+        left -= min(left, len(unfilled))
+    return quotas
+
+
+def spread_indices(total: int, count: int) -> list[int]:
+    """Return `count` indices spread evenly over `total`, or all of them if there are fewer."""
+    count = min(count, total)
+    return [i * total // count for i in range(count)]
 
 
 def hash_name(name: str, seed: int = 0) -> float:

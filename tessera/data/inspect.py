@@ -15,11 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, count_by_suffix
 from tessera.run.errors import UserError
+
+if TYPE_CHECKING:
+    from tessera.data.dataset import Proposal
 
 MAX_SHOWN = 10
 """The number of entries of a long list that are printed; the JSON has them all."""
@@ -140,8 +143,14 @@ class Report:
         """Return the report as lines of text."""
         raise NotImplementedError
 
-    def as_json(self) -> str:
-        return json.dumps(asdict(self), indent=2, ensure_ascii=False)
+    def propose(self, data: Any, task: Any) -> Proposal | None:
+        """Return settings that suit these files, where the modality has such settings."""
+        return None
+
+    def as_json(self, commands: Sequence[str] = ()) -> str:
+        """Return the report with the commands that train on the folder."""
+        content = asdict(self) | {"commands": list(commands)}
+        return json.dumps(content, indent=2, ensure_ascii=False)
 
     def size_lines(self) -> Iterator[str]:
         if self.sizes is not None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tessera.data.dataset import ExampleDataset
+from tessera.data.dataset import ExampleDataset, spread_examples
 from tessera.data.errors import UnreadableFile
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Batch
@@ -114,7 +114,9 @@ class MicroBatchSampler(Sampler[list[int]]):
         grad_accum_steps: int,
         rank: int,
         world_size: int,
+        contiguous: bool = False,
     ):
+        self.contiguous = contiguous
         self.first_step, self.steps = first_step, steps
         self.batch_size, self.grad_accum_steps = batch_size, grad_accum_steps
         self.rank, self.world_size = rank, world_size
@@ -122,8 +124,13 @@ class MicroBatchSampler(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         block = self.batch_size // self.grad_accum_steps
         first, last = self.first_step * self.batch_size, self.steps * self.batch_size
+        share = block // self.world_size
         for start in range(first, last, block):
-            yield list(range(start + self.rank, start + block, self.world_size))
+            if self.contiguous:
+                start += self.rank * share
+                yield list(range(start, start + share))
+            else:
+                yield list(range(start + self.rank, start + block, self.world_size))
 
     def __len__(self) -> int:
         return max(0, self.steps - self.first_step) * self.grad_accum_steps
@@ -148,8 +155,22 @@ class Collate:
         return Batch(examples=examples, names=names, seeds=seeds, rejected=rejected)
 
 
+def check_num_examples(dataset: ExampleDataset, batch_size: int) -> None:
+    """Raise UserError if the training set is smaller than a batch."""
+    if len(dataset) < batch_size:
+        raise UserError(
+            f"The batch size is {batch_size}, but the training set has {len(dataset)} examples. "
+            f"Use --batch-size {len(dataset)} or less, or add data."
+        )
+
+
 class TrainLoader:
-    """An endless stream of training examples, from any step on."""
+    """An endless stream of training examples, from any step on.
+
+    With `contiguous`, the micro-batch of process r is block r of a micro-batch of all processes
+    instead of every n-th example. Two processes then have the same blocks as one process with twice
+    as many micro-batches, for models whose random draws depend on the block.
+    """
 
     def __init__(
         self,
@@ -159,12 +180,10 @@ class TrainLoader:
         batch_size: int,
         grad_accum_steps: int = 1,
         num_workers: int = 0,
+        contiguous: bool = False,
     ):
-        if len(dataset) < batch_size:
-            raise UserError(
-                f"The batch size is {batch_size}, but the training set has {len(dataset)} "
-                f"examples. Use --batch-size {len(dataset)} or less, or add data."
-            )
+        check_num_examples(dataset, batch_size)
+        self.contiguous = contiguous
         self.dataset = dataset
         self.seed = seed
         self.batch_size = batch_size
@@ -187,7 +206,13 @@ class TrainLoader:
                 f"{-(-self.batch_size // parts) * parts}."
             )
         sampler = MicroBatchSampler(
-            first_step, steps, self.batch_size, self.grad_accum_steps, rank, world_size
+            first_step,
+            steps,
+            self.batch_size,
+            self.grad_accum_steps,
+            rank,
+            world_size,
+            self.contiguous,
         )
         dataset = ShuffledDataset(self.dataset, self.seed)
         loader = build_loader(dataset, Collate(self.dataset), sampler, self.num_workers)
@@ -212,6 +237,10 @@ class EvalLoader:
 
     def __len__(self) -> int:
         return len(self.dataset)
+
+    def spread(self, count: int) -> list[int]:
+        """Return the indices of examples spread over the dataset and its folders."""
+        return spread_examples(self.dataset, count)
 
     def batches(
         self, rank: int = 0, world_size: int = 1, indices: Sequence[int] | None = None

@@ -36,7 +36,7 @@ class Distributed:
         state = PartialState(cpu=not torch.accelerator.is_available())
         return cls(state.process_index, state.num_processes, state.device)
 
-    def wrap_ddp(self, objective: nn.Module) -> nn.Module:
+    def wrap_ddp(self, objective: nn.Module, find_unused: bool = False) -> nn.Module:
         """Wrap an objective so that its gradients are averaged over the processes.
 
         Buffers are not broadcast: modules that are updated from statistics keep them equal in
@@ -47,10 +47,10 @@ class Distributed:
             return objective
         names = inspect.signature(DistributedDataParallel).parameters
         option = "forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers"
-        no_buffers: dict[str, Any] = {option: False}
+        options: dict[str, Any] = {option: False, "find_unused_parameters": find_unused}
         devices = None if self.device.type == "cpu" else [self.device]
         return DistributedDataParallel(
-            objective, device_ids=devices, gradient_as_bucket_view=True, **no_buffers
+            objective, device_ids=devices, gradient_as_bucket_view=True, **options
         )
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:

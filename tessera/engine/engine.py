@@ -93,7 +93,7 @@ class EngineConfig:
     """The number of consecutive steps that may be skipped because their values are not finite."""
     ema: EMAConfig = field(default_factory=EMAConfig)
     log_with: tuple[str, ...] = ()
-    """The trackers that receive the metrics too: tensorboard, wandb, trackio."""
+    """The trackers that receive metrics and samples too: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -144,6 +144,7 @@ class UpdateState:
     parameters: list[nn.Parameter]
     train_only: train_only
     stateful_modules: list[StatefulModule]
+    has_run: bool = False
 
 
 @dataclass
@@ -163,6 +164,8 @@ class UpdateResult:
 
 
 class Engine:
+    """Train a task: call `open` once, then `run`, or iterate over `steps`."""
+
     def __init__(
         self,
         task: Task,
@@ -197,11 +200,11 @@ class Engine:
     def build_update(self, update: Update) -> UpdateState:
         return UpdateState(
             update=update,
-            objective=self.dist.wrap_ddp(Objective(update)),
+            objective=self.dist.wrap_ddp(Objective(update), find_unused=update.find_unused),
             optimizer=update.optimizer.build(update.trains),
             scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
-            parameters=list(update.trains.parameters()),
-            train_only=train_only(self.task, update.trains),
+            parameters=[one for one in update.trains.parameters() if one.requires_grad],
+            train_only=train_only(self.task, update.trains, update.also_train),
             stateful_modules=[m for m in update.trains.modules() if isinstance(m, StatefulModule)],
         )
 
@@ -273,6 +276,9 @@ class Engine:
                 losses.append(total.detach())
                 if is_logged:
                     logs.append(loss.detached())
+        if not state.has_run:
+            self.check_all_used(state)
+            state.has_run = True
         scaler.unscale_(optimizer)
         mean_loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
         norm = grad_norm(state.parameters)
@@ -291,6 +297,24 @@ class Engine:
         zero_grad(state.parameters)
         return UpdateResult(logs, norm, lr)
 
+    def check_all_used(self, state: UpdateState) -> None:
+        """Raise UserError if a parameter got no gradient and DDP would wait for it."""
+        update = state.update
+        if self.dist.world_size == 1 or update.find_unused:
+            return
+        unused = [
+            name
+            for name, one in update.trains.named_parameters()
+            if one.requires_grad and one.grad is None
+        ]
+        if unused:
+            shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" * (len(unused) > 5))
+            raise UserError(
+                f"The loss of the update {update.name!r} does not depend on {shown}, but with "
+                "several processes every trained parameter needs a gradient: freeze them with "
+                "requires_grad_(False), or construct the update with find_unused=True."
+            )
+
     def is_due(self, every: int, step: int | None = None) -> bool:
         """Return whether an event is due at this step; every event is due at the last step."""
         step = self.global_step if step is None else step
@@ -308,7 +332,8 @@ class Engine:
             return
         if self.is_due(self.config.validate_every) and not self.dist.on_main(self.is_validated):
             self.validate()
-        if self.is_due(self.config.sample_every) and not self.dist.on_main(self.is_sampled):
+        is_due = self.task.has_samples and self.is_due(self.config.sample_every)
+        if is_due and not self.dist.on_main(self.is_sampled):
             self.sample()
 
     # ---- parts of a step
@@ -416,7 +441,9 @@ class Engine:
         with self.ema.applied(), self.autocast():
             samples = make_samples(self.task, self.validation, count, self.dist, self.on_eval_batch)
         if self.dist.is_main:
-            settings = {"step": self.global_step, "examples": [one.name for one in samples]}
+            settings: Json = {"step": self.global_step, "examples": [one.name for one in samples]}
+            if any(one.caption for one in samples):
+                settings["captions"] = [one.caption for one in samples]
             name = checkpoint.step_name(self.global_step)
             try:
                 with self.directory.writing_samples(name) as folder:
@@ -428,6 +455,7 @@ class Engine:
                     f"The samples of step {self.global_step} could not be written ({error}). "
                     "Training continues."
                 )
+            self.logger.log_samples(samples, self.global_step)
         self.printer.show_activity("")
 
     def on_eval_batch(self, batch: Batch | None) -> None:

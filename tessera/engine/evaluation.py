@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tessera.engine.distributed import Distributed
 from tessera.engine.modes import eval_mode
-from tessera.engine.task import Batch, Media, Rows, Task
+from tessera.engine.task import Batch, Media, Rows, Saveable, Task
 from tessera.run.errors import UserError
 
 NOTHING_HELD_OUT = (
@@ -34,6 +34,9 @@ class EvalStream(Protocol):
     batch_size: int
 
     def __len__(self) -> int: ...
+    def spread(self, count: int) -> list[int]:
+        """Return `count` indices spread over the examples, or all if there are fewer."""
+
     def batches(
         self, rank: int, world_size: int, indices: Sequence[int] | None = None
     ) -> Iterator[Batch]: ...
@@ -48,10 +51,16 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Sample:
-    """A medium with the name of the held-out example it was made from."""
+    """A medium with the name and the caption of the held-out example it was made from."""
 
     media: Media
     name: str
+    caption: str = ""
+    """The caption, or "" if captions are not used."""
+
+    @property
+    def label(self) -> str:
+        return self.caption or self.name
 
 
 def evaluate_task(
@@ -89,23 +98,18 @@ def make_samples(
     dist: Distributed,
     on_batch: OnBatch = lambda batch: None,
 ) -> list[Sample]:
-    """Make samples of `count` examples spread evenly over the stream, on every process."""
+    """Make samples of `count` examples spread over the stream, on every process."""
     made: list[tuple[int, list[Sample]]] = []
     with eval_mode(task):
-        for number, batch in lockstep_batches(stream, spread_indices(len(stream), count), dist):
+        for number, batch in lockstep_batches(stream, stream.spread(count), dist):
             on_batch(batch)
             if batch is not None and len(batch):
                 media = task.sample(batch.to(dist.device))
-                pairs = zip(media, batch.names, strict=True)
-                made.append((number, [Sample(one, name) for one, name in pairs]))
+                captions = getattr(batch.examples, "captions", None) or [""] * len(batch)
+                rows = zip(media, batch.names, captions, strict=True)
+                made.append((number, [Sample(*row) for row in rows]))
     gathered = sorted(dist.all_gather_object(made), key=lambda one: one[0])
     return [sample for _, samples in gathered for sample in samples]
-
-
-def spread_indices(total: int, count: int) -> list[int]:
-    """Return `count` indices spread evenly over `total`, or all of them if there are fewer."""
-    count = min(count, total)
-    return [i * total // count for i in range(count)]
 
 
 def lockstep_batches(
@@ -123,8 +127,13 @@ def save_samples(samples: list[Sample], folder: Path) -> Path | None:
         sample.media.save(folder / f"{number:04d}")
     if not samples:
         return None
-    media, labels = [one.media for one in samples], [one.name for one in samples]
-    return type(media[0]).sheet(media, labels).save(folder / "sheet")
+    return make_sheet(samples).save(folder / "sheet")
+
+
+def make_sheet(samples: list[Sample]) -> Saveable:
+    """Return the contact sheet of at least one sample."""
+    media, labels = [one.media for one in samples], [one.label for one in samples]
+    return type(media[0]).sheet(media, labels)
 
 
 def gather_totals(

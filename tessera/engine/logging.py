@@ -8,6 +8,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -25,8 +26,10 @@ from rich.progress import (
 from rich.text import Text
 
 from tessera.engine.distributed import Distributed
+from tessera.engine.evaluation import Sample
 from tessera.engine.guards import AlarmMonitor
 from tessera.engine.task import Alarm, Batch
+from tessera.engine.tracked_media import log_samples
 from tessera.run.directory import Json, RunDirectory
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
@@ -103,9 +106,10 @@ class ProgressPrinter:
 
 
 class Trackers:
-    """Forward metrics to TensorBoard, Weights & Biases or Trackio through Accelerate.
+    """Forward metrics and samples to TensorBoard, Weights & Biases or Trackio through Accelerate.
 
-    A tracker may fail without affecting the run: its error is printed once and it is disabled.
+    A tracker may fail without affecting the run: its error is printed once and it is disabled. If
+    it cannot show samples, it continues to receive metrics.
     """
 
     def __init__(
@@ -114,16 +118,21 @@ class Trackers:
         folder: Path,
         config: Json,
         warn: Callable[[str], None],
+        run_name: str | None = None,
     ):
         self._warn = warn
+        self._run_name = run_name
         self._trackers: dict[str, GeneralTracker] = {}
+        self._without_samples: set[str] = set()
         for name in names:
             self._call(name, partial(self._open, name, folder, config))
 
     def _open(self, name: str, folder: Path, config: Json) -> None:
         tracker_class = LOGGER_TYPE_TO_CLASS[name]
         needs_folder = tracker_class.requires_logging_directory
-        arguments = {"logging_dir": folder} if needs_folder else {}
+        arguments: Json = {"logging_dir": folder} if needs_folder else {}
+        if self._run_name is not None and name in ("wandb", "trackio"):
+            arguments["name"] = self._run_name
         tracker = tracker_class(folder.name, **arguments)
         tracker.start()
         self._trackers[name] = tracker
@@ -137,6 +146,19 @@ class Trackers:
         numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
         for name, tracker in list(self._trackers.items()):
             self._call(name, partial(tracker.log, numbers, step=record["step"]))
+
+    def log_samples(self, samples: list[Sample], step: int) -> None:
+        for name, tracker in self._trackers.items():
+            if name in self._without_samples:
+                continue
+            try:
+                log_samples(name, tracker, samples, step)
+            except Exception as error:  # no error of a tracker may end a run
+                self._without_samples.add(name)
+                self._warn(
+                    f"The tracker {name} cannot show samples ({error}) and receives only metrics; "
+                    "the samples are in the run directory."
+                )
 
     def close(self) -> None:
         for name, tracker in list(self._trackers.items()):
@@ -167,7 +189,8 @@ class MetricLogger:
     ):
         self._directory, self._printer, self._dist = directory, printer, dist
         self._alarms = AlarmMonitor(alarms)
-        self._trackers = trackers
+        self._trackers = [] if trackers is None else [trackers]
+        self._own_trackers = trackers
         self._on_log = on_log
         known = directory.read_notes("rejected.jsonl") if dist.is_main else []
         self._known_rejected = {line["example"] for line in known}
@@ -175,7 +198,12 @@ class MetricLogger:
         self._disk_full = False
 
     def log(self, record: Json) -> None:
+        """Log a record and the examples that any process could not read."""
         self._note_rejected()
+        self.log_on_main(record)
+
+    def log_on_main(self, record: Json) -> None:
+        """Log a record without waiting for other processes."""
         if self._dist.is_main:
             written = self._directory.log(record)
             if not written and not self._disk_full:
@@ -184,13 +212,27 @@ class MetricLogger:
                     "written with the next record."
                 )
             self._disk_full = not written
-            if self._trackers is not None:
-                self._trackers.log(record)
+            for trackers in self._trackers:
+                trackers.log(record)
             for message in self._alarms.check(record["step"], record):
                 self._directory.note("alarms.jsonl", {"step": record["step"], "alarm": message})
                 self._printer.print(f"Step {record['step']}: {message}")
         if self._on_log is not None:
             self._on_log(record)
+
+    def log_samples(self, samples: list[Sample], step: int) -> None:
+        """Send samples to the trackers; call it on the main process."""
+        for trackers in self._trackers:
+            trackers.log_samples(samples, step)
+
+    @contextmanager
+    def forwarding_to(self, trackers: Trackers) -> Iterator[None]:
+        """Log to more trackers inside a `with` block."""
+        self._trackers.append(trackers)
+        try:
+            yield
+        finally:
+            self._trackers.remove(trackers)
 
     def note_skipped_examples(self, batch: Batch | None) -> None:
         """Remember examples that could not be read; they are written with the next record."""
@@ -207,8 +249,8 @@ class MetricLogger:
         self._new_rejected = []
 
     def close(self) -> None:
-        if self._trackers is not None:
-            self._trackers.close()
+        if self._own_trackers is not None:
+            self._own_trackers.close()
 
 
 class ThroughputMeter:

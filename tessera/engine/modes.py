@@ -49,15 +49,20 @@ def seed(*parts: int) -> None:
 class train_only:
     """Context in which one network of a task is trainable and all others are frozen.
 
-    `network` gets `requires_grad` and train mode; the rest of `task` gets neither. Everything is
+    `network` gets `requires_grad` and train mode; the rest of `task` gets neither. Parameters of
+    `network` that do not require gradients when the context is constructed never do. Everything is
     restored on exit. Parameters and modules are collected once and only differences are written,
     because walking through a task of a hundred modules takes longer than a step of a small network.
     The context can be entered repeatedly, but not recursively.
+
+    Modules in `also_train` are in train mode too, without their parameters.
     """
 
-    def __init__(self, task: nn.Module, network: nn.Module):
-        parameters = {id(parameter) for parameter in network.parameters()}
-        modules = set(network.modules())
+    def __init__(
+        self, task: nn.Module, network: nn.Module, also_train: Sequence[nn.Module] = ()
+    ) -> None:
+        parameters = {id(one) for one in network.parameters() if one.requires_grad}
+        modules = {*network.modules(), *also_train}
         trained = [p for p in task.parameters() if id(p) in parameters]
         frozen = [p for p in task.parameters() if id(p) not in parameters]
         train_mode = [m for m in task.modules() if m in modules]

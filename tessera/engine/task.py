@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,30 @@ class Examples(Protocol):
 
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
 Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass
+class TensorExamples:
+    """Examples that are tensors, alone or in tuples, lists and dictionaries."""
+
+    data: Any
+    captions: list[str] = field(default_factory=list)
+
+    def to(self, device: torch.device, /) -> TensorExamples:
+        return TensorExamples(move_tensors(self.data, device))
+
+
+def move_tensors(data: Any, device: torch.device) -> Any:
+    """Move all tensors in nested tuples, lists and dictionaries; other values stay."""
+    if isinstance(data, Tensor):
+        return data.to(device)
+    if isinstance(data, Mapping):
+        return {name: move_tensors(value, device) for name, value in data.items()}
+    if isinstance(data, tuple) and hasattr(data, "_fields"):
+        return type(data)(*(move_tensors(value, device) for value in data))
+    if isinstance(data, (tuple, list)):
+        return type(data)(move_tensors(value, device) for value in data)
+    return data
 
 
 @dataclass
@@ -81,6 +105,22 @@ class Loss:
         return {name: value.detach().float() for name, value in values.items()}
 
 
+@runtime_checkable
+class Source(Protocol):
+    """Examples by index, each of which can be loaded again from its index and a generator."""
+
+    def __len__(self) -> int: ...
+
+    def name(self, index: int) -> str:
+        """Return the name of an example, by which it is held out or not."""
+
+    def item(self, index: int, rng: Any) -> Any:
+        """Return one example; everything random about it is drawn from `rng`."""
+
+    def collate(self, examples: list[Any]) -> Any:
+        """Make a batch of examples: an object with `to(device)`."""
+
+
 class ProcessGroup(Protocol):
     """The collective operations that a loss may use; with one process each is the identity."""
 
@@ -98,7 +138,8 @@ class Update:
     name: str
     """The name in logs and checkpoints."""
     trains: nn.Module
-    """The network whose parameters are updated, all of them and no others."""
+    """The network whose parameters are updated: all that require gradients when the engine is
+    built, and no others."""
     loss: Callable[[Batch, int], Loss]
     """The loss of a micro-batch at a step."""
     optimizer: OptimizerConfig
@@ -106,6 +147,12 @@ class Update:
     """The first step at which this update runs."""
     prepare: Callable[[Sequence[Batch], int, ProcessGroup], None] | None = None
     """Called with all micro-batches of a step, for losses that are not a mean over examples."""
+    find_unused: bool = False
+    """Whether parameters may get no gradient in some steps. With several processes, DDP then
+    searches for them at every step, which costs time; with one process it changes nothing."""
+    also_train: tuple[nn.Module, ...] = ()
+    """Modules that are in train mode during this update beside those of `trains`, such as the
+    module that contains `trains`."""
 
 
 class Objective(nn.Module):
@@ -164,6 +211,30 @@ class Media(Saveable, Protocol):
     def sheet(cls, items: Sequence[Self], labels: Sequence[str] = ()) -> Saveable: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class TrackedMedia:
+    """A medium as trackers such as TensorBoard receive it."""
+
+    kind: Literal["image", "video", "audio", "mesh"]
+    array: Tensor
+    """Pixels (H, W, C) or frames (T, H, W, C) of uint8, samples (C, N), or vertices (V, 3)."""
+    content: bytes
+    """The same as a file: PNG, GIF, WAV or OBJ."""
+    suffix: str
+    """The suffix of that file."""
+    rate_hz: float = 0.0
+    """Frames or samples per second."""
+    faces: Tensor | None = None
+    """Triangles (F, 3) of a mesh."""
+
+
+@runtime_checkable
+class Trackable(Protocol):
+    """A medium that trackers can show."""
+
+    def to_tracker(self) -> TrackedMedia: ...
+
+
 @dataclass(frozen=True)
 class Rows:
     """Evaluation results that are concatenated instead of summed, for metrics such as ranks.
@@ -200,7 +271,8 @@ class Alarm:
 
 
 class Task(nn.Module):
-    """Base class of tasks. A subclass defines `model`, `updates` and the last three methods."""
+    """Base class of tasks. A subclass defines `model`, `updates`, `best_metric`, `eval_step` and
+    `compute_metrics`, and `sample` if there is something to show."""
 
     model: Any
     """The network that is published."""
@@ -220,8 +292,13 @@ class Task(nn.Module):
         raise NotImplementedError
 
     def sample(self, batch: Batch) -> Sequence[Media]:
-        """Return one medium for each example of a batch."""
+        """Return one medium for each example of a batch; a task may have no samples."""
         raise NotImplementedError
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether the task defines `sample`."""
+        return type(self).sample is not Task.sample
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,12 +318,16 @@ class TaskConfig:
     def validate_data(self, data: Any) -> None:
         """Raise ValueError if the task cannot be trained on these data."""
 
+    def fit_data(self, data: Any) -> Self:
+        """Return the configuration for these data, with their channels for example."""
+        return self
+
     def dependencies(self) -> dict[str, str]:
         """Return the runs that this task needs, as names and paths."""
         return {}
 
-    def notice(self) -> str:
-        """Return a remark that is printed before training."""
+    def notice(self, data: Any) -> str:
+        """Return remarks about training on these data, which are printed before."""
         return ""
 
     def for_inference(self) -> Self:
@@ -266,6 +347,8 @@ def check_ownership(task: Task) -> None:
     owners: dict[int, list[str]] = {}
     problems = []
     for update in task.updates:
+        if not any(parameter.requires_grad for parameter in update.trains.parameters()):
+            problems.append(f"{update.name!r} trains nothing, since all its parameters are frozen")
         for name, parameter in update.trains.named_parameters():
             owners.setdefault(id(parameter), []).append(update.name)
             if id(parameter) not in registered:
@@ -275,7 +358,7 @@ def check_ownership(task: Task) -> None:
                 )
     for name, parameter in task.named_parameters():
         owned_by = owners.get(id(parameter), [])
-        if not owned_by:
+        if not owned_by and parameter.requires_grad:
             problems.append(f"{name} belongs to no update and would never be trained")
         if len(owned_by) > 1:
             problems.append(f"{name} belongs to {' and '.join(owned_by)}, which both train it")
@@ -284,5 +367,6 @@ def check_ownership(task: Task) -> None:
             "Every trainable parameter must belong to exactly one update of its task:\n  "
             + "\n  ".join(problems[:10])
             + (f"\n  and {len(problems) - 10} more" if len(problems) > 10 else "")
-            + "\nPass the network to an update's `trains`, or wrap it in Frozen(...)."
+            + "\nPass the network to an update's `trains`, freeze it with requires_grad_(False), "
+            "or wrap it in Frozen(...)."
         )

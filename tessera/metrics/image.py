@@ -1,4 +1,4 @@
-"""Image metrics: PSNR, SSIM, and the Frechet distance of features.
+"""Image metrics: PSNR, SSIM, chroma, and the Frechet distance of features.
 
 What is averaged over a validation set is computed per example (names that end in _B) or as additive
 moments, so that a set may be split into any batches over any number of processes.
@@ -57,6 +57,23 @@ def ssim_B(a: Tensor, b: Tensor) -> Tensor:
     luminance = (2 * mean_a * mean_b + c1) / (mean_a**2 + mean_b**2 + c1)
     structure = (2 * covariance + c2) / (variance_a + variance_b + c2)
     return (luminance * structure).flatten(1).mean(1)
+
+
+def chroma_B(images: Tensor) -> Tensor:
+    """Return the mean chroma of images with red, green and blue channels, (B,).
+
+    It is the distance of a pixel from grey in the plane of its colour differences: 0 for grey
+    images, and at most 1.1.
+    """
+    differences = colour_differences(images.clamp(-1, 1))
+    return torch.linalg.vector_norm(differences, dim=1).flatten(1).mean(1)
+
+
+def colour_differences(images: Tensor) -> Tensor:
+    """Return the blue and red colour differences of ITU-R BT.601, (B, 2, H, W), 0 where grey."""
+    red, green, blue = to_fp32(images[:, :3]).unbind(1)
+    luma = 0.299 * red + 0.587 * green + 0.114 * blue
+    return torch.stack([(blue - luma) / 1.772, (red - luma) / 1.402], dim=1)
 
 
 def moments(features_BD: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tessera.data.discovery import list_files
 from tessera.data.inspect import Report
@@ -27,6 +27,15 @@ class Recipe:
     """`module:class` of the run's task configuration, used to read config.json."""
     data: str
     """`module:class` of the run's data configuration, used to read config.json."""
+    kind: Literal["tokenizer", "generator", "embedding"]
+    """What a trained run does."""
+    metric: str
+    """The validation metric that is shown first: the task's `best_metric`."""
+    media_inputs: tuple[str, ...] = ()
+    """The flags of `tessera sample` that take files for this recipe, and those that depend on
+    them."""
+    is_suggested: bool = True
+    """Whether `tessera check` suggests it for a folder of files."""
 
     @property
     def name(self) -> str:
@@ -56,8 +65,19 @@ class Modality:
     inspect: str | None = None
     """`module:function` that inspects a folder; None if another modality inspects the same
     files."""
+    measure: str | None = None
+    """`module:function` that returns the size of a file by its header, before it is decoded, as
+    pixels, seconds or faces; None if another modality has the same files."""
     recipes: tuple[Recipe, ...]
     demo: tuple[DemoStep, ...] = field(default=())
+    demo_next: tuple[str, ...] = ()
+    """Arguments of `tessera` that the demo suggests at its end, with `{out}` as in its steps."""
+
+    @property
+    def demo_run(self) -> str:
+        """The folder of the last run that the demo trains."""
+        trained = [step.command for step in self.demo if step.command[0] == "train"]
+        return trained[-1][trained[-1].index("--out") + 1]
 
 
 MODALITIES: dict[str, Modality] = {}
@@ -84,20 +104,19 @@ def recipes() -> dict[str, Recipe]:
     return {recipe.name: recipe for modality in MODALITIES.values() for recipe in modality.recipes}
 
 
-def inspect_folder(path: str, modality: str | None = None) -> Report:
-    """Inspect the files of one modality, by default of the one that most files belong to.
-
-    GIF and WebP files can be images or videos and count for neither; a folder of only these is
-    inspected as images.
-    """
-    chosen = MODALITIES[modality or detect_modality(path)]
-    assert chosen.inspect is not None
-    report: Report = resolve(chosen.inspect)(path)
+def inspect_folder(path: str, modality: Modality) -> Report:
+    """Inspect the files of one modality."""
+    assert modality.inspect is not None
+    report: Report = resolve(modality.inspect)(path)
     return report
 
 
-def detect_modality(path: str) -> str:
-    """Return the modality whose own suffixes most of the files have."""
+def detect_modality(path: str) -> Modality:
+    """Return the modality whose own suffixes most of the files have.
+
+    GIF and WebP files can be images or videos and count for neither; a folder of only these is one
+    of images.
+    """
     root = Path(path).expanduser()
     names = [name.lower() for name in (list_files(root) if root.is_dir() else [root.name])]
     candidates = {
@@ -105,7 +124,8 @@ def detect_modality(path: str) -> str:
         for modality in MODALITIES.values()
         if modality.inspect is not None
     }
-    return max(candidates, key=lambda name: sum(file.endswith(candidates[name]) for file in names))
+    most = max(candidates, key=lambda name: sum(file.endswith(candidates[name]) for file in names))
+    return MODALITIES[most]
 
 
 def _register_built_in() -> None:

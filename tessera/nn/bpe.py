@@ -29,6 +29,11 @@ from torch import Tensor, nn
 
 PAD_ID, BOS_ID, FIRST_BYTE_ID, FIRST_MERGE_ID = 0, 1, 2, 258
 
+PUNCTUATION = re.compile(r"""[;!?"“”„«»()\[\]{}…–—_]|[.,:](?!\d)|(?<!\d)[.,:]|(?<=\w)-|-(?!\d)""")
+"""Punctuation between words, but not within numbers ("4:4", "-3") or as a part of words ("C#")."""
+
+APOSTROPHE = re.compile(r"['’‘]")
+
 WORD = re.compile(r" ?[^\W_]+|.", re.DOTALL)
 
 CACHE_SIZE = 2**16
@@ -51,10 +56,13 @@ class BPE(nn.Module):
 
     merges: Tensor
 
-    def __init__(self, vocab_size: int = 512, *, casefold: bool = True):
+    def __init__(
+        self, vocab_size: int = 512, *, casefold: bool = True, ignore_punctuation: bool = False
+    ):
         super().__init__()
         check_vocab_size(vocab_size)
         self.vocab_size, self.casefold = vocab_size, casefold
+        self.ignore_punctuation = ignore_punctuation
         self.register_buffer("merges", torch.full((vocab_size - FIRST_MERGE_ID, 2), -1))
         self._table, self._table_version = MergeTable([]), (0, 0)
 
@@ -100,14 +108,16 @@ class BPE(nn.Module):
         return text.removeprefix(" ")
 
     def normalize(self, text: str) -> str:
-        """Normalize whitespace, case and Unicode form.
+        """Normalize punctuation, whitespace, case and Unicode form.
 
         Characters are decomposed before case folding: Unicode 16, section 3.13, D145.
         """
-        text = " ".join(text.split())
         if self.casefold:
             text = unicodedata.normalize("NFD", text).casefold()
-        return unicodedata.normalize("NFC", text)
+        if self.ignore_punctuation:
+            composed = unicodedata.normalize("NFC", text)
+            text = PUNCTUATION.sub(" ", APOSTROPHE.sub("", composed))
+        return unicodedata.normalize("NFC", " ".join(text.split()))
 
     def merge_table(self) -> MergeTable:
         """Return the table of the current `merges`.

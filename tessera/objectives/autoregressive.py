@@ -26,6 +26,7 @@ from tessera.objectives.generation import (
     GenerationRequest,
     GeneratorConfig,
     GeneratorTask,
+    OnStep,
     TokenizerProtocol,
 )
 from tessera.sampling.autoregressive import (
@@ -174,11 +175,23 @@ class AutoregressiveTask(GeneratorTask):
             request.generators(),
             eos_token_id=self.model.eos_token_id,
             max_positions=self.max_positions,
+            on_step=self.report_steps(request),
         )
-        missing = self.max_positions - sequence.tokens_BNS.shape[1]
-        tokens_BNS = F.pad(sequence.tokens_BNS, (0, 0, 0, missing), value=-1)
-        codes = tokens_BNS.unflatten(2, (*self.position_shape, self.num_quantizers))
+        return self.pad_codes(sequence.tokens_BNS)
+
+    def pad_codes(self, tokens_BNS: Tensor) -> Tensor:
+        """Pad tokens to the maximum number of positions and rearrange them to codes (B, *grid)."""
+        missing = self.max_positions - tokens_BNS.shape[1]
+        padded = F.pad(tokens_BNS, (0, 0, 0, missing), value=-1)
+        codes = padded.unflatten(2, (*self.position_shape, self.num_quantizers))
         return codes[..., 0] if self.num_quantizers == 1 else codes
+
+    def report_steps(self, request: GenerationRequest) -> OnStep | None:
+        """Return a function that passes the tokens so far to `request.on_step` as codes."""
+        on_step = request.on_step
+        if on_step is None:
+            return None
+        return lambda step, steps, tokens_BNS: on_step(step, steps, self.pad_codes(tokens_BNS))
 
     def prefix(self, request: GenerationRequest) -> Tensor:
         """Return the tokens that the samples begin with, (B, N, S)."""

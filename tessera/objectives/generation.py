@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -10,10 +10,16 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from tessera.data.notebook import figures_to_html
 from tessera.data.tokens import TokenizedBatch
 from tessera.engine.task import Alarm, Batch, Examples, Frozen, Media, Task, TaskConfig
 from tessera.sampling.guidance import Guidance
 from tessera.text.encoder import TextEncoder
+
+MAX_REPR_LEN = 60
+"""The number of characters of the names of samples that a repr shows."""
+
+OnStep = Callable[[int, int, Tensor], None]
 
 
 class TokenizerProtocol(Protocol):
@@ -74,6 +80,9 @@ class GenerationRequest:
     """The sampling configuration; None uses that of the run."""
     guidance: Guidance | None = None
     """The guidance configuration; None uses that of the run."""
+    on_step: OnStep | None = None
+    """Called after each decoding step with its number, the number of steps, and the codes so far,
+    (B, *grid); it may raise to stop."""
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -109,9 +118,9 @@ class GenerationRequest:
         return texts, dropped
 
 
-@dataclass
+@dataclass(repr=False)
 class Generated:
-    """Samples with their codes."""
+    """Samples with their codes; a notebook shows them with their names."""
 
     media: list[Media] = field(default_factory=list)
     codes: list[Tensor] = field(default_factory=list)
@@ -122,6 +131,15 @@ class Generated:
     """The settings with which the samples were made."""
     notices: list[str] = field(default_factory=list)
     """Remarks for the user."""
+
+    def __repr__(self) -> str:
+        kind = type(self.media[0]).__name__ if self.media else "none"
+        names = ", ".join(map(repr, dict.fromkeys(self.names)))
+        shown = names if len(names) <= MAX_REPR_LEN else f"{names[:MAX_REPR_LEN]}..."
+        return f"Generated(samples={len(self.media)}, media={kind}, names=[{shown}])"
+
+    def _repr_html_(self) -> str:
+        return figures_to_html(self.media, self.names)
 
 
 @dataclass(frozen=True)
@@ -197,7 +215,7 @@ class GeneratorConfig(TaskConfig):
     def dependencies(self) -> dict[str, str]:
         return {"tokenizer": self.tokenizer} | self.conditioning()
 
-    def notice(self) -> str:
+    def notice(self, data: Any) -> str:
         return f"Tokenizer: {self.tokenizer}."
 
     def validate_data(self, data: Any) -> None:

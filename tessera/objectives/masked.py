@@ -41,6 +41,7 @@ from tessera.objectives.generation import (
     GenerationRequest,
     GeneratorConfig,
     GeneratorTask,
+    OnStep,
     TokenizerProtocol,
 )
 from tessera.objectives.masking import (
@@ -138,6 +139,8 @@ class MaskedTask(GeneratorTask):
                 )
             )
         self.updates = tuple(updates)
+        if config.train_only == "critic":
+            self.best_metric = BestMetric(name="critic_bce", higher_is_better=False)
         # Conditioning tokens contain most of what a caption describes, so its gain may be small.
         has_alarm = config.model.text is not None and self.conditioner is None
         self.alarms = (PROMPT_IGNORED,) if has_alarm else ()
@@ -229,6 +232,11 @@ class MaskedTask(GeneratorTask):
         if "completed" not in batch.scratch:  # the generator is not trained
             with torch.no_grad():
                 self.masked_token_loss(batch, step)
+        bce_B, correct_B = self.classify_completed(batch)
+        return Loss({"bce": bce_B.mean()}, {"accuracy": correct_B.mean()})
+
+    def classify_completed(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the critic's cross-entropy and accuracy on the completed grids, each (B,)."""
         token_batch, completed = batch.scratch["token_batch"], batch.scratch["completed"]
         backbone, critic = self.model.critic_backbone, self.model.critic
         assert critic is not None
@@ -242,8 +250,7 @@ class MaskedTask(GeneratorTask):
         bce = F.binary_cross_entropy_with_logits(
             to_fp32(logits), is_real, weight=counts.to(is_real.dtype), reduction="none"
         )
-        loss = (bce.flatten(1).sum(1) / num_B).mean()
-        return Loss({"bce": loss}, {"accuracy": correct_B.mean()})
+        return bce.flatten(1).sum(1) / num_B, correct_B
 
     # ---- inputs
 
@@ -277,8 +284,8 @@ class MaskedTask(GeneratorTask):
     # ---- evaluation
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
-        token_batch = self.get_tokens(batch.examples)
-        masked = self.mask(token_batch, ExampleRandomness.draw(batch))
+        token_batch, randomness = self.get_tokens(batch.examples), ExampleRandomness.draw(batch)
+        masked = self.mask(token_batch, randomness)
         captions, kept = batch.examples.captions, [False] * len(batch)
         network, num_levels = self.model.network, self.layout.num_quantizers
         condition = self.get_condition(network, batch.examples, kept)
@@ -298,6 +305,11 @@ class MaskedTask(GeneratorTask):
             other_MV = self.predict(masked, condition)
             other = F.cross_entropy(to_fp32(other_MV), targets_M, reduction="sum")
             sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}
+        if self.model.critic is not None:
+            self.pass_to_critic(batch, masked, logits_MV, randomness, token_batch)
+            bce_B, correct_B = self.classify_completed(batch)
+            count = torch.tensor(len(batch), device=bce_B.device)
+            sums |= {"critic_bce": bce_B.sum(), "critic_correct": correct_B.sum(), "count": count}
         return sums
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
@@ -308,6 +320,9 @@ class MaskedTask(GeneratorTask):
         if self.layout.num_quantizers > 1:
             accuracies = (totals["correct_L"] / totals["tokens_L"].clamp_min(1)).tolist()
             metrics |= {f"accuracy_{q}": one for q, one in enumerate(accuracies, start=1)}
+        if "critic_bce" in totals:
+            metrics["critic_bce"] = float(totals["critic_bce"] / totals["count"])
+            metrics["critic_accuracy"] = float(totals["critic_correct"] / totals["count"])
         if "gain" in totals:
             metrics["condition_gain"] = float(totals["gain"] / totals["gain_tokens"])
         return metrics
@@ -344,8 +359,24 @@ class MaskedTask(GeneratorTask):
             rank_NS=halton_order(layout.cell_coordinates()) if sampling.order == "halton" else None,
             critic=self.critic_scores(request, token_batch, device),
             stages=sampling.build_stages(layout.num_positions, layout.num_quantizers, device),
+            on_step=self.report_steps(request, layout, token_batch.valid_BN1),
         )
         return layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+
+    def report_steps(
+        self, request: GenerationRequest, layout: Layout, valid_BN1: Tensor
+    ) -> OnStep | None:
+        """Return a function that passes the tokens of each step to `request.on_step` as codes."""
+        on_step, mask_token_id = request.on_step, self.model.network.mask_token_id
+        if on_step is None:
+            return None
+
+        def report(step: int, steps: int, tokens_BNS: Tensor) -> None:
+            # Levels that are decoded later are still masked; code 0 stands for them.
+            tokens = tokens_BNS.masked_fill(tokens_BNS == mask_token_id, 0)
+            on_step(step, steps, layout.unpatchify(tokens.masked_fill(~valid_BN1, -1)))
+
+        return report
 
     def initial_tokens(
         self, request: GenerationRequest, layout: Layout, device: torch.device

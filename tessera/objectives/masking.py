@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tessera.engine.task import Batch
 from tessera.nn.token_layout import Layout
-from tessera.sampling.schedules import Schedule, mask_ratio, mean_mask_ratio
+from tessera.sampling.schedules import Schedule, check_schedule, mask_ratio, mean_mask_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +27,8 @@ class MaskingConfig:
     """The fraction of masked tokens that are shown as a random other token."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.keep + self.replace <= 1 or min(self.keep, self.replace) < 0:
-            raise ValueError(
-                f"keep ({self.keep}) and replace ({self.replace}) must be fractions whose sum is "
-                "at most 1."
-            )
+        check_schedule(self.schedule)
+        check_fractions(self.keep, self.replace)
 
     def validate_quantizers(self, num_quantizers: int) -> None:
         """Accept every number of quantizers."""
@@ -56,6 +53,13 @@ class MaskingConfig:
         return MaskedTokens(torch.where(replaced, random_tokens, input_ids), masked)
 
 
+def check_fractions(keep: float, replace: float) -> None:
+    if not 0 <= keep + replace <= 1 or min(keep, replace) < 0:
+        raise ValueError(
+            f"keep ({keep}) and replace ({replace}) must be fractions whose sum is at most 1."
+        )
+
+
 @dataclass(frozen=True, kw_only=True)
 class LevelMaskingConfig:
     """Mask tokens of one residual quantizer, as SoundStorm (Borsos 2023, arXiv 2305.09636, 3.2).
@@ -68,6 +72,14 @@ class LevelMaskingConfig:
     """The schedule of the mask ratio, evaluated at a random time; at least one token is masked."""
     prompt: bool = True
     """Show a prefix of random length in all levels, as the voice prompt of a sample."""
+    keep: float = 0.0
+    """The fraction of masked tokens that are shown unchanged and predicted all the same."""
+    replace: float = 0.0
+    """The fraction of masked tokens that are shown as a random other token."""
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule)
+        check_fractions(self.keep, self.replace)
 
     def validate_quantizers(self, num_quantizers: int) -> None:
         if num_quantizers < 2:
@@ -84,7 +96,7 @@ class LevelMaskingConfig:
     def mask(
         self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
     ) -> MaskedTokens:
-        """Mask one example; the number of random draws does not depend on the settings."""
+        """Mask one example; tokens to keep or replace are drawn last, and only if there are any."""
         tokens_NS = tokens_NS.cpu()
         count, num_levels = tokens_NS.shape
         time, u_level, u_prompt = torch.rand(3, generator=generator).tolist()
@@ -96,7 +108,14 @@ class LevelMaskingConfig:
         loss_mask[start:, level] = order_N[start:].argsort().argsort() < num_masked
         finer = torch.zeros_like(loss_mask)
         finer[start:, level + 1 :] = True
-        return MaskedTokens(tokens_NS.masked_fill(loss_mask | finer, mask_token_id), loss_mask)
+        input_ids = tokens_NS.masked_fill(loss_mask | finer, mask_token_id)
+        if self.keep or self.replace:
+            u = torch.rand(tokens_NS.shape, generator=generator)
+            random_tokens = torch.randint(mask_token_id, tokens_NS.shape, generator=generator)
+            input_ids = torch.where(loss_mask & (u < self.keep), tokens_NS, input_ids)
+            replaced = loss_mask & (u >= self.keep) & (u < self.keep + self.replace)
+            input_ids = torch.where(replaced, random_tokens, input_ids)
+        return MaskedTokens(input_ids, loss_mask)
 
 
 @dataclass

@@ -75,6 +75,16 @@ class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
         """Convert a target to the size and type that a model trained on `data` expects."""
         return target.to(dtype)
 
+    def bound(self, output: Tensor) -> Tensor:
+        """Return the output with values that a medium can have."""
+        return output
+
+    def num_bytes(self, examples: AnyExamples) -> int:
+        """Return the uncompressed size of examples, by default one byte for each input value."""
+        target = self.target(examples)
+        assert isinstance(target, Tensor)
+        return target.numel()
+
     def to_media(self, output: Tensor) -> list[AnyMedia]:
         raise NotImplementedError
 
@@ -114,7 +124,11 @@ class ReconstructionConfig:
     def validate_data(self, data: Any) -> None:
         """Raise ValueError if reconstructions of these data cannot be measured."""
 
-    def notice(self) -> str:
+    def fit_data(self, data: Any) -> Self:
+        """Return the configuration without metrics that these data are too small for."""
+        return self
+
+    def notice(self, data: Any) -> str:
         return ""
 
     def for_inference(self) -> Self:
@@ -171,10 +185,16 @@ class AdversaryConfig:
     """The number of steps between gradient penalties, each of which is scaled by this number."""
     gp_center: float = 0.0
     """The gradient norm without penalty: 0 (R1) or 1 (WGAN-GP)."""
+    gp_on: Literal["real", "both"] = "real"
+    """Whether the gradient penalty is taken at originals only, or at reconstructions too."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def validate_data(self, data: Any) -> None:
         """Raise ValueError if a discriminator cannot be applied to these data."""
+
+    def fit_data(self, data: Any) -> Self:
+        """Return the configuration with discriminators for these data."""
+        return self
 
     def discriminators(self) -> dict[str, Discriminator]:
         """Build the discriminators; their names are those of their updates."""
@@ -210,7 +230,7 @@ class TokenizerModel(Protocol):
 
 
 class TokenizerModelConfig(Protocol):
-    """The configuration of a tokenizer model; `validate_data` is optional."""
+    """The configuration of a tokenizer model; `validate_data` and `fit_data` are optional."""
 
     @property
     def grid(self) -> Callable[..., tuple[int, ...]]:
@@ -236,8 +256,17 @@ class TokenizerConfig(TaskConfig):
             if part is not None and hasattr(part, "validate_data"):
                 part.validate_data(data)
 
-    def notice(self) -> str:
-        return self.reconstruction.notice()
+    def fit_data(self, data: Any) -> Self:
+        parts: dict[str, Any] = {
+            "model": self.model,
+            "reconstruction": self.reconstruction,
+            "adversary": self.adversary,
+        }
+        fitted = {n: part.fit_data(data) for n, part in parts.items() if hasattr(part, "fit_data")}
+        return replace(self, **fitted)
+
+    def notice(self, data: Any) -> str:
+        return self.reconstruction.notice(data)
 
     def for_inference(self) -> Self:
         return replace(self, adversary=None, reconstruction=self.reconstruction.for_inference())
@@ -380,6 +409,10 @@ class TokenizerTask(Task):
         terms = {"d_loss": loss(real_logits, fake_logits)}
         if adversary.gp_weight and step % adversary.gp_every == 0:
             penalty = gradient_penalty(discriminator.network, real, adversary.gp_center)
+            if adversary.gp_on == "both":
+                penalty = penalty + gradient_penalty(
+                    discriminator.network, fake, adversary.gp_center
+                )
             terms["gradient_penalty"] = adversary.gp_weight * adversary.gp_every * penalty
         real_logits, fake_logits = real_logits.detach(), fake_logits.detach()
         accuracy = partial(discriminator_accuracy, real_logits, fake_logits)

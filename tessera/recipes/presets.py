@@ -49,6 +49,7 @@ _FSQ_LEVELS = {
     7: (5, 5, 5),
     8: (8, 6, 5),
     10: (8, 5, 5, 5),
+    11: (8, 8, 6, 5),
     13: (8, 8, 8, 4, 4),
     14: (8, 8, 8, 6, 5),
 }
@@ -141,18 +142,24 @@ def build_quantizer_config(
     return LFQConfig(codebook_size=2**bits, spherical=choice == "bsq")
 
 
-def build_perceptual_config(preset: Preset, choice: str) -> PerceptualConfig | None:
+def build_perceptual_config(
+    choice: str, *, auto: bool, weight: float = 1.0, fraction: float = 1.0
+) -> PerceptualConfig | None:
     """Return the perceptual loss for on, off, auto or the path of a VGG16 file.
 
-    auto is on for base and paper if the package of its network is installed. It is resolved here,
-    so that the run's config.json has the loss that was used.
+    The choice auto is on if `auto` is true and the package of its network is installed. It is
+    resolved here, so that the run's config.json has the loss that was used.
     """
     from tessera.modalities.image.efficientnet_lite import is_installed
     from tessera.modalities.image.perceptual import PerceptualConfig
 
     if choice == "auto":
-        choice = "on" if is_installed() and preset in ("base", "paper") else "off"
-    return None if choice == "off" else PerceptualConfig(vgg=None if choice == "on" else choice)
+        choice = "on" if auto and is_installed() else "off"
+    if choice == "off":
+        return None
+    return PerceptualConfig(
+        weight=weight, fraction=fraction, vgg=None if choice == "on" else choice
+    )
 
 
 def has_adversary(preset: Preset, choice: AdversaryChoice) -> bool:
@@ -185,7 +192,9 @@ def build_text_config(preset: Preset, text: str) -> LearnedTextConfig | Pretrain
     if text != "learned":
         return PretrainedTextConfig(name=text)
     if preset == "tiny":
-        return LearnedTextConfig(dim=32, depth=1, heads=2, vocab_size=300)
+        return LearnedTextConfig(dim=32, depth=1, heads=2, vocab_size=300, ignore_punctuation=True)
     if preset == "small":
-        return LearnedTextConfig(dim=128, depth=1, heads=4, vocab_size=1024)
-    return LearnedTextConfig(dim=512, depth=6, heads=8, vocab_size=8192)
+        return LearnedTextConfig(
+            dim=128, depth=1, heads=4, vocab_size=1024, ignore_punctuation=True
+        )
+    return LearnedTextConfig(dim=512, depth=6, heads=8, vocab_size=8192, ignore_punctuation=True)

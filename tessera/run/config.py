@@ -81,6 +81,8 @@ MAY_DIFFER = frozenset(
 ) | {"task.tokenizer", "task.low_res_tokenizer", "task.semantic", "task.tokens"}
 """The settings that may change when a run is resumed: its length, how often it reports, how it is
 executed, and the paths of the runs it depends on, of which the run directory has copies."""
+VERSION = "tessera"
+"""The key of config.json for the version of this package, which is no setting."""
 
 
 def encode(value: object, declared: object = None) -> Any:
@@ -172,5 +174,5 @@ def list_differences(stored: Json, requested: Json) -> list[str]:
     return [
         f"{name}: {before.get(name, 'absent')} in the folder, {after.get(name, 'absent')} requested"
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name) and name not in MAY_DIFFER
+        if before.get(name) != after.get(name) and name not in MAY_DIFFER and name != VERSION
     ]

@@ -6,6 +6,9 @@ under `dependencies/`, as runs that can be used but not resumed (`dependencies.p
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -37,11 +40,44 @@ class TrainedRun:
     weights: Weights
     dist: Distributed
     notices: list[str] = field(default_factory=list)
-    """Remarks about the checkpoint for the user."""
+    """Remarks for the user about the checkpoint and those of the tokenizers."""
+
+
+def format_repr(item: object, trained: TrainedRun, settings: Mapping[str, object]) -> str:
+    """Return the repr of an object that uses a run: its class, folder and some settings."""
+    shown = "".join(f", {name}={value!r}" for name, value in settings.items())
+    return f"{type(item).__name__}({str(trained.directory.path)!r}{shown})"
+
+
+LoadedRuns = dict[tuple[Path, Weights, str, int], TrainedRun]
+"""Runs in memory by path, weights, and name and modification time of the checkpoint."""
+
+_LOADED: ContextVar[LoadedRuns | None] = ContextVar("loaded_runs", default=None)
+
+
+@contextmanager
+def keep_loaded(runs: LoadedRuns) -> Iterator[None]:
+    """Take runs from `runs` instead of loading them twice, and add those that are loaded."""
+    token = _LOADED.set(runs)
+    try:
+        yield
+    finally:
+        _LOADED.reset(token)
 
 
 def load_run(path: str | Path, weights: Weights = "ema") -> TrainedRun:
     """Load the run in a folder; raise UserError if there is none or it was never trained."""
+    loaded = _LOADED.get()
+    newest = max(RunDirectory(path).checkpoints.glob("[0-9]*/manifest.json"), default=None)
+    if loaded is None or newest is None:
+        return read_trained(path, weights)
+    key = (Path(path).resolve(), weights, newest.parent.name, newest.stat().st_mtime_ns)
+    if key not in loaded:
+        loaded[key] = read_trained(path, weights)
+    return loaded[key]
+
+
+def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     directory = RunDirectory(path)
     run = read_run(directory)
     notices: list[str] = []
@@ -50,13 +86,21 @@ def load_run(path: str | Path, weights: Weights = "ema") -> TrainedRun:
         raise UserError(
             f"The run in {path} has no checkpoint: train it first with `tessera train`."
         )
+    steps = int(found.name)
+    if steps < run.engine.steps:
+        notices.append(
+            f"The run in {path} was trained for {steps:,} of {run.engine.steps:,} steps: `tessera "
+            f"train {run.recipe}` can resume it."
+        )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    task = run.build_task(load_dependencies(directory, run)).to(device).eval()
+    dependencies = load_dependencies(directory, run)
+    notices += [line for one in dependencies.values() for line in one.trained.notices]
+    task = run.build_task(dependencies).to(device).eval()
     file = found / ("ema.safetensors" if weights == "ema" else "model.safetensors")
     source = f"{weights} weights in {found}"
     checkpoint.load_strictly(task.model, checkpoint.read_tensors(file), source)
     dist = Distributed(device=device)
-    return TrainedRun(directory, run, task, int(found.name), weights, dist, notices)
+    return TrainedRun(directory, run, task, steps, weights, dist, notices)
 
 
 def load_dependencies(directory: RunDirectory, run: Run) -> dict[str, Tokenizer]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import os
@@ -19,13 +18,13 @@ from rich.table import Table
 from tessera import __version__
 from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.errors import UnreadableFile
-from tessera.data.loader import EvalLoader, TrainLoader
+from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
 from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
-from tessera.engine.engine import Engine
+from tessera.engine.engine import Engine, EngineConfig
 from tessera.engine.modes import seed
 from tessera.engine.task import Task
-from tessera.run.config import Run, encode, flatten, list_differences
+from tessera.run.config import VERSION, Run, encode, flatten, list_differences
 from tessera.run.directory import CLASSES, Json, RunDirectory, write_atomically
 from tessera.run.errors import UserError, as_user_error
 
@@ -48,11 +47,20 @@ def build_engine(
     *,
     task: Task | None = None,
     split: Split | None = None,
+    extra_settings: Json | None = None,
     on_log: Callable[[Json], None] | None = None,
 ) -> Engine:
     """Build an engine at the newest checkpoint of the directory, or at step 0.
 
     Nothing is written before the directory is locked and its settings are compared.
+
+    Args:
+        run: The settings.
+        directory: The run directory.
+        task: The task, if it is built already.
+        split: The examples, if they are not those of `run.data`.
+        extra_settings: Settings that are no part of `run`; they are compared and stored too.
+        on_log: Receives every record.
     """
     dist = Distributed.from_environment()
     split = split or run.data.build(captions=run.task.uses_captions)
@@ -61,27 +69,43 @@ def build_engine(
         from tessera.run.dependencies import find_dependencies
 
         dependencies = find_dependencies(run, directory)
+        notices = [line for one in dependencies.values() for line in one.trained.notices]
+        if dist.is_main:
+            print(*notices, sep="\n", end="\n" if notices else "")
     task = task or build_task(run, dependencies)
     if run.engine.init_from is not None and not checkpoint.list_steps(directory.checkpoints):
         load_initial_weights(task, run.engine.init_from)
-    build_train_loader(split.train, run)  # raises UserError if the training set is too small
+    check_num_examples(split.train, run.engine.batch_size)
     captions = read_captions(split.train) if run.task.uses_captions else []
-    dist.on_main(lambda: claim_directory(directory, run))
+    settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
+    dist.on_main(lambda: claim_directory(directory, settings))
     if run.task.uses_captions:
         prepare_text(task, captions, split.train, directory, dist)
     if dependencies:
         split = prepare_tokens(run, split, dependencies, directory, dist)
-    config = run.engine
-    micro_batch_size = config.batch_size // config.grad_accum_steps
-    training = build_train_loader(split.train, run)
+    return open_engine(task, split, run.engine, directory, settings, on_log=on_log)
+
+
+def open_engine(
+    task: Task,
+    split: Split,
+    config: EngineConfig,
+    directory: RunDirectory,
+    settings: Json,
+    *,
+    contiguous: bool = False,
+    on_log: Callable[[Json], None] | None = None,
+) -> Engine:
+    """Build an engine for a task and its examples in a directory that was claimed."""
+    training = build_train_loader(split.train, config, contiguous)
     validation = EvalLoader(
         split.validation,
         seed=config.seed,
-        batch_size=micro_batch_size,
+        batch_size=config.batch_size // config.grad_accum_steps,
         num_workers=config.num_workers,
     )
     engine = Engine(task, training, validation, config, directory, on_log=on_log)
-    engine.open(flatten(encode(run)))
+    engine.open(flatten(settings))
     return engine
 
 
@@ -94,22 +118,24 @@ def load_initial_weights(task: Task, path: str) -> None:
     checkpoint.load_strictly(task.model, tensors, f"model in {path} (--init-from)")
 
 
-def build_train_loader(dataset: ExampleDataset, run: Run) -> TrainLoader:
-    config = run.engine
+def build_train_loader(
+    dataset: ExampleDataset, config: EngineConfig, contiguous: bool = False
+) -> TrainLoader:
     return TrainLoader(
         dataset,
         seed=config.seed,
         batch_size=config.batch_size,
         grad_accum_steps=config.grad_accum_steps,
         num_workers=config.num_workers,
+        contiguous=contiguous,
     )
 
 
-def claim_directory(directory: RunDirectory, run: Run) -> None:
+def claim_directory(directory: RunDirectory, settings: Json) -> None:
     """Create and lock the directory; raise UserError if it holds a run with other settings."""
     directory.create()
     directory.lock()
-    config = encode(run)
+    config = settings | {VERSION: __version__}
     # A run that failed before its first step may be started with other settings.
     if directory.config.exists() and directory.has_started:
         different = list_differences(directory.read_config(), config)
@@ -124,11 +150,23 @@ def claim_directory(directory: RunDirectory, run: Run) -> None:
 
 
 def read_captions(dataset: ExampleDataset) -> list[str]:
-    """Read all captions; an unreadable one is reported when its example is loaded."""
+    """Read all captions; an unreadable one is reported when its example is loaded.
+
+    If there are only unreadable ones, UserError is raised with the first reasons.
+    """
     captions: list[str] = []
+    reasons: list[str] = []
     for i in range(len(dataset)):
-        with contextlib.suppress(UnreadableFile):
+        try:
             captions += dataset.all_captions(i) or [""]
+        except UnreadableFile as error:
+            reasons.append(str(error))
+    if reasons and not any(captions):
+        shown = "\n  ".join(reasons[:3])
+        raise UserError(
+            f"The captions of {len(reasons)} of {len(dataset)} examples could not be read, and the "
+            f"others have none:\n  {shown}"
+        )
     return captions
 
 
@@ -196,16 +234,17 @@ def find_unused_folder(path: Path) -> Path:
 # ---- what a user sees
 
 
-def print_header(run: Run, directory: RunDirectory) -> None:
-    """Print what is trained, on which data, and where."""
+def print_header(run: Run, directory: RunDirectory, remark: str = "") -> None:
+    """Print what is trained, on which data, and where, and a remark about the settings."""
     if is_main():
         engine, data = run.engine, run.data.path or "synthetic data"
         print(
             f"{run.recipe}: {engine.steps} steps of {engine.batch_size} examples from {data}, in "
             f"{directory.path}"
         )
+        print(remark, end="\n" if remark else "")
         threads = f"{world_size()} process(es), {torch.get_num_threads()} thread(s) each."
-        print(f"{threads} {run.task.notice()}".strip())
+        print(f"{threads} {run.task.notice(run.data)}".strip())
 
 
 def print_summary(run: Run, directory: RunDirectory) -> None:

@@ -28,6 +28,9 @@ NextLogits = Callable[[Tensor | None], Tensor]
 """(B,) token ids -> (B, V + 1) logits."""
 StartDecoding = Callable[[Tensor], NextLogits]
 """(B, N, S) prefix -> the function that decodes what follows."""
+OnStep = Callable[[int, int, Tensor], None]
+"""Called after each position with the number of positions, their maximum, and token ids (B, N, S)
+so far."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +68,12 @@ def generate(
     *,
     eos_token_id: int,
     max_positions: int,
+    on_step: OnStep | None = None,
 ) -> GeneratedTokens:
     """Continue prompts to at most `max_positions` positions.
 
-    `prompt_BNS` is padded with -1 where prompts are shorter, and N may be 0.
+    `prompt_BNS` is padded with -1 where prompts are shorter, and N may be 0. `on_step` is called
+    after each position, for progress; it may raise to stop.
     """
     batch, prompt_len, slots = prompt_BNS.shape
     if prompt_len > max_positions:
@@ -92,6 +97,8 @@ def generate(
         if tokens_BS is None:
             break
         positions.append(tokens_BS)
+        if on_step is not None:
+            on_step(number + 1, max_positions, torch.stack(positions, dim=1))
     return GeneratedTokens(
         torch.stack(positions, dim=1) if positions else prompt_BNS[:, :0], decoder.ended_B
     )

@@ -2,7 +2,7 @@
 
 The scale may depend on the progress of sampling: guidance in an interval, or a growing scale, costs
 less diversity (Kynkäänniemi 2024, 2404.07724, for an interval; Chang 2023, 2301.00704, section 2.7,
-for a ramp).
+for a ramp; Yu 2024, 2411.00776, for a cosine ramp with a power).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Guidance:
     """Fraction of the decoding steps after which guidance ends."""
     ramp: Literal["constant", "linear", "cosine"] = "constant"
     """How the scale grows from 1 between start and end; constant has the full scale at once."""
+    ramp_power: float = 1.0
+    """Exponent of the time in the ramp: above 1 the scale grows late, below 1 early."""
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.scale):
@@ -36,12 +38,15 @@ class Guidance:
                 f"Guidance from {self.start} to {self.end} is not an interval of the decoding "
                 "steps: use 0 <= start <= end <= 1."
             )
+        if not 0 < self.ramp_power < math.inf:
+            raise ValueError(f"ramp_power must be finite and above 0, got {self.ramp_power}.")
 
     def at(self, progress: float) -> float:
         """Return the scale when this fraction of the decoding steps is done."""
         if not self.start <= progress <= self.end:
             return 1.0
         time = (progress - self.start) / (self.end - self.start) if self.end > self.start else 1.0
+        time **= self.ramp_power
         ramp = {"constant": 1.0, "linear": time, "cosine": (1 - math.cos(math.pi * time)) / 2}[
             self.ramp
         ]

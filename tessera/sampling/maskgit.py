@@ -20,14 +20,15 @@ import torch
 from torch import Tensor
 
 from tessera.sampling.logits import FilteredLogits, filter_top_k_p, sample_from_logits
-from tessera.sampling.schedules import Schedule, num_masked_after
+from tessera.sampling.schedules import Schedule, check_schedule, num_masked_after
 
 
 def halton_order(cells_NSA: Tensor) -> Tensor:
     """Rank tokens in an order that spreads evenly over the grid: (N, S), 0 first.
 
     Points of the Halton sequence, with bases 2, 3 and 5 along the axes, fall into cells of the
-    grid; the rank of a cell is that of the first point in it. Tokens of one cell are consecutive.
+    grid; the rank of a cell is that of the first point in it (Besnier 2025, arXiv 2503.17076).
+    Tokens of one cell are consecutive.
     """
     flat = cells_NSA.reshape(-1, cells_NSA.shape[-1])
     sides = (flat.max(0).values + 1).tolist()
@@ -50,6 +51,12 @@ def halton_order(cells_NSA: Tensor) -> Tensor:
     )
 
 
+def rotate_order(rank_NS: Tensor, generators: Sequence[torch.Generator]) -> Tensor:
+    """Start the order of each example at a random token, so that orders differ: (B, N, S)."""
+    starts = [torch.randint(rank_NS.numel(), (), generator=one) for one in generators]
+    return (rank_NS - torch.stack(starts)[:, None, None]) % rank_NS.numel()
+
+
 def radical_inverse(number: int, base: int) -> float:
     """Mirror the digits of a number at the radix point."""
     value, weight = 0.0, 1.0
@@ -64,6 +71,9 @@ LogitsFn = Callable[[Tensor, Tensor, float], Tensor]
 """Token ids (B, N, S), masked (B, N, S) and progress in [0, 1) -> logits (M, V)."""
 CriticFn = Callable[[Tensor, float], Tensor]
 """Token ids (B, N, S) without masks and progress -> realness scores (B, N, S)."""
+OnStep = Callable[[int, int, Tensor], None]
+"""Called after a decoding step with its number, the number of steps, and token ids (B, N, S)
+without masks: the tokens kept so far and the predictions for the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +84,11 @@ class MaskedSampling:
     """How the number of masked tokens decreases from step to step."""
     order: Literal["confidence", "critic", "halton"] = "confidence"
     """Which tokens are kept first: the most confident ones, those with the highest critic score,
-    or an even spread over the grid."""
+    or an even spread over the grid (Besnier 2025, arXiv 2503.17076)."""
     temperature: float = 1.0
     """Sampling temperature of the tokens; 0 takes the most likely token."""
+    final_temperature: float | None = None
+    """Sampling temperature in the last decoding step, reached linearly; None keeps it constant."""
     choice_temperature: float = 4.5
     """Scale of the Gumbel noise on the scores in the first step; it decreases linearly to 0 in the
     last (Besnier 2023, arXiv 2310.14400)."""
@@ -92,11 +104,11 @@ class MaskedSampling:
     def __post_init__(self) -> None:
         if self.decoding_steps < 1:
             raise ValueError(f"decoding_steps must be at least 1, got {self.decoding_steps}.")
-        for name in ("temperature", "choice_temperature"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ValueError(
-                    f"{name} must be finite and at least 0, got {getattr(self, name)}."
-                )
+        check_schedule(self.schedule)
+        for name in ("temperature", "final_temperature", "choice_temperature"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value}.")
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 for all tokens), got {self.top_k}.")
         if any(steps < 1 for steps in self.decoding_steps_per_level):
@@ -120,9 +132,15 @@ class MaskedSampling:
             steps = self.decoding_steps_per_level[
                 min(level, len(self.decoding_steps_per_level) - 1)
             ]
-            temperature = 0.0 if level and steps == 1 else self.temperature
-            stages.append(DecodingStage(tokens_NS, steps, temperature))
+            if level and steps == 1:
+                stages.append(DecodingStage(tokens_NS, steps, 0.0, 0.0))
+            else:
+                stages.append(self.build_stage(tokens_NS, steps))
         return stages
+
+    def build_stage(self, tokens_NS: Tensor, decoding_steps: int) -> DecodingStage:
+        final = self.temperature if self.final_temperature is None else self.final_temperature
+        return DecodingStage(tokens_NS, decoding_steps, self.temperature, final)
 
 
 @dataclass
@@ -133,6 +151,13 @@ class DecodingStage:
     """True for the tokens of this stage."""
     decoding_steps: int
     temperature: float
+    """Sampling temperature of the first decoding step."""
+    final_temperature: float
+    """Sampling temperature of the last decoding step."""
+
+    def temperature_at(self, step: int) -> float:
+        time = step / (self.decoding_steps - 1) if self.decoding_steps > 1 else 0.0
+        return self.temperature + time * (self.final_temperature - self.temperature)
 
 
 def maskgit_decode(
@@ -146,6 +171,7 @@ def maskgit_decode(
     rank_NS: Tensor | None = None,
     critic: CriticFn | None = None,
     stages: Sequence[DecodingStage] | None = None,
+    on_step: OnStep | None = None,
 ) -> Tensor:
     """Return the tokens with all masked ones sampled, (B, N, S).
 
@@ -159,6 +185,7 @@ def maskgit_decode(
         rank_NS: the order in which tokens are kept, for `order="halton"`.
         critic: realness scores, for `order="critic"`.
         stages: sets of tokens to decode one after the other; all together if None.
+        on_step: called after each decoding step, for progress; it may raise to stop.
     """
     if config.order == "critic" and critic is None:
         raise ValueError(
@@ -168,15 +195,25 @@ def maskgit_decode(
         raise ValueError(
             'order="halton" needs the rank of each token, and got none: pass `rank_NS`.'
         )
+    rank_BNS = None
+    if config.order == "halton" and rank_NS is not None:
+        rank_BNS = rotate_order(rank_NS, generators).to(tokens_BNS.device)
     decoder = MaskGITDecoder(
-        config, logits_fn, generators, lengths_to_decode(masked_BNS), mask_token_id, rank_NS, critic
+        config,
+        logits_fn,
+        generators,
+        lengths_to_decode(masked_BNS),
+        mask_token_id,
+        rank_BNS,
+        critic,
     )
     tokens = tokens_BNS.masked_fill(masked_BNS, mask_token_id)
-    all_tokens = DecodingStage(
-        torch.ones_like(masked_BNS[0]), config.decoding_steps, config.temperature
-    )
-    for stage in stages or [all_tokens]:
+    all_tokens = config.build_stage(torch.ones_like(masked_BNS[0]), config.decoding_steps)
+    stages = stages or [all_tokens]
+    decoder.on_step, decoder.num_steps = on_step, sum(stage.decoding_steps for stage in stages)
+    for stage in stages:
         tokens = decoder.decode_stage(tokens, masked_BNS & stage.tokens_NS, stage)
+        decoder.steps_before += stage.decoding_steps
     return tokens
 
 
@@ -190,8 +227,13 @@ class MaskGITDecoder:
     lengths: Sequence[int]
     """For each example, the positions up to its last masked one."""
     mask_token_id: int
-    rank_NS: Tensor | None
+    rank_BNS: Tensor | None
     critic: CriticFn | None
+    on_step: OnStep | None = None
+    num_steps: int = 0
+    """The number of decoding steps of all stages."""
+    steps_before: int = 0
+    """The number of decoding steps of earlier stages."""
 
     def decode_stage(self, tokens: Tensor, stage_masked: Tensor, stage: DecodingStage) -> Tensor:
         """Sample the tokens where `stage_masked` is True, (B, N, S)."""
@@ -200,20 +242,22 @@ class MaskGITDecoder:
         for step in range(stage.decoding_steps):
             if not any(num_masked):
                 break
-            progress = step / stage.decoding_steps
+            progress, temperature = step / stage.decoding_steps, stage.temperature_at(step)
             index_M = masked.flatten().nonzero()[:, 0]
             token_uniform, order_uniform = self.sample_uniforms(tokens, num_masked)
             logits_MV = self.logits_fn(tokens, masked, progress)
             candidates = (
                 FilteredLogits(logits_MV, None)
-                if stage.temperature == 0  # filters always keep the most likely token
+                if temperature == 0  # filters always keep the most likely token
                 else filter_top_k_p(logits_MV, self.config.top_k, self.config.top_p)
             )
             uniform_M = token_uniform.flatten().index_select(0, index_M)
             sampled_M = candidates.token_ids(
-                sample_from_logits(candidates.logits_MK, uniform_M, stage.temperature)
+                sample_from_logits(candidates.logits_MK, uniform_M, temperature)
             )
             tokens = tokens.flatten().index_copy(0, index_M, sampled_M).view_as(tokens)
+            if self.on_step is not None:
+                self.on_step(self.steps_before + step + 1, self.num_steps, tokens)
             num_masked = [
                 min(
                     num_masked_after(self.config.schedule, step, stage.decoding_steps, total),
@@ -255,12 +299,8 @@ class MaskGITDecoder:
         progress: float,
     ) -> Tensor:
         """Score tokens, (B, N, S): the lowest are masked again, and inf marks those that stay."""
-        if self.config.order == "halton" and self.rank_NS is not None:
-            return (
-                (-self.rank_NS.to(tokens.device).float())
-                .expand(tokens.shape)
-                .masked_fill(~prediction.masked, math.inf)
-            )
+        if self.rank_BNS is not None:
+            return (-self.rank_BNS.float()).masked_fill(~prediction.masked, math.inf)
         if self.config.order == "critic" and self.critic is not None:
             # Tokens that were kept in an earlier step of this stage can be masked again.
             realness = self.critic(tokens, progress) + noise.full()

@@ -4,9 +4,16 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 Schedule = Literal["cosine", "linear", "arccos", "power"]
+
+
+def check_schedule(schedule: object) -> None:
+    """Raise ValueError unless this is the name of a masking schedule."""
+    if schedule not in get_args(Schedule):
+        names = ", ".join(map(repr, get_args(Schedule)))
+        raise ValueError(f"schedule must be one of {names}, got {schedule!r}.")
 
 
 def mask_ratio(schedule: Schedule, time: float) -> float:
@@ -14,6 +21,7 @@ def mask_ratio(schedule: Schedule, time: float) -> float:
 
     Under `cosine` most tokens stay masked for long, under `arccos` few do.
     """
+    check_schedule(schedule)
     if schedule == "cosine":
         return math.cos(math.pi / 2 * time)
     if schedule == "arccos":

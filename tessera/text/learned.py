@@ -34,6 +34,8 @@ class LearnedTextConfig:
     """Maximum number of tokens of a text, including the token that begins it."""
     casefold: bool = True
     """Whether upper and lower case are equivalent, since prompts are typed in any case."""
+    ignore_punctuation: bool = False
+    """Whether punctuation between words is ignored, since prompts are typed with and without it."""
 
     def __post_init__(self) -> None:
         check_at_least_one(self, "dim", "depth", "heads")
@@ -95,7 +97,11 @@ class LearnedTextEncoder(TransformerTextEncoder):
             heads=config.heads,
             max_len=config.max_len,
         )
-        self.bpe = BPE(config.vocab_size, casefold=config.casefold)
+        self.bpe = BPE(
+            config.vocab_size,
+            casefold=config.casefold,
+            ignore_punctuation=config.ignore_punctuation,
+        )
 
     def encode_text(self, text: str) -> list[int]:
         return self.bpe.encode(text)

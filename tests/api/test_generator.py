@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import shutil
 from pathlib import Path
@@ -18,9 +19,11 @@ from tessera.api.generator import (
     Generator,
     RejectedExamples,
     choose_captions,
+    evaluate_samples,
     make_seeds,
     reconstruct_samples,
 )
+from tessera.cli.commands import sample as sample_command
 from tessera.engine.task import Batch
 from tessera.modalities.image.generation import cover_cells
 from tessera.modalities.image.media import Image
@@ -168,6 +171,49 @@ def test_settings_that_are_left_out_are_those_of_the_run(generator):
         generator.generate([PROMPT], decoding_steps=0)
 
 
+def test_python_and_the_command_line_have_the_same_settings():
+    """`run`, `superres`, `weights` are of `Generator.load`; media are saved by their `save`."""
+    flags = inspect.signature(sample_command).parameters
+    parameters = inspect.signature(Generator.generate).parameters
+    loading = {"run", "superres", "weights", "out"}
+    assert flags.keys() - loading - {"prompt"} == (
+        parameters.keys() - {"self", "prompts", "start", "sampling"}
+    )
+    defaults = {name: flags[name].default for name in flags.keys() & parameters.keys()}
+    assert defaults | {"count": 1} == {name: parameters[name].default for name in defaults}
+
+
+def test_every_setting_reaches_the_sampler(generator):
+    chosen: dict[str, Any] = {
+        "schedule": "linear",
+        "order": "halton",
+        "temperature": 0.8,
+        "final_temperature": 0.4,
+        "choice_temperature": 1.5,
+        "top_k": 20,
+        "top_p": 0.9,
+    }
+    interval = {"guidance_from": 0.1, "guidance_to": 0.9, "guidance_ramp": "linear"}
+    generated = generator.generate(PROMPT, count=2, guidance_power=2.0, **chosen, **interval)
+    run = generator.task.config
+    sampling = dataclasses.asdict(dataclasses.replace(run.sampling, **chosen))
+    assert generated.settings["sampling"] == sampling
+    assert generated.settings["guidance"] == {
+        **dataclasses.asdict(run.guidance),
+        "start": 0.1,
+        "end": 0.9,
+        "ramp": "linear",
+        "ramp_power": 2.0,
+    }
+    with pytest.raises(UserError, match="must be at least 1, got 0"):
+        generator.generate(PROMPT, count=0)
+
+
+def test_without_prompts_captions_of_held_out_examples_are_used(generator):
+    held_out = generator.data.build().validation
+    assert generator.generate(count=2).names == [held_out.caption(i) for i in (0, 8)]
+
+
 def test_decoding_steps_of_a_run_by_levels_are_rejected(generator):
     by_level = dataclasses.replace(generator.task.config.sampling, decoding_steps_per_level=(16, 1))
     with pytest.raises(UserError, match="one after the other: use --decoding-steps-per-level"):
@@ -177,6 +223,19 @@ def test_decoding_steps_of_a_run_by_levels_are_rejected(generator):
 def test_unknown_setting_is_rejected_with_the_known_ones(generator):
     with pytest.raises(UserError, match="has no --top-a: it has choice_temperature, .* top_p"):
         generator.build_request(prompts=[PROMPT], sampling={"top_a": 1})
+
+
+def test_repr_names_the_run(base, generator):
+    expected = f"Generator({str(base)!r}, recipe='images-maskgit', step=20, prompts=True)"
+    assert repr(generator) == expected
+
+
+def test_generator_and_tokenizer_can_be_moved_to_a_device(base, superres):
+    moved = Generator.load(base, superres)
+    assert moved.to("meta") is moved and moved.device.type == "meta"
+    tasks = (moved.task, moved.superres)
+    devices = {one.device.type for task in tasks for one in task.tokenizers.values()}
+    assert devices == {"meta"} == {p.device.type for task in tasks for p in task.parameters()}
 
 
 def test_single_prompt_has_one_image(generator):
@@ -359,8 +418,26 @@ def test_samples_are_saved_with_every_setting(base, tmp_path):
         *(base, "--prompt", PROMPT, "two blue squares", "--negative-prompt", "a ring"),
         *("--count", "2", "--seed", "7", "--out", out),
         *("--guidance", "2.5", "--guidance-from", "0.1", "--guidance-to", "0.9"),
-        *("--guidance-ramp", "linear", "--decoding-steps", "3", "--order", "halton"),
-        *("--schedule", "linear", "--temperature", "0.8", "--choice-temperature", "1.5"),
+        *(
+            "--guidance-ramp",
+            "linear",
+            "--guidance-power",
+            "2",
+            "--decoding-steps",
+            "3",
+            "--order",
+            "halton",
+        ),
+        *(
+            "--schedule",
+            "linear",
+            "--temperature",
+            "0.8",
+            "--final-temperature",
+            "0.4",
+            "--choice-temperature",
+            "1.5",
+        ),
         *("--top-k", "20", "--top-p", "0.9"),
     )
     numbered = [f"{number:04d}.png" for number in range(4)]
@@ -384,12 +461,19 @@ def test_samples_are_saved_with_every_setting(base, tmp_path):
             "schedule": "linear",
             "order": "halton",
             "temperature": 0.8,
+            "final_temperature": 0.4,
             "choice_temperature": 1.5,
             "top_k": 20,
             "top_p": 0.9,
             "decoding_steps_per_level": [],
         },
-        "guidance": {"scale": 2.5, "start": 0.1, "end": 0.9, "ramp": "linear"},
+        "guidance": {
+            "scale": 2.5,
+            "start": 0.1,
+            "end": 0.9,
+            "ramp": "linear",
+            "ramp_power": 2.0,
+        },
     }
 
 
@@ -408,6 +492,13 @@ def test_captions_of_held_out_examples_are_the_default_prompts(base, generator, 
     captions = [held_out.caption(i) for i in (0, 4, 8, 12)]
     settings = read_settings(tmp_path)
     assert all(captions) and settings["prompts"] == settings["examples"] == captions
+
+
+def test_samples_of_training_have_the_captions_of_their_examples(base, generator):
+    settings = read_settings(base / "samples" / "000020")
+    held_out = generator.data.build().validation
+    by_name = {held_out.name(i): held_out.caption(i) for i in range(len(held_out))}
+    assert settings["captions"] == [by_name[name] for name in settings["examples"]]
 
 
 def test_captions_of_a_folder_can_be_the_prompts(base, tmp_path):
@@ -528,3 +619,40 @@ def test_samples_of_a_generator_are_compared_with_their_prompts(base):
     assert protocol["samples"] == 4 and "sampling" in protocol and len(protocol["prompts"]) == 4
     assert {"cross_entropy", "accuracy", "condition_gain"} <= metrics["raw"].keys()
     assert {"prompt_match", "prompt_match_chance"} <= metrics["ema"].keys() - metrics["raw"].keys()
+
+
+def test_samples_are_compared_with_real_images_in_a_table(base, tmp_path):
+    result = tessera("evaluate", base, "--out", tmp_path / "evaluation.json")
+    assert result.code == 0, result
+    evaluation = json.loads((tmp_path / "evaluation.json").read_text())
+    metrics, protocol = evaluation["metrics"]["ema"], evaluation["protocol"]["sample_metrics"]
+    assert (protocol["samples"], protocol["compared_images"], protocol["probe_images"]) == (
+        64,
+        16,
+        64,
+    )
+    rows = {row.split()[0]: row.split()[1:] for row in result.out.splitlines() if row.strip()}
+    assert rows["samples"] == ["real", "chance"]
+    for name, columns in {
+        "frechet_lite0": ("", "_real"),
+        "precision": ("", "_real"),
+        "recall": ("", "_real"),
+        "caption_R@1": ("", "_real", "_chance"),
+        "copy_rate": ("", "_real"),
+    }.items():
+        assert rows[name] == [f"{metrics[name + suffix]:.4f}" for suffix in columns]
+
+
+def test_settings_of_the_samples_that_are_evaluated_can_be_replaced(base):
+    settings = {"sampling": {"decoding_steps": 2}, "guidance": {"scale": 1.0}}
+    found = evaluate_samples(load_run(base), count=5, **settings)
+    assert found is not None
+    assert found.protocol["sampling"]["decoding_steps"] == 2
+    assert found.protocol["guidance"]["scale"] == 1.0
+    with pytest.raises(UserError, match="This generator has no --beams"):
+        evaluate_samples(load_run(base), count=5, sampling={"beams": 2})
+
+
+def test_a_negative_number_of_samples_is_an_error(base):
+    message = run_invalid("evaluate", base, "--samples", "-1")
+    assert "--samples must be at least 0, got -1." in message

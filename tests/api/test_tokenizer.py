@@ -126,6 +126,94 @@ def test_path_medium_array_and_tensor_have_the_same_codes(case, tokenizer, tmp_p
     assert different == []
 
 
+# The same content as bytes or floats, of one example or of several, first as it is decoded.
+IMAGES = {
+    "uint8 array": lambda one: one.pixels,
+    "float array": lambda one: one.to_floats(),
+    "float array, channels last": lambda one: one.to_floats().transpose(1, 2, 0),
+    "uint8 tensor": lambda one: torch.tensor(one.pixels).permute(2, 0, 1),
+    "uint8 tensor, channels last": lambda one: torch.tensor(one.pixels),
+    "float tensor": lambda one: torch.tensor(one.to_floats()),
+    "PIL image": lambda one: one.to_pillow(),
+    "batch of bytes": lambda one: one.pixels[None],
+    "batch of floats": lambda one: one.to_floats()[None],
+    "batch of uint8 tensors": lambda one: torch.tensor(one.pixels).permute(2, 0, 1)[None],
+    "list of tensors": lambda one: [torch.tensor(one.to_floats())],
+}
+VIDEOS = {
+    "uint8 array": lambda one: one.frames,
+    "float array": lambda one: one.to_floats(),
+    "uint8 tensor": lambda one: torch.tensor(one.frames).permute(3, 0, 1, 2),
+    "float tensor": lambda one: torch.tensor(one.to_floats()),
+    "batch of bytes": lambda one: one.frames[None],
+    "batch of uint8 tensors": lambda one: torch.tensor(one.frames).permute(3, 0, 1, 2)[None],
+}
+SOUNDS = {
+    "float array": lambda one: one.samples[0],
+    "doubles": lambda one: one.samples.astype(np.float64),
+    "int16": lambda one: np.rint(one.samples * 2**15).astype(np.int16),
+    "float tensor": lambda one: torch.tensor(one.samples[0]),
+    "batch of floats": lambda one: one.samples[None],
+    "batch of double tensors": lambda one: torch.tensor(one.samples[None]).double(),
+}
+FORMS = {"image": IMAGES, "video": VIDEOS, "audio": SOUNDS}
+
+
+@pytest.mark.parametrize("modality", FORMS)
+def test_bytes_and_floats_have_the_same_codes(modality, tmp_path):
+    case = CASES[modality]
+    tokenizer = Tokenizer.load(tiny_dependency(case.recipe))
+    medium = case.load(case.write(tmp_path / "a", 0))
+    expected = tokenizer.encode(medium)
+    different = [
+        name
+        for name, convert in FORMS[modality].items()
+        if not torch.equal(tokenizer.encode(convert(medium)), expected)
+    ]
+    assert different == []
+
+
+@pytest.mark.parametrize("modality", FORMS)
+def test_an_array_of_several_examples_has_a_row_for_each(modality, tmp_path):
+    case = CASES[modality]
+    tokenizer = Tokenizer.load(tiny_dependency(case.recipe))
+    one = case.load(case.write(tmp_path / "a", 0))
+    array = case.to_array(one)
+    both = tokenizer.encode(np.stack([array, array[..., ::-1]]))
+    assert len(both) == 2 and torch.equal(both[:1], tokenizer.encode(one))
+    assert torch.equal(both[1:], tokenizer.encode(np.ascontiguousarray(array[..., ::-1])))
+
+
+def test_floats_of_the_right_size_are_not_rounded(tmp_path):
+    """They give the codes of the same tensor, also where bytes would not."""
+    for modality in ("image", "video"):
+        tokenizer = Tokenizer.load(tiny_dependency(CASES[modality].recipe))
+        target = load_tensor(tokenizer, CASES[modality].write(tmp_path / modality, 0))
+        example = tokenizer.load_example((target[0] * 0.9987).numpy())
+        stacked = tokenizer.network.adapter.target(tokenizer.data.collate([example]))
+        assert torch.equal(stacked, target * 0.9987)
+
+
+def test_grey_and_transparent_images_are_converted():
+    tokenizer = Tokenizer.load(tiny_dependency("images-vqgan"))
+    levels = np.random.default_rng(0).integers(0, 256, (20, 20), dtype=np.uint8)
+    grey = levels[..., None].repeat(3, axis=2)
+    opaque = np.concatenate([grey, np.full((20, 20, 1), 255, np.uint8)], axis=2)
+    forms = [levels, levels[..., None], opaque, PIL.Image.fromarray(levels)]
+    assert all(torch.equal(tokenizer.encode(one), tokenizer.encode(grey)) for one in forms)
+
+
+def test_pil_image_is_rotated_as_its_file(tmp_path):
+    tokenizer = Tokenizer.load(tiny_dependency("images-vqgan"))
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    path = tmp_path / "photo.png"
+    with PIL.Image.open(write_image(tmp_path / "a", 0)) as image:
+        image.save(path, exif=exif)
+    with PIL.Image.open(path) as image:
+        assert torch.equal(tokenizer.encode(image), tokenizer.encode(path))
+
+
 def test_list_has_one_row_for_each_of_its_members(case, tokenizer, tmp_path):
     first, second = (case.write(tmp_path / name, seed) for seed, name in enumerate("ab"))
     medium = case.load(second)
@@ -156,6 +244,27 @@ def test_codes_can_be_decoded_to_media(case, tokenizer, tmp_path):
     assert len(media) == 2 and all(isinstance(one, type(case.load(path))) for one in media)
     assert len(tokenizer.decode(codes)) == 2 and not tokenizer.decode(codes).requires_grad
     assert media[0].save(tmp_path / "out").exists()
+
+
+def test_codes_of_one_example_can_be_decoded_from_an_array(case, tokenizer, tmp_path):
+    codes = tokenizer.encode(case.write(tmp_path / "a", 0))
+    expected = tokenizer.decode(codes)
+    for given in (codes[0], codes.numpy(), codes[0].numpy(), codes.int(), codes[0].tolist()):
+        assert torch.equal(tokenizer.decode(given), expected)
+        assert len(tokenizer.to_media(given)) == 1
+    for wrong, message in ((codes + tokenizer.vocab_size, "odes"), (codes.float(), "integers")):
+        with pytest.raises(UserError, match=message):
+            tokenizer.decode(wrong)
+
+
+@pytest.mark.parametrize("modality", FORMS)
+def test_decoded_media_are_in_range_and_can_be_encoded(modality, tmp_path):
+    case = CASES[modality]
+    tokenizer = Tokenizer.load(tiny_dependency(case.recipe))
+    decode = tokenizer.model.decode
+    tokenizer.model.decode = lambda codes: 9 * decode(codes)
+    output = tokenizer.decode(tokenizer.encode(case.write(tmp_path / "a", 0)))
+    assert output.abs().max() == 1 and len(tokenizer.encode(output)) == 1
 
 
 def test_audio_is_encoded_as_a_whole(tmp_path):
@@ -190,6 +299,18 @@ def test_array_of_another_shape_is_rejected(case, tokenizer):
     array = np.zeros((2, 2, 2, 2, 2), np.float32)
     with pytest.raises(UserError, match="shape|Expected a Mesh"):
         tokenizer.encode(array)
+
+
+@pytest.mark.parametrize("modality", FORMS)
+@pytest.mark.parametrize("factor", [3.0, 127.5, np.nan])
+def test_floats_outside_of_the_range_are_rejected(modality, factor, tmp_path):
+    case = CASES[modality]
+    tokenizer = Tokenizer.load(tiny_dependency(case.recipe))
+    path = case.write(tmp_path / "a", 0)
+    target = load_tensor(tokenizer, path) * factor
+    for given in (target, target[0], target.numpy(), target[0].numpy(), [target[0].numpy()]):
+        with pytest.raises(UserError, match=r"Floats must be in \[-1, 1\], got values from "):
+            tokenizer.encode(given)
 
 
 def test_unreadable_file_is_rejected_by_name(case, tokenizer, tmp_path):
@@ -230,6 +351,17 @@ def test_fingerprint_depends_on_weights_and_preprocessing(case, tokenizer):
         next(again.model.parameters()).add_(1)
     changed = Tokenizer(again.trained)
     assert changed.fingerprint != tokenizer.fingerprint
+
+
+def test_repr_names_the_run_and_its_codes(case, tokenizer):
+    start = f"Tokenizer({tiny_dependency(case.recipe)!r}, recipe={case.recipe!r}, step="
+    assert repr(tokenizer).startswith(start)
+    assert f"grid={tokenizer.grid}, vocab_size={tokenizer.vocab_size}" in repr(tokenizer)
+
+
+def test_model_can_be_moved_to_a_device(case):
+    tokenizer = Tokenizer.load(tiny_dependency(case.recipe))
+    assert tokenizer.to("meta") is tokenizer and tokenizer.device.type == "meta"
 
 
 def test_grid_is_the_shape_of_the_codes_of_an_example(case, tokenizer):

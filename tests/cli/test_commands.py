@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import shlex
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import PIL.Image
 import pytest
 import torch
+import tyro
 
 from tessera import __version__
 from tessera.api.tokenizer import Tokenizer
 from tessera.cli import flags
-from tessera.cli.commands import COMMANDS
+from tessera.cli.commands import COMMANDS, find_sheet
 from tessera.data.tokens import read_tokens
 from tessera.engine.checkpoint import list_steps
 from tessera.modalities import MODALITIES
@@ -147,7 +152,8 @@ def test_samples_of_a_run_are_spread_over_the_held_out_set(tmp_path):
     assert tessera(*TRAIN, *flags).code == 0
     folder = tmp_path / "samples" / "000001"
     settings = json.loads((folder / "settings.json").read_text())
-    assert settings == {"step": 1, "examples": held_out_names([0, 4, 8, 12])}
+    assert (settings["step"], settings["examples"]) == (1, held_out_names([0, 4, 8, 12]))
+    assert settings.keys() == {"step", "examples", "captions"} and all(settings["captions"])
     assert len(list(folder.glob("0*.png"))) == 4
 
 
@@ -303,7 +309,7 @@ def test_fingerprint_depends_on_the_weights_and_the_preprocessing(run):
     with torch.no_grad():
         changed.model.last_layer[0, 0, 0, 0] += 1e-3
     assert first.fingerprint != changed.fingerprint
-    assert first.info().preprocessing == {"size": 16}
+    assert first.info().preprocessing == {"size": 16, "channels": 3}
 
 
 def test_codes_of_other_weights_are_rejected(run, codes):
@@ -334,7 +340,8 @@ def test_evaluation_has_raw_and_ema_metrics_and_a_protocol(run):
         assert expected <= written["metrics"][weights].keys()
     protocol = written["protocol"]
     assert (protocol["recipe"], protocol["step"], protocol["examples"]) == ("images-vqgan", 4, 16)
-    assert protocol["preprocessing"] == {"size": 16} and protocol["tessera"] == __version__
+    assert protocol["preprocessing"] == {"size": 16, "channels": 3}
+    assert protocol["tessera"] == __version__
     record = RunDirectory(run).read_records("validation")[-1]
     for weights, prefix in (("raw", "val"), ("ema", "val_ema")):
         logged = record[f"{prefix}/psnr"]
@@ -407,6 +414,48 @@ def test_demo_of_a_medium_trains_its_recipes(medium, recipes, monkeypatch):
     for recipe, *arguments in trained:
         parsed = flags.parse(get_recipe(recipe), arguments)
         assert parsed.run.recipe == recipe and parsed.out == f"demo/{recipe}"
+
+
+@pytest.mark.parametrize(
+    "modality", [one for one in MODALITIES.values() if one.demo], ids=lambda one: one.name
+)
+def test_demo_ends_with_a_sheet_and_the_next_command(modality, tmp_path, monkeypatch):
+    original = dict(COMMANDS)
+    for command in ("train", "evaluate"):
+        monkeypatch.setitem(COMMANDS, command, lambda *_: 0)
+    run = Path(modality.demo_run.format(out=tmp_path))
+    for step, suffix in (("000500", "png"), ("001000", "png"), ("001000", "txt")):
+        sheet = run / "samples" / step / f"sheet.{suffix}"
+        sheet.parent.mkdir(parents=True, exist_ok=True)
+        sheet.touch()
+    lines = tessera("demo", "--medium", modality.name, "--out", tmp_path).out.splitlines()
+    assert lines[-2].endswith(f": {run / 'samples' / '001000' / 'sheet.png'}")
+    program, command, *arguments = shlex.split(lines[-1].removeprefix("Try next: "))
+    assert program == "tessera"
+    if command == "train":
+        assert flags.parse(get_recipe(arguments[0]), arguments[1:]).out != str(run)
+    else:
+        given = tyro.cli(returning_arguments(original[command]), args=arguments)
+        assert given[0] == str(run)
+
+
+def returning_arguments(command: Callable[..., int]) -> Callable[..., tuple[Any, ...]]:
+    """Return a function with the parameters of a command that returns its arguments."""
+
+    @functools.wraps(command)
+    def return_arguments(*arguments: Any, **_: Any) -> tuple[Any, ...]:
+        return arguments
+
+    return return_arguments
+
+
+def test_sheet_of_videos_is_the_animation(tmp_path):
+    folder = tmp_path / "samples" / "000500"
+    folder.mkdir(parents=True)
+    assert find_sheet(RunDirectory(tmp_path)) is None
+    for name in ("sheet.mp4", "sheet.gif", "0000.gif"):
+        (folder / name).touch()
+    assert find_sheet(RunDirectory(tmp_path)) == folder / "sheet.gif"
 
 
 # ---- folders without a run, and folders that cannot be written

@@ -7,7 +7,7 @@ import pickle
 
 import pytest
 
-from tessera.data.captions import Captions, read_captions
+from tessera.data.captions import Captions, match_name, read_captions
 from tessera.data.discovery import list_files
 from tessera.data.errors import UnreadableFile
 from tessera.run.errors import UserError
@@ -106,6 +106,33 @@ def test_names_of_several_folders_are_captions(tmp_path):
     assert captions.get("cats/2.png") == "cats"
     assert captions.get("golden_retriever/1.png") == "golden retriever"
     assert captions.get("loose.png") == ""
+
+
+def test_folder_names_keep_their_spelling(tmp_path):
+    for name in ("T-shirt", "ankle boot", "robe_d'été"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "1.png").touch()
+    captions = read_folder(tmp_path)
+    names = ("T-shirt/1.png", "ankle boot/1.png", "robe_d'été/1.png")
+    assert [captions.get(name) for name in names] == ["T-shirt", "ankle boot", "robe d'été"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("t-shirt", "t-shirt"),
+        ("T shirt", "t-shirt"),
+        ("TSHIRT!", "t-shirt"),
+        ("robe d ete", "robe d'été"),
+        ("c++", "C++"),
+        ("C", "C"),
+        ("c?", None),  # C and C++ are equal without punctuation
+        ("skirt", None),
+        ("???", None),
+    ],
+)
+def test_name_is_matched_without_case_and_punctuation(text, name):
+    assert match_name(text, ["t-shirt", "robe d'été", "C", "C++", "😀"]) == name
 
 
 @pytest.mark.parametrize(

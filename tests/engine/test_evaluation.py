@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera.data.dataset import spread_indices
 from tessera.data.loader import EvalLoader
+from tessera.engine import engine as engine_module
 from tessera.engine.distributed import Distributed
 from tessera.engine.evaluation import (
     Evaluation,
@@ -23,7 +25,6 @@ from tessera.engine.evaluation import (
     evaluate_task,
     make_samples,
     save_samples,
-    spread_indices,
 )
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, Rows, Task
@@ -41,6 +42,9 @@ class NumberStream:
 
     def __len__(self) -> int:
         return self.count
+
+    def spread(self, count: int) -> list[int]:
+        return spread_indices(self.count, count)
 
     def batches(
         self, rank: int, world_size: int, indices: Sequence[int] | None = None
@@ -171,6 +175,33 @@ def test_a_run_logs_the_readable_count_and_the_unreadable_names(tmp_path: Path) 
 # ---- samples
 
 
+class FolderDataset(NumberDataset):
+    """Rows in named folders of different sizes."""
+
+    def __init__(self, **sizes: int):
+        super().__init__(sum(sizes.values()))
+        self.names = [f"{folder}/{i}" for folder, size in sizes.items() for i in range(size)]
+
+    def name(self, index: int) -> str:
+        return self.names[index]
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (3, "cats/0 dogs/0 owls/0"),
+        (2, "cats/0 dogs/0"),
+        (6, "cats/0 cats/33 cats/66 dogs/0 dogs/2 owls/0"),
+        (8, "cats/0 cats/25 cats/50 cats/75 dogs/0 dogs/1 dogs/2 owls/0"),
+    ],
+)
+def test_every_folder_has_samples_whatever_its_size(count: int, expected: str) -> None:
+    dataset = FolderDataset(cats=100, dogs=4, owls=1)
+    loader = EvalLoader(dataset, seed=0, batch_size=2)
+    assert [dataset.name(i) for i in loader.spread(count)] == expected.split()
+    assert loader.spread(1000) == list(range(105))
+
+
 @pytest.mark.parametrize(
     ("total", "count", "expected"),
     [
@@ -211,6 +242,23 @@ def test_saved_samples_are_numbered_files_and_a_labelled_sheet(tmp_path: Path) -
         "0001.txt": "blue",
         "sheet.txt": "a.png: red\nb.png: blue",
     }
+
+
+def test_captions_are_the_labels_of_samples_and_in_the_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = small_engine(tmp_path, steps=2, sample_count=2)
+    captioned = [
+        Sample(TextMedia("1"), "a.png", "a red star"),
+        Sample(TextMedia("2"), "b.png", ""),
+    ]
+    monkeypatch.setattr(engine_module, "make_samples", lambda *_: captioned)
+    engine.run()
+    folder = engine.directory.samples / "000002"
+    settings = json.loads((folder / "settings.json").read_text())
+    assert settings["captions"] == ["a red star", ""]
+    assert settings["examples"] == ["a.png", "b.png"]
+    assert (folder / "sheet.txt").read_text() == "a red star: 1\nb.png: 2"
 
 
 def test_no_samples_make_no_files(tmp_path: Path) -> None:

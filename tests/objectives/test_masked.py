@@ -475,6 +475,16 @@ def test_guidance_doubles_the_batch_only_within_its_interval():
     assert rows == [4, 8, 8, 8], "a ramp starts at 1"
 
 
+def test_an_interval_without_a_step_equals_no_guidance():
+    task = build_task()
+    rows = record_rows(task)
+    sampling = MaskedSampling(decoding_steps=4)
+    outside = request(sampling=sampling, guidance=Guidance(scale=9.0, start=1.0))
+    off = request(sampling=sampling, guidance=Guidance(scale=1.0))
+    assert torch.equal(task.generate(outside), task.generate(off))
+    assert rows == [4] * 8
+
+
 def test_guidance_ramp_changes_the_scale_with_progress():
     task = build_task().double()
     tokens, masked = random_masked_tokens()

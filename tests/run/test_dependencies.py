@@ -112,6 +112,20 @@ def test_tokenizer_trained_further_is_rejected_and_the_copy_accepted(run, own_to
     assert result.code == 0, result
 
 
+def test_unfinished_tokenizer_is_used_with_a_warning(own_tokenizer, tmp_path):
+    config = json.loads((own_tokenizer / "config.json").read_text())
+    trained_for = config["engine"]["steps"]
+    config["engine"]["steps"] = 10 * trained_for
+    (own_tokenizer / "config.json").write_text(json.dumps(config))
+    warning = f"was trained for {trained_for:,} of {10 * trained_for:,} steps"
+    short = ("--steps", "2", "--sample-count", "1")
+    flags = ("--tokenizer", own_tokenizer, "--out", tmp_path / "run")
+    assert warning in tessera(*TRAIN, *short, *flags).text
+    sample = ("--count", "1", "--out", tmp_path / "samples")
+    assert warning in tessera("sample", tmp_path / "run", "--prompt", "a ring", *sample).text
+    assert warning in tessera("sample", own_tokenizer, *sample).text
+
+
 def test_interrupted_copy_is_repeated(tmp_path):
     partial = tmp_path / "run" / "dependencies" / ".tokenizer.writing"
     partial.mkdir(parents=True)
@@ -156,7 +170,7 @@ def test_generator_is_rejected_as_tokenizer(run, tmp_path):
 def test_images_of_another_size_are_rejected_with_the_right_flag(tmp_path):
     flags = ("--tokenizer", tokenizer(), "--data.size", "32", "--out", tmp_path / "run")
     message = run_invalid(*TRAIN, *flags)
-    assert "{'size': 16}" in message and "{'size': 32}" in message and "--data.size 16" in message
+    assert "{'size': 16, " in message and "{'size': 32, " in message and "--data.size 16" in message
 
 
 # ---- super-resolution

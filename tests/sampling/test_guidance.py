@@ -39,6 +39,24 @@ def test_ramp_grows_from_one_to_the_scale_within_the_interval():
     )
 
 
+def test_power_delays_the_ramp_and_keeps_its_ends():
+    late = Guidance(scale=5.0, ramp="linear", ramp_power=2.0)
+    assert [late.at(time) for time in (0, 0.5, 1)] == pytest.approx([1, 2, 5])
+    constant = Guidance(scale=5.0, ramp_power=2.0)
+    assert [constant.at(time) for time in (0, 0.5, 1)] == [5, 5, 5]
+
+
+def test_interval_without_a_step_is_off_at_every_step():
+    guidance = Guidance(scale=5.0, start=1.0, end=1.0)
+    assert {guidance.at(step / 12) for step in range(12)} == {1.0}
+
+
+@pytest.mark.parametrize("power", [0.0, -1.0, float("nan"), float("inf")])
+def test_invalid_powers_are_errors(power):
+    with pytest.raises(ValueError, match="ramp_power must be finite and above 0"):
+        Guidance(ramp_power=power)
+
+
 @pytest.mark.parametrize(("start", "end"), [(-0.1, 1), (0, 1.1), (0.6, 0.4), (float("nan"), 1)])
 def test_invalid_intervals_are_errors(start, end):
     with pytest.raises(ValueError, match="not an interval"):

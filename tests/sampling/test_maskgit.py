@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import typing
 from dataclasses import dataclass, field
 
@@ -21,8 +22,9 @@ from tessera.sampling.maskgit import (
     halton_order,
     lowest_k,
     maskgit_decode,
+    rotate_order,
 )
-from tessera.sampling.schedules import Schedule, num_masked_after
+from tessera.sampling.schedules import Schedule, mask_ratio, num_masked_after
 
 SCHEDULES = typing.get_args(Schedule)
 VOCABULARY = 11
@@ -210,10 +212,21 @@ def test_order_depends_on_the_seed_only_through_the_noise():
 def test_halton_keeps_tokens_in_the_order_of_their_ranks():
     ranks = torch.randperm(16).view(8, 2)
     table = random_table()
-    decode_all(table, MaskedSampling(decoding_steps=5, order="halton"), (1, 2), rank_NS=ranks)
+    config = MaskedSampling(decoding_steps=5, order="halton")
+    decode_all(table, config, (1, 2), rank_NS=ranks)
+    rotated = rotate_order(ranks, make_generators(1, 2))
     for masked in table.masked:
         kept = 16 - int(masked[0].sum())
-        assert torch.equal(masked, (ranks >= kept).expand(2, 8, 2))
+        assert torch.equal(masked, rotated >= kept)
+
+
+def test_each_example_starts_its_order_at_its_own_token():
+    ranks = torch.randperm(16).view(8, 2)
+    rotated = rotate_order(ranks, make_generators(1, 2, 3, 1))
+    assert torch.equal(rotated[0], rotated[3]) and len(set(rotated[:, 0, 0].tolist())) > 1
+    shifts = (ranks - rotated) % 16
+    assert (shifts == shifts[:, :1, :1]).all(), "the order itself is kept"
+    assert (rotated.flatten(1).sort(1).values == torch.arange(16)).all()
 
 
 def test_missing_ranks_are_an_error():
@@ -292,6 +305,26 @@ def test_temperature_zero_takes_the_most_likely_token_for_any_seed():
     assert torch.equal(codes, table.logits_NSV.argmax(-1).expand(3, 8, 2))
 
 
+def test_temperature_changes_linearly_to_the_final_one():
+    config = MaskedSampling(decoding_steps=5, temperature=1.0, final_temperature=0.2)
+    stage = config.build_stage(torch.ones(8, 2, dtype=torch.bool), 5)
+    assert [stage.temperature_at(step) for step in range(5)] == pytest.approx(
+        [1, 0.8, 0.6, 0.4, 0.2]
+    )
+    constant = MaskedSampling(temperature=0.7).build_stage(stage.tokens_NS, 3)
+    assert [constant.temperature_at(step) for step in range(3)] == [0.7, 0.7, 0.7]
+    assert config.build_stage(stage.tokens_NS, 1).temperature_at(0) == 1
+
+
+def test_final_temperature_of_zero_takes_the_most_likely_last_tokens():
+    table = random_table()
+    config = MaskedSampling(decoding_steps=4, temperature=5.0, final_temperature=0.0)
+    codes = decode_all(table, config, (1, 2, 3))
+    last, likely = table.masked[-1], table.logits_NSV.argmax(-1).expand(3, 8, 2)
+    assert torch.equal(codes[last], likely[last])
+    assert not torch.equal(codes, likely)
+
+
 @pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.4), (4, 0.6)])
 def test_only_candidates_of_top_k_and_top_p_are_sampled(top_k, top_p):
     table = random_table()
@@ -362,7 +395,10 @@ def test_samples_do_not_depend_on_masks_of_other_examples():
 def two_stages(first_steps: int = 3, second_steps: int = 2) -> list[DecodingStage]:
     first = torch.zeros(8, 2, dtype=torch.bool)
     first[:, 0] = True
-    return [DecodingStage(first, first_steps, 1.0), DecodingStage(~first, second_steps, 0.0)]
+    return [
+        DecodingStage(first, first_steps, 1.0, 1.0),
+        DecodingStage(~first, second_steps, 0.0, 0.0),
+    ]
 
 
 @pytest.mark.parametrize("order", ORDERS)
@@ -466,6 +502,7 @@ def test_schedule_of_a_level_counts_only_its_masked_tokens(order):
     [
         {"decoding_steps": 0},
         {"temperature": -1.0},
+        {"final_temperature": -1.0},
         {"choice_temperature": -0.1},
         {"top_k": -1},
         {"top_p": 0.0},
@@ -480,3 +517,11 @@ def test_schedule_of_a_level_counts_only_its_masked_tokens(order):
 def test_invalid_options_are_errors_that_name_the_option(options):
     with pytest.raises(ValueError, match=next(iter(options))):
         MaskedSampling(**options)
+
+
+@pytest.mark.parametrize("schedule", ["cosin", math.cos, None])
+def test_an_unknown_masking_schedule_is_an_error(schedule):
+    with pytest.raises(ValueError, match="schedule must be one of 'cosine', 'linear'"):
+        MaskedSampling(schedule=schedule)
+    with pytest.raises(ValueError, match="schedule must be one of"):
+        mask_ratio(schedule, 0.5)

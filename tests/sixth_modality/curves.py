@@ -166,10 +166,13 @@ def curves_maskgit(tokenizer: str = "runs/curves-tokenizer") -> Run:
     return Run(recipe="curves-maskgit", task=task, data=data, engine=EngineConfig(steps=300))
 
 
-def make_recipe(name: str, task: str) -> Recipe:
-    return Recipe(build=f"{__name__}:{name}", task=task, data=f"{__name__}:CurveDataConfig")
+def make_recipe(name: str, task: str, kind: str, metric: str) -> Recipe:
+    data = f"{__name__}:CurveDataConfig"
+    return Recipe(build=f"{__name__}:{name}", task=task, data=data, kind=kind, metric=metric)
 
 
-TOKENIZER = make_recipe("curves_tokenizer", f"{__name__}:CurveTokenizerConfig")
-GENERATOR = make_recipe("curves_maskgit", "tessera.objectives.masked:MaskedConfig")
+TOKENIZER = make_recipe("curves_tokenizer", f"{__name__}:CurveTokenizerConfig", "tokenizer", "mse")
+GENERATOR = make_recipe(
+    "curves_maskgit", "tessera.objectives.masked:MaskedConfig", "generator", "cross_entropy"
+)
 MODALITY = Modality(name="curve", media=f"{__name__}:Curve", recipes=(TOKENIZER, GENERATOR))

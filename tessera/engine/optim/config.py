@@ -72,11 +72,14 @@ class OptimizerConfig:
         return self.lr
 
     def build(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer over all parameters of a network, in the order of their names."""
+        """Build the optimizer over all trainable parameters of a network, ordered by name.
+
+        Parameters with `requires_grad=False` are left out and stay as they are.
+        """
         from tessera.engine.optim.lion import Lion
         from tessera.engine.optim.muon import Muon
 
-        named = list(network.named_parameters())
+        named = [(n, p) for n, p in network.named_parameters() if p.requires_grad]
         if self.name == "muon":
             groups = muon_groups(named, self.weight_decay)
             return Muon(groups, lr=self.lr, betas=self.betas, eps=self.eps)

@@ -23,21 +23,31 @@ MODALITY = Modality(
     ),
     media="tessera.modalities.audio.media:Audio",
     inspect="tessera.modalities.audio.inspect:inspect_folder",
+    measure="tessera.modalities.audio.io.files:measure_file",
     recipes=(
         Recipe(
             build="tessera.modalities.audio.recipes:audio_codec",
             task="tessera.modalities.audio.reconstruction:AudioTokenizerConfig",
             data="tessera.modalities.audio.dataset:AudioDataConfig",
+            kind="tokenizer",
+            metric="si_sdr",
+            media_inputs=("data",),
         ),
         Recipe(
             build="tessera.modalities.audio.recipes:audio_semantic",
             task="tessera.modalities.audio.semantic_reconstruction:SemanticTokenizerConfig",
             data="tessera.modalities.audio.dataset:AudioDataConfig",
+            kind="tokenizer",
+            metric="explained_variance",
+            media_inputs=("data",),
         ),
         Recipe(
             build="tessera.modalities.audio.recipes:audio_soundstorm",
             task="tessera.modalities.audio.soundstorm:SoundStormTaskConfig",
             data="tessera.modalities.audio.dataset:AudioDataConfig",
+            kind="generator",
+            metric="cross_entropy",
+            media_inputs=("like", "prompt_audio", "seconds"),
         ),
     ),
     demo=(
@@ -46,4 +56,5 @@ MODALITY = Modality(
             command=("train", "audio-codec", "--out", "{out}/audio-codec"),
         ),
     ),
+    demo_next=("train", "audio-semantic", "--out", "{out}/audio-semantic"),
 )

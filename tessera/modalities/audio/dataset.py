@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
+from tessera.data.arrays import check_range, is_array, is_float, to_numpy
 from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
@@ -43,6 +44,8 @@ from tessera.run.errors import UserError, as_user_error
 
 @dataclass(frozen=True, kw_only=True)
 class AudioDataConfig(DataConfig):
+    batch_ndim: ClassVar[int | None] = 3
+
     path: str | None = None
     """A folder of audio files, with subfolders, or one file; None generates synthetic audio."""
     rate_hz: int = 16_000
@@ -127,16 +130,23 @@ class AudioDataConfig(DataConfig):
         )
 
     def example_from_media(self, media: object) -> AudioExample:
-        """Preprocess all of an Audio, or an array (N,) or (C, N) of floats at `rate_hz`."""
+        """Preprocess all of an Audio, or an array (N,) or (C, N) at `rate_hz`.
+
+        Arrays are int16, or floats in [-1, 1].
+        """
         audio, found = media, f"a {type(media).__name__}"
-        if isinstance(media, np.ndarray):
-            found = f"an array of {media.dtype}"
-            if np.issubdtype(media.dtype, np.floating):
-                audio = Audio(np.atleast_2d(media).astype(np.float32), self.rate_hz)
+        if is_array(media):
+            array = to_numpy(media)
+            found = f"an array of {array.dtype}"
+            if array.dtype == np.int16:
+                array = array.astype(np.float32) / 2**15
+            if is_float(array):
+                check_range(array)
+                audio = Audio(np.atleast_2d(array).astype(np.float32), self.rate_hz)
         if not isinstance(audio, Audio):
             raise UserError(
-                "Expected an Audio, a path or an array (samples,) or (channels, samples) of floats "
-                f"in [-1, 1], got {found}."
+                "Expected an Audio, a path or an array (samples,) or (channels, samples) of int16 "
+                f"or of floats in [-1, 1], got {found}."
             )
         samples = audio.to_mono().resample(self.rate_hz).samples
         samples = normalize_loudness(samples, self.loudness_db)

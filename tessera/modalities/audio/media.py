@@ -11,12 +11,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.notebook import data_uri, to_html
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.io.base import import_soundfile, import_soxr
 from tessera.modalities.audio.io.files import probe, read_samples
@@ -25,6 +27,8 @@ from tessera.modalities.image.media import Image
 
 if TYPE_CHECKING:  # listing, inspecting and plotting audio needs no torch
     import torch
+
+    from tessera.engine.task import TrackedMedia
 
 SUBTYPES = {".wav": "PCM_16", ".flac": "PCM_16", ".ogg": "VORBIS", ".mp3": "MPEG_LAYER_III"}
 """Suffixes that can be written -> libsndfile's encoding. MP3 needs libsndfile 1.1 or newer."""
@@ -150,23 +154,51 @@ class Audio:
         WAV and FLAC have 16 bits. Samples outside [-1, 1] are clipped, and NaN becomes silence.
         """
         path = resolve_suffix(path, ".wav", tuple(SUBTYPES))
-        suffix, (channels, count) = path.suffix.lower(), self.samples.shape
-        soundfile = import_soundfile()
-        finite = np.nan_to_num(self.samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1, 1).T
+        suffix, soundfile = path.suffix.lower(), import_soundfile()
         try:
             if suffix == ".ogg" and self.rate_hz > MAX_OGG_RATE_HZ:
                 raise soundfile.SoundFileError(f"{MAX_OGG_RATE_HZ:,} Hz are supported at most")
-            with soundfile.SoundFile(
-                path, "w", self.rate_hz, channels, subtype=SUBTYPES[suffix]
-            ) as file:
-                for start in range(0, count, WRITE_SAMPLES):
-                    file.write(finite[start : start + WRITE_SAMPLES])
+            self.encode(path, suffix)
         except soundfile.SoundFileError as error:
             raise ValueError(
-                f"{path} cannot hold {channels} channel(s) at {self.rate_hz:,} Hz ({error}): use "
-                ".wav, another rate or fewer channels."
+                f"{path} cannot hold {len(self.samples)} channel(s) at {self.rate_hz:,} Hz "
+                f"({error}): use .wav, another rate or fewer channels."
             ) from error
         return path
+
+    def encode(self, file: Path | BinaryIO, suffix: str) -> None:
+        """Write the format of a suffix to a path or to a file in memory."""
+        channels, count = self.samples.shape
+        finite = np.nan_to_num(self.samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1, 1).T
+        with import_soundfile().SoundFile(
+            file, "w", self.rate_hz, channels, format=suffix[1:].upper(), subtype=SUBTYPES[suffix]
+        ) as output:
+            for start in range(0, count, WRITE_SAMPLES):
+                output.write(finite[start : start + WRITE_SAMPLES])
+
+    def to_wav(self) -> bytes:
+        """Return the content of a WAV file."""
+        buffer = BytesIO()
+        self.encode(buffer, ".wav")
+        return buffer.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Show a plot and a player in notebooks."""
+        player = f'<audio controls src="{data_uri(self.to_wav(), "audio/wav")}"></audio>'
+        return f"<div>{to_html(self.plot())}<br>{player}</div>"
+
+    def to_tracker(self) -> TrackedMedia:
+        import torch
+
+        from tessera.engine.task import TrackedMedia
+
+        return TrackedMedia(
+            kind="audio",
+            array=torch.tensor(self.samples),
+            content=self.to_wav(),
+            suffix=".wav",
+            rate_hz=self.rate_hz,
+        )
 
     @classmethod
     def sheet(

@@ -53,10 +53,17 @@ class WaveformAdapter(MediaAdapter):
     def model_kwargs(self, examples: AudioBatch) -> dict[str, Tensor]:
         return {"lengths_B": examples.lengths}
 
+    def num_bytes(self, examples: AudioBatch) -> int:
+        """Return the size of the samples with 16 bits."""
+        return 2 * int(examples.lengths.sum())
+
 
 class AudioAdapter(WaveformAdapter):
     def __init__(self, rate_hz: int):
         self.rate_hz = rate_hz
+
+    def bound(self, output: Tensor) -> Tensor:
+        return output.clamp(-1, 1)
 
     def to_media(self, output: Tensor) -> list[Audio]:
         """Convert output to audio; trailing zeros, which a codec writes as padding, are cut."""

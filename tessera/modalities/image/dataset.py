@@ -7,33 +7,48 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import PIL.Image
 
-from tessera.data.dataset import DataConfig, FileDataset
+from tessera.data.arrays import is_array, is_float, to_numpy
+from tessera.data.dataset import DataConfig, FileDataset, Proposal
 from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import (
+    CHANNELS,
     SUFFIXES,
     Image,
     ImageBatch,
     ImageExample,
+    apply_exif_orientation,
     collate,
+    convert,
     open_image,
 )
 from tessera.modalities.image.prompt_match import PromptMatchMetric
+from tessera.modalities.image.proposal import ImageFacts, propose_settings, read_facts
 from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.run.errors import UserError, as_user_error
+
+if TYPE_CHECKING:
+    from tessera.data.sample_metrics import SampleMetric
+    from tessera.modalities.image.reconstruction import ImageTokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataConfig(DataConfig):
+    batch_ndim: ClassVar[int | None] = 4
+    proposes = ("size", "channels", "val_fraction")
+
     path: str | None = None
     """A folder of images, with subfolders, or one image; None generates synthetic images."""
     size: int = 64
     """The side of the square images in pixels."""
+    channels: int = 3
+    """The channels of an image: 3 for colour, 1 for grey, or 4 for colour with alpha, which is
+    otherwise composited over white."""
     crop: Literal["random", "centre"] = "random"
     """The position of the crop of a training image."""
     min_scale: float = 1.0
@@ -60,6 +75,10 @@ class ImageDataConfig(DataConfig):
         super().__post_init__()
         if self.size < 1:
             raise ValueError(f"size must be at least 1 pixel, got {self.size}.")
+        if self.channels not in CHANNELS:
+            raise ValueError(
+                f"channels must be 3 for colour, 1 for grey or 4 with alpha, got {self.channels}."
+            )
         if not 0 < self.min_scale <= 1:
             raise ValueError(f"min_scale must be above 0 and at most 1, got {self.min_scale}.")
         if not 1 <= self.synthetic_max_shapes <= 3:
@@ -79,6 +98,7 @@ class ImageDataConfig(DataConfig):
         return SyntheticImages(
             self.num_synthetic,
             size=self.size,
+            channels=self.channels,
             seed=self.synthetic_seed,
             max_shapes=self.synthetic_max_shapes,
             plain=self.synthetic_plain,
@@ -89,29 +109,54 @@ class ImageDataConfig(DataConfig):
         return ImageFolderDataset.from_found(found, self, captions)
 
     def preprocessing(self) -> dict[str, object]:
-        return {"size": self.size}
+        return {"size": self.size, "channels": self.channels}
+
+    def propose(self, task: ImageTokenizerConfig) -> Proposal | None:
+        facts = read_facts(find_files(str(self.path), SUFFIXES, "images"))
+        return self.propose_for(facts, task) if facts is not None else None
+
+    def propose_for(self, facts: ImageFacts, task: ImageTokenizerConfig) -> Proposal:
+        """Return settings for images of which some facts are known."""
+        return propose_settings(
+            facts, limit=self.size, stride=task.model.stride, val_fraction=self.val_fraction
+        )
 
     def without_augmentation(self) -> ImageDataConfig:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
 
-    def sample_metric(self) -> PromptMatchMetric | None:
-        """Compare synthetic images with their prompts; captions of a folder can be anything."""
-        return PromptMatchMetric() if self.path is None else None
+    def sample_metrics(self) -> list[SampleMetric]:
+        """Compare samples with real images, and synthetic images in colour with their prompts."""
+        from tessera.modalities.image.sample_metrics import ImageSetMetric
+
+        metrics: list[SampleMetric] = [ImageSetMetric()]
+        if self.path is None and self.channels == 3:
+            metrics.insert(0, PromptMatchMetric())
+        return metrics
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
 
     def example_from_media(self, media: object) -> ImageExample:
-        """Preprocess an Image, or an array (H, W, 3) of uint8."""
-        image = Image(media) if isinstance(media, np.ndarray) else media
+        """Preprocess an Image, a PIL image or an array (see `Image.from_array`).
+
+        Channels are converted. Floats of the right size are used as they are.
+        """
+        image = media
+        if isinstance(media, PIL.Image.Image):
+            image = Image.from_pillow(convert(apply_exif_orientation(media), self.channels))
+        elif is_array(media):
+            array = to_numpy(media)
+            image = Image.from_array(media)
+            if is_float(array) and array.shape == (self.channels, self.size, self.size):
+                return ImageExample(array.astype(np.float32), "")
         if not isinstance(image, Image):
             raise UserError(
-                f"Expected an Image, a path or an array (height, width, 3) of uint8, got a "
-                f"{type(media).__name__}."
+                "Expected an Image, a path, a PIL image or an array of uint8 or of floats in "
+                f"[-1, 1], got a {type(media).__name__}."
             )
-        picture = PIL.Image.fromarray(image.pixels)
+        picture = convert(image.to_pillow(), self.channels)
         square = crop_square(picture, self.without_augmentation(), np.random.default_rng(0))
-        return ImageExample(Image(np.asarray(square)).to_floats(), "")
+        return ImageExample(Image.from_pillow(square).to_floats(), "")
 
     def read_mask(self, path: str) -> np.ndarray:
         """Return which pixels of a mask are white, (S, S), cropped as the image in `self.path`."""
@@ -134,14 +179,15 @@ class ImageFolderDataset(FileDataset):
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
         path = self.path(index)
-        image = open_image(path, min_side=self.config.decode_size)
+        image = open_image(path, self.config.decode_size, self.config.channels)
         if self.config.on_small == "skip" and min(image.size) < self.config.size:
             raise UnreadableFile(
                 f"{path}: the image is {image.width} x {image.height}, smaller than the requested "
                 f"{self.config.size}"
             )
         square = crop_square(image, self.config, rng)
-        return ImageExample(Image(np.asarray(square)).to_floats(), self.sample_caption(index, rng))
+        pixels = Image.from_pillow(square).to_floats()
+        return ImageExample(pixels, self.sample_caption(index, rng))
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
@@ -166,5 +212,16 @@ def crop_square(
         reducing_gap=3.0,
     )
     if config.flip and u_flip < 0.5:
-        return square.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
-    return square
+        square = square.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+    return whiten_transparent(square) if square.mode == "RGBA" else square
+
+
+def whiten_transparent(image: PIL.Image.Image) -> PIL.Image.Image:
+    """Return an RGBA image whose fully transparent pixels are white.
+
+    Their stored colour is arbitrary. Over white, which is how images are shown, an error in the
+    alpha of a white pixel is invisible.
+    """
+    pixels = np.array(image)
+    pixels[pixels[..., 3] == 0, :3] = 255
+    return PIL.Image.fromarray(pixels)

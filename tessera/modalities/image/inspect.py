@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tessera.data.captions import Captions
 from tessera.data.discovery import find_files
@@ -27,6 +28,12 @@ from tessera.data.inspect import (
     unmatched_lines,
 )
 from tessera.modalities.image.media import SUFFIXES, decode, to_rgb
+from tessera.modalities.image.proposal import ImageFacts, is_grey
+
+if TYPE_CHECKING:
+    from tessera.data.dataset import Proposal
+    from tessera.modalities.image.dataset import ImageDataConfig
+    from tessera.modalities.image.reconstruction import ImageTokenizerConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +42,8 @@ class ImageFileReport(FileReport):
 
     mode: str = ""
     """Pillow's colour mode of the stored image: RGB, L (grey), P (palette), RGBA, ..."""
+    is_grey: bool = False
+    """Whether no pixel has a colour."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +54,8 @@ class ImageReport(Report):
     """The number of image files."""
     modes: dict[str, int]
     """The number of usable files per colour mode."""
+    grey: int
+    """The number of usable files without colours, whatever their mode."""
     captions_without_image: list[str]
     """File names in the captions that do not exist."""
 
@@ -55,13 +66,24 @@ class ImageReport(Report):
             f"{format_megabytes(self.bytes)}",
             *self.size_lines(),
             *self.common_size_lines(),
-            *count_lines("colours", self.modes),
+            *self.colour_lines(),
             *self.caption_lines("image"),
             *unmatched_lines("images", self.captions_without_image),
             *self.duplicate_lines("image"),
             *self.other_lines(),
             *self.unusable_lines("image"),
         ]
+
+    def colour_lines(self) -> Iterator[str]:
+        """Yield the colour modes, and how many images are grey."""
+        shown = f"; {self.grey:,} grey" if self.grey else ""
+        yield from (f"{line}{shown}" for line in count_lines("colours", self.modes))
+
+    def propose(self, data: ImageDataConfig, task: ImageTokenizerConfig) -> Proposal | None:
+        if self.sizes is None:
+            return None
+        facts = ImageFacts(self.usable, self.sizes.median_short_side, self.grey == self.usable)
+        return data.propose_for(facts, task)
 
     def common_size_lines(self) -> Iterator[str]:
         """Yield a line with the most common sizes if there are several."""
@@ -89,6 +111,7 @@ def inspect_folder(
         **common_fields(path, scan),
         images=len(scan.files),
         modes=dict(Counter(file.mode for file in scan.usable).most_common()),
+        grey=sum(file.is_grey for file in scan.usable),
         captions_without_image=list(scan.captions.unmatched),
     )
 
@@ -103,7 +126,7 @@ def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
         )
     try:
         image = decode(data)
-        to_rgb(image)
+        has_no_colour = is_grey(to_rgb(image))
         caption = captions.get(name)
     except UnreadableFile as error:
         return ImageFileReport(name=name, bytes=len(data), reason=str(error))
@@ -115,4 +138,5 @@ def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
         height=image.height,
         caption=caption,
         mode=image.mode,
+        is_grey=has_no_colour,
     )

@@ -1,8 +1,9 @@
 """The `Image` class: read image files, convert to and from model inputs, write PNG, JPEG or WebP.
 
-An `Image` holds (H, W, 3) uint8. Models take float32 of shape (3, H, W) in [-1, 1]; `to_floats` and
-`from_floats` convert between the two. Transparent images are composited over white. Colour
-profiles are not applied.
+An `Image` holds (H, W, C) uint8, where C is 3, 1 for grey images or 4 for images with alpha. Models
+take float32 of shape (C, H, W) in [-1, 1]; `to_floats` and `from_floats` convert between the two.
+Without an alpha channel, transparent images are composited over white. Colour profiles are not
+applied.
 """
 
 from __future__ import annotations
@@ -17,15 +18,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import PIL.Image
-import PIL.ImageDraw
-import PIL.ImageFont
 from PIL.Image import Transpose
 
+from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.errors import UnreadableFile
 from tessera.data.paths import resolve_suffix
+from tessera.modalities.image.contact_sheet import (
+    BACKGROUND,
+    draw_sheet,
+    enlarge,
+    enlargement,
+    paste_centred,
+    to_rgb_pixels,
+)
 
 if TYPE_CHECKING:  # listing, inspecting and rendering images must not import torch
     import torch
+
+    from tessera.engine.task import TrackedMedia
 
 
 @dataclass
@@ -33,7 +43,7 @@ class ImageExample:
     """One preprocessed image and its caption."""
 
     pixels: np.ndarray
-    """Float32 of shape (3, S, S) in [-1, 1]."""
+    """Float32 of shape (C, S, S) in [-1, 1]."""
     caption: str
     """The caption, or "" if there is none."""
 
@@ -43,7 +53,7 @@ class ImageBatch:
     """Several images of one size and their captions."""
 
     pixels: torch.Tensor
-    """Float32 of shape (B, 3, S, S) in [-1, 1]."""
+    """Float32 of shape (B, C, S, S) in [-1, 1]."""
     captions: list[str]
     """One caption per image, "" for none."""
 
@@ -60,6 +70,9 @@ def collate(examples: Sequence[ImageExample]) -> ImageBatch:
     return ImageBatch(pixels, [example.caption for example in examples])
 
 
+CHANNELS = {1: "L", 3: "RGB", 4: "RGBA"}
+"""The supported numbers of channels, with Pillow's mode of such images."""
+
 SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
 """File suffixes that are read."""
 
@@ -75,11 +88,6 @@ SAVE_OPTIONS: dict[str, dict[str, Any]] = {
 # start other programs.
 FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF")
 
-LABEL_HEIGHT, MIN_LABEL_WIDTH = 14, 72
-"""The height of a label on a contact sheet, and the minimum width of a labelled cell, in pixels."""
-SHEET_BACKGROUND = 236
-"""The light grey between the images of a contact sheet."""
-
 ORIENTATION = 0x0112  # the EXIF tag; its values are defined in the EXIF 2.3 standard, 4.6.4 A
 TRANSPOSE_BY_ORIENTATION = {
     2: Transpose.FLIP_LEFT_RIGHT,
@@ -94,31 +102,58 @@ TRANSPOSE_BY_ORIENTATION = {
 
 @dataclass(eq=False)
 class Image:
-    """An RGB image."""
+    """An image in colour, in grey, or in colour with alpha."""
 
     pixels: np.ndarray
-    """Uint8 of shape (H, W, 3)."""
+    """Uint8 of shape (H, W, C), where C is 1, 3 or 4."""
 
     def __post_init__(self) -> None:
-        if self.pixels.dtype != np.uint8 or self.pixels.ndim != 3 or self.pixels.shape[2] != 3:
+        shape = self.pixels.shape
+        if self.pixels.dtype != np.uint8 or len(shape) != 3 or shape[2] not in CHANNELS:
             raise ValueError(
-                "Image expects uint8 pixels of shape (height, width, 3), got "
-                f"{self.pixels.dtype} of shape {self.pixels.shape}: for floats in [-1, 1] of "
-                "shape (3, height, width) use Image.from_floats"
+                "Image expects uint8 pixels of shape (height, width, 3), or 1 or 4 channels, got "
+                f"{self.pixels.dtype} of shape {shape}: for floats in [-1, 1] of shape (3, height, "
+                "width) use Image.from_floats"
             )
 
     def __repr__(self) -> str:
-        height, width, _ = self.pixels.shape
-        return f"Image(width={width}, height={height})"
+        height, width, channels = self.pixels.shape
+        shown = "" if channels == 3 else f", channels={channels}"
+        return f"Image(width={width}, height={height}{shown})"
 
     @classmethod
-    def load(cls, path: str | Path) -> Image:
+    def from_pillow(cls, picture: PIL.Image.Image) -> Image:
+        """Return the pixels of a Pillow image of mode L, RGB or RGBA."""
+        return cls(np.array(picture).reshape(picture.height, picture.width, -1))
+
+    def to_pillow(self) -> PIL.Image.Image:
+        """Return a Pillow image of mode L, RGB or RGBA."""
+        pixels = self.pixels[..., 0] if self.pixels.shape[2] == 1 else self.pixels
+        return PIL.Image.fromarray(pixels)
+
+    def rgb(self) -> np.ndarray:
+        """Return (H, W, 3) for display: grey is repeated, alpha is composited over white."""
+        return to_rgb_pixels(self.pixels)
+
+    @classmethod
+    def from_array(cls, array: np.ndarray | torch.Tensor) -> Image:
+        """Convert uint8, or floats in [-1, 1], of shape (H, W), (H, W, C) or (C, H, W)."""
+        values = move_channels_last(array, CHANNELS, num_dims=3)
+        if values.ndim == 2:
+            values = values[..., None]
+        if not is_float(values):
+            return cls(np.ascontiguousarray(values))
+        check_range(values)
+        return cls.from_floats(np.moveaxis(values, -1, 0))
+
+    @classmethod
+    def load(cls, path: str | Path, channels: int = 3) -> Image:
         """Read the first frame of an image file, with its EXIF orientation applied.
 
         Raises:
             UnreadableFile: With the path and the reason.
         """
-        return cls(np.array(open_image(path)))
+        return cls.from_pillow(open_image(path, channels=channels))
 
     def save(self, path: str | Path) -> Path:
         """Write the image and return the path written.
@@ -128,69 +163,71 @@ class Image:
         """
         path = resolve_suffix(path, ".png", tuple(SAVE_OPTIONS))
         path.parent.mkdir(parents=True, exist_ok=True)
-        PIL.Image.fromarray(self.pixels).save(path, **SAVE_OPTIONS[path.suffix.lower()])
+        suffix = path.suffix.lower()
+        picture = self.to_pillow()
+        if picture.mode == "RGBA" and suffix in (".jpg", ".jpeg"):  # JPEG has no alpha
+            picture = to_rgb(picture)
+        picture.save(path, **SAVE_OPTIONS[suffix])
         return path
+
+    def to_png(self) -> bytes:
+        """Return the content of a PNG file."""
+        buffer = BytesIO()
+        self.to_pillow().save(buffer, "PNG")
+        return buffer.getvalue()
+
+    def _repr_png_(self) -> bytes:
+        """Show the image in notebooks; small ones are enlarged by a whole factor."""
+        return Image(enlarge(self.pixels, enlargement([self.pixels]))).to_png()
+
+    def to_tracker(self) -> TrackedMedia:
+        import torch
+
+        from tessera.engine.task import TrackedMedia
+
+        return TrackedMedia(
+            kind="image",
+            array=torch.tensor(self.pixels),
+            content=self.to_png(),
+            suffix=".png",
+        )
 
     @classmethod
     def sheet(
         cls, items: Sequence[Image], labels: Sequence[str] = (), *, columns: int | None = None
     ) -> Image:
-        """Arrange images on a contact sheet, row by row.
-
-        All cells have the size of the largest image; smaller images are centred. Labels are drawn
-        below the images and shortened to the width of a cell.
-        """
+        """Arrange images on a contact sheet, with labels below them (see `draw_sheet`)."""
         if not items:
             raise ValueError("a contact sheet needs at least one image, got none")
-        columns = min(columns or math.ceil(math.sqrt(len(items))), len(items))
-        rows = math.ceil(len(items) / columns)
-        height = max(item.pixels.shape[0] for item in items)
-        width = max(item.pixels.shape[1] for item in items)
-        gap = max(2, min(height, width) // 16)
-        label_height = LABEL_HEIGHT if labels else 0
-        if labels:
-            width = max(width, MIN_LABEL_WIDTH)
-        row_height = height + label_height + gap
-        page = np.full(
-            (rows * row_height + gap, columns * (width + gap) + gap, 3), SHEET_BACKGROUND, np.uint8
-        )
-        corners = [
-            (gap + index // columns * row_height, gap + index % columns * (width + gap))
-            for index in range(len(items))
-        ]
-        for item, (top, left) in zip(items, corners, strict=True):
-            paste_centred(item.pixels, into=page[top : top + height, left : left + width])
-        if labels:
-            positions = [(left, top + height) for top, left in corners]
-            page = draw_labels(page, labels, positions, width)
-        return cls(page)
+        return cls(draw_sheet([item.pixels for item in items], labels, columns))
 
     @classmethod
     def side_by_side(cls, left: Image, right: Image) -> Image:
         """Join two images with a thin gap between them: an original and its reconstruction."""
         height = max(left.pixels.shape[0], right.pixels.shape[0])
-        gap = max(2, height // 32)
+        gap = max(1, height // 32)
         left_width, right_width = left.pixels.shape[1], right.pixels.shape[1]
-        page = np.full((height, left_width + gap + right_width, 3), SHEET_BACKGROUND, np.uint8)
-        paste_centred(left.pixels, into=page[:, :left_width])
-        paste_centred(right.pixels, into=page[:, left_width + gap :])
+        page = np.full((height, left_width + gap + right_width, 3), BACKGROUND, np.uint8)
+        paste_centred(left.rgb(), into=page[:, :left_width])
+        paste_centred(right.rgb(), into=page[:, left_width + gap :])
         return cls(page)
 
     def to_floats(self) -> np.ndarray:
-        """Return the model input: float32 of shape (3, H, W) in [-1, 1]."""
+        """Return the model input: float32 of shape (C, H, W) in [-1, 1]."""
         planes = np.ascontiguousarray(self.pixels.transpose(2, 0, 1)).astype(np.float32)
         return planes / np.float32(127.5) - np.float32(1)
 
     @classmethod
     def from_floats(cls, array: np.ndarray) -> Image:
-        """Round (3, H, W) floats in [-1, 1] to the nearest bytes.
+        """Round (C, H, W) floats in [-1, 1] to the nearest bytes.
 
         Values outside the range are clipped, and NaN becomes mid-grey.
         """
         array = np.asarray(array, dtype=np.float32)
-        if array.ndim != 3 or array.shape[0] != 3:
+        if array.ndim != 3 or array.shape[0] not in CHANNELS:
             raise ValueError(
-                f"Image.from_floats expects the shape (3, height, width), got {array.shape}"
+                "Image.from_floats expects the shape (3, height, width), or 1 or 4 channels, got "
+                f"{array.shape}"
             )
         levels = np.nan_to_num((array + 1) * 127.5, nan=127.5, posinf=255, neginf=0)
         return cls(
@@ -198,40 +235,31 @@ class Image:
         )
 
 
-def draw_labels(
-    page: np.ndarray, labels: Sequence[str], positions: Sequence[tuple[int, int]], width: int
-) -> np.ndarray:
-    """Draw one label at each position (left, top); the start of a long label is cut off."""
-    canvas = PIL.Image.fromarray(page)
-    drawing, font = PIL.ImageDraw.Draw(canvas), PIL.ImageFont.load_default(size=10)
-    for label, position in zip(labels, positions, strict=True):
-        shown = label
-        while shown and drawing.textlength(shown, font=font) > width:
-            shown = shown[1:]
-        drawing.text(position, shown, fill=(0, 0, 0), font=font)
-    return np.array(canvas)
-
-
-def paste_centred(pixels: np.ndarray, *, into: np.ndarray) -> None:
-    """Copy pixels into the centre of a larger array, in place."""
-    top, left = (into.shape[0] - pixels.shape[0]) // 2, (into.shape[1] - pixels.shape[1]) // 2
-    into[top : top + pixels.shape[0], left : left + pixels.shape[1]] = pixels
-
-
-def open_image(path: str | Path, min_side: int | None = None) -> PIL.Image.Image:
-    """Read an image file as upright RGB; for `min_side` see `decode`.
+def open_image(path: str | Path, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
+    """Read an image file upright with 1, 3 or 4 channels; for `min_side` see `decode`.
 
     Raises:
         UnreadableFile: With the path and the reason.
     """
     try:
-        return to_rgb(decode(Path(path).read_bytes(), min_side))
+        return convert(decode(Path(path).read_bytes(), min_side), channels)
     except UnreadableFile as error:
         raise UnreadableFile(f"{path}: {error}") from error
     except OSError as error:
         raise UnreadableFile(
             f"{path}: the file cannot be opened ({error.strerror or error})"
         ) from error
+
+
+def measure_file(path: str | Path) -> dict[str, float]:
+    """Return the number of pixels that the header of a file declares."""
+    try:
+        with PIL.Image.open(path, formats=FORMATS) as image:
+            return {"pixels": image.width * image.height}
+    except PIL.Image.DecompressionBombError:
+        return {"pixels": math.inf}
+    except OSError as error:  # which includes files of other formats
+        raise UnreadableFile(f"not an image that can be read ({error})") from None
 
 
 def decode(data: bytes, min_side: int | None = None) -> PIL.Image.Image:
@@ -274,6 +302,14 @@ def apply_exif_orientation(image: PIL.Image.Image) -> PIL.Image.Image:
     except Exception:  # damaged EXIF data is common and does not make the pixels unusable
         transpose = None
     return image if transpose is None else image.transpose(transpose)
+
+
+def convert(image: PIL.Image.Image, channels: int) -> PIL.Image.Image:
+    """Convert any mode to 1 channel (L), 3 (RGB) or 4 (RGBA); see `to_rgb`."""
+    if channels == 4 and image.has_transparency_data:
+        return image.convert("RGBA")
+    rgb = to_rgb(image)
+    return rgb if channels == 3 else rgb.convert(CHANNELS[channels])
 
 
 def to_rgb(image: PIL.Image.Image) -> PIL.Image.Image:

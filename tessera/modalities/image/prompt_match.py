@@ -103,12 +103,14 @@ class PromptMatchMetric:
     """The metric of `tessera evaluate` for synthetic images."""
 
     uses_prompts = True
+    max_samples = 512
 
     def __call__(self, samples: Samples) -> SampleMetrics:
         """Compute `prompt_match` and `prompt_match_chance`."""
         result = match_prompts(samples.media, samples.prompts)
         return SampleMetrics(
-            {"prompt_match": result.fraction, "prompt_match_chance": result.chance}, result.total
+            {"prompt_match": result.fraction, "prompt_match_chance": result.chance},
+            {"prompts_with_shapes": result.total},
         )
 
 

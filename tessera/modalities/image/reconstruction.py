@@ -1,6 +1,6 @@
 """Reconstruction of images: adapter, loss, metrics and discriminator of the tokenizer objective.
 
-Images are (B, 3, H, W) in [-1, 1].
+Images are (B, C, H, W) in [-1, 1].
 """
 
 from __future__ import annotations
@@ -13,9 +13,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.engine.task import Batch, Frozen
+from tessera.engine.task import Alarm, Batch, Frozen
 from tessera.losses.pixels import l1, l2
-from tessera.metrics.image import SSIM_WINDOW, frechet_distance, moments, psnr_B, ssim_B
+from tessera.metrics.image import (
+    SSIM_WINDOW,
+    chroma_B,
+    colour_differences,
+    frechet_distance,
+    moments,
+    psnr_B,
+    ssim_B,
+)
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.efficientnet_lite import EfficientNetLite
 from tessera.modalities.image.media import Image, ImageBatch
@@ -25,8 +33,10 @@ from tessera.modalities.image.perceptual import (
     PerceptualConfig,
     contrast_metric,
     perceptual_loss_B,
+    perceptual_term,
 )
 from tessera.modalities.image.vqgan import VQGANConfig
+from tessera.nn.pretrained import MIN_PIXELS
 from tessera.objectives.reconstruction import (
     AdversaryConfig,
     Discriminator,
@@ -56,6 +66,9 @@ class ImageAdapter(MediaAdapter):
             )
         return F.avg_pool2d(target, side // data.size)
 
+    def bound(self, output: Tensor) -> Tensor:
+        return output.clamp(-1, 1)
+
     def to_media(self, output: Tensor) -> list[Image]:
         return [Image.from_floats(image) for image in output.float().cpu().numpy()]
 
@@ -69,20 +82,36 @@ class ImageAdapter(MediaAdapter):
 class ImageReconstructionConfig(ReconstructionConfig):
     pixel: Literal["l1", "l2"] = "l1"
     """The pixel loss: mean absolute or mean squared difference."""
+    chroma_weight: float = 0.0
+    """The weight of the pixel loss of the two colour differences, on top of that of the channels;
+    0 disables it, and grey images have none."""
     perceptual: PerceptualConfig | None = None
     """A loss on the features of a pretrained network; None disables it."""
     measure_features: bool = False
     """Report perceptual and Frechet distances of EfficientNet-Lite0 features in validation."""
 
     def validate_data(self, data: ImageDataConfig) -> None:
-        if data.size < SSIM_WINDOW:
+        if data.size < MIN_PIXELS and (self.perceptual is not None or self.measure_features):
             raise ValueError(
-                f"The image size is {data.size}, but SSIM needs windows of {SSIM_WINDOW} x "
-                f"{SSIM_WINDOW} pixels: use --data.size {SSIM_WINDOW + 1} or more."
+                f"The image size is {data.size}, but the perceptual loss and metrics need "
+                f"{MIN_PIXELS} pixels: use --data.size {MIN_PIXELS} or more, or --perceptual off."
             )
 
-    def notice(self) -> str:
-        return "" if self.perceptual is not None else "The perceptual loss is disabled."
+    def fit_data(self, data: ImageDataConfig) -> Self:
+        return replace(self, measure_features=self.measure_features and data.size >= MIN_PIXELS)
+
+    def notice(self, data: ImageDataConfig) -> str:
+        notices = [] if self.perceptual is not None else ["The perceptual loss is disabled."]
+        names = [
+            name
+            for name, pixels in (("SSIM", SSIM_WINDOW), ("perceptual and Frechet", MIN_PIXELS))
+            if data.size < pixels
+        ]
+        if names:
+            notices.append(
+                f"Images of {data.size} pixels are too small for the {' and '.join(names)} metrics."
+            )
+        return " ".join(notices)
 
     def for_inference(self) -> Self:
         return replace(self, perceptual=None, measure_features=False)
@@ -91,8 +120,19 @@ class ImageReconstructionConfig(ReconstructionConfig):
         return ImageReconstructionLoss(self)
 
 
+PALE_COLOURS = Alarm(
+    name="pale colours",
+    metric="val_ema/chroma",
+    below=0.7,
+    patience=2,
+    after=500,
+    hint="The reconstructions are much paler than the originals. Use a larger codebook, for "
+    "example --task.model.quantizer.levels 8 8 8 8, or train longer.",
+)
+
+
 class ImageReconstructionLoss(ReconstructionLoss):
-    best_metric, alarms = PSNR, ALARMS
+    best_metric, alarms = PSNR, (*ALARMS, PALE_COLOURS)
 
     def __init__(self, config: ImageReconstructionConfig):
         super().__init__()
@@ -110,9 +150,13 @@ class ImageReconstructionLoss(ReconstructionLoss):
         target = batch.examples.pixels
         pixel = l1 if self.config.pixel == "l1" else l2
         terms = {"pixel": pixel(output, target)}
+        if self.config.chroma_weight and target.shape[1] >= 3:
+            chroma = pixel(colour_differences(output), colour_differences(target))
+            terms["chroma"] = self.config.chroma_weight * chroma
         if self.perceptual is not None and self.config.perceptual is not None:
-            distance = perceptual_loss_B(self.perceptual, output, target).mean()
-            terms["perceptual"] = self.config.perceptual.weight * distance
+            terms["perceptual"] = perceptual_term(
+                self.perceptual, self.config.perceptual, output, target, batch
+            )
         return terms
 
     def train_metrics(
@@ -127,8 +171,14 @@ class ImageReconstructionLoss(ReconstructionLoss):
         sums = {
             "pixel": pixel.flatten(1).mean(1).double().sum(),
             "psnr": psnr_B(output, target).double().sum(),
-            "ssim": ssim_B(output, target).double().sum(),
         }
+        if target.shape[1] >= 3:
+            sums |= {
+                f"{name}/chroma": chroma_B(images).double().sum()
+                for name, images in (("reconstruction", output), ("real", target))
+            }
+        if min(target.shape[2:]) >= SSIM_WINDOW:
+            sums["ssim"] = ssim_B(output, target).double().sum()
         if self.feature_network is not None:
             distance_B = perceptual_loss_B(self.feature_network, output, target)
             sums["perceptual"] = distance_B.double().sum()
@@ -139,8 +189,11 @@ class ImageReconstructionLoss(ReconstructionLoss):
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         has_features = self.feature_network is not None
-        names = ("psnr", "ssim", "pixel", *(("perceptual",) if has_features else ()))
-        metrics = {name: float(totals[name] / totals["examples"]) for name in names}
+        names = ("psnr", "ssim", "pixel", "perceptual")
+        metrics = {n: float(totals[n] / totals["examples"]) for n in names if n in totals}
+        # grey images have none, up to rounding
+        if totals.get("real/chroma", 0) > 1e-3 * totals["examples"]:
+            metrics["chroma"] = float(totals["reconstruction/chroma"] / totals["real/chroma"])
         if has_features and totals["examples"] > 1:  # one example has no covariance
             real, fake = (select_prefix(totals, name) for name in ("real/", "reconstruction/"))
             metrics["frechet_lite0"] = frechet_distance(real, fake)
@@ -154,6 +207,9 @@ def select_prefix(totals: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 @dataclass(frozen=True, kw_only=True)
 class ImageAdversaryConfig(AdversaryConfig):
     discriminator: PatchDiscriminatorConfig = field(default_factory=PatchDiscriminatorConfig)
+
+    def fit_data(self, data: ImageDataConfig) -> Self:
+        return replace(self, discriminator=replace(self.discriminator, channels=data.channels))
 
     def discriminators(self) -> dict[str, Discriminator]:
         return {"discriminator": Discriminator(self.discriminator.build(), view_whole)}

@@ -19,7 +19,7 @@ from PIL import ImageDraw, ImageFilter
 
 from tessera.data.dataset import SyntheticDataset
 from tessera.data.synthetic import pick
-from tessera.modalities.image.media import Image, ImageBatch, ImageExample, collate
+from tessera.modalities.image.media import Image, ImageBatch, ImageExample, collate, convert
 
 Kind = Literal["circle", "square", "triangle", "diamond", "star", "ring", "cross", "heart", "moon"]
 Size = Literal["small", "medium", "large"]
@@ -134,6 +134,8 @@ class SyntheticImages(SyntheticDataset):
 
     size: int
     """The side of the square images in pixels."""
+    channels: int = 3
+    """The channels of the images: 3, 1 for grey or 4 with an opaque alpha."""
     max_shapes: int = 3
     """The maximum number of shapes, 1 to 3."""
     plain: bool = False
@@ -150,12 +152,13 @@ class SyntheticImages(SyntheticDataset):
 
     def signature(self, index: int) -> str:
         """Return everything that an example depends on besides its number."""
-        return f"{self.seed} {self.size} {self.max_shapes} {self.plain}"
+        return f"{self.seed} {self.size} {self.channels} {self.max_shapes} {self.plain}"
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
         """Render one example; nothing is drawn from `rng`."""
         scene = self.scene(index)
-        return ImageExample(draw(scene, self.size).to_floats(), scene.caption)
+        picture = convert(draw(scene, self.size).to_pillow(), self.channels)
+        return ImageExample(Image.from_pillow(picture).to_floats(), scene.caption)
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         """Stack examples into a batch."""

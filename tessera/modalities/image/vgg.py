@@ -3,7 +3,8 @@
 No package provides the weights, so they are loaded from a file of torchvision's, as .pth or
 .safetensors. Only the convolutions are used; there is no dropout, and all weights are frozen.
 
-B examples, C channels, H and W pixels. Images are (B, 3, H, W) in [-1, 1].
+B examples, C channels, H and W pixels. Images are (B, 3, H, W) in [-1, 1], or in grey or with
+alpha.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from tessera.nn.pretrained import (
     FrozenNetwork,
-    check_images,
+    as_rgb,
     check_tensors,
     load_tensors,
 )
@@ -71,7 +72,7 @@ class VGG16(FrozenNetwork):
 
     def features(self, images: Tensor) -> list[Tensor]:
         """Return (B, C, h, w) before each pooling, as in Zhang 2018 (arXiv 1801.03924)."""
-        check_images(images)
+        images = as_rgb(images)
         hidden = ((images.to(self.mean.dtype) + 1) / 2 - self.mean) / self.std
         convolutions = iter(self.convolutions)
         outputs: list[Tensor] = []

@@ -8,7 +8,7 @@ a last dimension, one code per quantizer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,7 @@ HEADS = 4
 @dataclass(frozen=True, kw_only=True)
 class VQGANConfig:
     channels: int = 3
-    """Colour channels of the images."""
+    """Channels of the images: those of the data (`--data.channels`)."""
     dim: int = 32
     """Channels at full resolution; they double with each downsampling, up to `max_channels`."""
     max_channels: int = 256
@@ -96,6 +96,15 @@ class VQGANConfig:
     def validate_data(self, data: ImageDataConfig) -> None:
         """Raise a ValueError if the images of a data configuration do not fit."""
         self.validate_size(data.size)
+        if data.channels != self.channels:
+            raise ValueError(
+                f"The images have {data.channels} channel(s), but the model has {self.channels}: "
+                "use the same number for both."
+            )
+
+    def fit_data(self, data: ImageDataConfig) -> VQGANConfig:
+        """Return the configuration with the channels of the images."""
+        return replace(self, channels=data.channels)
 
     def grid(self, data: ImageDataConfig) -> tuple[int, ...]:
         """Return the shape of the code grid for images of a data configuration."""

@@ -9,16 +9,23 @@ MODALITY = Modality(
     suffixes=(".obj", ".ply", ".stl", ".glb", ".gltf", ".off"),
     media="tessera.modalities.mesh.media:Mesh",
     inspect="tessera.modalities.mesh.inspect:inspect_folder",
+    measure="tessera.modalities.mesh.io:measure_file",
     recipes=(
         Recipe(
             build="tessera.modalities.mesh.recipes:meshes_autoencoder",
             task="tessera.modalities.mesh.reconstruction:MeshTokenizerConfig",
             data="tessera.modalities.mesh.dataset:MeshDataConfig",
+            kind="tokenizer",
+            metric="triangle_accuracy",
+            media_inputs=("data",),
         ),
         Recipe(
             build="tessera.modalities.mesh.recipes:meshes_transformer",
             task="tessera.modalities.mesh.generation:MeshGeneratorConfig",
             data="tessera.modalities.mesh.dataset:MeshDataConfig",
+            kind="generator",
+            metric="cross_entropy",
+            media_inputs=("data",),
         ),
     ),
     demo=(
@@ -33,5 +40,13 @@ MODALITY = Modality(
                 "{out}/meshes-autoencoder",
             ),
         ),
+    ),
+    demo_next=(
+        "train",
+        "meshes-transformer",
+        "--tokenizer",
+        "{out}/meshes-autoencoder",
+        "--out",
+        "{out}/meshes-transformer",
     ),
 )

@@ -127,9 +127,9 @@ class MeshDataConfig(DataConfig):
     def without_augmentation(self) -> MeshDataConfig:
         return replace(self, scale=0.0, rotation=0.0, jitter=0.0)
 
-    def sample_metric(self) -> MeshSampleMetric:
+    def sample_metrics(self) -> list[MeshSampleMetric]:
         train = self.without_augmentation().build(captions=False).train
-        return MeshSampleMetric(train, self.bins)
+        return [MeshSampleMetric(train, self.bins)]
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)

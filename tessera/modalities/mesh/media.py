@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from tessera.modalities.mesh.io import (
 )
 from tessera.modalities.mesh.polygons import build_quads, start_at_reflex_corner, triangulate
 from tessera.modalities.mesh.render import render
+
+if TYPE_CHECKING:  # reading and rendering meshes must not import torch
+    from tessera.engine.task import TrackedMedia
 
 FaceType = Literal["triangles", "quads"]
 SAVED_SUFFIXES = (".glb", ".obj", ".ply", ".stl")
@@ -115,6 +118,23 @@ class Mesh:
         if target != Path(path):
             target.with_suffix(".obj").write_text(self.to_y_up().to_obj(), encoding="utf-8")
         return target
+
+    def _repr_png_(self) -> bytes:
+        """Show the rendered mesh in notebooks."""
+        return self.render().to_png()
+
+    def to_tracker(self) -> TrackedMedia:
+        import torch
+
+        from tessera.engine.task import TrackedMedia
+
+        return TrackedMedia(
+            kind="mesh",
+            array=torch.tensor(self.vertices),
+            content=self.to_y_up().to_obj().encode(),
+            suffix=".obj",
+            faces=torch.tensor(self.triangles()),
+        )
 
     @classmethod
     def sheet(

@@ -42,6 +42,10 @@ class MeshAdapter(MediaAdapter):
         """Meshes are integers that the dataset has quantised already."""
         return target
 
+    def num_bytes(self, examples: MeshBatch) -> int:
+        """Return the size of the corners of all faces as 32-bit floats."""
+        return 4 * target_bins(examples).shape[2] * int(examples.face_counts.sum())
+
     def to_media(self, output: Tensor) -> list[Mesh]:
         """Return the most likely meshes; equal corners are merged and empty faces are dropped."""
         return [bins_to_mesh(bins, output.shape[-1]) for bins in output.argmax(-1).cpu().numpy()]

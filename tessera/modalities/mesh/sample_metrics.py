@@ -45,6 +45,7 @@ class MeshSampleMetric:
     bins: int
     """The number of bins along each axis."""
     uses_prompts = False
+    max_samples = 64
 
     def __call__(self, samples: Samples) -> SampleMetrics:
         known = list(readable_examples(self.training))
@@ -60,7 +61,7 @@ class MeshSampleMetric:
             "training_valid_rate": float(np.mean(manifold)),
         }
         novelty = compute_novelty(list(self.canonical_forms(samples.media)), known)
-        return SampleMetrics(values | novelty, num_samples=len(valid))
+        return SampleMetrics(values | novelty)
 
     def canonical_forms(self, meshes: Sequence[Mesh]) -> Iterator[CanonicalMesh]:
         """Yield the canonical form of each mesh that has faces."""

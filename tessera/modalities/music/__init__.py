@@ -13,6 +13,8 @@ MODALITY = Modality(
             build="tessera.modalities.music.recipes:music_mulan",
             task="tessera.modalities.music.contrastive:MusicContrastiveConfig",
             data="tessera.modalities.music.dataset:MusicDataConfig",
+            kind="embedding",
+            metric="text_to_media_R@1",
         ),
     ),
     demo=(
@@ -21,4 +23,5 @@ MODALITY = Modality(
             command=("train", "music-mulan", "--out", "{out}/music-mulan"),
         ),
     ),
+    demo_next=("index", "{out}/music-mulan", "--out", "{out}/music-index"),
 )

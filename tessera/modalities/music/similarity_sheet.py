@@ -19,12 +19,13 @@ import PIL.Image
 import PIL.ImageDraw
 import PIL.ImageFont
 
+from tessera.data.notebook import figures_to_html
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.plot import COLORMAP
 from tessera.modalities.image.media import Image
 
 if TYPE_CHECKING:
-    from tessera.engine.task import Media
+    from tessera.engine.task import Media, TrackedMedia
 
 CELL, CAPTION_WIDTH, MARGIN, FONT_SIZE = 26, 640, 14, 13  # pixels
 MAX_CAPTION_LEN = 96
@@ -33,7 +34,7 @@ NUM_BEST = 3
 """The number of examples that are listed for each caption."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SimilarityRow:
     """An example and its caption, with the embeddings of both."""
 
@@ -45,6 +46,18 @@ class SimilarityRow:
     """The embedding of the example."""
     text_D: np.ndarray
     """The embedding of the caption."""
+
+    def __repr__(self) -> str:
+        return f"SimilarityRow(name={self.name!r}, caption={self.caption!r}, media={self.media!r})"
+
+    def _repr_html_(self) -> str:
+        return figures_to_html([self.media], [self.caption])
+
+    def to_tracker(self) -> TrackedMedia:
+        from tessera.engine.task import Trackable
+
+        assert isinstance(self.media, Trackable)
+        return self.media.to_tracker()
 
     def save(self, path: str | Path) -> Path:
         """Save the example, and next to it a text file with the caption; return the path of the
@@ -64,13 +77,22 @@ class SimilarityRow:
         )
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SimilarityMatrix:
     """The similarity of each caption (row) and each example (column)."""
 
     names: list[str]
     captions: list[str]
     similarity_NN: np.ndarray
+
+    def __repr__(self) -> str:
+        return f"SimilarityMatrix(examples={len(self.names)})"
+
+    def _repr_png_(self) -> bytes:
+        return self.render().to_png()
+
+    def to_tracker(self) -> TrackedMedia:
+        return self.render().to_tracker()
 
     def ranks(self) -> list[int]:
         """Return the rank of the correct example for each caption, from 1."""

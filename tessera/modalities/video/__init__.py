@@ -9,11 +9,15 @@ MODALITY = Modality(
     suffixes=(".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi"),
     media="tessera.modalities.video.media:Video",
     inspect="tessera.modalities.video.inspect:inspect_folder",
+    measure="tessera.modalities.video.io.files:measure_file",
     recipes=(
         Recipe(
             build="tessera.modalities.video.recipes:videos_magvit2",
             task="tessera.modalities.video.reconstruction:VideoTokenizerTaskConfig",
             data="tessera.modalities.video.dataset:VideoDataConfig",
+            kind="tokenizer",
+            metric="psnr",
+            media_inputs=("data",),
         ),
     ),
     demo=(
@@ -22,4 +26,5 @@ MODALITY = Modality(
             command=("train", "videos-magvit2", "--steps", "600", "--out", "{out}/videos-magvit2"),
         ),
     ),
+    demo_next=("evaluate", "{out}/videos-magvit2"),
 )

@@ -10,11 +10,12 @@ import math
 import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import PIL.Image
 
+from tessera.data.arrays import is_array, is_float, to_numpy
 from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.discovery import Found, find_files
 from tessera.data.errors import UnreadableFile
@@ -34,6 +35,8 @@ from tessera.run.errors import UserError
 
 @dataclass(frozen=True, kw_only=True)
 class VideoDataConfig(DataConfig):
+    batch_ndim: ClassVar[int | None] = 5
+
     path: str | None = None
     """A folder of videos, with subfolders, or one video; None generates synthetic videos."""
     size: int = 64
@@ -122,13 +125,17 @@ class VideoDataConfig(DataConfig):
         return collate(examples)
 
     def example_from_media(self, media: object) -> VideoExample:
-        """Preprocess the middle frames of a Video, or of an array (T, H, W, 3) of uint8."""
-        default_rate_hz = self.rate_hz or DEFAULT_RATE_HZ
-        video = Video(media, default_rate_hz) if isinstance(media, np.ndarray) else media
+        """Preprocess the middle frames of a Video, or of an array (see `Video.from_array`)."""
+        video, default_rate_hz = media, self.rate_hz or DEFAULT_RATE_HZ
+        if is_array(media):
+            video = Video.from_array(media, default_rate_hz)
+            floats = to_numpy(media)
+            if is_float(floats) and floats.shape == (3, self.frames, self.size, self.size):
+                return VideoExample(floats.astype(np.float32), self.frames, default_rate_hz, "")
         if not isinstance(video, Video):
             raise UserError(
-                "Expected a Video, a path or an array (frames, height, width, 3) of uint8, got a "
-                f"{type(media).__name__}."
+                "Expected a Video, a path or an array of uint8 (frames, height, width, 3) or of "
+                f"floats in [-1, 1], got a {type(media).__name__}."
             )
         rate_hz = self.frame_rate_hz(video.rate_hz)
         ends = np.arange(1, len(video.frames) + 1) / video.rate_hz

@@ -112,7 +112,8 @@ class VideoTokenizerConfig:
         "attend_time",
     )
     """The layers of the encoder in order, mirrored in the decoder; all layers are listed at the top
-    of modalities/video/magvit2.py."""
+    of modalities/video/magvit2.py. From Python, `("compress_space", 96)` is the same as
+    `"compress_space:96"`."""
     quantizer: QuantizerConfig = field(default_factory=LFQConfig)
     """The quantizer."""
     separate_first_frame: bool = False
@@ -137,6 +138,8 @@ class VideoTokenizerConfig:
     """Channels of the vector that the cond_ layers are conditioned on."""
 
     def __post_init__(self) -> None:
+        named = tuple(":".join(map(str, join_layer(layer))) for layer in self.layers)
+        object.__setattr__(self, "layers", named)
         for name in (
             "channels",
             "dim",
@@ -245,6 +248,13 @@ class VideoTokenizerConfig:
 
     def build(self) -> VideoTokenizer:
         return VideoTokenizer(self)
+
+
+def join_layer(layer: object) -> tuple[object, ...]:
+    """Return the parts of a layer: a name, or a pair of a name and a number."""
+    if isinstance(layer, (tuple, list)) and len(layer) in (1, 2):
+        return tuple(layer)
+    return (layer,)
 
 
 def parse_layer(text: str, inputs: int, max_channels: int) -> LayerSpec:

@@ -10,18 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tessera.data.arrays import check_range, is_float, move_channels_last
+from tessera.data.notebook import data_uri
 from tessera.data.paths import resolve_suffix
+from tessera.modalities.image.contact_sheet import enlargement
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.io.files import probe, read_frames
 from tessera.modalities.video.io.writer import write_gif, write_mp4
 
 if TYPE_CHECKING:  # listing, inspecting and rendering videos must not import torch
     import torch
+
+    from tessera.engine.task import TrackedMedia
 
 
 SAVE_SUFFIXES = (".mp4", ".gif")
@@ -103,6 +109,15 @@ class Video:
         return f"Video(frames={count}, width={width}, height={height}, rate_hz={self.rate_hz:g})"
 
     @classmethod
+    def from_array(cls, array: np.ndarray | torch.Tensor, rate_hz: float) -> Video:
+        """Convert uint8, or floats in [-1, 1], of shape (T, H, W, 3) or (3, T, H, W)."""
+        values = move_channels_last(array, (3,), num_dims=4)
+        if not is_float(values):
+            return cls(np.ascontiguousarray(values), rate_hz)
+        check_range(values)
+        return cls.from_floats(np.moveaxis(values, -1, 0), rate_hz)
+
+    @classmethod
     def load(cls, path: str | Path) -> Video:
         """Read all frames of a file that can be decoded, at its average frame rate.
 
@@ -128,6 +143,31 @@ class Video:
         if resolved != Path(path):  # the suffix was appended
             write_gif(self, Path(f"{path}.gif"))
         return resolved
+
+    def to_gif(self) -> bytes:
+        """Return the content of a GIF file."""
+        buffer = BytesIO()
+        write_gif(self, buffer)
+        return buffer.getvalue()
+
+    def _repr_html_(self) -> str:
+        """Show the video in notebooks; small ones are enlarged."""
+        width = self.frames.shape[2] * enlargement([self.frames[0]])
+        source = data_uri(self.to_gif(), "image/gif")
+        return f'<img src="{source}" width="{width}" style="image-rendering: pixelated">'
+
+    def to_tracker(self) -> TrackedMedia:
+        import torch
+
+        from tessera.engine.task import TrackedMedia
+
+        return TrackedMedia(
+            kind="video",
+            array=torch.tensor(self.frames),
+            content=self.to_gif(),
+            suffix=".gif",
+            rate_hz=self.rate_hz,
+        )
 
     @classmethod
     def sheet(

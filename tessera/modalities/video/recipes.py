@@ -107,7 +107,7 @@ def videos_magvit2(
         task=VideoTokenizerTaskConfig(
             model=parts.model,
             reconstruction=VideoReconstructionConfig(
-                perceptual=build_perceptual_config(preset, perceptual)
+                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper"))
             ),
             adversary=discriminators,
             optimizer=optimizer,

@@ -25,7 +25,7 @@ from tessera.modalities.image.perceptual import (
     PSNR,
     PerceptualConfig,
     contrast_metric,
-    perceptual_loss_B,
+    perceptual_term,
 )
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig, subsample_frames
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
@@ -58,6 +58,9 @@ class VideoAdapter(MediaAdapter):
             )
         return target.to(dtype)
 
+    def bound(self, output: Tensor) -> Tensor:
+        return output.clamp(-1, 1)
+
     def to_media(self, output: Tensor) -> list[Video]:
         return [Video.from_floats(one, DEFAULT_RATE_HZ) for one in output.float().cpu().numpy()]
 
@@ -85,7 +88,7 @@ class VideoReconstructionConfig(ReconstructionConfig):
                 f"{SSIM_WINDOW} pixels: use --data.size {SSIM_WINDOW + 1} or more."
             )
 
-    def notice(self) -> str:
+    def notice(self, data: VideoDataConfig) -> str:
         return "" if self.perceptual is not None else "The perceptual loss is disabled."
 
     def for_inference(self) -> Self:
@@ -109,9 +112,10 @@ class VideoReconstructionLoss(ReconstructionLoss):
         target = batch.examples.videos
         terms = {"pixel": mean_over_frames_B(self.pixel_loss_BT(output, target), batch).mean()}
         if self.perceptual is not None and self.config.perceptual is not None:
-            frames = (select_random_frame(videos, batch) for videos in (output, target))
-            distance = perceptual_loss_B(self.perceptual, *frames).mean()
-            terms["perceptual"] = self.config.perceptual.weight * distance
+            made, real = (select_random_frame(videos, batch) for videos in (output, target))
+            terms["perceptual"] = perceptual_term(
+                self.perceptual, self.config.perceptual, made, real, batch
+            )
         return terms
 
     def pixel_loss_BT(self, output: Tensor, target: Tensor) -> Tensor:

@@ -213,10 +213,12 @@ def test_other_types_than_audio_and_arrays_are_rejected(media):
         AudioDataConfig().example_from_media(media)
 
 
-def test_array_of_integers_is_rejected():
-    """Its values are those of 16 bits, or of another number of bits: full scale is unknown."""
-    with pytest.raises(UserError, match=r"floats in \[-1, 1\], got an array of int16\."):
-        AudioDataConfig().example_from_media(np.zeros(100, np.int16))
+def test_array_of_other_integers_than_16_bits_is_rejected():
+    """Its values may be of 24 bits or of 32: full scale is unknown."""
+    with pytest.raises(UserError, match=r"floats in \[-1, 1\], got an array of int32\."):
+        AudioDataConfig().example_from_media(np.zeros(100, np.int32))
+    example = AudioDataConfig().example_from_media(np.full(100, -(2**14), np.int16))
+    assert (example.samples == -0.5).all() and example.samples.dtype == np.float32
 
 
 def test_array_of_another_shape_is_rejected():
@@ -269,7 +271,7 @@ def test_invalid_setting_is_rejected(setting, message):
 def test_preprocessing_consists_of_rate_and_loudness():
     config = AudioDataConfig(seconds=0.5, loudness_db=-20)
     assert config.preprocessing() == {"rate_hz": 16_000, "loudness_db": -20}
-    assert config.without_augmentation().crop == "centre" and config.sample_metric() is None
+    assert config.without_augmentation().crop == "centre" and not config.sample_metrics()
 
 
 def test_transcripts_are_read_from_metadata(tmp_path):

@@ -224,8 +224,8 @@ def test_embeddings_are_independent_of_the_batch(network):
 # ---- sizes
 
 
-@pytest.mark.parametrize(("size", "enlarged"), [(64, 128), (32, 128), (96, 192), (128, 128)])
-def test_small_images_are_enlarged_by_an_integer_factor(network, size, enlarged):
+@pytest.mark.parametrize(("size", "enlarged"), [(64, 128), (32, 64), (96, 192), (128, 128)])
+def test_features_see_small_images_enlarged_by_two(network, size, enlarged):
     strides = [enlarged // feature.shape[-1] for feature in network.features(draw_images(1, size))]
 
     assert strides == [2, 4, 8, 16]
@@ -236,14 +236,14 @@ def test_odd_sizes_are_enlarged_by_their_shorter_side(network):
 
     shapes = [tuple(feature.shape[1:]) for feature in network.features(images)]
 
-    assert shapes == [(16, 66, 94), (24, 33, 47), (40, 17, 24), (80, 9, 12)]
+    assert shapes == [(16, 33, 47), (24, 17, 24), (40, 9, 12), (80, 5, 6)]
     assert network.embed(images).shape == (1, 112)
 
 
-@pytest.mark.parametrize("shape", [(1, 3, 31, 64), (1, 1, 64, 64), (3, 64, 64)])
+@pytest.mark.parametrize("shape", [(1, 3, 15, 64), (1, 2, 64, 64), (3, 64, 64)])
 @pytest.mark.parametrize("method", ["features", "embed", "logits"])
 def test_images_of_invalid_shape_are_an_error(network, shape, method):
-    with pytest.raises(ValueError, match="at least 32 pixels a side"):
+    with pytest.raises(ValueError, match="at least 16 pixels a side"):
         getattr(network, method)(torch.zeros(shape))
 
 
@@ -364,3 +364,14 @@ def test_embeddings_are_float32_under_autocast(network):
 
     assert under_autocast.dtype == torch.float32
     assert torch.equal(under_autocast, network.embed(images))
+
+
+def test_grey_is_repeated_and_alpha_composited_over_white(network):
+    colours = torch.rand(2, 3, 16, 16, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    grey, alpha = colours[:, :1], torch.full((2, 1, 16, 16), -1.0)
+    alpha[..., :8] = 1
+    over_white = torch.where(alpha > 0, colours, torch.ones(()))
+    torch.testing.assert_close(network.embed(grey), network.embed(grey.repeat(1, 3, 1, 1)))
+    torch.testing.assert_close(
+        network.embed(torch.cat([colours, alpha], 1)), network.embed(over_white)
+    )

@@ -14,6 +14,7 @@ from tessera.data.sample_metrics import SampleMetrics, Samples
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.media import Image
 from tessera.modalities.image.prompt_match import (
+    PromptMatchMetric,
     PromptMatchResult,
     ShapeLabel,
     detect_shapes,
@@ -246,9 +247,12 @@ def test_different_numbers_of_images_and_prompts_are_an_error():
 
 
 def test_only_synthetic_data_has_the_metric(tmp_path):
-    metric, result = ImageDataConfig().sample_metric(), match_prompts(IMAGES[:5], CAPTIONS[:5])
-    assert metric is not None and metric.uses_prompts
+    metric = ImageDataConfig().sample_metrics()[0]
+    result = match_prompts(IMAGES[:5], CAPTIONS[:5])
+    assert metric.uses_prompts
     assert metric(Samples(IMAGES[:5], CAPTIONS[:5], [])) == SampleMetrics(
-        {"prompt_match": result.fraction, "prompt_match_chance": result.chance}, 5
+        {"prompt_match": result.fraction, "prompt_match_chance": result.chance},
+        {"prompts_with_shapes": 5},
     )
-    assert ImageDataConfig(path=str(tmp_path)).sample_metric() is None
+    folder = ImageDataConfig(path=str(tmp_path)).sample_metrics()
+    assert not any(isinstance(metric, PromptMatchMetric) for metric in folder)

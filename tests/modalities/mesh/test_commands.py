@@ -126,7 +126,10 @@ def test_both_recipes_train_on_boxes_and_single_faces(polygons, tmp_path):
 
 @pytest.mark.parametrize("change", ["bins", "quantizers"])
 def test_autoencoder_of_another_kind_is_rejected(captioned, change, tmp_path):
-    """Other bins do not fit the data; other quantizers are not those the run was started with."""
+    """Other bins do not fit the data; other quantizers are not those the run was started with.
+
+    Without `--data.bins` a run takes the bins of its tokenizer.
+    """
     run = meshes_autoencoder("tiny")
     data, model = run.data, run.task.model
     if change == "bins":
@@ -140,6 +143,7 @@ def test_autoencoder_of_another_kind_is_rejected(captioned, change, tmp_path):
     message = run_invalid(
         *("train", "meshes-transformer", "--preset", "tiny", "--steps", "30"),
         *("--tokenizer", tmp_path / "other"),
+        *(("--data.bins", "32") if change == "bins" else ()),
         *("--out", captioned if change == "quantizers" else tmp_path / "new"),
     )
     assert ("is another one" if change == "quantizers" else "--data.bins 16") in message

@@ -419,6 +419,12 @@ def test_layer_names_are_parsed():
     assert VideoTokenizerConfig(dim=16, layers=()).latent_dim == 16
 
 
+def test_layers_may_be_pairs_of_a_name_and_a_number():
+    pairs = VideoTokenizerConfig(layers=("residual", ("consecutive_residual", 2), ("residual",)))
+    names = VideoTokenizerConfig(layers=("residual", "consecutive_residual:2", "residual"))
+    assert pairs == names
+
+
 def test_decoder_mirrors_the_encoder():
     model = build(layers=(*ALL_LAYERS, "compress_space:12"))
     encoder, decoder = (

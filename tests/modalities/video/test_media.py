@@ -135,10 +135,10 @@ def test_floats_of_wrong_shape_are_an_error():
 
 
 def test_shorter_videos_on_a_sheet_hold_their_last_frame():
-    sheet = Video.sheet([Video(grey_frames(4, 16, 16), 10.0), Video(grey_frames(2, 16, 16), 10.0)])
-    assert sheet.frames.shape == (4, 20, 38, 3) and sheet.rate_hz == 10
-    assert sheet.frames[:, 10, 10, 0].tolist() == [0, 8, 16, 24]
-    assert sheet.frames[:, 10, 28, 0].tolist() == [0, 8, 8, 8]
+    sheet = Video.sheet([Video(grey_frames(4, 96, 96), 10.0), Video(grey_frames(2, 96, 96), 10.0)])
+    assert sheet.frames.shape == (4, 120, 228, 3) and sheet.rate_hz == 10
+    assert sheet.frames[:, 50, 50, 0].tolist() == [0, 8, 16, 24]
+    assert sheet.frames[:, 50, 150, 0].tolist() == [0, 8, 8, 8]
 
 
 def test_side_by_side_videos_keep_their_own_speed():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch
+from tessera.losses.adversarial import gradient_penalty
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import PerceptualConfig
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig
@@ -423,3 +424,20 @@ def test_samples_are_videos_beside_reconstructions_at_their_frame_rates() -> Non
     assert [len(sample.frames) for sample in samples] == [9, 1]
     assert [sample.rate_hz for sample in samples] == batch.examples.rates_hz == [4.0, 5.0]
     assert all(sample.frames.shape[2] > 2 * SIZE for sample in samples)
+
+
+def test_the_gradient_penalty_can_include_reconstructions() -> None:
+    penalties = {}
+    for where in ("real", "both"):
+        torch.manual_seed(0)
+        task = build_task(replace(FRAME_ONLY, gp_on=where))
+        batch = build_batch(5, 9)
+        model, discriminator = task.updates
+        model.loss(batch, 0)
+        penalties[where] = discriminator.loss(batch, 0).terms["gradient_penalty"]
+        network = task.discriminators["discriminator"]
+        view = network.view(batch.scratch["reconstruction"], batch)
+        fake = gradient_penalty(network.network, view)
+    factor = FRAME_ONLY.gp_weight * FRAME_ONLY.gp_every
+    expected = penalties["real"] + factor * fake
+    torch.testing.assert_close(penalties["both"], expected)

@@ -47,6 +47,12 @@ def probe(path: str | Path) -> VideoInfo:
         return _probe(file_signature(path))
 
 
+def measure_file(path: str | Path) -> dict[str, float]:
+    """Return duration and frame size of a file; at most its first frame is decoded."""
+    info = probe(path)
+    return {"seconds": info.declared_seconds, "pixels": info.width * info.height}
+
+
 def decode_all(path: str | Path) -> DecodeResult:
     """Decode all frames of a file, one at a time.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import PIL.Image
@@ -51,7 +51,7 @@ def write_mp4(video: Video, path: Path) -> None:
         container.mux(stream.encode())
 
 
-def write_gif(video: Video, path: Path) -> None:
+def write_gif(video: Video, file: Path | BinaryIO) -> None:
     """Write a GIF that loops forever.
 
     GIF times are multiples of 10 ms, so durations differ by one unit if the rate does not divide
@@ -61,4 +61,4 @@ def write_gif(video: Video, path: Path) -> None:
     images = [PIL.Image.fromarray(pixels) for pixels in video.frames[::step]]
     ends = np.rint(np.arange(len(images) + 1) * step * 100 / video.rate_hz).astype(int)
     durations = (np.diff(ends) * 10).tolist()
-    images[0].save(path, save_all=True, append_images=images[1:], duration=durations, loop=0)
+    images[0].save(file, "GIF", save_all=True, append_images=images[1:], duration=durations, loop=0)

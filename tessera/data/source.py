@@ -1,0 +1,39 @@
+"""Any object with a length and items as a dataset: a `torch.utils.data.Dataset`, a list."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import default_collate
+
+from tessera.data.dataset import ExampleDataset
+from tessera.engine.modes import seed
+from tessera.engine.task import TensorExamples
+
+
+@dataclass(frozen=True)
+class DatasetSource(ExampleDataset):
+    """Items of an object, collated by a function.
+
+    Items that are drawn at random (crops, flips) are drawn from the seed of the example, since the
+    global generators are seeded before each of them.
+    """
+
+    items: Any
+    collate_items: Callable[[list[Any]], Any] = default_collate
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def name(self, index: int) -> str:
+        return f"item-{index:06d}"
+
+    def item(self, index: int, rng: np.random.Generator) -> Any:
+        seed(int(rng.integers(1 << 62)))
+        return self.items[index]
+
+    def collate(self, examples: list[Any]) -> TensorExamples:
+        return TensorExamples(self.collate_items(examples))

@@ -1,0 +1,109 @@
+"""Propose settings for the images of a folder: size, channels and the fraction held out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+
+import numpy as np
+import PIL.Image
+
+from tessera.data.dataset import Proposal
+from tessera.data.discovery import Found
+from tessera.data.errors import UnreadableFile
+from tessera.modalities.image.media import FORMATS, decode, to_rgb
+
+MAX_READ = 1000
+"""The number of files whose headers are read at the start of a run, spread over the folder."""
+
+MAX_ENLARGED = 1.25
+"""Images up to this factor larger than the preset's size keep their own size, because resampling
+icons and sprites by such factors blurs them."""
+
+MIN_GRID = 4
+"""The smallest number of codes along a side of an image."""
+
+GREY_MODES = ("1", "L", "LA", "La", "I", "F")
+"""Pillow's modes without colour; those of 16 bits start with I."""
+
+GREY_TOLERANCE = 2
+"""The largest difference of red, green and blue in a grey image, of 255: JPEG rounds them."""
+
+
+MAX_HELD_OUT = 500
+"""The number of held-out images of a large folder. Validation computes features of all of them:
+with 3,000 images it takes several times as long as the 500 training steps of small before it."""
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    count: int
+    """The number of images."""
+    short_side: int
+    """The median of the short sides, in pixels."""
+    is_grey: bool
+    """Whether no image has a colour."""
+
+
+def propose_settings(
+    facts: ImageFacts, *, limit: int, stride: int, val_fraction: float
+) -> Proposal:
+    """Return settings for a preset with images of size `limit` and codes of `stride` pixels."""
+    settings: dict[str, object] = {
+        "size": choose_size(facts.short_side, limit, stride),
+        "channels": 1 if facts.is_grey else 3,
+    }
+    if facts.count * val_fraction > MAX_HELD_OUT:
+        settings["val_fraction"] = round(MAX_HELD_OUT / facts.count, 4)
+    grey = ", all grey" if facts.is_grey else ""
+    return Proposal(
+        settings,
+        f"{facts.count:,} images with a median short side of {facts.short_side} pixels{grey}",
+    )
+
+
+def choose_size(short_side: int, limit: int, stride: int) -> int:
+    """Return the size of the images in whole codes, or `limit` for much larger images."""
+    if short_side > limit * MAX_ENLARGED:
+        return limit
+    return max(-(-short_side // stride), MIN_GRID) * stride
+
+
+def read_facts(found: Found) -> ImageFacts | None:
+    """Read the headers of some files; only until a colour is found are images decoded."""
+    count = min(len(found.names), MAX_READ)
+    indices = np.linspace(0, len(found.names) - 1, count).round().astype(int)
+    paths = [found.root / found.names[index] for index in indices]
+    short_sides = [side for path in paths for side in read_short_side(path)]
+    if not short_sides:
+        return None
+    is_grey = all(grey for path in paths for grey in read_is_grey(path))
+    return ImageFacts(len(found.names), median_low(short_sides), is_grey)
+
+
+def read_short_side(path: Path) -> Iterator[int]:
+    """Yield the short side of an image without decoding it; nothing if it cannot be read."""
+    try:
+        with PIL.Image.open(path, formats=FORMATS) as image:
+            yield min(image.size)
+    except Exception:  # unreadable files are skipped and reported when they are loaded
+        return
+
+
+def read_is_grey(path: Path) -> Iterator[bool]:
+    """Yield whether an image is grey; nothing if it cannot be read."""
+    try:
+        yield is_grey(decode(path.read_bytes()))
+    except (UnreadableFile, OSError):
+        return
+
+
+def is_grey(image: PIL.Image.Image) -> bool:
+    """Return whether red, green and blue are equal; of a large image, some pixels are compared."""
+    if image.mode.startswith(GREY_MODES):
+        return True
+    step = max(1, min(image.size) // 256)
+    pixels = np.asarray(to_rgb(image))[::step, ::step].astype(np.int16)
+    return int((pixels.max(2) - pixels.min(2)).max(initial=0)) <= GREY_TOLERANCE

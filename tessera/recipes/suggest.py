@@ -1,0 +1,65 @@
+"""The commands that train on a folder, as `tessera check` suggests them."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+import tessera.modalities as modalities
+from tessera.data.inspect import Report
+from tessera.run.config import Run
+
+MIN_EPOCHS = 20
+"""The number of times that a suggested run reads every example, unless that takes too long."""
+
+MAX_LONGER = 8
+"""The largest factor by which a suggested run is longer than its preset."""
+
+
+def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]:
+    """Return the commands that train the stages of a modality one after the other."""
+    commands: list[str] = []
+    name = Path(report.path).resolve().stem
+    runs: dict[str, str] = {}
+    """The suggested run directory of each recipe."""
+    for recipe in modality.recipes:
+        if not recipe.is_suggested or not report.usable:
+            continue
+        run: Run = modalities.resolve(recipe.build)()
+        runs[recipe.name] = f"runs/{name}-{recipe.name.partition('-')[2]}"
+        flags: dict[str, object] = {"data": report.path}
+        for dependency, path in run.task.dependencies().items():
+            flags[dependency.replace("_", "-")] = runs.get(Path(path).name, path)
+        if run.task.uses_captions and not report.captioned:
+            flags["text"] = "none"
+        examples = (
+            report.captioned if run.task.uses_captions and report.captioned else report.usable
+        )
+        flags |= proposed_flags(report, run)
+        flags["steps"] = suggest_steps(run, examples)
+        flags["out"] = runs[recipe.name]
+        commands.append(f"tessera train {recipe.name} {format_flags(flags)}")
+    return commands
+
+
+def proposed_flags(report: Report, run: Run) -> dict[str, object]:
+    """Return the settings that the folder needs and the preset does not have."""
+    if run.task.dependencies():  # a generator takes them from its tokenizer
+        return {}
+    proposal = report.propose(run.data, run.task)
+    if proposal is None:
+        return {}
+    return {f"data.{name.replace('_', '-')}": value for name, value in proposal.settings.items()}
+
+
+def suggest_steps(run: Run, examples: int) -> int:
+    """Return the preset's steps, or more for a large folder, rounded to its checkpoints."""
+    engine = run.engine
+    wanted = examples * MIN_EPOCHS / engine.batch_size
+    steps = min(max(wanted, engine.steps), engine.steps * MAX_LONGER)
+    return max(engine.steps, round(steps / engine.checkpoint_every) * engine.checkpoint_every)
+
+
+def format_flags(flags: Mapping[str, object]) -> str:
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in flags.items())
