@@ -26,13 +26,48 @@ FLAGS = (
     "--headless=new --no-sandbox --disable-gpu --enable-unsafe-swiftshader --disable-quic "
     "--no-first-run --disable-background-networking --disable-component-update --disable-sync "
     "--disable-extensions --disable-dev-shm-usage --mute-audio --hide-scrollbars "
-    "--force-color-profile=srgb --remote-debugging-pipe"
+    "--force-color-profile=srgb --disable-background-timer-throttling "
+    "--disable-backgrounding-occluded-windows --disable-renderer-backgrounding "
+    "--remote-debugging-pipe"
 ).split()
 SECONDS = 240
 """The time that a condition may take to become true; a loaded machine is many times slower."""
 
 # Chromium reads commands from descriptor 3 and writes answers to descriptor 4.
 START = "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"  # noqa: E501
+
+
+# The middle of an element that is enabled, not covered, and where it was 20 ms ago; otherwise null.
+CLICK_POSITION = """(() => {
+    const element = ELEMENT;
+    if (!element || element.disabled) return null;
+    element.scrollIntoView({ block: "center", behavior: "instant" });
+    const { left, top, width, height } = element.getBoundingClientRect();
+    const [x, y] = [left + width / 2, top + height / 2];
+    const last = element.lastPosition;
+    element.lastPosition = `${x} ${y}`;
+    const isOnTop = element.contains(document.elementFromPoint(x, y));
+    return isOnTop && last === element.lastPosition ? [x, y] : null;
+})()"""
+# Stop the events of a click that hits another element; endClick() returns whether it hit this one.
+GUARD_CLICK = """(() => {
+    const element = ELEMENT;
+    const types = ["pointerdown", "mousedown", "pointerup", "mouseup", "click"];
+    let isHit = false;
+    const guard = (event) => {
+        if (element?.contains(event.target)) isHit ||= event.type === "click";
+        else {
+            event.stopImmediatePropagation();
+            event.preventDefault();
+        }
+    };
+    types.forEach((type) => addEventListener(type, guard, true));
+    window.endClick = () => {
+        types.forEach((type) => removeEventListener(type, guard, true));
+        return isHit;
+    };
+})()"""
+MAX_CLICKS = 100
 
 
 def find_chromium() -> str | None:
@@ -98,6 +133,9 @@ class Browser:
         page = self.pages[session] = Page(self, session, target)
         for domain in ("Page", "Runtime", "Log", "DOM", "Network"):
             page.call(f"{domain}.enable")
+        # Pages are never in the background, where Chromium stops animations and the clipboard.
+        page.call("Emulation.setFocusEmulationEnabled", enabled=True)
+        page.call("Page.bringToFront")
         if url != "about:blank":
             page.go(url)
         return page
@@ -184,18 +222,20 @@ class Page:
         self.wait(f"document.querySelector({json.dumps(selector)})")
 
     def click(self, selector: str) -> None:
-        """Click into the middle of an element with the mouse."""
-        self.wait_for(selector)
-        x, y = self.evaluate(
-            f"""(() => {{
-                const element = document.querySelector({json.dumps(selector)});
-                element.scrollIntoView({{ block: "center", behavior: "instant" }});
-                const box = element.getBoundingClientRect();
-                return [box.left + box.width / 2, box.top + box.height / 2];
-            }})()"""
-        )
-        self.mouse("mousePressed", x, y)
-        self.mouse("mouseReleased", x, y)
+        """Click into the middle of an element with the mouse, once it can be clicked.
+
+        The element must be enabled, at rest and not covered. The page may still change before the
+        click: then the click is kept from whatever is there now, and repeated.
+        """
+        element = f"document.querySelector({json.dumps(selector)})"
+        for _ in range(MAX_CLICKS):
+            x, y = self.wait(CLICK_POSITION.replace("ELEMENT", element))
+            self.evaluate(GUARD_CLICK.replace("ELEMENT", element))
+            self.mouse("mousePressed", x, y)
+            self.mouse("mouseReleased", x, y)
+            if self.evaluate("window.endClick()"):
+                return
+        raise AssertionError(f"{selector} was never hit by {MAX_CLICKS} clicks")
 
     def mouse(self, kind: str, x: float, y: float, buttons: int = 1) -> None:
         self.call(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import shutil
 import sys
@@ -29,6 +30,8 @@ CANCEL_SECONDS = 10
 """After this time a worker that does not react to a cancellation is killed."""
 LINE_LIMIT = 1 << 26
 """The longest event: a preview of 64 large samples."""
+WORKER_MODULE = "tessera.view.worker"
+"""What the worker process runs."""
 
 
 @dataclass
@@ -45,6 +48,8 @@ class Job:
     steps: int = 0
     preview: str | None = None
     message: str = ""
+    is_cancelling: bool = False
+    """The cancellation was requested, and the job has not ended yet."""
     notices: list[str] = field(default_factory=list)
     created: float = field(default_factory=time.time)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -54,8 +59,8 @@ class Job:
         return self.state in ("done", "failed", "cancelled")
 
     def as_json(self) -> Json:
-        names = "id run state step steps preview message notices created values".split()
-        return {name: getattr(self, name) for name in names} | {
+        names = "id run state is_finished step steps preview message notices created values"
+        return {name: getattr(self, name) for name in names.split()} | {
             "command": self.call.command,
             "folder": self.out.name,
             "shell": self.call.as_shell(),
@@ -80,7 +85,7 @@ class JobQueue:
         self._waiting: asyncio.Queue[Job] = asyncio.Queue()
         self._worker: asyncio.subprocess.Process | None = None
         self._current: Job | None = None
-        self._number = 0
+        self._numbers = itertools.count(1)
         self._task: asyncio.Task[None] | None = None
 
     # ---- for the server
@@ -96,8 +101,7 @@ class JobQueue:
         await self._end_worker()
 
     def new_id(self) -> str:
-        self._number += 1
-        return f"{self._number}"
+        return f"{next(self._numbers)}"
 
     def add(self, job: Job) -> None:
         if self._waiting.qsize() >= MAX_QUEUED:
@@ -120,6 +124,7 @@ class JobQueue:
             job.update(state="cancelled")
             self._clean_up(job)
             return
+        job.is_cancelling = True  # also while the worker is being started
         worker = self._worker
         if worker is not None and worker.stdin is not None:
             with contextlib.suppress(OSError):
@@ -159,6 +164,9 @@ class JobQueue:
     async def _run(self, job: Job) -> None:
         worker = await self._get_worker()
         assert worker.stdin is not None and worker.stdout is not None
+        if job.is_cancelling:
+            job.update(state="cancelled")
+            return
         request = {
             "job": job.id,
             "command": job.call.command,
@@ -220,7 +228,7 @@ class JobQueue:
             self._worker = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                "tessera.view.worker",
+                WORKER_MODULE,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=LINE_LIMIT,

@@ -283,7 +283,7 @@ class View:
             self.queue.add(job)
         except QueueFull as error:
             raise HTTPException(429, str(error)) from None
-        return json_response(self.describe_job(job))
+        return json_response(await self.describe_job(job))
 
     def build_job(self, run: FoundRun, body: Json) -> Job:
         """Turn the values of a form into a call of its command."""
@@ -353,9 +353,11 @@ class View:
         else:
             name = "by-hand"
         base.mkdir(parents=True, exist_ok=True)
-        folder = next_free_folder(base, name)
-        folder.mkdir()
-        return folder
+        while True:  # another request may take the same name meanwhile
+            folder = next_free_folder(base, name)
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir()
+                return folder
 
     def get_job(self, request: Request) -> Job:
         job = self.queue.jobs.get(request.path_params["job"])
@@ -363,22 +365,23 @@ class View:
             raise HTTPException(404, "There is no such job.")
         return job
 
-    def describe_job(self, job: Job) -> Json:
+    async def describe_job(self, job: Job) -> Json:
+        """Return one state of a job, which may change while its files are read."""
         content = job.as_json() | {"position": self.queue.position(job)}
-        if job.state == "done":
+        if content["state"] == "done":
             run = self.library.get(job.run)
-            content["result"] = samples.describe_folder(run, job.out)
+            content["result"] = await run_in_threadpool(samples.describe_folder, run, job.out)
         return content
 
     async def list_jobs(self, request: Request) -> Response:
         run = self.get_run(request)
         jobs = [job for job in self.queue.jobs.values() if job.run == run.id]
-        return json_response({"jobs": [self.describe_job(job) for job in jobs]})
+        return json_response({"jobs": [await self.describe_job(job) for job in jobs]})
 
     async def cancel_job(self, request: Request) -> Response:
         job = self.get_job(request)
         await self.queue.cancel(job)
-        return json_response(self.describe_job(job))
+        return json_response(await self.describe_job(job))
 
     async def follow_job(self, request: Request) -> Response:
         """Send the state of a job until it is finished."""
@@ -387,9 +390,9 @@ class View:
         async def events() -> AsyncIterator[bytes]:
             while not await request.is_disconnected():
                 changed = job.changed
-                content = await run_in_threadpool(self.describe_job, job)
+                content = await self.describe_job(job)
                 yield format_event("job", json.dumps(content))
-                if job.is_finished or not await self.pause(EVENT_SECONDS):
+                if content["is_finished"] or not await self.pause(EVENT_SECONDS):
                     return
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), TABLE_SECONDS)

@@ -99,6 +99,7 @@ class Worker:
                 self.next_preview = start + max(PREVIEW_SECONDS, 4 * spent)
             self.send(job, "progress", step=progress.step, steps=progress.steps, preview=preview)
 
+        self.next_preview = 0.0
         if len(self.loaded) > MAX_LOADED:
             self.loaded.clear()
         with keep_loaded(self.loaded), observe_decoding(on_progress):
@@ -212,11 +213,11 @@ def write_hits(positional: Sequence[str], options: Json, out: Path) -> None:
     (out / "settings.json").write_text(json.dumps(settings, indent=1) + "\n", encoding="utf-8")
 
 
-def main() -> None:
+def main(worker_type: type[Worker] = Worker) -> None:
     # The standard output carries events; whatever else prints goes to the standard error.
     output = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
-    worker = Worker(output)
+    worker = worker_type(output)
     threading.Thread(target=worker.read_requests, args=[sys.stdin], daemon=True).start()
     worker.run_forever()
 

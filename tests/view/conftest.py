@@ -13,6 +13,14 @@ from tests.view.served import Served, serve, train_tiny
 collect_ignore = [] if find_chromium() else ["test_browser.py"]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def endless_jobs() -> Iterator[None]:
+    """Let jobs of `ENDLESS` decoding steps last until they are cancelled."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tessera.view.jobs.WORKER_MODULE", "tests.view.endless_worker")
+        yield
+
+
 @pytest.fixture(scope="session")
 def image_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an image tokenizer and a generator on it."""

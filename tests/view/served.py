@@ -87,6 +87,13 @@ class Served:
     def finish(self, job: str) -> dict[str, Any]:
         return list(self.follow(job))[-1]
 
+    def cancel(self, job: str) -> dict[str, Any]:
+        return self.request("DELETE", f"/api/jobs/{job}").json
+
+    def list_jobs(self, run: str, *ids: str) -> list[dict[str, Any]]:
+        jobs = self.get(f"/api/jobs?run={quote(run)}").json["jobs"]
+        return [job for job in jobs if job["id"] in ids]
+
     def run_job(self, run: str, command: str, /, **values: Any) -> dict[str, Any]:
         answer = self.start(run, command, **values)
         assert answer.status == 200, answer.body

@@ -9,6 +9,7 @@ import base64
 import json
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from bench.browser import Browser, Page, open_browser
 from tessera import Image
 from tessera.modalities import recipes
 from tests.cli_runner import tessera
+from tests.view.endless_worker import ENDLESS
 from tests.view.served import Served, serve, train_tiny
 
 TABS = ("curves", "samples", "playground", "events", "config", "card")
@@ -146,7 +148,7 @@ def test_runs_are_filtered_and_compared(page, site):
 
 def test_a_curve_follows_a_run_that_trains_meanwhile(page, all_runs, tmp_path):
     command = [sys.executable, "-m", "tessera", "train", "images-vqgan", "--preset", "tiny"]
-    command += ["--steps", "300", "--log-every", "1", "--sample-every", "100", "--out"]
+    command += ["--steps", "1000000", "--log-every", "1", "--validate-every", "1000000", "--out"]
     with serve(tmp_path) as site:
         show(page, site, "/")
         page.wait("document.querySelector('.empty')")
@@ -159,9 +161,11 @@ def test_a_curve_follows_a_run_that_trains_meanwhile(page, all_runs, tmp_path):
         last = "Number(document.querySelector('[data-chart=\"model/loss\"]').dataset.lastStep)"
         first = page.wait(f"{last} || 0")
         page.wait(f"{last} > {first}")
-        page.wait(f"{last} === 300")
-        page.wait("document.querySelector('.run-header .badge.done')")
-        assert process.wait() == 0
+        process.send_signal(signal.SIGINT)
+        page.wait("document.querySelector('.run-header .badge.stopped')")
+        process.wait()
+        [*_, end] = (tmp_path / "live" / "metrics.jsonl").read_text().splitlines()
+        page.wait(f"{last} === {json.loads(end)['step']}")
         assert page.evaluate("window.sameDocument")  # nothing was loaded again
 
 
@@ -184,14 +188,15 @@ def test_a_sound_plays_and_switches_to_its_original(page, site):
     player = "document.querySelector('.audio')"
     assert page.text(".audio .choice [aria-pressed=true]") == "Reconstruction"
     page.click(".audio .play")
-    page.wait(f"{player}.dataset.playing === 'true' && Number({player}.dataset.time) > 0.02")
+    page.wait(f"{player}.dataset.played === 'true'")
+    page.click(".audio .surface")  # the middle of the recording
+    page.wait(f"Number({player}.dataset.time) > 0.02")
     page.click(".audio .choice button")
     assert page.wait("document.querySelector('.audio [aria-pressed=true]').innerText") == "Original"
     drawn = """(() => { const c = document.querySelector('.wave');
         const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         return new Set(d).size; })()"""
     assert page.evaluate(drawn) > 20
-    page.wait(f"{player}.dataset.played === 'true'")
 
 
 def test_videos_play_in_step(page, site):
@@ -313,7 +318,7 @@ def test_music_is_found_and_can_be_played(page, site):
     assert run_job(page) == "done"
     page.wait("document.querySelectorAll('.job .audio').length === 2")
     page.click(".job .audio .play")
-    page.wait("Number(document.querySelector('.job .audio').dataset.time) > 0.02")
+    page.wait("document.querySelector('.job .audio').dataset.played === 'true'")
 
 
 @pytest.mark.parametrize(
@@ -335,11 +340,11 @@ def test_a_failing_job_gives_its_sentence_and_a_long_one_is_cancelled(page, site
     assert run_job(page) == "failed"
     assert "no critic" in page.text(".job .error")
     page.evaluate("document.querySelector('select[name=order]').value = 'halton'")
-    page.fill("input[name=decoding_steps]", "30000")
+    page.fill("input[name=decoding_steps]", str(ENDLESS))
     page.click(".form button.primary")
     page.wait("document.querySelector('.job').dataset.state === 'running'")
     page.wait("document.querySelector('.job .emerging').naturalWidth")
-    assert "of 30000" in page.text(".job .job-state")
+    assert f"of {ENDLESS}" in page.text(".job .job-state")
     page.click(".job .job-head button")
     page.wait("document.querySelector('.job').dataset.state === 'cancelled'")
 
@@ -367,7 +372,7 @@ def test_a_report_opens_from_disk_without_network(page, all_runs, tmp_path, name
         page.wait("document.querySelector('.sample img').naturalWidth")
     elif name == "audio-codec":
         page.click(".audio .play")
-        page.wait("Number(document.querySelector('.audio').dataset.time) > 0.02")
+        page.wait("document.querySelector('.audio').dataset.played === 'true'")
     else:
         page.wait("document.querySelector('canvas.mesh').dataset.drawn")
         assert page.evaluate(MESH_PIXELS) > 500

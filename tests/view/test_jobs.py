@@ -17,6 +17,7 @@ import pytest
 from tessera import Image
 from tessera.view.forms import forms_of, read_arguments
 from tests.cli_runner import tessera
+from tests.view.endless_worker import ENDLESS
 from tests.view.served import Served, serve
 
 
@@ -103,22 +104,21 @@ def test_the_history_is_read_from_the_run_directory(served, image_runs):
 
 
 def test_two_jobs_at_once_run_one_after_the_other(served):
-    first = served.start("images-maskgit", "sample", count=1, seed=1).json
+    first = served.start("images-maskgit", "sample", count=1, decoding_steps=ENDLESS).json
     second = served.start("images-maskgit", "sample", count=1, seed=2).json
     assert first["folder"] != second["folder"]
-    assert second["position"] == first["position"] + 1
-    jobs = served.view.queue.jobs
-    running = set()
-    for state in served.follow(second["id"]):
-        running.add(sum(job.state in ("loading", "running") for job in jobs.values()))
-        if state["state"] in ("loading", "running"):
-            assert jobs[first["id"]].is_finished
-    assert max(running) == 1
-    assert [served.finish(one["id"])["state"] for one in (first, second)] == ["done", "done"]
+    for state in served.follow(first["id"]):
+        assert served.view.queue.jobs[second["id"]].state == "queued" or state["is_finished"]
+        if state["state"] == "running":
+            [other] = served.list_jobs("images-maskgit", second["id"])
+            assert (other["state"], other["position"]) == ("queued", 1)
+            served.cancel(first["id"])
+    assert state["state"] == "cancelled"
+    assert served.finish(second["id"])["state"] == "done"
 
 
 def test_a_killed_worker_fails_its_job_and_the_next_one_works(served):
-    job = served.start("images-maskgit", "sample", count=1, decoding_steps=2000).json
+    job = served.start("images-maskgit", "sample", count=1, decoding_steps=ENDLESS).json
     for state in served.follow(job["id"]):
         if state["state"] in ("loading", "running") and (pid := served.view.queue.worker_pid):
             os.kill(pid, signal.SIGKILL)
@@ -138,14 +138,14 @@ def test_a_job_that_fails_gives_its_sentence(served):
 
 
 def test_a_running_job_is_cancelled_and_shows_samples_as_they_emerge(served):
-    job = served.start("images-maskgit", "sample", count=1, decoding_steps=2000).json
+    job = served.start("images-maskgit", "sample", count=1, decoding_steps=ENDLESS).json
     preview = None
     for state in served.follow(job["id"]):
         preview = state["preview"] or preview
-        if preview and state["state"] == "running":
-            served.request("DELETE", f"/api/jobs/{job['id']}")
+        if preview:
+            served.cancel(job["id"])
     assert state["state"] == "cancelled"
-    assert 0 < state["step"] < state["steps"] == 2000
+    assert 0 < state["step"] < state["steps"] == ENDLESS
     assert preview is not None
     import PIL.Image
 
@@ -154,13 +154,20 @@ def test_a_running_job_is_cancelled_and_shows_samples_as_they_emerge(served):
 
 
 def test_a_waiting_job_is_cancelled(served):
-    long = served.start("images-maskgit", "sample", count=1, decoding_steps=2000).json
+    long = served.start("images-maskgit", "sample", count=1, decoding_steps=ENDLESS).json
     waiting = served.start("images-maskgit", "sample", count=1).json
-    assert served.request("DELETE", f"/api/jobs/{waiting['id']}").json["state"] == "cancelled"
-    served.request("DELETE", f"/api/jobs/{long['id']}")
+    assert served.cancel(waiting["id"])["state"] == "cancelled"
+    served.cancel(long["id"])
     assert served.finish(long["id"])["state"] == "cancelled"
     assert served.finish(waiting["id"])["state"] == "cancelled"
     assert not folder_of(served, waiting).exists()
+
+
+def test_a_job_is_cancelled_while_the_worker_is_started(served, image_runs):
+    with serve(image_runs) as another:
+        job = another.start("images-maskgit", "sample", count=1, decoding_steps=ENDLESS).json
+        another.cancel(job["id"])
+        assert another.finish(job["id"])["state"] == "cancelled"
 
 
 def test_too_many_waiting_jobs_are_rejected(served, monkeypatch):
@@ -169,7 +176,8 @@ def test_too_many_waiting_jobs_are_rejected(served, monkeypatch):
     assert answer.status == 429 and "waiting already" in answer.error
 
 
-def test_the_worker_ends_when_it_is_unused(image_runs):
+def test_the_worker_ends_when_it_is_unused(image_runs, monkeypatch):
+    monkeypatch.setattr("tessera.view.jobs.WORKER_MODULE", "tessera.view.worker")
     with serve(image_runs, idle_seconds=0.1) as one:
         queue = one.view.queue
         assert queue.worker_pid is None  # it is started by the first job
