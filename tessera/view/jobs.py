@@ -13,12 +13,13 @@ import json
 import shutil
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tessera.run.directory import Json
-from tessera.view.forms import Call
+from tessera.view.calls import Call
 from tessera.view.samples import REQUEST_FILE
 
 JobState = Literal["queued", "loading", "running", "done", "failed", "cancelled"]
@@ -52,7 +53,10 @@ class Job:
     """The cancellation was requested, and the job has not ended yet."""
     notices: list[str] = field(default_factory=list)
     created: float = field(default_factory=time.time)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    version: int = 0
+    """The number of changes so far."""
+    notify: Callable[[], None] = lambda: None
+    """Called after each change."""
 
     @property
     def is_finished(self) -> bool:
@@ -70,8 +74,8 @@ class Job:
     def update(self, **values: Any) -> None:
         for name, value in values.items():
             setattr(self, name, value)
-        self.changed.set()
-        self.changed = asyncio.Event()
+        self.version += 1
+        self.notify()
 
 
 class QueueFull(Exception):
@@ -82,6 +86,8 @@ class JobQueue:
     def __init__(self, idle_seconds: float = 300.0):
         self.idle_seconds = idle_seconds
         self.jobs: dict[str, Job] = {}
+        self.changed = asyncio.Event()
+        """Set at the next change of any job; every change makes a new event."""
         self._waiting: asyncio.Queue[Job] = asyncio.Queue()
         self._worker: asyncio.subprocess.Process | None = None
         self._current: Job | None = None
@@ -103,14 +109,24 @@ class JobQueue:
     def new_id(self) -> str:
         return f"{next(self._numbers)}"
 
-    def add(self, job: Job) -> None:
+    def check_room(self) -> None:
+        """Raise QueueFull if no further job is accepted."""
         if self._waiting.qsize() >= MAX_QUEUED:
             raise QueueFull(f"{MAX_QUEUED} jobs are waiting already: wait for some of them.")
+
+    def add(self, job: Job) -> None:
         finished = [one for one in self.jobs.values() if one.is_finished]
         for old in finished[: max(0, len(finished) - MAX_FINISHED)]:
             del self.jobs[old.id]
         self.jobs[job.id] = job
+        job.notify = self.notify
         self._waiting.put_nowait(job)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake those that wait for a change of a job."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def position(self, job: Job) -> int:
         """Return the number of jobs that run or wait before this one."""

@@ -35,7 +35,7 @@ def serve(
 
     class PageServer(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            app.state.view.end_streams()
+            app.state.view.events.end()
             super().handle_exit(sig, frame)
 
     config = uvicorn.Config(

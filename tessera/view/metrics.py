@@ -7,11 +7,13 @@ end of each file and a few lines in between, and curves are read once and then f
 from __future__ import annotations
 
 import json
+import math
 import os
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -28,11 +30,22 @@ LINE_BYTES = 4096
 def parse_record(line: bytes) -> Json | None:
     """Parse one line; None if it was cut short or is no record."""
     try:
-        record = json.loads(line)
+        record = json.loads(line, parse_constant=lambda name: None)
     except ValueError:
         return None
     is_record = isinstance(record, dict) and isinstance(record.get("step"), int)
     return record if is_record else None
+
+
+def without_nonfinite(content: Any) -> Any:
+    """Replace numbers that JSON lacks by None; files of runs may have them."""
+    if isinstance(content, float):
+        return content if math.isfinite(content) else None
+    if isinstance(content, dict):
+        return {name: without_nonfinite(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [without_nonfinite(value) for value in content]
+    return content
 
 
 # ---- curves
@@ -71,6 +84,13 @@ class MetricsFile:
     columns: dict[str, Column] = field(default_factory=dict)
     inode: int = 0
     offset: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def read(self, points: int) -> Json:
+        """Return the columns as they are now, also while another thread reads them."""
+        with self._lock:
+            self.update()
+            return self.as_json(points)
 
     @property
     def cursor(self) -> str:

@@ -17,7 +17,9 @@ from tessera import __version__
 from tessera.run.directory import Json, write_atomically
 from tessera.run.errors import UserError
 from tessera.view import samples
-from tessera.view.runs import FoundRun, RunLibrary, describe_run
+from tessera.view.library import RunLibrary
+from tessera.view.metrics import without_nonfinite
+from tessera.view.runs import FoundRun, describe_run
 
 MAX_BYTES = 10_000_000
 POINTS = 600
@@ -64,10 +66,9 @@ def export_report(folders: list[Path], path: Path) -> int:
 
 
 def build_report(run: FoundRun) -> str:
-    run.metrics.update()
     content: Json = {
         "run": describe_run(run),
-        "metrics": run.metrics.as_json(POINTS),
+        "metrics": run.metrics.read(POINTS),
         "steps": [],
         "files": {},
         "left_out": 0,
@@ -79,7 +80,7 @@ def build_report(run: FoundRun) -> str:
 
 def render(run: FoundRun, content: Json) -> str:
     # In a script element only "<" could end the element.
-    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    data = json.dumps(without_nonfinite(content), ensure_ascii=False).replace("<", "\\u003c")
     return PAGE.format(
         policy=html.escape(POLICY),
         version=__version__,

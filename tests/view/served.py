@@ -76,13 +76,27 @@ class Served:
 
     def follow(self, job: str) -> Iterator[dict[str, Any]]:
         """Yield the states of a job until it is finished."""
+        run = quote(self.view.queue.jobs[job].run)
+        for _, state in self.stream(f"/api/jobs/events?run={run}"):
+            if state["id"] == job:
+                yield state
+                if state["is_finished"]:
+                    return
+
+    def stream(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the names and the data of server-sent events."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
-        connection.request("GET", f"/api/jobs/{job}/events")
-        with connection.getresponse() as response:
-            for line in response:
-                if line.startswith(b"data: "):
-                    yield json.loads(line[6:])
-        connection.close()
+        connection.request("GET", path)
+        name = ""
+        try:
+            with connection.getresponse() as response:
+                for line in response:
+                    if line.startswith(b"event: "):
+                        name = line[7:].decode().strip()
+                    elif line.startswith(b"data: "):
+                        yield name, json.loads(line[6:])
+        finally:
+            connection.close()
 
     def finish(self, job: str) -> dict[str, Any]:
         return list(self.follow(job))[-1]
@@ -112,7 +126,7 @@ def serve(*folders: Path, host: str = "127.0.0.1", **options: Any) -> Iterator[S
     try:
         yield Served(listener.getsockname()[1], app.state.view)
     finally:
-        app.state.view.end_streams()
+        app.state.view.events.end()
         server.should_exit = True
         thread.join(SECONDS)
         listener.close()

@@ -10,7 +10,7 @@ import pytest
 
 from tessera.run.directory import Json
 from tessera.view import report
-from tessera.view.runs import RunLibrary
+from tessera.view.library import RunLibrary
 from tests.cli_runner import run_invalid
 from tests.view.test_runs import write_run
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from tessera.view.library import RunLibrary
 from tessera.view.metrics import MetricsFile, read_appended, read_last
-from tessera.view.runs import RunLibrary, Summary, describe_run
+from tessera.view.runs import Summary, describe_run
 from tessera.view.samples import list_steps
 
 CONFIG = {
@@ -308,7 +309,7 @@ def test_reading_runs_imports_no_torch(tmp_path):
         "run = view.library.get('a')\n"
         "assert run.summarize().step == 20\n"
         "assert forms_of(run, view.library)\n"
-        "view.close()\n"
+        "view.storage.close()\n"
         "assert 'torch' not in sys.modules\n"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True)

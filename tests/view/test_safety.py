@@ -10,7 +10,7 @@ from urllib.parse import quote, urlencode
 
 import pytest
 
-from tessera.view import server, uploads
+from tessera.view import server, storage, uploads
 from tests.cli_runner import run_invalid
 from tests.view.served import Served, serve
 from tests.view.test_runs import write_run
@@ -124,10 +124,10 @@ def test_an_open_address_gets_a_token(monkeypatch, capsys, folder):
 
     options = {"port": 0, "token": None, "open_browser": False}
     serve_forever([folder / "runs"], host="0.0.0.0", **options)
-    started["app"].state.view.close()
+    started["app"].state.view.storage.close()
     assert "?token=" in capsys.readouterr().out
     serve_forever([folder / "runs"], host="127.0.0.1", **options)
-    started["app"].state.view.close()
+    started["app"].state.view.storage.close()
     assert "token" not in capsys.readouterr().out
 
 
@@ -339,16 +339,16 @@ def test_samples_of_a_run_that_cannot_be_written_are_kept_elsewhere(tmp_path, mo
     run = write_run(tmp_path / "a")
     (run / "checkpoints" / "000020").mkdir(parents=True)
     (run / "checkpoints" / "000020" / "manifest.json").write_text("{}")
-    monkeypatch.setattr(server, "can_write", lambda folder: False)
+    monkeypatch.setattr(storage, "can_write", lambda folder: False)
     before = sorted(run.rglob("*"))
     with serve(tmp_path) as one:
         upload = one.upload("a", "data", "x.png", b"x").json
         found = one.view.library.get("a")
-        assert one.view.find_input(found, upload).is_relative_to(one.view.temporary)
-        job = one.view.build_job(found, {"command": "sample", "values": {"data": upload}})
-        assert job.out.is_relative_to(one.view.temporary)
+        playground, temporary = one.view.playground, one.view.storage.temporary
+        assert Path(playground.find_input(found, upload)).is_relative_to(temporary)
+        job = playground.build_job(found, {"command": "sample", "values": {"data": upload}}, "1")
+        assert job.out.is_relative_to(temporary)
         assert sorted(run.rglob("*")) == before
-        temporary = one.view.temporary
     assert not temporary.exists()
     shutil.rmtree(run)
 

@@ -222,20 +222,27 @@ export async function curves(source, ids, { marks = [], onState = () => {} } = {
   const repaint = () => charts.forEach((chart) => chart.plot?.redraw());
   scheme.addEventListener("change", repaint);
   closers.push(() => scheme.removeEventListener("change", repaint), () => observer.disconnect());
-  if (source.isLive) {
-    ids.forEach((id, i) => {
-      closers.push(
-        source.followRun(id, runs[i].cursor, {
-          records: (records) => add(runs[i], records),
-          state: (state) => onState(id, state),
-          reset: async () => {
-            runs[i] = await source.metrics(id);
-            build();
-          },
-        }),
-      );
+  let isClosed = false;
+  let stop = () => {};
+  function follow() {
+    const cursors = runs.map((run) => run.cursor);
+    stop = source.followRuns(ids, cursors, {
+      records: ({ run, records }) => add(runs[ids.indexOf(run)], records),
+      state: onState,
+      // A resumed run replaced its metrics by those up to its checkpoint.
+      reset: async ({ run }) => {
+        stop();
+        runs[ids.indexOf(run)] = await source.metrics(run);
+        build();
+        if (!isClosed) follow();
+      },
     });
   }
+  if (source.isLive) follow();
+  closers.push(() => {
+    isClosed = true;
+    stop();
+  });
   const close = () => closers.splice(0).forEach((closer) => closer());
   onRemoved(element, close);
   return { element, close };

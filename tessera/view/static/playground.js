@@ -12,21 +12,24 @@ export async function playground(source, id, run) {
   const info = run.summary.info;
   const jobs = h("div", { class: "jobs" });
   const history = h("div", { class: "history" });
-  const closers = [];
+  const states = new Map();
+  const cards = new Map();
   const context = { source, id, info, indexes, jobs };
   context.fill = null;
 
-  const follow = (job) => {
-    const card = new JobCard(context, job);
+  // The last state of a job may arrive before the response to the request that started it.
+  const add = (job) => {
+    const card = new JobCard(context, states.get(job.id) ?? job);
+    cards.set(job.id, card);
     jobs.prepend(card.element);
-    const close = source.followJob(job.id, {
-      job: (changed, events) => {
-        card.update(changed);
-        if (["done", "failed", "cancelled"].includes(changed.state)) events.close();
-        if (changed.state === "done") refresh();
-      },
-    });
-    closers.push(close);
+  };
+  const update = (job) => {
+    states.set(job.id, job);
+    const card = cards.get(job.id);
+    if (!card && !job.is_finished) add(job);
+    if (!card || card.isFinished) return;
+    card.update(job);
+    if (job.state === "done") refresh();
   };
   async function refresh() {
     const made = await source.history(id);
@@ -38,7 +41,7 @@ export async function playground(source, id, run) {
     );
   }
 
-  const sections = forms.map((form) => new FormView(context, form, follow));
+  const sections = forms.map((form) => new FormView(context, form, (job) => cards.has(job.id) || add(job)));
   const panel = h("div", { class: "forms" });
   const chooser = h("div", { class: "choice" }, forms.length > 1 ? sections.map((section, i) => h("button", { type: "button", class: "quiet", onclick: () => show(i) }, forms[i].title)) : null);
   function show(number) {
@@ -59,16 +62,15 @@ export async function playground(source, id, run) {
     h("div", { class: "side" }, chooser, panel, !isKept && h("p", { class: "notice" }, "This folder is read-only: what is made here is kept until the server stops.")),
     h("div", { class: "results" }, jobs, history),
   );
-  (await source.jobs(id)).filter((job) => !["done", "failed", "cancelled"].includes(job.state)).forEach(follow);
   await refresh();
-  const close = () => closers.splice(0).forEach((closer) => closer());
+  const close = source.followJobs(id, { job: update });
   onRemoved(element, close);
   return { element, close };
 }
 
 class FormView {
-  constructor(context, form, follow) {
-    Object.assign(this, { context, form, follow });
+  constructor(context, form, onStarted) {
+    Object.assign(this, { context, form, onStarted });
     this.inputs = new Map(form.fields.map((field) => [field.name, makeInput(context, field, this)]));
     const rows = (isMain) => form.fields.filter((field) => field.is_main === isMain).map((field) => this.inputs.get(field.name).row);
     this.status = h("div", { role: "status" });
@@ -98,7 +100,7 @@ class FormView {
         const value = await input.value();
         if (value !== null && value !== "" && !(Array.isArray(value) && !value.length)) values[name] = value;
       }
-      this.follow(await this.context.source.start(this.context.id, this.form.command, values));
+      this.onStarted(await this.context.source.start(this.context.id, this.form.command, values));
     } catch (error) {
       replace(this.status, errorBox(error));
     }
@@ -237,7 +239,7 @@ class JobCard {
   }
 
   update(job) {
-    const isFinished = ["done", "failed", "cancelled"].includes(job.state);
+    const isFinished = (this.isFinished = job.is_finished);
     const texts = {
       queued: job.position > 0 ? `Waiting for ${job.position} other job${job.position > 1 ? "s" : ""}` : "Waiting",
       loading: job.command === "index" ? "Embedding" : "Loading the model",

@@ -31,20 +31,21 @@ export async function showRun(view, source, id, chosen) {
   );
   const body = h("div", { class: "tab", dataset: { tab } });
   replace(view, header, tabs, body);
-  const state = { samples: null };
-  const onState = (_, changed) => {
-    const isNewSample = changed.samples.length !== state.known;
-    state.known = changed.samples.length;
+  const onState = (changed) => {
     Object.assign(summary, changed);
     drawHeader();
-    if (isNewSample) state.samples?.refresh();
   };
   const builders = {
     curves: () => curvesTab(source, id, run, onState),
     samples: async () => {
-      state.samples = await samplesOverTime(source, id, summary.info);
-      const close = source.followRun(id, "", { state: (changed) => onState(id, changed) });
-      return { element: state.samples.element, close };
+      const samples = await samplesOverTime(source, id, summary.info);
+      const close = source.followRuns([id], [], {
+        state: (changed) => {
+          onState(changed);
+          samples.refresh(changed.samples.length);
+        },
+      });
+      return { element: samples.element, close };
     },
     playground: () => playground(source, id, run),
     events: () => ({ element: timeline(run.notes, summary) }),

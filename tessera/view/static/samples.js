@@ -63,8 +63,9 @@ export async function samplesOverTime(source, run, info) {
   draw();
   return {
     element,
-    // Called when a new step has samples; the slider stays at the end if it was there.
-    async refresh() {
+    // Called with the number of steps that have samples; the slider stays at the end if it was there.
+    async refresh(count) {
+      if (count === steps.length) return;
       const wasLast = Number(slider.value) === steps.length - 1;
       steps = await source.samples(run);
       slider.max = String(Math.max(0, steps.length - 1));

@@ -30,15 +30,39 @@ export const server = {
   upload: (run, field, file, name) =>
     request(`/api/upload?${query({ run, field, name })}`, { method: "POST", body: file }),
 
-  followRuns: (handlers) => follow("/api/runs/events", handlers),
-  followRun: (run, cursor, handlers) => follow(`/api/run/events?${query({ run, cursor })}`, handlers),
-  followJob: (job, handlers) => follow(`/api/jobs/${job}/events`, handlers),
+  followTable: (handlers) => follow(() => "/api/runs/events", handlers),
+  // The states of runs and, if there are cursors, the records after them.
+  followRuns: (runs, cursors, handlers) => {
+    const names = runs.map((run) => query({ run })).join("&");
+    return follow((last) => `/api/run/events?${names}&${query({ cursors: last || cursors.join(",") })}`, handlers);
+  },
+  followJobs: (run, handlers) => follow(() => `/api/jobs/events?${query({ run })}`, handlers),
 };
 
+// Follow a stream until the returned function is called. A browser opens only six connections to one
+// server, so a page has one stream, and none while it is hidden.
 function follow(path, handlers) {
-  const events = new EventSource(path);
-  for (const [name, handler] of Object.entries(handlers)) {
-    events.addEventListener(name, (event) => handler(JSON.parse(event.data), events));
+  let events = null;
+  let last = "";
+  function open() {
+    events = new EventSource(path(last));
+    for (const [name, handler] of Object.entries(handlers)) {
+      events.addEventListener(name, (event) => {
+        last = event.lastEventId || last;
+        handler(JSON.parse(event.data));
+      });
+    }
   }
-  return () => events.close();
+  function update() {
+    if (document.hidden) {
+      events?.close();
+      events = null;
+    } else if (!events) open();
+  }
+  document.addEventListener("visibilitychange", update);
+  update();
+  return () => {
+    document.removeEventListener("visibilitychange", update);
+    events?.close();
+  };
 }

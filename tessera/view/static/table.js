@@ -67,6 +67,7 @@ export async function showRuns(view, source) {
   let runs = content.runs;
   let sorting = { column: 1, up: true };
   const chosen = new Set();
+  const rows = new Map();
   const filter = h("input", { type: "search", placeholder: "Filter by name, recipe, data, state", "aria-label": "Filter" });
   const count = h("span", { class: "muted" });
   const compare = h("button", { type: "button", disabled: true }, "Compare");
@@ -100,7 +101,9 @@ export async function showRuns(view, source) {
       const direction = sorting.up ? "ascending" : "descending";
       header.setAttribute("aria-sort", i === sorting.column ? direction : "none");
     });
-    replace(body, shown.map(row));
+    const wanted = shown.map(rowOf);
+    // Rows that stay are not touched, so that focus and clicks are not lost.
+    if (wanted.length !== body.children.length || wanted.some((one, i) => one !== body.children[i])) replace(body, wanted);
     count.textContent = `${shown.length} of ${runs.length} runs`;
     table.hidden = !runs.length;
     replace(
@@ -108,6 +111,16 @@ export async function showRuns(view, source) {
       runs.length === 0 && empty("No runs yet", `There are no runs in ${content.folders.join(", ")}. Start one with: tessera train images-vqgan`),
       runs.length > 0 && !shown.length && empty("No run matches the filter"),
     );
+  }
+
+  function rowOf(run) {
+    const text = JSON.stringify(run);
+    const known = rows.get(run.id);
+    if (known?.text === text) return known.element;
+    const element = row(run);
+    known?.element.replaceWith(element);
+    rows.set(run.id, { text, element });
+    return element;
   }
 
   function row(run) {
@@ -133,7 +146,11 @@ export async function showRuns(view, source) {
     note,
   );
   draw();
-  return source.followRuns({
+  return source.followTable({
+    all: (all) => {
+      runs = all.runs;
+      draw();
+    },
     runs: ({ changed, gone }) => {
       const known = new Map(runs.map((run) => [run.id, run]));
       changed.forEach((run) => known.set(run.id, run));
