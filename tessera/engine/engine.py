@@ -422,9 +422,11 @@ class Engine:
         raw = self.evaluate()
         with self.ema.applied():
             ema = self.evaluate()
-        record = {"step": self.global_step, "kind": "validation", "examples": ema.num_examples}
+        record: Json = {"step": self.global_step, "kind": "validation"}
+        record |= {"examples": ema.num_examples}
         record |= {f"val/{name}": value for name, value in raw.metrics.items()}
         record |= {f"val_ema/{name}": value for name, value in ema.metrics.items()}
+        record |= {f"histogram/{name}": values for name, values in ema.histograms.items()}
         self.logger.log(record)
         shown = "  ".join(f"{name} {value:.4g}" for name, value in ema.metrics.items())
         self.printer.print(f"validation at step {self.global_step}: {shown}")

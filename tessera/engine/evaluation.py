@@ -8,7 +8,7 @@ metrics are those of a single process.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -47,6 +47,7 @@ class Evaluation:
     metrics: dict[str, float]
     num_examples: int
     """The number of examples that could be read."""
+    histograms: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,9 @@ def evaluate_task(
         totals = gather_totals(sums, rows, dist)
         if not totals:
             raise UserError(NOTHING_HELD_OUT)
-        return Evaluation(task.compute_metrics(totals), int(dist.all_reduce_sum(count)))
+        num_examples = int(dist.all_reduce_sum(count))
+        histograms = task.compute_histograms(totals)
+        return Evaluation(task.compute_metrics(totals), num_examples, histograms)
 
 
 def make_samples(

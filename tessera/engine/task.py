@@ -291,6 +291,10 @@ class Task(nn.Module):
         """Compute metrics from the sums and rows of the whole held-out set."""
         raise NotImplementedError
 
+    def compute_histograms(self, totals: dict[str, Tensor]) -> dict[str, list[float]]:
+        """Compute what a validation logs beside its metrics and is no single number."""
+        return {}
+
     def sample(self, batch: Batch) -> Sequence[Media]:
         """Return one medium for each example of a batch; a task may have no samples."""
         raise NotImplementedError

@@ -23,6 +23,14 @@ def codebook_perplexity(counts: Tensor) -> Tensor:
     return torch.special.entr(probs).sum(-1).exp()
 
 
+def codebook_histogram(counts: Tensor, bins: int = 64) -> Tensor:
+    """Return how often codes occur, the most frequent first, as means of at most `bins` bins."""
+    ordered = counts.double().sort(-1, descending=True).values
+    rows = ordered.reshape(-1, 1, ordered.shape[-1])
+    means = torch.nn.functional.adaptive_avg_pool1d(rows, min(bins, ordered.shape[-1]))
+    return means.reshape(*ordered.shape[:-1], -1)
+
+
 def codebook_bits(counts: Tensor) -> Tensor:
     """Return the bits that take all counted codes to store, without compression."""
     return counts.sum() * math.log2(counts.shape[-1])

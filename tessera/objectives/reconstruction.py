@@ -41,7 +41,7 @@ from tessera.losses.adversarial import (
     non_saturating_generator,
 )
 from tessera.losses.balancer import balance_gradients
-from tessera.metrics.codebook import codebook_perplexity, codebook_usage
+from tessera.metrics.codebook import codebook_histogram, codebook_perplexity, codebook_usage
 from tessera.nn.discriminator import DiscriminatorOutput
 from tessera.nn.reconstruction import Reconstruction
 
@@ -461,6 +461,14 @@ class TokenizerTask(Task):
             if len(values_Q) > 1:
                 metrics |= {f"{name}_{q}": float(v) for q, v in enumerate(values_Q, start=1)}
         return metrics
+
+    def compute_histograms(self, totals: dict[str, Tensor]) -> dict[str, list[float]]:
+        """Return how often the codes of each quantizer occur, the most frequent first."""
+        histograms_QV = codebook_histogram(totals["codes"])
+        rows = [[round(count, 2) for count in row] for row in histograms_QV.tolist()]
+        if len(rows) == 1:
+            return {"codebook": rows[0]}
+        return {f"codebook_{q}": row for q, row in enumerate(rows, start=1)}
 
     def reconstruct(self, batch: Batch) -> Reconstruction:
         """Reconstruct with all quantizers, as a trained model does."""

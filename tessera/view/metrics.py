@@ -82,6 +82,8 @@ class MetricsFile:
 
     path: Path
     columns: dict[str, Column] = field(default_factory=dict)
+    histograms: list[Json] = field(default_factory=list)
+    """The step of each validation with its histograms by name."""
     inode: int = 0
     offset: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -91,6 +93,11 @@ class MetricsFile:
         with self._lock:
             self.update()
             return self.as_json(points)
+
+    def read_histograms(self) -> list[Json]:
+        with self._lock:
+            self.update()
+            return list(self.histograms)
 
     @property
     def cursor(self) -> str:
@@ -103,10 +110,13 @@ class MetricsFile:
                 status = os.fstat(file.fileno())
                 # A resumed run replaces the file by one without the records of later steps.
                 if status.st_ino != self.inode or status.st_size < self.offset:
-                    self.columns, self.inode, self.offset = {}, status.st_ino, 0
+                    self.clear(status.st_ino)
                 self.add(read_lines(file, self.offset))
         except FileNotFoundError:
-            self.columns, self.inode, self.offset = {}, 0, 0
+            self.clear(0)
+
+    def clear(self, inode: int) -> None:
+        self.columns, self.histograms, self.inode, self.offset = {}, [], inode, 0
 
     def add(self, lines: list[bytes]) -> None:
         for line in lines:
@@ -115,6 +125,8 @@ class MetricsFile:
             if record is None:
                 continue
             step = record["step"]
+            if histograms := read_histograms(record):
+                self.histograms.append({"step": step, "histograms": histograms})
             for name, value in record.items():
                 is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
                 if name in ("step", "examples") or not (is_number or value is None):
@@ -128,6 +140,15 @@ class MetricsFile:
     def as_json(self, points: int) -> Json:
         columns = {name: column.sampled(points) for name, column in self.columns.items()}
         return {"cursor": self.cursor, "columns": columns}
+
+
+def read_histograms(record: Json) -> dict[str, list[float]]:
+    """Return the histograms of a validation by name."""
+    return {
+        name.removeprefix("histogram/"): values
+        for name, values in record.items()
+        if name.startswith("histogram/") and isinstance(values, list)
+    }
 
 
 def read_lines(file: BinaryIO, offset: int) -> list[bytes]:

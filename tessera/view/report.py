@@ -25,6 +25,8 @@ MAX_BYTES = 10_000_000
 POINTS = 600
 MAX_SAMPLES = 16
 """The number of samples of each step."""
+MAX_HISTOGRAMS = 50
+"""The number of validations whose use of the codebook is shown."""
 STATIC = Path(__file__).with_name("static")
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; "
@@ -69,6 +71,7 @@ def build_report(run: FoundRun) -> str:
     content: Json = {
         "run": describe_run(run),
         "metrics": run.metrics.read(POINTS),
+        "validations": run.metrics.read_histograms()[-MAX_HISTOGRAMS:],
         "steps": [],
         "files": {},
         "left_out": 0,

@@ -102,6 +102,11 @@ class View:
         run = self.get_readable(request)
         return json_response({"steps": await run_in_threadpool(samples.list_steps, run)})
 
+    async def show_histograms(self, request: Request) -> Response:
+        run = self.get_readable(request)
+        found = await run_in_threadpool(run.metrics.read_histograms)
+        return json_response({"validations": found})
+
     async def show_history(self, request: Request) -> Response:
         run = self.get_readable(request)
         return json_response({"history": await run_in_threadpool(samples.list_history, run)})
@@ -229,6 +234,7 @@ def build_app(
         "/api/run/events": view.follow_runs,
         "/api/metrics": view.show_metrics,
         "/api/samples": view.show_samples,
+        "/api/histograms": view.show_histograms,
         "/api/history": view.show_history,
         "/api/file": view.send_file,
         "/api/forms": view.show_forms,

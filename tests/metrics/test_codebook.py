@@ -9,7 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tessera.metrics.codebook import codebook_bits, codebook_perplexity, codebook_usage
+from tessera.metrics.codebook import (
+    codebook_bits,
+    codebook_histogram,
+    codebook_perplexity,
+    codebook_usage,
+)
 
 
 def test_usage_is_the_fraction_of_codes_that_occur():
@@ -40,3 +45,9 @@ def test_perplexity_is_between_one_and_the_number_of_used_codes(counts):
 
 def test_bits_are_the_codes_times_the_logarithm_of_the_codebook():
     assert codebook_bits(torch.tensor([[3, 0, 1, 0], [1, 1, 1, 1]])).item() == 8 * 2
+
+
+def test_a_histogram_begins_with_the_most_frequent_codes():
+    counts = torch.tensor([[1, 5, 0, 2], [0, 0, 0, 8]])
+    assert codebook_histogram(counts).tolist() == [[5, 2, 1, 0], [8, 0, 0, 0]]
+    assert codebook_histogram(counts, bins=2).tolist() == [[3.5, 0.5], [4, 0]]

@@ -22,6 +22,7 @@ import pytest
 from bench.browser import Browser, Page, open_browser
 from tessera import Image
 from tessera.modalities import recipes
+from tessera.modalities.audio.media import Audio
 from tests.cli_runner import tessera
 from tests.view.endless_worker import ENDLESS
 from tests.view.served import Served, serve, train_tiny
@@ -45,7 +46,11 @@ def site(all_runs: Path) -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with open_browser("--autoplay-policy=no-user-gesture-required") as one:
+    with open_browser(
+        "--autoplay-policy=no-user-gesture-required",
+        "--use-fake-device-for-media-stream",  # a microphone that hears beeps
+        "--use-fake-ui-for-media-stream",
+    ) as one:
         yield one
 
 
@@ -84,6 +89,11 @@ def copied(page: Page, label: str) -> str:
     return page.wait("document.querySelector('#copy').dataset.copied")
 
 
+# The number of pixels of a canvas that are not transparent.
+PAINTED = """(() => { const c = document.querySelector('CANVAS');
+    const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+    let count = 0; for (let i = 3; i < d.length; i += 4) count += d[i] > 0; return count; })()"""
+MESH_PIXELS = PAINTED.replace("CANVAS", "canvas.mesh")
 FETCH = """fetch(document.querySelector({selector}).src).then(r => r.arrayBuffer()).then(
     b => btoa(String.fromCharCode(...new Uint8Array(b))))"""
 
@@ -139,6 +149,13 @@ def test_runs_are_filtered_and_compared(page, site):
     page.click("tr[data-run='images-vqgan'] input")
     page.fill("input[type=search]", "vqgan-32")
     page.click("tr[data-run='vqgan-32'] input")
+    page.click("thead th:nth-child(2) button")  # by name, which is ascending first
+    page.fill("input[type=search]", "")
+    names = "[...document.querySelectorAll('tr[data-run]')].map(row => row.dataset.run)"
+    shown = page.evaluate(names)
+    assert len(shown) > 2 and shown == sorted(shown)
+    page.click("thead th:nth-child(2) button")
+    assert page.evaluate(names) == sorted(shown, reverse=True)
     page.click(".bar button")
     page.wait("location.hash.startsWith('#/compare/') && document.querySelector('.difference')")
     assert "data.size" in page.text(".difference")
@@ -177,9 +194,12 @@ def test_the_slider_shows_the_samples_of_each_step(page, site):
     last = page.evaluate(f"{image}.src")
     assert page.evaluate(f"getComputedStyle({image}).imageRendering") == "pixelated"
     assert page.evaluate(f"{image}.clientWidth % {image}.naturalWidth") == 0
+    assert page.evaluate("document.querySelector('.codebook').dataset.step") == "4"
     page.click("button[aria-label='Earlier step']")
     page.wait("document.querySelector('.grid').dataset.step === '2'")
     assert page.evaluate(f"{image}.src") != last
+    assert page.evaluate("document.querySelector('.codebook').dataset.step") == "2"
+    assert page.evaluate(PAINTED.replace("CANVAS", ".codebook .histogram")) > 100
 
 
 def test_a_sound_plays_and_switches_to_its_original(page, site):
@@ -203,11 +223,6 @@ def test_videos_play_in_step(page, site):
     show(page, site, "/run/videos-magvit2/samples")
     videos = "[...document.querySelectorAll('video')]"
     page.wait(f"{videos}.length === 2 && {videos}.every(v => !v.paused && v.currentTime > 0)")
-
-
-MESH_PIXELS = """(() => { const c = document.querySelector('canvas.mesh');
-    const d = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
-    let count = 0; for (let i = 3; i < d.length; i += 4) count += d[i] > 0; return count; })()"""
 
 
 def test_a_mesh_is_drawn_and_turns(page, site):
@@ -321,16 +336,89 @@ def test_music_is_found_and_can_be_played(page, site):
     page.wait("document.querySelector('.job .audio').dataset.played === 'true'")
 
 
-@pytest.mark.parametrize(
-    "name", ["audio-soundstorm", "meshes-transformer", "images-maskgit-superres"]
-)
-def test_the_other_generators_make_samples(page, site, name):
-    show(page, site, f"/run/{name}/playground")
+def test_small_images_of_another_run_are_enlarged(page, site):
+    show(page, site, "/run/images-maskgit-superres/playground")
     page.fill("input[name=count]", "1")
-    if name == "images-maskgit-superres":
-        page.evaluate("document.querySelector('select[name=run]').value = 'images-maskgit'")
+    page.evaluate("document.querySelector('select[name=run]').value = 'images-maskgit'")
     assert run_job(page) == "done", page.text(".job")
-    page.wait("document.querySelector('.job .sample').querySelector('img, canvas')")
+    page.wait("document.querySelector('.job .sample img').naturalWidth === 32")
+
+
+def test_an_uploaded_image_is_enlarged(page, site, tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 255, (16, 16, 3), np.uint8)
+    show(page, site, "/run/images-maskgit-superres/playground")
+    page.fill("input[name=count]", "1")
+    page.choose_file("input[name=data]", Image(pixels).save(tmp_path / "small.png"))
+    assert run_job(page) == "done", page.text(".job")
+    page.wait("document.querySelector('.job .sample img').naturalWidth === 32")
+
+
+def test_an_uploaded_mesh_is_completed(page, site, tmp_path):
+    show(page, site, "/run/meshes-transformer/playground")
+    page.fill("input[name=count]", "1")
+    page.choose_file("input[name=data]", write_plane(tmp_path / "plane.obj"))
+    assert run_job(page) == "done", page.text(".job")
+    page.wait("document.querySelector('.job canvas.mesh').dataset.drawn")
+    assert "--data" in copied(page, "Copy as command")
+
+
+def write_plane(path: Path) -> Path:
+    path.write_text("v 0 0 0\nv 1 0 0\nv 1 1 0\nv 0 1 0\nf 1 2 3\nf 1 3 4\n")
+    return path
+
+
+def test_a_recording_is_spoken_in_another_voice(page, site, tmp_path):
+    noise = np.random.default_rng(0).uniform(-0.5, 0.5, (1, 16_000)).astype(np.float32)
+    show(page, site, "/run/audio-soundstorm/playground")
+    page.fill("input[name=count]", "1")
+    page.choose_file("input[name=prompt_audio]", Audio(noise, 16_000).write(tmp_path / "voice.wav"))
+    record = "[data-field=like] button.record"
+    page.click(record)
+    page.wait(f"Number(document.querySelector('{record}').dataset.seconds) > 2")
+    page.click(record)
+    page.wait("document.querySelector('[data-field=like] .preview').innerText")
+    assert run_job(page) == "done", page.text(".job")
+    page.wait("document.querySelector('.job .sample canvas')")
+    command = shlex.split(copied(page, "Copy as command"))
+    assert "--prompt-audio" in command
+    recording = Audio.load(command[command.index("--like") + 1])
+    assert recording.seconds > 1 and np.abs(recording.samples).max() > 0.05
+
+
+def test_many_waiting_jobs_leave_the_page_usable(page, site):
+    """A browser opens six connections to a server; each job had one of its own before."""
+    show(page, site, "/run/images-maskgit/playground")
+    page.fill("input[name=count]", "1")
+    page.evaluate("document.querySelector('.form details').open = true")
+    page.fill("input[name=decoding_steps]", str(ENDLESS))
+    for count in range(1, 8):
+        page.click(".form button.primary")
+        page.wait(f"document.querySelectorAll('.job').length === {count}")
+    for number in range(7):
+        page.click(f".job:nth-child({number + 1}) .job-head button")
+    page.wait("document.querySelectorAll('.job[data-state=cancelled]').length === 7")
+
+
+SET_HIDDEN = """(() => {
+    Object.defineProperty(document, "hidden", { value: HIDDEN, configurable: true });
+    document.dispatchEvent(new Event("visibilitychange"));
+})()"""
+COUNT_STREAMS = """(() => {
+    window.streams = [];
+    const Original = EventSource;
+    window.EventSource = function (url) { return streams[streams.push(new Original(url)) - 1]; };
+})()"""
+
+
+def test_a_hidden_page_has_no_stream_of_events(page, site):
+    show(page, site, "/")
+    page.evaluate(COUNT_STREAMS)
+    page.evaluate(SET_HIDDEN.replace("HIDDEN", "true"))
+    page.evaluate(SET_HIDDEN.replace("HIDDEN", "false"))
+    assert page.evaluate("streams.length") == 1
+    page.wait("streams[0].readyState === 1")
+    page.evaluate(SET_HIDDEN.replace("HIDDEN", "true"))
+    assert page.evaluate("streams.map(stream => stream.readyState)") == [2]  # closed
 
 
 def test_a_failing_job_gives_its_sentence_and_a_long_one_is_cancelled(page, site):

@@ -13,6 +13,7 @@ const source = {
   isLive: false,
   metrics: async () => content.metrics,
   samples: async () => content.steps,
+  histograms: async () => content.validations,
   fileUrl: (run, folder, name) => content.files[`${folder}/${name}`] ?? null,
 };
 

@@ -2,10 +2,10 @@
 
 import { h, replace, empty } from "./dom.js";
 import { Gallery } from "./media.js";
-import { tokenPanel } from "./tokens.js";
+import { codebookPanel, tokenPanel } from "./tokens.js";
 
 export async function samplesOverTime(source, run, info) {
-  let steps = await source.samples(run);
+  let [steps, validations] = await Promise.all([source.samples(run), source.histograms(run)]);
   const element = h("section", { class: "samples" });
   const slider = h("input", { type: "range", min: "0", step: "1", "aria-label": "Step", list: "steps" });
   const output = h("output", { class: "step" });
@@ -54,6 +54,7 @@ export async function samplesOverTime(source, run, info) {
       info.kind === "embedding" && folder.sheet && h("figure", { class: "sheet" }, h("figcaption", { class: "muted" }, "Similarity of recordings and captions"), h("img", { src: source.fileUrl(run, folder.name, folder.sheet), alt: "Similarity matrix" })),
     );
     if (folder.tokens.shape) note.append(tokenPanel(folder.tokens));
+    note.append(...[codebookPanel(validations, folder.step)].filter(Boolean));
   }
 
   slider.addEventListener("input", draw);
@@ -67,7 +68,7 @@ export async function samplesOverTime(source, run, info) {
     async refresh(count) {
       if (count === steps.length) return;
       const wasLast = Number(slider.value) === steps.length - 1;
-      steps = await source.samples(run);
+      [steps, validations] = await Promise.all([source.samples(run), source.histograms(run)]);
       slider.max = String(Math.max(0, steps.length - 1));
       if (wasLast) slider.value = slider.max;
       draw();

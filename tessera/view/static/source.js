@@ -15,6 +15,7 @@ export const server = {
   run: (run) => request(`/api/run?${query({ run })}`),
   metrics: (run) => request(`/api/metrics?${query({ run })}`),
   samples: async (run) => (await request(`/api/samples?${query({ run })}`)).steps,
+  histograms: async (run) => (await request(`/api/histograms?${query({ run })}`)).validations,
   history: async (run) => (await request(`/api/history?${query({ run })}`)).history,
   forms: (run) => request(`/api/forms?${query({ run })}`),
   jobs: async (run) => (await request(`/api/jobs?${query({ run })}`)).jobs,

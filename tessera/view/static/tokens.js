@@ -38,7 +38,22 @@ function codeGrid({ codes, shape, vocab_size: size }) {
   return h("figure", {}, h("figcaption", {}, perCell > 1 ? "Codes of the first quantizer, first example" : "Codes of the first example"), canvas);
 }
 
-function histogram(counts) {
+// How often the codes were used in the last validation up to a step, one histogram for each quantizer.
+export function codebookPanel(validations, step) {
+  const found = validations.findLast((one) => one.step <= step);
+  if (!found) return null;
+  const charts = Object.entries(found.histograms).map(([name, counts]) =>
+    histogram(counts, `${name.replaceAll("_", " ")}, most frequent codes first`),
+  );
+  return h(
+    "section",
+    { class: "codebook", dataset: { step: found.step } },
+    h("h3", {}, `Use of the codebook on held-out examples at step ${formatNumber(found.step)}`),
+    h("div", { class: "pair" }, charts),
+  );
+}
+
+function histogram(counts, title = "") {
   const sorted = [...counts].sort((a, b) => b - a);
   const width = 320;
   const canvas = h("canvas", { class: "histogram", width, height: 120, role: "img", "aria-label": "Use of the codebook" });
@@ -50,6 +65,6 @@ function histogram(counts) {
     const height = (118 * count) / highest;
     context.fillRect(x, 120 - height, 1, height);
   }
-  const caption = `Use of the ${formatNumber(counts.length)} codes, most frequent first (at most ${formatNumber(highest)} times)`;
+  const caption = title || `Use of the ${formatNumber(counts.length)} codes, most frequent first (at most ${formatNumber(highest)} times)`;
   return h("figure", {}, h("figcaption", {}, caption), canvas);
 }
