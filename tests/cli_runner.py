@@ -27,13 +27,14 @@ class CommandResult:
 
 def tessera(*arguments: str | Path) -> CommandResult:
     """Run `tessera ARGUMENTS` without starting a process, which would import torch again."""
-    previous = signal.getsignal(signal.SIGTERM)
+    previous = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)}
     out, err = StringIO(), StringIO()
     try:
         with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as exited:
             main([str(argument) for argument in arguments])
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
     code = exited.value.code
     assert isinstance(code, int), code
     return CommandResult(code, out.getvalue(), err.getvalue())

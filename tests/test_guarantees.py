@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -443,49 +444,40 @@ def test_sigterm_before_the_first_step_leaves_no_checkpoint(tmp_path: Path) -> N
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_sigterm_ends_all_processes_with_143_and_the_run_resumes(tmp_path: Path) -> None:
-    """The launcher of two processes receives SIGTERM, as from a batch system."""
-    command = [
-        "train",
-        "images-vqgan",
-        "--preset",
-        "tiny",
-        "--adversary",
-        "on",
-        "--nproc",
-        "2",
-        "--out",
-        str(tmp_path / "run"),
-    ]
-    command += [
-        "--steps",
-        "100000",
-        "--validate-every",
-        "100000",
-        "--sample-every",
-        "100000",
-        "--checkpoint-every",
-        "100000",
-    ]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+def test_signals_end_all_processes_in_a_checkpoint_and_the_run_resumes(tmp_path: Path) -> None:
+    """Ctrl-C reaches the launcher, which passes it on, and every process; SIGTERM the launcher."""
+    command = "train images-vqgan --preset tiny --adversary on --nproc 2 --num-workers 1".split()
+    every = "--steps 100000 --validate-every 100000 --sample-every 100000 --checkpoint-every 100000"
+    command += [*every.split(), "--log-every", "2", "--out", str(tmp_path / "run")]
+    for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        output = interrupt_processes(command, number, to_all=number == signal.SIGINT, code=code)
+        saved = max(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
+        assert f"stopped by {signal.Signals(number).name}: saving step {saved}" in output
+        assert "Traceback" not in output
+    again = tessera(*command, "--steps", str(saved + 2), timeout=3600)
+    assert again.returncode == 0, again.stderr
+    assert f"Resuming from step {saved}." in again.stdout
+
+
+def interrupt_processes(command: list[str], number: int, *, to_all: bool, code: int) -> str:
+    """Send a signal to a command after its first line about a step; return its output."""
     running = subprocess.Popen(
         [sys.executable, "-m", "tessera", *command],
-        env=environment,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
         text=True,
     )
     assert running.stdout is not None
     for line in running.stdout:
         if line.startswith("step"):
-            running.send_signal(signal.SIGTERM)
             break
-    rest = running.communicate(timeout=600)[0]
-    assert running.returncode == 143
-    assert "stopped by SIGTERM: saving step" in rest
-    [saved] = [int(path.name) for path in (tmp_path / "run/checkpoints").iterdir()]
-    again = tessera(*command[:-8], "--steps", str(saved + 2), timeout=900)
-    assert again.returncode == 0, again.stderr
-    assert f"Resuming from step {saved}." in again.stdout
+    processes = psutil.Process(running.pid).children(recursive=True) if to_all else []
+    for process in [psutil.Process(running.pid), *processes]:
+        process.send_signal(number)
+    rest = running.communicate(timeout=3600)[0]
+    assert running.returncode == code, rest
+    return rest
 
 
 # ---- precision

@@ -118,6 +118,8 @@ UNSAFE = {
     "marshal",
     "torch.load",
     "torch.serialization",
+    "accelerate.utils.gather_object",
+    "accelerate.utils.broadcast_object_list",
 }
 """What runs code out of files. `torch.load` may not be imported by that name, so that every call of
 it can be found."""
@@ -329,6 +331,9 @@ def test_modules_that_inspect_files_and_runs_import_no_torch():
 def test_nothing_is_unpickled():
     unsafe = [found for found in IMPORTS if is_below(found.target, UNSAFE)]
     assert not unsafe, as_lines(unsafe)
+    sent = {"all_gather_object", "gather_object", "broadcast_object_list", "send_object_list"}
+    objects = [one for one, name, _ in find_calls() if name.rpartition(".")[2] in sent]
+    assert not objects, f"objects are pickled to be sent to other processes:{as_lines(objects)}"
     loads = [
         location
         for location, name, keywords in find_calls()

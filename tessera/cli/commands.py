@@ -304,7 +304,7 @@ def tokenize(
     data: str | None = None,
     weights: Weights = "ema",
     batch_size: int = 32,
-    num_workers: int = 0,
+    num_workers: int = 1,
 ) -> int:
     """Encode a folder of files as codes, with their names and the fingerprint of the tokenizer.
 
@@ -314,7 +314,7 @@ def tokenize(
         data: A folder or file; by default the data of the run.
         weights: The EMA weights, or the raw weights as the optimizer left them.
         batch_size: The number of examples that are encoded together.
-        num_workers: The number of processes that load data.
+        num_workers: The number of processes that load data; 0 loads it in this process.
     """
     from tessera.api.generator import data_at, get_tokenizer
     from tessera.api.tokenizer import Tokenizer
@@ -476,7 +476,7 @@ def index(
     data: str | None = None,
     weights: Weights = "ema",
     batch_size: int = 16,
-    num_workers: int = 0,
+    num_workers: int = 1,
 ) -> int:
     """Embed a folder of music, to be searched by text or by music.
 
@@ -486,7 +486,7 @@ def index(
         data: A folder or file; by default the data of the run.
         weights: The EMA weights, or the raw weights as the optimizer left them.
         batch_size: The number of examples that are embedded together.
-        num_workers: The number of processes that load data.
+        num_workers: The number of processes that load data; 0 loads it in this process.
     """
     from tessera.api.search import build_index
 

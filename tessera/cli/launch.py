@@ -55,6 +55,29 @@ def exit_process(code: int) -> NoReturn:
     sys.exit(code)
 
 
+def stop_process(number: int, frame: FrameType | None) -> None:
+    """Handle SIGINT and SIGTERM outside of a run: end with the usual exit code.
+
+    An exception inside an import leaves modules half initialised, and one of several processes
+    would end in an error of the connection to the others, so these exit at once.
+    """
+    if is_launched() or is_importing(frame):
+        sys.stdout.flush()
+        os.write(2, b"tessera: stopped\n")
+        os._exit(128 + number)
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    sys.exit(128 + number)
+
+
+def is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def start_process(
     rank: int, nproc: int, arguments: list[str], port: int
 ) -> subprocess.Popen[bytes]:

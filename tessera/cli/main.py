@@ -34,9 +34,12 @@ tessera demo                                      train and sample on synthetic 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command and exit."""
-    # Until a run installs its own handler, SIGTERM ends the process with the usual exit code.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    from tessera.cli.launch import exit_process
+    from tessera.cli.launch import exit_process, stop_process
+
+    # Until a run installs its own handlers.
+    signal.signal(signal.SIGTERM, stop_process)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored, as by nohup
+        signal.signal(signal.SIGINT, stop_process)
     from tessera.engine.signals import Interrupted
 
     try:

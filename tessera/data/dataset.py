@@ -20,6 +20,7 @@ import numpy as np
 from tessera.data.arrays import is_array
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, file_signature
+from tessera.data.errors import guard_reading
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
@@ -37,6 +38,8 @@ class ExampleDataset(Generic[Example]):
 
     num_without_caption: int = 0
     """The number of examples left out because they have no caption, where captions are needed."""
+    reads_files: bool = False
+    """Whether examples are read from files, whose content may cause any error."""
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -50,6 +53,11 @@ class ExampleDataset(Generic[Example]):
 
     def collate(self, examples: list[Example]) -> Examples:
         raise NotImplementedError
+
+    def location(self, index: int) -> str:
+        """Return what identifies an example in error messages: its name, or the path of its
+        file."""
+        return self.name(index)
 
     def signature(self, index: int) -> str:
         """Return a string that changes when the example does."""
@@ -76,6 +84,19 @@ class ExampleDataset(Generic[Example]):
         return self
 
 
+def read_item(dataset: ExampleDataset[Example], index: int, rng: np.random.Generator) -> Example:
+    """Return one example; raise UnreadableFile for every error that the content of a file causes.
+
+    This is the only place from which examples are loaded for batches. Parsers raise nearly every
+    type of exception for damaged files, and one file must not end a run. Errors of data in memory
+    are defects and keep their traceback.
+    """
+    if not dataset.reads_files:
+        return dataset.item(index, rng)
+    with guard_reading(dataset.location(index)):
+        return dataset.item(index, rng)
+
+
 def choose_caption(captions: list[str], rng: np.random.Generator) -> str:
     if len(captions) > 1:
         return captions[int(rng.integers(len(captions)))]
@@ -97,12 +118,16 @@ class Subset(ExampleDataset[Example]):
         self.dataset = dataset
         self.indices = [i for i in indices if i < len(dataset)]
         self.num_without_caption = dataset.num_without_caption
+        self.reads_files = dataset.reads_files
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def name(self, index: int) -> str:
         return self.dataset.name(self.indices[index])
+
+    def location(self, index: int) -> str:
+        return self.dataset.location(self.indices[index])
 
     def all_captions(self, index: int) -> list[str]:
         return self.dataset.all_captions(self.indices[index])
@@ -134,6 +159,7 @@ class FileDataset(ExampleDataset[Example]):
     names: list[str]
     captions: Captions
     config: DataConfig
+    reads_files = True
 
     @classmethod
     def from_found(cls, found: Found, config: DataConfig, captions: bool = True) -> Self:
@@ -156,6 +182,9 @@ class FileDataset(ExampleDataset[Example]):
 
     def path(self, index: int) -> str:
         return f"{self.root}/{self.names[index]}"
+
+    def location(self, index: int) -> str:
+        return self.path(index)
 
     def all_captions(self, index: int) -> list[str]:
         return self.captions.get_all(self.names[index])
@@ -281,7 +310,7 @@ class DataConfig:
         dataset = replace(self, path=path).full(captions=False)
         if len(dataset) != 1:
             raise UserError(f"{path} has {len(dataset)} examples, expected a single file.")
-        return dataset.item(0, np.random.default_rng(0))
+        return read_item(dataset, 0, np.random.default_rng(0))
 
     def sample_metrics(self) -> Sequence[SampleMetric]:
         """Return the metrics of generated samples."""

@@ -1,7 +1,8 @@
 """Inspection of a folder: what can be used, and what cannot with the reasons.
 
-Every file is opened once, as training would. A modality subclasses `FileReport` and `Report` in its
-own `inspect.py`. No torch is imported.
+Every file is opened once, as training would, in worker processes: a file that ends the process that
+reads it is reported like any other unusable one. A modality subclasses `FileReport` and `Report` in
+its own `inspect.py`. No torch is imported.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tessera.data.captions import Captions, read_captions
-from tessera.data.discovery import Found, count_by_suffix
+from tessera.data.discovery import Found, count_by_suffix, file_signature
+from tessera.data.errors import UnreadableFile, guard_reading
+from tessera.data.workers import Monitor, WorkerPool
 from tessera.run.errors import UserError
 
 if TYPE_CHECKING:
@@ -26,8 +28,8 @@ if TYPE_CHECKING:
 
 MAX_SHOWN = 10
 """The number of entries of a long list that are printed; the JSON has them all."""
-CHUNK_SIZE = 256
-"""The number of files that are passed to the threads at a time, to bound memory."""
+MAX_SECONDS = 600.0
+"""A file that takes longer to be decoded is reported as unusable."""
 
 Progress = Callable[[int, int], None]
 """Called with the number of files done and the number of all files."""
@@ -65,27 +67,62 @@ class FolderScan(Generic[AnyFileReport]):
         return [file for file in self.files if not file.reason]
 
 
+@dataclass(frozen=True)
+class InspectFiles(Generic[AnyFileReport]):
+    """Inspect files by number; a class, so that it can be sent to a worker."""
+
+    found: Found
+    captions: Captions
+    inspect_file: Callable[[Path, str, Captions], AnyFileReport]
+    report: type[AnyFileReport]
+
+    def __call__(self, block: Sequence[int], monitor: Monitor) -> list[AnyFileReport]:
+        return [self.inspect(number, monitor) for number in block]
+
+    def inspect(self, number: int, monitor: Monitor) -> AnyFileReport:
+        """Inspect one file; whatever its content raises is the reason why it is unusable."""
+        name = self.found.names[number]
+        path = self.found.root / name
+        try:
+            monitor.begin(number)
+            with guard_reading(path):
+                return self.inspect_file(self.found.root, name, self.captions)
+        except UnreadableFile as error:
+            return self.report(
+                name=name, bytes=file_size(path), reason=str(error).removeprefix(f"{path}: ")
+            )
+
+
 def scan_folder(
     found: Found,
     inspect_file: Callable[[Path, str, Captions], AnyFileReport],
+    report: type[AnyFileReport],
     num_workers: int | None,
     progress: Progress | None,
 ) -> FolderScan[AnyFileReport]:
-    """Inspect all files in threads; decoders and hashlib release the interpreter's lock."""
+    """Inspect all files in worker processes; `inspect_file` may raise UnreadableFile."""
     captions, caption_error = Captions.empty(found.root), ""
     try:
         captions = read_captions(found.root, found.names, found.other_files)
     except UserError as error:
         caption_error = str(error)
     files: list[AnyFileReport] = []
-    with ThreadPoolExecutor(num_workers or os.cpu_count() or 1) as threads:
-        for start in range(0, len(found.names), CHUNK_SIZE):
-            names = found.names[start : start + CHUNK_SIZE]
-            for file in threads.map(lambda name: inspect_file(found.root, name, captions), names):
-                files.append(file)
-                if progress is not None:
-                    progress(len(files), len(found.names))
+    count = min(num_workers or os.cpu_count() or 1, max(1, len(found.names)))
+    inspect = InspectFiles(found, captions, inspect_file, report)
+    pool = WorkerPool(inspect, count, max_seconds=MAX_SECONDS)
+    for inspected in pool.results([number] for number in range(len(found.names))):
+        files += inspected
+        if progress is not None:
+            progress(len(files), len(found.names))
     return FolderScan(found, captions, caption_error, files)
+
+
+def file_size(path: Path) -> int:
+    """Return the size of a file or of the files in a folder; 0 if it cannot be determined."""
+    try:
+        return file_signature(path).bytes
+    except OSError:
+        return 0
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,15 @@ number of processes and workers, and resuming at step 1,000,000 reads no earlier
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
-import signal
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, Sampler
 
-from tessera.data.dataset import ExampleDataset, spread_examples
+from tessera.data.dataset import ExampleDataset, read_item, spread_examples
 from tessera.data.errors import UnreadableFile
+from tessera.data.workers import Monitor, WorkerPool
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Batch
 from tessera.run.errors import UserError
@@ -60,7 +57,13 @@ class EpochPermutation:
         return int(self._permutation[offset])
 
 
-class ShuffledDataset(Dataset[LoadedExample]):
+class PositionedDataset(Protocol):
+    """Examples by position, with their names and seeds."""
+
+    def load(self, position: int, monitor: Monitor) -> LoadedExample: ...
+
+
+class ShuffledDataset:
     """A dataset in the order of a run; unreadable examples are replaced by random other ones."""
 
     def __init__(self, dataset: ExampleDataset, seed: int):
@@ -68,14 +71,15 @@ class ShuffledDataset(Dataset[LoadedExample]):
         self.seed = seed
         self.order = EpochPermutation(len(dataset), seed)
 
-    def __getitem__(self, position: int) -> LoadedExample:
+    def load(self, position: int, monitor: Monitor) -> LoadedExample:
         seed = hash_seed(self.seed, TRAIN, position)
         rng = np.random.default_rng(seed)
         index = self.order.index(position)
         rejected: list[tuple[str, str]] = []
         for _ in range(MAX_REPLACEMENTS):
             try:
-                example = self.dataset.item(index, rng)
+                monitor.begin(index)
+                example = read_item(self.dataset, index, rng)
                 return LoadedExample(example, self.dataset.name(index), seed, rejected)
             except UnreadableFile as error:
                 rejected.append((self.dataset.name(index), str(error)))
@@ -87,23 +91,24 @@ class ShuffledDataset(Dataset[LoadedExample]):
         )
 
 
-class EvalDataset(Dataset[LoadedExample]):
+class EvalDataset:
     """A dataset in its own order; the seed of an example is constant."""
 
     def __init__(self, dataset: ExampleDataset, seed: int):
         self.dataset = dataset
         self.seed = seed
 
-    def __getitem__(self, index: int) -> LoadedExample:
-        seed, name = hash_seed(self.seed, HELD_OUT, index), self.dataset.name(index)
+    def load(self, position: int, monitor: Monitor) -> LoadedExample:
+        seed, name = hash_seed(self.seed, HELD_OUT, position), self.dataset.name(position)
         try:
-            example = self.dataset.item(index, np.random.default_rng(seed))
+            monitor.begin(position)
+            example = read_item(self.dataset, position, np.random.default_rng(seed))
         except UnreadableFile as error:
             return LoadedExample(None, name, seed, [(name, str(error))])
         return LoadedExample(example, name, seed, [])
 
 
-class MicroBatchSampler(Sampler[list[int]]):
+class MicroBatchSampler:
     """The positions of one process's micro-batches, from a given step to the last."""
 
     def __init__(
@@ -138,7 +143,7 @@ class MicroBatchSampler(Sampler[list[int]]):
 
 @dataclass
 class Collate:
-    """Make a batch of loaded examples; a class, so that it can be sent to a worker.
+    """Make a batch of loaded examples.
 
     With `drop_unreadable`, examples that could not be read are missing from the batch.
     """
@@ -153,6 +158,20 @@ class Collate:
         examples = self.dataset.collate([one.example for one in loaded]) if loaded else None
         names, seeds = [one.name for one in loaded], [one.seed for one in loaded]
         return Batch(examples=examples, names=names, seeds=seeds, rejected=rejected)
+
+
+@dataclass
+class LoadBatch:
+    """Load the examples of some positions as a batch; a class, so that it can be sent to a
+    worker."""
+
+    examples: PositionedDataset
+    collate: Collate
+
+    def __call__(self, block: Sequence[int], monitor: Monitor) -> Batch:
+        loaded = [self.examples.load(position, monitor) for position in block]
+        monitor.end()
+        return self.collate(loaded)
 
 
 def check_num_examples(dataset: ExampleDataset, batch_size: int) -> None:
@@ -215,9 +234,9 @@ class TrainLoader:
             self.contiguous,
         )
         dataset = ShuffledDataset(self.dataset, self.seed)
-        loader = build_loader(dataset, Collate(self.dataset), sampler, self.num_workers)
+        pool = WorkerPool(LoadBatch(dataset, Collate(self.dataset)), self.num_workers)
         pending: list[Batch] = []
-        for batch in unwrap_errors(loader):
+        for batch in pool.results(sampler):
             pending.append(batch)
             if len(pending) == self.grad_accum_steps:
                 yield pending
@@ -251,54 +270,4 @@ class EvalLoader:
         blocks = [chosen[start : start + self.batch_size] for start in starts]
         collate = Collate(self.dataset, drop_unreadable=True)
         dataset = EvalDataset(self.dataset, self.seed)
-        return iter(build_loader(dataset, collate, blocks, self.num_workers))
-
-
-def build_loader(
-    dataset: Dataset[LoadedExample],
-    collate: Collate,
-    blocks: Sampler[list[int]] | Sequence[list[int]],
-    num_workers: int,
-) -> DataLoader[LoadedExample]:
-    return DataLoader(
-        dataset,
-        batch_sampler=blocks,
-        collate_fn=collate,
-        num_workers=num_workers,
-        worker_init_fn=ignore_signals if num_workers else None,
-        prefetch_factor=4 if num_workers else None,
-    )
-
-
-def unwrap_errors(loader: DataLoader[LoadedExample]) -> Iterator[Batch]:
-    """Yield from a loader; raise a worker's UserError without the worker's traceback.
-
-    The frames of that traceback and the loader's iterator refer to each other, and an iterator that
-    is collected as garbage waits for its workers in vain. Clearing the frames ends the workers
-    before the error is raised.
-    """
-    try:
-        yield from loader
-        return
-    except UserError as error:
-        message = str(error).rsplit("UserError: ", 1)[-1].strip()
-        traceback.clear_frames(error.__traceback__)
-    raise UserError(message)
-
-
-def ignore_signals(worker: int) -> None:
-    """Ignore signals in workers: Ctrl-C reaches the whole process group, and the run stops them."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-@atexit.register
-def kill_workers() -> None:
-    """Kill workers at exit, since they ignore the SIGTERM by which multiprocessing ends them.
-
-    This is needed where an exception leaves a loader half read: its traceback keeps it alive.
-    """
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would report their end
-    for child in multiprocessing.active_children():
-        if child.daemon:
-            child.kill()
+        return WorkerPool(LoadBatch(dataset, collate), self.num_workers).results(blocks)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -52,13 +53,15 @@ def step_name(step: int) -> str:
 
 
 def list_steps(checkpoints: Path) -> list[int]:
-    """Return the steps of the checkpoints in a folder, oldest first."""
+    """Return the steps of the checkpoints in a folder, oldest first; other folders are ignored."""
     if not checkpoints.is_dir():
         return []
     return sorted(
         int(entry.name)
         for entry in checkpoints.iterdir()
-        if entry.name.isdigit() and entry.is_dir()
+        if re.fullmatch("[0-9]{6,18}", entry.name)
+        and entry.name == step_name(int(entry.name))
+        and entry.is_dir()
     )
 
 
@@ -68,7 +71,17 @@ def list_steps(checkpoints: Path) -> list[int]:
 def write(checkpoints: Path, snapshot: Snapshot) -> Path:
     """Write the checkpoint of a step and remove what interrupted writes left behind."""
     remove_partial(checkpoints)
-    return write_to(checkpoints / step_name(snapshot.step), snapshot)
+    path = checkpoints / step_name(snapshot.step)
+    if path.exists() and not (path / "manifest.json").exists():
+        os.replace(path, next_free_name(path, "incomplete"))  # a part of a copy, most likely
+    return write_to(path, snapshot)
+
+
+def next_free_name(path: Path, ending: str) -> Path:
+    number = 1
+    while path.with_name(f"{path.name}.{ending}-{number}").exists():
+        number += 1
+    return path.with_name(f"{path.name}.{ending}-{number}")
 
 
 def write_to(path: Path, snapshot: Snapshot) -> Path:
@@ -106,9 +119,13 @@ def prune(checkpoints: Path, keep: Callable[[list[int]], set[int]], written: int
     """Remove the checkpoints that `keep` does not return; the one just written is kept.
 
     Later checkpoints are ignored: they were found to be corrupt and are replaced when their step is
-    reached again.
+    reached again. Folders without a manifest are not checkpoints and stay.
     """
-    steps = [step for step in list_steps(checkpoints) if step <= written]
+    steps = [
+        step
+        for step in list_steps(checkpoints)
+        if step <= written and (checkpoints / step_name(step) / "manifest.json").exists()
+    ]
     for step in set(steps) - keep(steps) - {written}:
         shutil.rmtree(rename_for_deletion(checkpoints / step_name(step)), ignore_errors=True)
 
@@ -153,13 +170,15 @@ class Writer:
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: Future[None] | None = None
 
-    def submit(self, snapshot: Snapshot) -> None:
+    def submit(self, snapshot: Snapshot, prune: bool = True) -> None:
+        """Write a snapshot after the pending one; then remove older ones that need not be kept."""
         self.wait()
-        self._pending = self._threads.submit(self._write_and_prune, snapshot)
+        self._pending = self._threads.submit(self._write_and_prune, snapshot, prune)
 
-    def _write_and_prune(self, snapshot: Snapshot) -> None:
+    def _write_and_prune(self, snapshot: Snapshot, is_pruned: bool) -> None:
         write(self._checkpoints, snapshot)
-        prune(self._checkpoints, self._keep, snapshot.step)
+        if is_pruned:
+            prune(self._checkpoints, self._keep, snapshot.step)
 
     def wait(self) -> bool:
         """Wait for the pending write; return False if it failed."""

@@ -1,18 +1,21 @@
 """Collective operations on Accelerate's device and rank.
 
-With one process every method returns its argument unchanged, so callers need no special case.
+With one process every method returns its argument unchanged, so callers need no special case. Only
+tensors, and JSON as tensors of bytes, are sent: the port of a run has no authentication, and
+unpickling what arrives there would run any code.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed
 from accelerate import PartialState
-from accelerate.utils import gather_object
+from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,21 +86,49 @@ class Distributed:
         torch.distributed.all_reduce(tensor, op=torch.distributed.ReduceOp.MAX)
         return int(tensor.item())
 
-    def all_gather_object(self, items: list[Item]) -> list[Item]:
-        """Return the items of all processes, ordered by rank."""
-        return items if self.world_size == 1 else gather_object(items)
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        """Return the bytes of all processes, ordered by rank."""
+        if self.world_size == 1:
+            return [data]
+        length = self.all_reduce_max(len(data))
+        # The length of the own bytes is in front of them.
+        padded = torch.zeros(8 + length, dtype=torch.uint8)
+        framed = len(data).to_bytes(8, "little") + data
+        padded[: len(framed)] = torch.frombuffer(bytearray(framed), dtype=torch.uint8)
+        padded = padded.to(self.device)
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        torch.distributed.all_gather(parts, padded)
+        received = [part.cpu().numpy().tobytes() for part in parts]
+        return [part[8 : 8 + int.from_bytes(part[:8], "little")] for part in received]
+
+    def all_gather_json(self, items: list[Item]) -> list[Item]:
+        """Return the items of all processes, ordered by rank; they are sent as JSON."""
+        if self.world_size == 1:
+            return items
+        return [
+            item
+            for one in self.all_gather_bytes(json.dumps(items).encode())
+            for item in json.loads(one)
+        ]
+
+    def all_gather_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return the named tensors of each process on the CPU, ordered by rank."""
+        if self.world_size == 1:
+            return [dict(tensors)]
+        data = save({name: one.cpu().contiguous() for name, one in tensors.items()})
+        return [load(one) for one in self.all_gather_bytes(data)]
 
     def on_main(self, function: Callable[[], Result]) -> Result:
-        """Call a function on rank 0 and broadcast its result, or its UserError, to all ranks."""
+        """Call a function on rank 0 and send its result, or its UserError, to all ranks as JSON."""
         if self.world_size == 1:
             return function()
-        outcome: list[Any] = [None, None]
+        outcome: list[Any] = []
         if self.is_main:
             try:
                 outcome = [function(), None]
             except UserError as error:
                 outcome = [None, str(error)]
-        torch.distributed.broadcast_object_list(outcome, src=0, device=self.device)
+        outcome = json.loads(self.all_gather_bytes(json.dumps(outcome).encode())[0])
         if outcome[1] is not None:
             raise UserError(outcome[1])
         return outcome[0]
@@ -111,15 +142,15 @@ class Distributed:
             return files
         specs = self.on_main(
             lambda: [
-                (f, n, t.shape, t.dtype)
+                (f, n, list(t.shape), str(t.dtype).removeprefix("torch."))
                 for f, tensors in (files or {}).items()
                 for n, t in tensors.items()
             ]
         )
         received: dict[str, dict[str, Tensor]] = {}
         for file, name, shape, dtype in specs:
-            tensor = files[file][name] if files is not None else torch.empty(shape, dtype=dtype)
-            tensor = tensor.to(self.device)
+            empty = torch.empty(shape, dtype=getattr(torch, dtype))
+            tensor = (files[file][name] if files is not None else empty).to(self.device)
             torch.distributed.broadcast(tensor, src=0)
             received.setdefault(file, {})[name] = tensor
         return received

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -31,7 +32,14 @@ from tessera.engine.evaluation import (
     make_samples,
     save_samples,
 )
-from tessera.engine.guards import NonFiniteGuard, retain_freed_memory
+from tessera.engine.guards import (
+    ADVICE,
+    ROLLBACK_LR_SCALE,
+    Diverged,
+    NonFiniteGuard,
+    all_finite,
+    retain_freed_memory,
+)
 from tessera.engine.logging import (
     TRACKERS,
     MetricLogger,
@@ -219,30 +227,39 @@ class Engine:
         """Train and yield the results of each step; closing the generator ends the run."""
         self.start()
         try:
-            self.run_due_events()
-            for step, micro_batches in zip(
-                range(self.global_step, self.config.steps), self.load_batches()
-            ):
-                seed(self.config.seed, self.dist.rank, step)
-                results = self.run_step(step, micro_batches)
-                self.global_step = step + 1
-                self.printer.advance(self.global_step)
-                if self.is_due(self.config.log_every):
-                    self.log(results)
-                if self.is_due(self.config.checkpoint_every):
-                    self.checkpoint()
-                self.run_due_events()
-                yield results
-            self.ensure_saved()
+            while True:
+                try:
+                    yield from self.steps_to_end()
+                    self.ensure_saved()
+                    return
+                except Diverged as error:
+                    self.roll_back(error)
         except Interrupted as interrupted:
             self.printer.print(
                 f"{interrupted}: saving step {self.global_step}; the same command resumes from "
                 "there."
             )
-            self.ensure_saved()
+            self.save_interrupted()
             raise
         finally:
             self.close()
+
+    def steps_to_end(self) -> Iterator[dict[str, UpdateResult]]:
+        """Train from the current step to the last one."""
+        self.run_due_events()
+        for step, micro_batches in zip(
+            range(self.global_step, self.config.steps), self.load_batches()
+        ):
+            seed(self.config.seed, self.dist.rank, step)
+            results = self.run_step(step, micro_batches)
+            self.global_step = step + 1
+            self.printer.advance(self.global_step)
+            if self.is_due(self.config.log_every):
+                self.log(results)
+            if self.is_due(self.config.checkpoint_every):
+                self.checkpoint()
+            self.run_due_events()
+            yield results
 
     def run_step(self, step: int, micro_batches: list[Batch]) -> dict[str, UpdateResult]:
         """Run every update that has started, then update the EMA."""
@@ -282,7 +299,7 @@ class Engine:
         scaler.unscale_(optimizer)
         mean_loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
         norm = grad_norm(state.parameters)
-        lr = update.optimizer.lr_at(step, self.config.steps)
+        lr = update.optimizer.lr_at(step, self.config.steps) * self.guard.lr_scale
         if self.is_finite(state, mean_loss, norm, micro_batches, step):
             clip_grad_norm(state.parameters, norm, update.optimizer.max_grad_norm)
             set_lr(optimizer, lr)
@@ -330,6 +347,8 @@ class Engine:
             raise Interrupted(received)
         if not self.global_step:
             return
+        if self.is_due(self.config.validate_every) or self.is_due(self.config.sample_every):
+            self.check_weights()
         if self.is_due(self.config.validate_every) and not self.dist.on_main(self.is_validated):
             self.validate()
         is_due = self.task.has_samples and self.is_due(self.config.sample_every)
@@ -387,7 +406,7 @@ class Engine:
         ):
             return False  # the loss scale of fp16 is too high, which the scaler corrects
         examples = [example for batch in micro_batches for example in batch.names]
-        names = self.dist.all_gather_object(examples if local else [])
+        names = self.dist.all_gather_json(examples if local else [])
         if self.dist.is_main:
             note = {"step": step, "update": name, "examples": names}
             self.directory.note("nonfinite.jsonl", note)
@@ -440,8 +459,13 @@ class Engine:
         """Save samples of the EMA weights for examples spread over the held-out set."""
         self.printer.show_activity("sampling")
         count = self.config.sample_count
-        with self.ema.applied(), self.autocast():
-            samples = make_samples(self.task, self.validation, count, self.dist, self.on_eval_batch)
+        try:
+            with self.ema.applied(), self.autocast():
+                samples = make_samples(
+                    self.task, self.validation, count, self.dist, self.on_eval_batch
+                )
+        except FloatingPointError as error:
+            raise Diverged(f"No samples can be made at step {self.global_step}. {error}") from None
         if self.dist.is_main:
             settings: Json = {"step": self.global_step, "examples": [one.name for one in samples]}
             if any(one.caption for one in samples):
@@ -482,10 +506,13 @@ class Engine:
         """
         folder = self.directory.checkpoints
         self.dist.on_main(lambda: checkpoint.remove_partial(folder))
-        newest = self.dist.on_main(lambda: checkpoint.find_newest(folder, self.printer.print))
+        newest = self.dist.on_main(lambda: find_newest_path(folder, self.printer.print))
         if newest is not None:
-            self.restore(checkpoint.read(newest) if self.dist.is_main else None)
-        self.dist.on_main(lambda: self.directory.truncate_after(self.global_step))
+            self.restore(checkpoint.read(Path(newest)) if self.dist.is_main else None)
+        for notice in self.dist.on_main(lambda: self.directory.truncate_after(self.global_step)):
+            self.printer.print(notice)
+        if self.dist.is_main and not self.guard.is_skipping:  # a kill may have come before it
+            checkpoint.prune(folder, self.select_checkpoints, self.global_step)
         trackers = None
         if self.dist.is_main and self.config.log_with:
             path, warn = self.directory.path, self.printer.print
@@ -523,11 +550,56 @@ class Engine:
             )
 
     def checkpoint(self) -> None:
+        """Save a checkpoint, except while steps are skipped: the run may have to be rolled back."""
+        self.check_weights()
+        if not self.guard.is_skipping:
+            self.save()
+
+    def save(self) -> None:
         """Stage a copy on the main process and write it in the background."""
         if self.dist.is_main and self.global_step:
             self.directory.fsync_metrics()
-            self.writer.submit(self.snapshot())
+            self.writer.submit(self.snapshot(), prune=not self.guard.is_skipping)
         self.saved_step = self.global_step
+
+    def has_finite_weights(self) -> bool:
+        tensors = [*self.task.state_dict().values(), *self.ema.state_dict().values()]
+        return not self.dist.all_reduce_any(not all_finite(tensors))
+
+    def check_weights(self) -> None:
+        """Raise Diverged if a weight is not finite; a step with finite gradients can cause that."""
+        if not self.has_finite_weights():
+            raise Diverged(
+                f"Some weights were not finite at step {self.global_step}, although the gradients "
+                "were: the optimizer's step was too large."
+            )
+
+    def roll_back(self, error: Diverged) -> None:
+        """Return to the last healthy checkpoint with half the learning rate, once in a run."""
+        if self.dist.is_main:
+            self.writer.wait()
+        newest = None
+        if self.guard.lr_scale == 1:
+            newest = self.dist.on_main(lambda: find_healthy(self.directory.checkpoints))
+        if newest is None:
+            again = "also after the learning rate was halved" if self.guard.lr_scale < 1 else ""
+            raise Diverged(
+                f"{error} The run ends{f' {again}' if again else ''}; all checkpoints that were "
+                f"written are finite. {ADVICE}"
+            ) from None
+        for state in self.updates.values():  # what a step that was not finished left
+            zero_grad(state.parameters)
+            for module in state.stateful_modules:
+                module.rollback()
+            if state.scaler.is_enabled():
+                state.scaler.update()
+        self.restore(checkpoint.read(Path(newest)) if self.dist.is_main else None)
+        self.guard.lr_scale = ROLLBACK_LR_SCALE
+        self.dist.on_main(lambda: self.directory.remove_after(self.global_step))
+        self.printer.print(
+            f"{error} Going back to step {self.global_step}; from there on all learning rates are "
+            f"multiplied by {ROLLBACK_LR_SCALE}. This is done once in a run."
+        )
 
     def snapshot(self) -> Snapshot:
         state_dict = self.task.state_dict()
@@ -549,7 +621,8 @@ class Engine:
     def ensure_saved(self) -> None:
         """Return when the current step is on the disk; retry once, then raise UserError."""
         if self.saved_step != self.global_step:
-            self.checkpoint()
+            self.check_weights()
+            self.save()
         if self.dist.is_main and not self.writer.wait():
             self.writer.submit(self.snapshot())
             if not self.writer.wait():
@@ -558,15 +631,29 @@ class Engine:
                     "checkpoints are unchanged. Free some disk space and run the command again."
                 )
 
+    def save_interrupted(self) -> None:
+        """Save the current step, unless its weights are not finite."""
+        if not self.has_finite_weights():
+            self.printer.print(
+                f"Some weights are not finite: step {self.global_step} is not saved, and the run "
+                "resumes from an older checkpoint."
+            )
+            return
+        self.ensure_saved()
+
     def select_checkpoints(self, steps: list[int]) -> set[int]:
-        """Return the steps to keep: the newest, multiples of `keep_every`, and the best."""
+        """Return the steps to keep: the newest, multiples of `keep_every`, and the best.
+
+        The last of `steps` is being written. Only older ones are compared by their validation, so
+        that the choice does not depend on whether its own validation is finished.
+        """
         kept = set(steps[-self.config.keep_last :])
         if self.config.keep_every:
             kept |= {step for step in steps if step % self.config.keep_every == 0}
         best = self.task.best_metric
         records = self.directory.read_records("validation")
-        scores = {record["step"]: record[f"val_ema/{best.name}"] for record in records}
-        scored = {step: scores[step] for step in steps if scores.get(step) is not None}
+        scores = {record["step"]: record.get(f"val_ema/{best.name}") for record in records}
+        scored = {step: scores[step] for step in steps[:-1] if scores.get(step) is not None}
         if scored:
             choose = max if best.higher_is_better else min
             kept.add(choose(scored, key=lambda step: scored[step]))
@@ -600,3 +687,19 @@ class Engine:
         self.writer.close()
         self.signals.__exit__()
         self.directory.unlock()
+
+
+def find_newest_path(checkpoints: Path, warn: Callable[[str], None]) -> str | None:
+    found = checkpoint.find_newest(checkpoints, warn)
+    return None if found is None else str(found)
+
+
+def find_healthy(checkpoints: Path) -> str | None:
+    """Return the newest complete checkpoint that was not written while steps were skipped."""
+    for step in reversed(checkpoint.list_steps(checkpoints)):
+        folder = checkpoints / checkpoint.step_name(step)
+        if checkpoint.find_corruption(folder) is None:
+            guard = json.loads((folder / "state.json").read_text())["guard"]
+            if not any(guard["consecutive"].values()):
+                return str(folder)
+    return None

@@ -7,6 +7,9 @@ metrics are those of a single process.
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +21,7 @@ from torch import Tensor
 from tessera.engine.distributed import Distributed
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch, Media, Rows, Saveable, Task
+from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
 NOTHING_HELD_OUT = (
@@ -101,18 +105,81 @@ def make_samples(
     dist: Distributed,
     on_batch: OnBatch = lambda batch: None,
 ) -> list[Sample]:
-    """Make samples of `count` examples spread over the stream, on every process."""
+    """Make samples of `count` examples spread over the stream, on every process.
+
+    Raises:
+        FloatingPointError: If the network returns values that are not finite, on any process.
+    """
     made: list[tuple[int, list[Sample]]] = []
+    has_failed = False
     with eval_mode(task):
         for number, batch in lockstep_batches(stream, stream.spread(count), dist):
             on_batch(batch)
             if batch is not None and len(batch):
-                media = task.sample(batch.to(dist.device))
+                try:
+                    media = task.sample(batch.to(dist.device))
+                except FloatingPointError:  # raised below: other processes have batches left
+                    has_failed = True
+                    continue
                 captions = getattr(batch.examples, "captions", None) or [""] * len(batch)
                 rows = zip(media, batch.names, captions, strict=True)
                 made.append((number, [Sample(*row) for row in rows]))
-    gathered = sorted(dist.all_gather_object(made), key=lambda one: one[0])
-    return [sample for _, samples in gathered for sample in samples]
+    if dist.all_reduce_any(has_failed):
+        raise FloatingPointError("The network returned values that are not finite.")
+    return gather_samples(made, dist)
+
+
+def gather_samples(made: list[tuple[int, list[Sample]]], dist: Distributed) -> list[Sample]:
+    """Return the samples of all processes in the order of their batches."""
+    if dist.world_size == 1:
+        return [sample for _, samples in made for sample in samples]
+    arrays: dict[str, Tensor] = {}
+    rows = [
+        [number, one.name, one.caption, pack_media(one.media, f"{number}/{i}", arrays)]
+        for number, samples in made
+        for i, one in enumerate(samples)
+    ]
+    tensors = {k: v for one in dist.all_gather_tensors(arrays) for k, v in one.items()}
+    gathered = sorted(dist.all_gather_json(rows), key=lambda row: row[0])
+    return [
+        Sample(unpack_media(content, tensors), name, caption)
+        for _, name, caption, content in gathered
+    ]
+
+
+def pack_media(media: object, key: str, arrays: dict[str, Tensor]) -> Json:
+    """Describe a medium as JSON: its class and fields; arrays are added to `arrays`."""
+    if not dataclasses.is_dataclass(media):
+        raise TypeError(
+            f"Samples of several processes must be dataclasses, got {type(media).__name__}."
+        )
+    fields: Json = {}
+    for field in dataclasses.fields(media):
+        value = getattr(media, field.name)
+        if hasattr(value, "__array__"):
+            arrays[f"{key}/{field.name}"] = torch.as_tensor(value)
+            value = {"array": f"{key}/{field.name}"}
+        elif dataclasses.is_dataclass(value):
+            value = {"media": pack_media(value, f"{key}/{field.name}", arrays)}
+        fields[field.name] = value
+    kind = type(media)
+    return {"class": [kind.__module__, kind.__qualname__], "fields": fields}
+
+
+def unpack_media(content: Json, tensors: dict[str, Tensor]) -> Media:
+    """Build a medium of a class that is already imported: a dataclass that can be saved."""
+    module, name = content["class"]
+    kind = functools.reduce(getattr, name.split("."), sys.modules[module])
+    if not dataclasses.is_dataclass(kind) or not hasattr(kind, "save"):
+        raise TypeError(f"{module}.{name} is not a class of media.")
+    fields = {}
+    for name, value in content["fields"].items():
+        if isinstance(value, dict) and "array" in value:
+            value = tensors[value["array"]].numpy()
+        elif isinstance(value, dict) and "media" in value:
+            value = unpack_media(value["media"], tensors)
+        fields[name] = value
+    return kind(**fields)  # type: ignore[operator, return-value]
 
 
 def lockstep_batches(
@@ -146,7 +213,7 @@ def gather_totals(
 
     A process without batches contributes zeros of the right shapes.
     """
-    known = dist.all_gather_object([{name: tuple(value.shape) for name, value in sums.items()}])
+    known = dist.all_gather_json([{name: list(value.shape) for name, value in sums.items()}])
     shapes = {name: shape for one in known for name, shape in one.items()}
     zero = torch.zeros((), dtype=torch.float64, device=dist.device)
     totals = {
@@ -154,7 +221,8 @@ def gather_totals(
         for name in sorted(shapes)
     }
     collected: dict[str, list[Tensor]] = {}
-    for _, results in sorted(dist.all_gather_object(rows), key=lambda one: one[0]):
-        for name, values in results.items():
-            collected.setdefault(name, []).append(values)
+    own = {f"{number}/{name}": one for number, some in rows for name, one in some.items()}
+    gathered = {k: v for one in dist.all_gather_tensors(own) for k, v in one.items()}
+    for key in sorted(gathered, key=lambda key: int(key.partition("/")[0])):
+        collected.setdefault(key.partition("/")[2], []).append(gathered[key])
     return totals | {name: torch.cat(parts) for name, parts in collected.items()}

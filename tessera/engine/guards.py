@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import sys
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
 
 from tessera.engine.task import Alarm
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
+ADVICE = "Lower the learning rate, use --precision fp32, or inspect the files with `tessera check`."
+ROLLBACK_LR_SCALE = 0.5
+"""The factor of the learning rates after a run was rolled back."""
+
 
 class Diverged(UserError):
-    """Too many consecutive steps had non-finite values; weights and checkpoints are unaffected."""
+    """The weights, or the losses of many consecutive steps, are not finite."""
 
     exit_code = 1
 
 
 class NonFiniteGuard:
-    """Count skipped updates and stop the run after `max_skipped_steps` consecutive ones."""
+    """Count skipped updates and raise Diverged after `max_skipped_steps` consecutive ones."""
 
     def __init__(self, max_skipped_steps: int):
         self.max_skipped_steps = max_skipped_steps
+        self.lr_scale = 1.0
+        """The factor of all learning rates: less than 1 after a rollback."""
         self.skipped = 0
         self.consecutive: dict[str, int] = defaultdict(int)
 
@@ -36,17 +47,35 @@ class NonFiniteGuard:
         if self.consecutive[update] >= self.max_skipped_steps:
             raise Diverged(
                 f"The loss or gradient of {update!r} was not finite in {self.max_skipped_steps} "
-                "consecutive steps. These steps changed no weight, and the last checkpoint is "
-                f"valid. Examples of the last step: {', '.join(names[:8])}. Lower the learning "
-                "rate, use --precision fp32, or inspect these files with `tessera check`."
+                "consecutive steps. These steps changed no weight. Examples of the last step: "
+                f"{', '.join(names[:8])}."
             )
 
+    @property
+    def is_skipping(self) -> bool:
+        """Whether the last step of any update was skipped."""
+        return any(self.consecutive.values())
+
     def state_dict(self) -> Json:
-        return {"skipped": self.skipped, "consecutive": dict(self.consecutive)}
+        return {
+            "skipped": self.skipped,
+            "consecutive": dict(self.consecutive),
+            "lr_scale": self.lr_scale,
+        }
 
     def load_state_dict(self, state: Json) -> None:
         self.skipped = state["skipped"]
         self.consecutive = defaultdict(int, state["consecutive"])
+        self.lr_scale = state.get("lr_scale", 1.0)
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Return whether all values of all floating-point tensors are finite, by one norm for each."""
+    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    if not floats:
+        return True
+    # The largest absolute value cannot overflow, unlike the sum of squares.
+    return bool(torch.stack(torch._foreach_norm(floats, math.inf)).isfinite().all())
 
 
 @dataclass

@@ -193,7 +193,7 @@ class MetricLogger:
         self._own_trackers = trackers
         self._on_log = on_log
         known = directory.read_notes("rejected.jsonl") if dist.is_main else []
-        self._known_rejected = {line["example"] for line in known}
+        self._known_rejected = {line.get("example") for line in known}
         self._new_rejected: list[tuple[str, str]] = []
         self._disk_full = False
 
@@ -241,7 +241,7 @@ class MetricLogger:
 
     def _note_rejected(self) -> None:
         """Write each unreadable example once per run, whichever process found it."""
-        for name, reason in self._dist.all_gather_object(self._new_rejected):
+        for name, reason in self._dist.all_gather_json(self._new_rejected):
             if self._dist.is_main and name not in self._known_rejected:
                 self._known_rejected.add(name)
                 self._directory.note("rejected.jsonl", {"example": name, "reason": reason})

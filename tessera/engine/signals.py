@@ -1,18 +1,24 @@
 """SIGTERM and SIGINT as a flag that the engine checks between two pieces of work.
 
 The first signal requests a stop: the run saves a checkpoint and exits with 128 + the number of the
-signal. A second SIGINT raises KeyboardInterrupt at once.
+signal. A second Ctrl-C raises KeyboardInterrupt at once; SIGINTs that follow each other within
+seconds are one Ctrl-C, which several processes and their launcher pass on to each other.
 """
 
 from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable
 from types import FrameType
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 """What `signal.signal` accepts and returns."""
+
+
+SAME_SECONDS = 2.0
+"""SIGINTs within this time of the first are the same Ctrl-C."""
 
 
 class Interrupted(Exception):
@@ -34,6 +40,7 @@ class Signals:
 
     def __init__(self) -> None:
         self.received = 0
+        self._first_time = 0.0
         self._previous: dict[int, Handler] = {}
 
     def __enter__(self) -> Signals:
@@ -53,6 +60,7 @@ class Signals:
         self._previous = {}
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
-        if self.received and number == signal.SIGINT:
+        if not self.received:
+            self.received, self._first_time = number, time.monotonic()
+        elif number == signal.SIGINT and time.monotonic() > self._first_time + SAME_SECONDS:
             raise KeyboardInterrupt
-        self.received = self.received or number

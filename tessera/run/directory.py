@@ -204,21 +204,49 @@ class RunDirectory:
                 os.fsync(file.fileno())
 
     def read_records(self, kind: str | None = None) -> list[Json]:
-        """Return the records of metrics.jsonl, including those not yet written."""
+        """Return the records of metrics.jsonl, including those not yet written.
+
+        Damaged lines are left out; `truncate_after` names and removes them.
+        """
         lines = [*read_lines(self.metrics), *self._unwritten]
         if kind is None:
-            return parse_lines(lines)
+            return [record for record in parse_lines(lines) if has_step(record)]
         likely = [line for line in lines if f'"{kind}"' in line]  # parse only what can match
-        return [record for record in parse_lines(likely) if record.get("kind") == kind]
+        records = [record for record in parse_lines(likely) if record.get("kind") == kind]
+        return [record for record in records if has_step(record)]
 
-    def truncate_after(self, step: int) -> None:
-        """Remove the records of later steps, which a resumed run logs again."""
-        if self.metrics.exists():
-            kept = [record for record in self.read_records() if record["step"] <= step]
-            with self._explain_write_errors():
-                text = "".join(json.dumps(record) + "\n" for record in kept)
-                write_atomically(self.metrics, text)
-            self._unwritten.clear()
+    def truncate_after(self, step: int) -> list[str]:
+        """Remove the records and notes of later steps, which a resumed run writes again.
+
+        Returns a notice for each file in which lines were damaged; they are removed too.
+        """
+        last_steps = {"metrics.jsonl": step, "alarms.jsonl": step, "nonfinite.jsonl": step - 1}
+        notices = []
+        for name, last in last_steps.items():
+            lines = read_lines(self.path / name)
+            parsed = [parse_lines([line]) for line in lines]
+            damaged = [n for n, one in enumerate(parsed, 1) if not one or not has_step(one[0])]
+            if damaged and damaged != [len(lines)]:  # a kill can cut the last line short
+                shown = ", ".join(map(str, damaged[:10]))
+                notices.append(
+                    f"{self.path / name}: {len(damaged)} damaged line(s) were removed ({shown})."
+                )
+            kept = [one[0] for one in parsed if one and has_step(one[0]) and one[0]["step"] <= last]
+            if len(kept) < len(lines):
+                with self._explain_write_errors():
+                    text = "".join(json.dumps(record) + "\n" for record in kept)
+                    write_atomically(self.path / name, text)
+        self._unwritten.clear()
+        return notices
+
+    def remove_after(self, step: int) -> None:
+        """Remove records, samples and checkpoints of later steps, which will be other ones."""
+        self.truncate_after(step)
+        for folder in (self.samples, self.checkpoints):
+            for path in folder.iterdir():
+                is_later = path.name.isascii() and path.name.isdigit() and int(path.name) > step
+                if is_later and path.is_dir():
+                    shutil.rmtree(path, ignore_errors=True)
 
     def note(self, file_name: str, record: Json) -> None:
         """Append a line to a file of skipped examples, non-finite steps or alarms."""
@@ -246,16 +274,27 @@ class RunDirectory:
 
 
 def read_lines(path: Path) -> list[str]:
-    return path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    """Return the lines of a file; bytes that are no UTF-8 make their line damaged, not the file."""
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return [line for line in text.split("\n") if line]
 
 
 def parse_lines(lines: list[str]) -> list[Json]:
-    """Parse JSON lines; a line that a kill cut short is ignored."""
+    """Parse lines of JSON objects; lines that are cut short or damaged are left out."""
     records = []
     for line in lines:
-        with contextlib.suppress(ValueError):
-            records.append(json.loads(line))
+        with contextlib.suppress(ValueError, RecursionError):
+            record = json.loads(line)
+            if isinstance(record, dict):
+                records.append(record)
     return records
+
+
+def has_step(record: Json) -> bool:
+    step = record.get("step")
+    return isinstance(step, int) and not isinstance(step, bool)
 
 
 # ---- folders for the samples of a command

@@ -73,6 +73,9 @@ def sample_from_logits(logits_MK: Tensor, uniform_M: Tensor, temperature: float)
         logits_MK: logits of the candidates.
         uniform_M: a uniform random number in [0, 1) for each row.
         temperature: 0 takes the most likely column.
+
+    Raises:
+        FloatingPointError: If the logits are not finite, as those of a network that diverged.
     """
     if temperature == 0:
         return logits_MK.argmax(-1)
@@ -81,6 +84,8 @@ def sample_from_logits(logits_MK: Tensor, uniform_M: Tensor, temperature: float)
     cumulative_MK = logits_MK.softmax(
         -1, dtype=torch.promote_types(logits_MK.dtype, torch.float32)
     ).cumsum(-1)
+    if cumulative_MK[:, -1].isnan().any():
+        raise FloatingPointError("The network returned logits that are not finite.")
     # Below the total also after rounding, since uniform numbers are below 1.
     target_M1 = uniform_M[:, None] * cumulative_MK[:, -1:]
     return torch.searchsorted(cumulative_MK, target_M1, right=True)[:, 0]

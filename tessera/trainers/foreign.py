@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.data.dataset import ExampleDataset, Split, Subset, split_names
+from tessera.data.dataset import ExampleDataset, Split, Subset, read_item, split_names
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import check_num_examples
 from tessera.engine.distributed import Distributed
@@ -116,7 +116,7 @@ class ConvertedDataset(ExampleDataset):
         return self.dataset.name(index)
 
     def item(self, index: int, rng: np.random.Generator) -> Tensor:
-        return self.convert(self.dataset.item(index, rng))
+        return self.convert(read_item(self.dataset, index, rng))
 
     def collate(self, examples: list[Tensor]) -> TensorExamples:
         return TensorExamples(torch.stack(examples))

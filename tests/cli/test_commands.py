@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -479,3 +483,22 @@ def test_output_path_that_cannot_be_written_is_rejected(command, run, tmp_path):
     file.write_text("mine")
     assert f"{file / 'x'} cannot be written" in run_invalid(command, run, "--out", file / "x")
     assert file.read_text() == "mine"
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_inside_an_import_ends_the_command(number, code, tmp_path):
+    """An exception there would leave modules half initialised."""
+    (tmp_path / "recipes.py").write_text(
+        f"import os\ntry:\n    os.kill(os.getpid(), {int(number)})\n    import json.tool\n"
+        "except BaseException:\n    pass\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    ended = subprocess.run(
+        [sys.executable, "-m", "tessera", "train", "recipes:mine"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert (ended.returncode, ended.stderr) == (code, "tessera: stopped\n")

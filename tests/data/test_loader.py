@@ -27,6 +27,7 @@ from tessera.data.loader import (
     ShuffledDataset,
     TrainLoader,
 )
+from tessera.data.workers import Monitor
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Batch
 from tessera.run.errors import UserError
@@ -236,8 +237,9 @@ def test_replacement_depends_on_the_position_only():
     first, second = (
         ShuffledDataset(Numbers(16, unreadable=set(range(8))), seed=3) for _ in range(2)
     )
-    names = [first[position].name for position in range(40)]
-    assert [second[position].name for position in reversed(range(40))] == names[::-1]
+    names = [first.load(position, Monitor()).name for position in range(40)]
+    again = [second.load(position, Monitor()).name for position in reversed(range(40))]
+    assert again == names[::-1]
     assert set(names) == {f"{index}.png" for index in range(8, 16)}
 
 
@@ -276,7 +278,7 @@ def test_crash_ends_the_process_although_workers_ignore_signals():
 @pytest.mark.parametrize("drop_unreadable", [False, True])
 def test_collate_drops_unreadable_examples_only_if_requested(drop_unreadable):
     dataset = EvalDataset(Numbers(3, unreadable={1}), seed=3)
-    loaded = [dataset[0], dataset[1], dataset[2]]
+    loaded = [dataset.load(position, Monitor()) for position in range(3)]
     kept = loaded if drop_unreadable else [loaded[0], loaded[2]]
     batch = Collate(dataset.dataset, drop_unreadable)(kept)
     assert batch.names == ["0.png", "2.png"] and batch.examples[:, 0].tolist() == [0, 2]

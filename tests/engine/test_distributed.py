@@ -30,7 +30,7 @@ def test_with_one_process_every_operation_returns_its_argument():
     tensors = {"model": {"weight": tensor}}
     assert dist.is_main and dist.world_size == 1
     assert dist.all_reduce_sum(tensor) is tensor and dist.all_gather_rows(tensor) is tensor
-    assert dist.all_gather_object(items) is items and dist.broadcast_tensors(tensors) is tensors
+    assert dist.all_gather_json(items) is items and dist.broadcast_tensors(tensors) is tensors
     assert dist.all_reduce_any(True) is True and dist.all_reduce_any(False) is False
     assert dist.all_reduce_max(7) == 7
     assert dist.on_main(lambda: 5) == 5
@@ -74,7 +74,7 @@ rows = torch.arange(rank, 6, 2)[:, None] * torch.tensor([[1, 10]])
 results["rows"] = dist.all_gather_rows(rows).tolist()
 results["any"] = [dist.all_reduce_any(rank == 1), dist.all_reduce_any(False)]
 results["max"] = dist.all_reduce_max(15 if rank == 1 else 2)
-results["objects"] = dist.all_gather_object([f"from {rank}"] * (rank + 1))
+results["objects"] = dist.all_gather_json([f"from {rank}"] * (rank + 1))
 
 called = []
 results["result"] = dist.on_main(lambda: called.append(rank) or {"path": "found"})

@@ -87,8 +87,11 @@ class ThreadedDistributed(Distributed):
         self.barrier.wait(timeout=600)
         return values
 
-    def all_gather_object(self, items: list[Any]) -> list[Any]:
-        return [item for one in self.exchange(items) for item in one]
+    def all_gather_bytes(self, data: bytes) -> list[bytes]:
+        return self.exchange(data)
+
+    def all_reduce_max(self, number: int) -> int:
+        return max(self.exchange(number))
 
     def all_reduce_sum(self, tensor: Tensor) -> Tensor:
         return torch.stack(self.exchange(tensor)).sum(0)

@@ -3,16 +3,23 @@ and freed memory stays in the process."""
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
-from tessera.engine.engine import Engine
+from tessera.engine import checkpoint
+from tessera.engine.engine import Engine, find_healthy
 from tessera.engine.guards import AlarmMonitor, Diverged, NonFiniteGuard
+from tessera.engine.optim.config import OptimizerConfig
+from tessera.engine.signals import Interrupted
 from tessera.engine.task import Alarm, Batch, Loss
+from tessera.sampling.logits import sample_from_logits
 from tests.engine.small_task import small_engine
 
 # ---- non-finite steps
@@ -26,7 +33,6 @@ def test_a_run_stops_after_too_many_consecutive_skipped_steps():
         guard.skip("model", ["c.png", "d.png"])
     message = str(raised.value)
     assert "'model'" in message and "3 consecutive steps" in message and "c.png, d.png" in message
-    assert "learning rate" in message
     assert raised.value.exit_code == 1 and guard.skipped == 3
 
 
@@ -90,12 +96,120 @@ def test_a_non_finite_step_changes_no_weight_and_no_moment(tmp_path):
 def test_a_diverged_run_stops_and_its_checkpoint_is_finite(tmp_path):
     engine = small_engine(tmp_path, steps=20, checkpoint_every=2, max_skipped_steps=4)
     make_loss_nan(engine, set(range(3, 20)))
-    with pytest.raises(Diverged, match="4 consecutive steps"):
+    with pytest.raises(Diverged, match=r"4 consecutive steps.* also after .* was halved"):
         engine.run()
     assert engine.global_step == 6
     resumed = small_engine(tmp_path, steps=20)
-    assert resumed.global_step == 6
+    assert resumed.global_step == 2, "no checkpoint is written while steps are skipped"
     assert all(torch.isfinite(tensor).all() for tensor in resumed.task.state_dict().values())
+
+
+def ruin_weights(engine: Engine, step: int, times: int = 1) -> None:
+    """Make a weight infinite after the optimizer step of one step, although all was finite."""
+    run_step, ruined = engine.run_step, []
+
+    def run_and_ruin(at: int, micro_batches: list[Batch]) -> Any:
+        results = run_step(at, micro_batches)
+        if at == step and len(ruined) < times:
+            ruined.append(at)
+            with torch.no_grad():
+                engine.task.model[0].weight[0, 0] = float("inf")
+        return results
+
+    engine.run_step = run_and_ruin
+
+
+SETTINGS = {"steps": 8, "checkpoint_every": 2, "validate_every": 8, "sample_every": 8}
+
+
+def test_weights_that_are_not_finite_reach_no_checkpoint_and_are_rolled_back(tmp_path, capsys):
+    engine = small_engine(tmp_path, **SETTINGS, log_every=1)
+    ruin_weights(engine, 4)
+    engine.run()
+    output = " ".join(capsys.readouterr().out.split())
+    assert "Some weights were not finite at step 6" in output and "Going back to step 4" in output
+    records = engine.directory.read_records("train")
+    assert [record["step"] for record in records] == [1, 2, 3, 4, 5, 6, 7, 8]
+    lrs = [record["model/lr"] for record in records]
+    assert lrs[4:] == pytest.approx([lr / 2 for lr in lrs[:4]])
+    for step in checkpoint.list_steps(engine.directory.checkpoints):
+        snapshot = checkpoint.read(engine.directory.checkpoints / f"{step:06d}")
+        for tensors in snapshot.tensors.values():
+            assert all(tensor.isfinite().all() for tensor in tensors.values())
+    assert small_engine(tmp_path, **SETTINGS).guard.lr_scale == 0.5, "also after a resume"
+
+
+def test_a_run_that_diverges_again_ends(tmp_path):
+    engine = small_engine(tmp_path, **SETTINGS)
+    ruin_weights(engine, 4, times=2)
+    with pytest.raises(Diverged, match="not finite at step 6.*also after the learning rate was"):
+        engine.run()
+    assert checkpoint.list_steps(engine.directory.checkpoints)[-1] == 4
+
+
+def test_a_run_that_diverges_before_its_first_checkpoint_ends(tmp_path):
+    engine = small_engine(tmp_path, **SETTINGS)
+    ruin_weights(engine, 0)
+    with pytest.raises(Diverged, match="not finite at step 2.*Lower the learning rate"):
+        engine.run()
+    assert checkpoint.list_steps(engine.directory.checkpoints) == []
+
+
+def test_a_signal_during_skipped_steps_keeps_the_healthy_checkpoint(tmp_path):
+    engine = small_engine(tmp_path, **SETTINGS | {"steps": 20, "keep_last": 1})
+    make_loss_nan(engine, {5, 6, 7, 8})
+    steps = engine.steps()
+    for _ in range(7):
+        next(steps)
+    os.kill(os.getpid(), signal.SIGTERM)
+    with pytest.raises(Interrupted):
+        next(steps)
+    assert checkpoint.list_steps(engine.directory.checkpoints) == [4, 8]
+    assert find_healthy(engine.directory.checkpoints).endswith("000004")
+
+
+def test_samples_of_a_network_that_diverged_end_in_a_message(tmp_path):
+    engine = small_engine(tmp_path, **SETTINGS | {"sample_every": 2, "checkpoint_every": 8})
+
+    def diverge(batch: Batch) -> list[Any]:
+        tokens = torch.full((len(batch), 4), float("nan"))
+        sample_from_logits(tokens, torch.zeros(len(batch)), temperature=1.0)
+        raise AssertionError
+
+    engine.task.sample = diverge
+    with pytest.raises(Diverged, match="No samples can be made at step 2.* not finite"):
+        engine.run()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"lr": math.inf},
+        {"lr": math.nan},
+        {"eps": 0.0},
+        {"betas": (0.9, 1.0)},
+        {"betas": (0.9, math.nan)},
+        {"weight_decay": -1.0},
+        {"min_lr_ratio": math.nan},
+        {"warmup_steps": -1, "schedule": "warmup"},
+    ],
+)
+def test_optimizer_settings_that_cannot_work_are_rejected(settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))}|learning rate"):
+        OptimizerConfig(**settings)
+
+
+def test_notes_of_steps_that_are_repeated_after_a_kill_are_written_once(tmp_path):
+    engine = small_engine(tmp_path, **SETTINGS)
+    make_loss_nan(engine, {1, 4})
+    steps = engine.steps()
+    for _ in range(5):
+        next(steps)
+    steps.close()  # without a checkpoint of step 5, as after a kill
+    resumed = small_engine(tmp_path, **SETTINGS)
+    make_loss_nan(resumed, {1, 4})
+    resumed.run()
+    assert [note["step"] for note in resumed.directory.read_notes("nonfinite.jsonl")] == [1, 4]
 
 
 # ---- alarms

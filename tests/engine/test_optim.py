@@ -307,8 +307,8 @@ def test_the_engine_clips_gradients_and_logs_the_norm_before(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"lr": 0.0}, "learning rate must be above 0, got 0.0"),
-        ({"lr": float("nan")}, "learning rate must be above 0, got nan"),
+        ({"lr": 0.0}, "learning rate must be above 0 and finite, got 0.0"),
+        ({"lr": float("nan")}, "learning rate must be above 0 and finite, got nan"),
         ({"max_grad_norm": 0.0}, "max_grad_norm must be above 0, got 0.0; None disables clipping"),
         ({"warmup_steps": 5}, "got warmup_steps 5: use the schedule warmup, cosine or wsd"),
     ],

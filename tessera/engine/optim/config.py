@@ -45,8 +45,23 @@ class OptimizerConfig:
     """The fraction of all steps that `wsd` spends on its decay."""
 
     def __post_init__(self) -> None:
-        if not self.lr > 0:
-            raise ValueError(f"The learning rate must be above 0, got {self.lr}.")
+        if not 0 < self.lr < math.inf:
+            raise ValueError(f"The learning rate must be above 0 and finite, got {self.lr}.")
+        if not 0 < self.eps < math.inf:
+            raise ValueError(
+                f"eps must be above 0, got {self.eps}: without it, a gradient of 0 is divided by 0."
+            )
+        if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be two numbers from 0 to below 1, got {self.betas}.")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0, got {self.weight_decay}.")
+        if not 0 <= self.warmup_start_lr < math.inf:
+            raise ValueError(f"warmup_start_lr must be at least 0, got {self.warmup_start_lr}.")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}.")
+        for name in ("min_lr_ratio", "decay_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {getattr(self, name)}.")
         if self.max_grad_norm is not None and not self.max_grad_norm > 0:
             raise ValueError(
                 f"max_grad_norm must be above 0, got {self.max_grad_norm}; None disables clipping."

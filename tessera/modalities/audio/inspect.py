@@ -19,7 +19,6 @@ import numpy as np
 
 from tessera.data.captions import Captions
 from tessera.data.discovery import find_files
-from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -150,16 +149,15 @@ def inspect_folder(
 
     Args:
         path: A folder, with subfolders, or one file.
-        num_workers: Number of threads; None uses one per core.
+        num_workers: The number of processes; None for one per CPU.
         progress: Called with the number of inspected files and the number of all files.
 
     Raises:
         UserError: If there is no audio file.
     """
     AudioDataConfig().require_libraries()
-    scan = scan_folder(
-        find_files(path, SUFFIXES, "audio files"), inspect_file, num_workers, progress
-    )
+    found = find_files(path, SUFFIXES, "audio files")
+    scan = scan_folder(found, inspect_file, AudioFileReport, num_workers, progress)
     usable = scan.usable
     return AudioReport(
         **common_fields(path, scan) | {"sizes": None},
@@ -207,21 +205,13 @@ def describe_level(stats: SampleStats) -> str:
 
 def inspect_file(root: Path, name: str, captions: Captions) -> AudioFileReport:
     path, stats = root / name, SampleStats()
-    try:
-        size, digest = hash_file(path)
-    except OSError as error:
-        return AudioFileReport(
-            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
-        )
-    try:
-        info, scan, caption = probe(path), scan_blocks(path, stats.update), captions.get(name)
-    except UnreadableFile as error:
-        return AudioFileReport(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
+    info, scan = probe(path), scan_blocks(path, stats.update)
+    size, digest = hash_file(path)
     return AudioFileReport(
         name=name,
         bytes=size,
         digest=digest,
-        caption=caption,
+        caption=captions.get(name),
         seconds=scan.num_samples / info.rate_hz,
         rate_hz=info.rate_hz,
         channels=info.channels,

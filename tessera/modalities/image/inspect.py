@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tessera.data.budget import read_file
 from tessera.data.captions import Captions
 from tessera.data.discovery import find_files
-from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -100,13 +100,14 @@ def inspect_folder(
 
     Args:
         path: A folder of images, or one image.
-        num_workers: The number of threads; None for one per CPU.
+        num_workers: The number of processes; None for one per CPU.
         progress: Called with the number of finished files and the number of all files.
 
     Raises:
         UserError: If there is no image.
     """
-    scan = scan_folder(find_files(path, SUFFIXES, "images"), inspect_file, num_workers, progress)
+    found = find_files(path, SUFFIXES, "images")
+    scan = scan_folder(found, inspect_file, ImageFileReport, num_workers, progress)
     return ImageReport(
         **common_fields(path, scan),
         images=len(scan.files),
@@ -118,25 +119,15 @@ def inspect_folder(
 
 def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
     """Decode one image file."""
-    try:
-        data = (root / name).read_bytes()
-    except OSError as error:
-        return ImageFileReport(
-            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
-        )
-    try:
-        image = decode(data)
-        has_no_colour = is_grey(to_rgb(image))
-        caption = captions.get(name)
-    except UnreadableFile as error:
-        return ImageFileReport(name=name, bytes=len(data), reason=str(error))
+    data = read_file(root / name)
+    image = decode(data)
     return ImageFileReport(
         name=name,
         bytes=len(data),
         digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
         width=image.width,
         height=image.height,
-        caption=caption,
+        caption=captions.get(name),
         mode=image.mode,
-        is_grey=has_no_colour,
+        is_grey=is_grey(to_rgb(image)),
     )

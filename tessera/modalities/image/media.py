@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -21,6 +22,7 @@ import PIL.Image
 from PIL.Image import Transpose
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
+from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import (
@@ -242,7 +244,7 @@ def open_image(path: str | Path, min_side: int | None = None, channels: int = 3)
         UnreadableFile: With the path and the reason.
     """
     try:
-        return convert(decode(Path(path).read_bytes(), min_side), channels)
+        return convert(decode(read_file(path), min_side), channels)
     except UnreadableFile as error:
         raise UnreadableFile(f"{path}: {error}") from error
     except OSError as error:
@@ -271,10 +273,13 @@ def decode(data: bytes, min_side: int | None = None) -> PIL.Image.Image:
     if not data:
         raise UnreadableFile("the file is empty (0 bytes)")
     try:
-        image = PIL.Image.open(BytesIO(data), formats=FORMATS)
+        image = open_header(data)
         if min_side is not None:
             image.draft(None, (min_side, min_side))
+        check_image_size(image)
         image.load()
+    except UnreadableFile:
+        raise
     except PIL.UnidentifiedImageError:
         raise UnreadableFile(
             f"not a PNG, JPEG, WebP, BMP, GIF or TIFF image (the data starts with {data[:8]!r})"
@@ -290,6 +295,22 @@ def decode(data: bytes, min_side: int | None = None) -> PIL.Image.Image:
             f"the data is damaged or truncated ({error or type(error).__name__})"
         ) from error
     return apply_exif_orientation(image)
+
+
+def open_header(data: bytes) -> PIL.Image.Image:
+    """Read the header of an image; its size is checked by `check_image_size`, not by Pillow."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+        return PIL.Image.open(BytesIO(data), formats=FORMATS)
+
+
+def check_image_size(image: PIL.Image.Image, frames: int = 1) -> None:
+    """Raise UnreadableFile if an image, or all frames of an animation, are too large."""
+    content = f"{image.width} x {image.height} pixels"
+    check_decoded_size(content, PIXEL_BYTES * image.width * image.height)
+    if frames > 1:
+        total = PIXEL_BYTES * frames * image.width * image.height
+        check_decoded_size(f"{frames:,} frames of {content}", total, MAX_TURNS)
 
 
 def apply_exif_orientation(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -10,6 +10,7 @@ from statistics import median_low
 import numpy as np
 import PIL.Image
 
+from tessera.data.budget import read_file
 from tessera.data.dataset import Proposal
 from tessera.data.discovery import Found
 from tessera.data.errors import UnreadableFile
@@ -95,7 +96,7 @@ def read_short_side(path: Path) -> Iterator[int]:
 def read_is_grey(path: Path) -> Iterator[bool]:
     """Yield whether an image is grey; nothing if it cannot be read."""
     try:
-        yield is_grey(decode(path.read_bytes()))
+        yield is_grey(decode(read_file(path)))
     except (UnreadableFile, OSError):
         return
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median_low
 
 from tessera.data.captions import Captions
 from tessera.data.discovery import find_files
-from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -124,7 +124,8 @@ def inspect_folder(
     settings.require_libraries()
     scan = scan_folder(
         find_files(path, SUFFIXES, "meshes"),
-        lambda root, name, captions: inspect_file(root, name, captions, settings),
+        partial(inspect_file, config=settings),
+        MeshFileReport,
         num_workers,
         progress,
     )
@@ -146,26 +147,17 @@ def inspect_folder(
 def inspect_file(
     root: Path, name: str, captions: Captions, config: MeshDataConfig
 ) -> MeshFileReport:
-    """Read one file as training would, and report what it contains or why it is unusable."""
+    """Read one file as training would, and report what it contains."""
     path = root / name
-    try:
-        size, digest = hash_file(path)
-    except OSError as error:
-        return MeshFileReport(
-            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
-        )
-    try:
-        mesh = read_mesh(path, config.polygons, config.up)
-        canonicalize(mesh, config.bins)
-        caption = captions.get(name)
-    except UnreadableFile as error:
-        return MeshFileReport(name=name, bytes=size, reason=str(error))
+    mesh = read_mesh(path, config.polygons, config.up)
+    canonicalize(mesh, config.bins)
     edges = count_edges(mesh.faces)
+    size, digest = hash_file(path)
     return MeshFileReport(
         name=name,
         bytes=size,
         digest=digest,
-        caption=caption,
+        caption=captions.get(name),
         format=path.suffix.lower().removeprefix("."),
         triangles=len(mesh.triangles()),
         watertight=edges.watertight,

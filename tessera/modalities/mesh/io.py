@@ -26,6 +26,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from tessera._optional import require
+from tessera.data.budget import check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
 
 MeshFormat = Literal["OBJ", "PLY", "STL", "GLB", "glTF", "OFF"]
@@ -43,10 +44,15 @@ UP_AXIS: dict[MeshFormat, Up] = {
     "OFF": "z",
 }
 """glTF prescribes y (glTF 2.0 specification, 3.4); for the other formats this is convention."""
+OBJECT_BYTES = 160
+"""The memory of a vertex while a text file is parsed: a list of three numbers."""
+ELEMENT_BYTES = 64
+"""The memory of a vertex or face of a PLY file, with normals and colours."""
+ACCESSOR_SIZES = {"SCALAR": 1, "VEC2": 2, "VEC3": 3, "VEC4": 4, "MAT2": 4, "MAT3": 9, "MAT4": 16}
+"""The components of a row of a glTF accessor (glTF 2.0 specification, 3.6.2.2)."""
 MAX_FACES = 1_000_000
 """The largest file that is read, in faces: a larger one would take minutes and gigabytes, and no
 model is trained on meshes of that size."""
-MAX_BYTES = 1 << 29
 
 
 def require_trimesh() -> ModuleType:
@@ -80,15 +86,11 @@ def read_polygons(path: str | Path, max_faces: int = MAX_FACES) -> Polygons:
         UnreadableFile: If the file is damaged or in another format, is too large, or has more than
             `max_faces` polygons; these are counted before the file is parsed.
     """
-    if (size := Path(path).stat().st_size) > MAX_BYTES:
-        raise UnreadableFile(
-            f"it has {size / 1e6:,.0f} MB, and at most {MAX_BYTES / 1e6:,.0f} MB are read: "
-            "simplify it first"
-        )
-    data = Path(path).read_bytes()
+    data = read_file(path)
     mesh_format = detect_format(data)
     try:
         check_face_count(count_declared_faces(data, mesh_format), max_faces)
+        check_declared_size(data, mesh_format)
         polygons = parse(mesh_format, data, Path(path).parent)
         check_face_count(sum(len(each) for each in polygons.by_corners.values()), max_faces)
         return polygons
@@ -103,7 +105,7 @@ def read_polygons(path: str | Path, max_faces: int = MAX_FACES) -> Polygons:
 
 def measure_file(path: str | Path) -> dict[str, float]:
     """Return the number of faces that a file declares, without parsing it."""
-    data = Path(path).read_bytes()
+    data = read_file(path)
     return {"faces": count_declared_faces(data, detect_format(data))}
 
 
@@ -131,7 +133,8 @@ def detect_format(data: bytes) -> MeshFormat:
         return "STL"
     if start.startswith(b"{") and b'"asset"' in data:
         return "glTF"
-    if re.search(rb"^\s*v\s+[-+.\d]\S*\s+\S+\s+\S+", data, re.MULTILINE):
+    # Only blanks within a line: with \s, the time grew with the square of the empty lines.
+    if re.search(rb"^[ \t]*v[ \t]+[-+.\d]\S*[ \t]+\S+[ \t]+\S+", data, re.MULTILINE):
         return "OBJ"
     raise UnreadableFile(
         f"it is not an OBJ, PLY, STL, GLB, glTF or OFF mesh (it starts with {data[:8]!r})"
@@ -163,6 +166,22 @@ def count_declared_faces(data: bytes, mesh_format: MeshFormat) -> int:
             )
         case _:
             return count_scene_triangles(parse_scene(data, mesh_format))
+
+
+def check_declared_size(data: bytes, mesh_format: MeshFormat) -> None:
+    """Raise UnreadableFile if the arrays that a file declares are too large for the memory."""
+    match mesh_format:
+        case "OBJ":
+            count = data.count(b"\nv") + data.count(b"\rv") + 1
+            check_decoded_size(f"{count:,} vertices", OBJECT_BYTES * count)
+        case "PLY":
+            declared = re.findall(rb"element[ \t]+\w+[ \t]+(\d{1,18})", data[:65536])
+            count = sum(map(int, declared))
+            check_decoded_size(f"{count:,} elements", ELEMENT_BYTES * count)
+        case "GLB" | "glTF":
+            for accessor in parse_scene(data, mesh_format).get("accessors", []):
+                count, components = int(accessor["count"]), ACCESSOR_SIZES.get(accessor["type"], 16)
+                check_decoded_size(f"an array of {count:,} rows", 8 * count * components)
 
 
 def parse_scene(data: bytes, mesh_format: MeshFormat) -> Scene:
@@ -214,12 +233,19 @@ def parse_obj(text: str) -> Polygons:
     for line in re.sub(r"\r\n?", "\n", text).replace("\\\n", " ").split("\n"):
         keyword, *values = line.split() or [""]
         if keyword == "v":
-            vertices.append([float(value) for value in values[:3]])
+            vertices.append(parse_vertex(values))
         elif keyword == "f":
             corners = values[: values.index("#")] if "#" in values else values
             indices = [parse_obj_index(corner, len(vertices)) for corner in corners]
             polygons[len(corners)].append(indices)
     return Polygons(np.array(vertices, dtype=np.float64), stack_polygons(polygons), "OBJ")
+
+
+def parse_vertex(values: list[str]) -> list[float]:
+    """Return the three coordinates of a vertex; further values are colours or weights."""
+    if len(values) < 3:
+        raise ValueError(f"a vertex has {len(values)} coordinates instead of 3")
+    return [float(value) for value in values[:3]]
 
 
 def parse_obj_index(corner: str, vertex_count: int) -> int:
@@ -234,11 +260,13 @@ def parse_obj_index(corner: str, vertex_count: int) -> int:
 def parse_off(text: str) -> Polygons:
     lines = iterate_off_lines(text)
     vertex_count, face_count = parse_off_counts(lines)
-    vertices = [[float(value) for value in next(lines).split()[:3]] for _ in range(vertex_count)]
+    vertices = [parse_vertex(next(lines).split()) for _ in range(vertex_count)]
     polygons: defaultdict[int, list[list[int]]] = defaultdict(list)
     for _ in range(face_count):
-        corners, *indices = next(lines).split()
-        polygons[int(corners)].append([int(index) for index in indices[: int(corners)]])
+        corners, *indices = map(int, next(lines).split())
+        if corners < 0 or len(indices) < corners:
+            raise ValueError(f"a face of {corners} corners has {len(indices)} indices")
+        polygons[corners].append(indices[:corners])
     return Polygons(np.array(vertices, dtype=np.float64), stack_polygons(polygons), "OFF")
 
 
@@ -267,19 +295,25 @@ def stack_polygons(polygons: dict[int, list[list[int]]]) -> dict[int, np.ndarray
 
 
 def parse_with_trimesh(mesh_format: MeshFormat, data: bytes, folder: Path) -> Polygons:
-    scene = require_trimesh().load_scene(
-        BytesIO(data),
-        file_type=mesh_format.lower(),
-        resolver=FolderResolver(folder),
-        process=False,
-        skip_materials=True,
-    )
+    trimesh = require_trimesh()
+    try:
+        scene = trimesh.load_scene(
+            BytesIO(data),
+            file_type=mesh_format.lower(),
+            resolver=FolderResolver(folder),
+            process=False,
+            skip_materials=True,
+        )
+    except ImportError as error:  # of packages for rare content, such as compressed buffers
+        raise ValueError(str(error)) from error
     is_gltf = mesh_format in ("GLB", "glTF")
     cameras = len(parse_scene(data, mesh_format).get("cameras", [])) if is_gltf else 0
     other_content = f"{cameras} {'camera' if cameras == 1 else 'cameras'}" if cameras else ""
     if not any(len(getattr(geometry, "faces", ())) for geometry in scene.geometry.values()):
         points = sum(len(getattr(geometry, "vertices", ())) for geometry in scene.geometry.values())
         return Polygons(np.zeros((points, 3)), {}, mesh_format, other_content)
+    if not scene.graph.nodes_geometry:
+        raise UnreadableFile("its meshes are in no node of the scene")
     mesh = scene.to_mesh()
     vertices = np.asarray(mesh.vertices, dtype=np.float64)
     faces = np.asarray(mesh.faces, dtype=np.int64)
@@ -300,7 +334,7 @@ class FolderResolver:
                 "be in the same folder"
             )
         try:
-            return file.read_bytes()
+            return read_file(file)
         except OSError as error:
             raise UnreadableFile(
                 f"it refers to {name!r}, which cannot be opened ({error.strerror or error})"

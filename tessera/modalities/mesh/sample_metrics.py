@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tessera.data.dataset import ExampleDataset
+from tessera.data.dataset import ExampleDataset, read_item
 from tessera.data.errors import UnreadableFile
 from tessera.data.sample_metrics import SampleMetrics, Samples
 from tessera.modalities.mesh.adjacency import count_edges
@@ -74,7 +74,7 @@ def readable_examples(dataset: ExampleDataset) -> Iterator[MeshExample]:
     """Yield all examples that can be read."""
     for index in range(len(dataset)):
         with contextlib.suppress(UnreadableFile):
-            yield dataset.item(index, np.random.default_rng(0))
+            yield read_item(dataset, index, np.random.default_rng(0))
 
 
 def count_faces(codes: Tensor) -> int:

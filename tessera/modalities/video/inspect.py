@@ -15,7 +15,6 @@ from statistics import median_low
 from typing import Literal
 
 from tessera.data.captions import Captions
-from tessera.data.errors import UnreadableFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -126,14 +125,15 @@ def inspect_folder(
     Args:
         path: A folder of videos, or one video.
         folders: How folders of images are interpreted, as in `VideoDataConfig`.
-        num_workers: The number of threads; None for one per CPU.
+        num_workers: The number of processes; None for one per CPU.
         progress: Called with the number of finished files and the number of all files.
 
     Raises:
         UserError: If there is no video or PyAV is not installed.
     """
     VideoDataConfig().require_libraries()
-    scan = scan_folder(find_videos(path, "single", folders), inspect_file, num_workers, progress)
+    found = find_videos(path, "single", folders)
+    scan = scan_folder(found, inspect_file, VideoFileReport, num_workers, progress)
     videos = [file for file in scan.usable if file.codec != "still"]
     return VideoReport(
         **common_fields(path, scan),
@@ -153,23 +153,15 @@ def inspect_folder(
 def inspect_file(root: Path, name: str, captions: Captions) -> VideoFileReport:
     """Decode one file or folder of frames."""
     path = root / name
-    try:
-        size, digest = hash_file(path)
-    except OSError as error:
-        return VideoFileReport(
-            name=name, reason=f"the file cannot be opened ({error.strerror or error})"
-        )
-    try:
-        info, decoded, caption = probe(path), decode_all(path), captions.get(name)
-    except UnreadableFile as error:
-        return VideoFileReport(name=name, bytes=size, reason=str(error).removeprefix(f"{path}: "))
+    info, decoded = probe(path), decode_all(path)
+    size, digest = hash_file(path)
     return VideoFileReport(
         name=name,
         bytes=size,
         digest=digest,
         width=info.width,
         height=info.height,
-        caption=caption,
+        caption=captions.get(name),
         seconds=decoded.seconds,
         rate_hz=info.rate_hz,
         frames=decoded.frames,

@@ -459,10 +459,8 @@ def test_mp4_without_its_index_is_unreadable(tmp_path):
 
 def test_frames_above_the_pixel_limit_are_not_decoded(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", grey_frames(2))
-    monkeypatch.setattr("tessera.modalities.video.io.av_reader.MAX_PIXELS", 500)
-    with pytest.raises(
-        UnreadableFile, match="the frames are 32 x 16, above the limit of 500 pixels"
-    ):
+    monkeypatch.setattr("tessera.data.budget.max_decoded_bytes", lambda: 2000)
+    with pytest.raises(UnreadableFile, match="frames of 32 x 16 pixels.*set TESSERA_MAX_DECODED"):
         Video.load(path)
 
 

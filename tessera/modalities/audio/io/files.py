@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tessera.data.budget import SAMPLE_BYTES, check_decoded_size
 from tessera.data.discovery import FileSignature, file_signature
 from tessera.data.errors import UnreadableFile, add_path
 from tessera.modalities.audio import MODALITY
@@ -90,7 +91,10 @@ def read_samples(path: str | Path, start: int = 0, count: int | None = None) -> 
             is damaged.
     """
     with add_path(path):
-        _probe(file_signature(path))
+        info = _probe(file_signature(path))
+        wanted = info.num_samples if count is None else min(count, info.num_samples)
+        content = f"{wanted:,} samples of {info.channels} channels"
+        check_decoded_size(content, SAMPLE_BYTES * wanted * info.channels)
         blocks = ReadableBlocks(open_reader(str(path)).blocks(start))
         parts = list(crop_blocks(blocks, start, count))
         if not parts:

@@ -106,15 +106,20 @@ class OpenAudio:
         return None
 
     def blocks(self, start: int | None) -> Iterator[Block]:
-        """Decode from the current position; `start` is what `seek` returned."""
-        to_floats = import_av().AudioResampler(format="fltp")
+        """Decode from the current position; `start` is what `seek` returned.
+
+        Samples are converted to interleaved floats: PyAV 18 reads beyond the first planes of a
+        planar frame of eight channels or more, which ends the process.
+        """
+        to_floats = import_av().AudioResampler(format="flt")
         for frame in self.container.decode(self.stream):
             if start is None:
                 start = round(
                     float(((frame.pts or 0) - self.first_pts) * self.time_base) * self.rate_hz
                 )
             for converted in to_floats.resample(frame):
-                block = Block(start, converted.to_ndarray())
+                channels = converted.layout.nb_channels
+                block = Block(start, converted.to_ndarray().reshape(-1, channels).T)
                 start = block.end
                 yield block
 

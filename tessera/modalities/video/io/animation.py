@@ -6,14 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import PIL.Image
 
+from tessera.data.budget import read_file
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.media import FORMATS, decode, to_rgb
+from tessera.modalities.image.media import check_image_size, decode, open_header, to_rgb
 from tessera.modalities.video.io.base import (
     DEFAULT_RATE_HZ,
     THUMBNAIL,
@@ -34,7 +33,7 @@ class Animation:
         with wrap_decoder_errors():
             image = self.open()
             animated = is_animated(image)
-            width, height = image.size if animated else decode(Path(self.path).read_bytes()).size
+            width, height = image.size if animated else decode(read_file(self.path)).size
         count, seconds = 0, 0.0
         with suppress(UnreadableFile):  # the frames before an error are usable
             for frame in self.frames(0.0, THUMBNAIL):
@@ -55,7 +54,7 @@ class Animation:
         with wrap_decoder_errors():
             image = self.open()
         if not is_animated(image):
-            still = to_rgb(decode(Path(self.path).read_bytes(), min_side))
+            still = to_rgb(decode(read_file(self.path), min_side))
             yield Frame(0.0, 1 / DEFAULT_RATE_HZ, lambda: downscale(still, min_side))
             return
         end = 0.0
@@ -70,11 +69,14 @@ class Animation:
 
     def open(self) -> PIL.Image.Image:
         """Open the file without decoding its frames."""
-        data = Path(self.path).read_bytes()
+        data = read_file(self.path)
         try:
-            return PIL.Image.open(BytesIO(data), formats=FORMATS)
-        except PIL.UnidentifiedImageError:
+            image = open_header(data)
+        except (PIL.UnidentifiedImageError, PIL.Image.DecompressionBombError):
             return decode(data)  # raises UnreadableFile with the reason
+        if is_animated(image):
+            check_image_size(image, getattr(image, "n_frames", 1))
+        return image
 
 
 def is_animated(image: PIL.Image.Image) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import PIL.Image
 
+from tessera.data.budget import PIXEL_BYTES, check_decoded_size, max_decoded_bytes
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import to_rgb
 from tessera.modalities.video.io.base import (
@@ -37,8 +38,6 @@ OPEN_OPTIONS = {"format_whitelist": "mov,mp4,matroska,webm,avi,gif", "protocol_w
 ALPHA_DECODERS = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 """Decoders that support transparency, by codec; FFmpeg's own decoders of these codecs ignore it."""
 NO_FRAME = "the file contains no frame: the data ends before the first"
-MAX_PIXELS = 100_000_000
-"""The maximum number of pixels in a frame; 8K has 33 million."""
 
 
 @dataclass(frozen=True)
@@ -199,11 +198,9 @@ def find_video_stream(container: InputContainer) -> VideoStream:
     if stream.codec_context is None:
         raise UnreadableFile("FFmpeg does not support the codec of the file")
     width, height = stream.codec_context.width, stream.codec_context.height
-    if width * height > MAX_PIXELS:
-        raise UnreadableFile(
-            f"the frames are {width} x {height}, above the limit of {MAX_PIXELS:,} pixels: "
-            "downscale the video"
-        )
+    check_decoded_size(f"frames of {width} x {height} pixels", PIXEL_BYTES * width * height)
+    # The size inside the stream may differ from the header, and FFmpeg allocates it.
+    stream.codec_context.options = {"max_pixels": str(max_decoded_bytes() // PIXEL_BYTES)}
     stream.codec_context.thread_count = 1  # several readers in parallel are faster than threads
     return stream
 

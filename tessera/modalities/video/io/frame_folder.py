@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 
+from tessera.data.budget import read_file
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import SUFFIXES, decode, to_rgb
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, Frame, Frames, VideoInfo, downscale
@@ -53,7 +54,7 @@ class FrameFolder:
     def open_frame(self, file: Path) -> PIL.Image.Image:
         """Decode one frame."""
         try:
-            return to_rgb(decode(file.read_bytes()))
+            return to_rgb(decode(read_file(file)))
         except UnreadableFile as error:
             raise UnreadableFile(f"frame {file.name}: {error}") from error
 
