@@ -2,7 +2,7 @@
 
     PYTHONPATH=.:bench .venv-peers/bin/python -m peers.loss_curves [NAME ...] [--steps 200]
 
-Both sides run the same program (`readme_examples.py`): the same weights at the start, the same
+Both sides run the same program (`programs.py`): the same weights at the start, the same
 examples and settings, one after the other in one process. The order of the examples and the random
 numbers differ, so the curves are compared by eye and by the mean of the last quarter. The warm-up
 has one step, because the published trainers for videos and meshes divide the learning rate by the
@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import adapters
 from peers.adapters import NEVER
-from peers.readme_examples import EXAMPLES, Example, build_names, build_package_trainer
+from peers.programs import EXAMPLES, Example
+from peers.readme_examples import build_package_trainer, execute
 
 SETTINGS: dict[str, Any] = {"steps": NEVER, "every": NEVER}
 
@@ -30,11 +30,9 @@ SETTINGS: dict[str, Any] = {"steps": NEVER, "every": NEVER}
 def compare(example: Example, steps: int, folder: Path) -> dict[str, list[float]]:
     """Return the losses of both trainers."""
     theirs = record_package(example, steps, folder / "theirs/run")
-    adapters.seed_everything(0)
-    names = build_names(folder / "ours/run", **SETTINGS)
+    trainer = execute(example.ours, example.head, folder / "ours/run", **SETTINGS)["trainer"]
     with redirect_stdout(io.StringIO()):
-        exec(compile(f"{example.ours}\n{example.head}", "program", "exec"), names)
-        ours = [names["trainer"].train_step()[example.loss] for _ in range(steps)]
+        ours = [trainer.train_step()[example.loss] for _ in range(steps)]
     return {"package": theirs, "tessera": ours}
 
 

@@ -352,6 +352,22 @@ class DataConfig:
             self.check_libraries()
 
 
+def split_dataset(
+    dataset: ExampleDataset,
+    val_fraction: float,
+    split_seed: int = 0,
+    validation: ExampleDataset | None = None,
+) -> Split:
+    """Hold out a fraction of a dataset by the names of its examples.
+
+    `validation` has the same examples without augmentation; by default it is `dataset` itself.
+    """
+    names = [dataset.name(index) for index in range(len(dataset))]
+    train, held_out = split_names(names, val_fraction, split_seed)
+    without_augmentation = dataset if validation is None else validation
+    return Split(Subset(dataset, train), Subset(without_augmentation, held_out))
+
+
 def split_names(
     names: Sequence[str], val_fraction: float, seed: int = 0
 ) -> tuple[list[int], list[int]]:

@@ -12,6 +12,7 @@ from torch.utils.data import default_collate
 from tessera.data.dataset import ExampleDataset
 from tessera.engine.modes import seed
 from tessera.engine.task import TensorExamples
+from tessera.run.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,9 @@ class DatasetSource(ExampleDataset):
     items: Any
     collate_items: Callable[[list[Any]], Any] = default_collate
 
+    def __post_init__(self) -> None:
+        check_has_items(self.items)
+
     def __len__(self) -> int:
         return len(self.items)
 
@@ -37,3 +41,13 @@ class DatasetSource(ExampleDataset):
 
     def collate(self, examples: list[Any]) -> TensorExamples:
         return TensorExamples(self.collate_items(examples))
+
+
+def check_has_items(data: object) -> None:
+    """Raise UserError unless an object has a length and items by index."""
+    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
+        raise UserError(
+            f"The data are a {type(data).__name__}, but must have a length and items by index, so "
+            "that a run can be resumed at any step: give a map-style dataset, or store the "
+            "examples of a stream first."
+        )

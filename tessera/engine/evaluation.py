@@ -154,14 +154,14 @@ def pack_media(media: object, key: str, arrays: dict[str, Tensor]) -> Json:
             f"Samples of several processes must be dataclasses, got {type(media).__name__}."
         )
     fields: Json = {}
-    for field in dataclasses.fields(media):
-        value = getattr(media, field.name)
+    for one in dataclasses.fields(media):
+        value = getattr(media, one.name)
         if hasattr(value, "__array__"):
-            arrays[f"{key}/{field.name}"] = torch.as_tensor(value)
-            value = {"array": f"{key}/{field.name}"}
+            arrays[f"{key}/{one.name}"] = torch.as_tensor(value)
+            value = {"array": f"{key}/{one.name}"}
         elif dataclasses.is_dataclass(value):
-            value = {"media": pack_media(value, f"{key}/{field.name}", arrays)}
-        fields[field.name] = value
+            value = {"media": pack_media(value, f"{key}/{one.name}", arrays)}
+        fields[one.name] = value
     kind = type(media)
     return {"class": [kind.__module__, kind.__qualname__], "fields": fields}
 

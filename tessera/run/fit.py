@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from torch import nn
 
-from tessera.data.dataset import ExampleDataset, Split, Subset, split_names
+from tessera.data.dataset import ExampleDataset, Split, split_dataset
 from tessera.data.loader import check_num_examples
 from tessera.data.source import DatasetSource
 from tessera.engine import checkpoint
@@ -87,22 +87,14 @@ def build_split(
     train = as_source(data, collate)
     if validation is not None:
         return Split(train, as_source(validation, collate))
-    names = [train.name(index) for index in range(len(train))]
     with as_user_error(ValueError):
-        kept, held_out = split_names(names, val_fraction)
-    return Split(Subset(train, kept), Subset(train, held_out))
+        return split_dataset(train, val_fraction)
 
 
 def as_source(data: Any, collate: Callable[[list[Any]], Any] | None) -> ExampleDataset:
     """Return a source unchanged, and any other object with a length and items as one."""
     if isinstance(data, Source):
         return data  # type: ignore[return-value]
-    if not hasattr(data, "__len__") or not hasattr(data, "__getitem__"):
-        raise UserError(
-            f"The data are a {type(data).__name__}, but must have a length and items by index, so "
-            "that a run can be resumed at any step: give a map-style dataset, or store the "
-            "examples of a stream first."
-        )
     return DatasetSource(data) if collate is None else DatasetSource(data, collate)
 
 

@@ -160,7 +160,7 @@ def read_captions(dataset: ExampleDataset) -> list[str]:
         try:
             captions += dataset.all_captions(i) or [""]
         except UnreadableFile as error:
-            reasons.append(str(error))
+            reasons.append(f"{dataset.name(i)}: {error}")
     if reasons and not any(captions):
         shown = "\n  ".join(reasons[:3])
         raise UserError(

@@ -25,7 +25,11 @@ SCHEDULER_KWARGS = {name: name for name in ("warmup_start_lr", "min_lr_ratio", "
 """The names that `scheduler_kwargs` may have, and the fields of OptimizerConfig."""
 PRECISIONS: dict[str, Precision] = {"no": "fp32", "bf16": "bf16", "fp16": "fp16"}
 """The values of `mixed_precision`, and those of EngineConfig.precision."""
+IN_MEMORY = "a dataset in memory"
+"""The path in the configuration of a run whose dataset was given as a Python object.
 
+The model card states it, and commands that read the data report that there is no such folder.
+"""
 
 Parameters = ParamSpec("Parameters")
 SIMPLE_TYPES: dict[type, tuple[type, str]] = {

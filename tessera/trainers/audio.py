@@ -46,8 +46,9 @@ from torch import Tensor, nn
 
 from tessera.api.generator import check_not_external, make_seeds, run_task
 from tessera.api.tokenizer import Tokenizer
-from tessera.data.dataset import ExampleDataset, Split
+from tessera.data.dataset import ExampleDataset, Split, split_dataset
 from tessera.data.errors import UnreadableFile
+from tessera.data.source import check_has_items
 from tessera.engine.ema import EMAConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig
@@ -76,14 +77,14 @@ from tessera.run.errors import UserError, as_user_error
 from tessera.run.train import build_task
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.trainers.arguments import (
+    IN_MEMORY,
     build_engine_config,
     check_arguments,
     check_clear_results,
 )
 from tessera.trainers.base import Trainer, adopt_model
-from tessera.trainers.foreign import ForeignRun, split_foreign
+from tessera.trainers.foreign import ForeignRun
 from tessera.trainers.foreign_audio import ForeignSoundStormTask, build_pairs
-from tessera.trainers.in_memory import IN_MEMORY, split_dataset
 from tessera.trainers.in_memory_audio import (
     InMemoryTokenPairs,
     InMemoryWaveforms,
@@ -199,7 +200,7 @@ class SoundStormTrainer(Trainer[MaskedModel]):
                 only_train_critic=only_train_critic,
             )
             pairs = check_foreign_dataset(dataset, tokenizer, semantic, data_max_length)
-            split = split_foreign(build_pairs(pairs, foreign.model), valid_frac, random_split_seed)
+            split = split_dataset(build_pairs(pairs, foreign.model), valid_frac, random_split_seed)
             arguments = {"optimizer": encode(optimizer), **foreign.kwargs}
             super().__init__(ForeignRun(foreign, split, engine, arguments), results_folder)
             return
@@ -416,7 +417,7 @@ def build_split(
     examples: ExampleDataset = InMemoryWaveforms(dataset, data)
     if streams is not None:
         examples = InMemoryTokenPairs(dataset, streams)
-    return split_dataset(examples, data)
+    return split_dataset(examples, data.val_fraction, data.split_seed)
 
 
 def check_foreign_dataset(
@@ -431,10 +432,10 @@ def check_foreign_dataset(
             "tokenizer, semantic and data_max_length are for recordings and models of this "
             "package, but the model is another one, which takes pairs of tokens: leave them out."
         )
-    if dataset is None or isinstance(dataset, (str, Path)) or not len(dataset):
+    if dataset is None or isinstance(dataset, (str, Path)):
         raise UserError(
             f"dataset is {dataset!r}, but this model is trained on pairs of semantic and acoustic "
-            "tokens: give a dataset of them with at least one item."
+            "tokens: give a dataset of them."
         )
     return dataset
 
@@ -460,7 +461,9 @@ def check_dataset(
                 f"dataset is the folder {dataset}, but no runs are given that tokenize its "
                 "recordings: add tokenizer=RUN and semantic=RUN."
             )
-    elif not len(dataset):
+        return dataset
+    check_has_items(dataset)
+    if not len(dataset):
         raise UserError("dataset is empty, but training needs examples: give at least one.")
     return dataset
 

@@ -21,13 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from tessera.data.dataset import ExampleDataset, Split, Subset, read_item, split_names
+from tessera.data.dataset import ExampleDataset, Split, read_item
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import check_num_examples
+from tessera.data.source import DatasetSource
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine, EngineConfig
 from tessera.engine.modes import hash_seed, seed
-from tessera.engine.task import Batch, BestMetric, Loss, Task, TensorExamples
+from tessera.engine.optim.config import OptimizerConfig
+from tessera.engine.task import Batch, BestMetric, Loss, Task, TensorExamples, Update
 from tessera.run.config import encode
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
@@ -98,7 +100,30 @@ def split_model(model: nn.Module, others: Sequence[str]) -> ModelPart:
     return ModelPart(model, names, parameters=True)
 
 
+def freeze_vgg(model: nn.Module) -> list[str]:
+    """Freeze the perceptual networks of a model, and return their names.
+
+    The published trainers either give them to the optimizer or compute gradients that are never
+    cleared.
+    """
+    names = [name for name, _ in model.named_children() if "vgg" in name]
+    for name in names:
+        model.get_submodule(name).requires_grad_(False)
+    return names
+
+
 # ---- data
+
+
+@dataclass(frozen=True)
+class ForeignDataset(DatasetSource):
+    """Items of an object, each parsed on its own, so that unusable ones are skipped and noted."""
+
+    parse: Callable[[Any], Any] = field(kw_only=True)
+    """A function of one item that raises UnreadableFile if it cannot be used."""
+
+    def item(self, index: int, rng: np.random.Generator) -> Any:
+        return self.parse(super().item(index, rng))
 
 
 @dataclass(frozen=True)
@@ -122,29 +147,26 @@ class ConvertedDataset(ExampleDataset):
         return TensorExamples(torch.stack(examples))
 
 
-def split_foreign(dataset: ExampleDataset, val_fraction: float, split_seed: int) -> Split:
-    """Hold out a fraction of a dataset by the names of its items."""
-    names = [dataset.name(index) for index in range(len(dataset))]
-    train, held_out = split_names(names, val_fraction, split_seed)
-    return Split(Subset(dataset, train), Subset(dataset, held_out))
-
-
-def name_fields(item: object, names: Sequence[str]) -> dict[str, Any]:
-    """Return the values of an item by name: a dictionary, or a tuple in the order of `names`."""
-    if isinstance(item, Mapping):
-        return dict(item)
-    if isinstance(item, (tuple, list)) and len(item) <= len(names):
-        return dict(zip(names, item))
-    raise UnreadableFile(
-        f"an item is a {type(item).__name__}, but must be a dictionary or a tuple of at most "
-        f"{len(names)} values ({', '.join(names)})"
+def convert_split(split: Split, convert: Callable[[Any], Tensor]) -> Split:
+    """Convert the examples of files."""
+    return Split(
+        ConvertedDataset(split.train, convert), ConvertedDataset(split.validation, convert)
     )
 
 
-def pad_rows(rows: Sequence[Any], value: float) -> Tensor:
+def to_tensor(name: str, value: object) -> Tensor:
+    """Return a tensor or an array of numbers as a tensor; `name` begins the error message."""
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise UnreadableFile(
+            f"{name} is a {type(value).__name__}, but must be a tensor or an array of numbers"
+        ) from None
+
+
+def pad_rows(rows: Sequence[Tensor], value: float) -> Tensor:
     """Stack tensors that differ in their first dimension, padded at the end."""
-    tensors = [torch.as_tensor(row) for row in rows]
-    return nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+    return nn.utils.rnn.pad_sequence(list(rows), batch_first=True, padding_value=value)
 
 
 # ---- the task
@@ -188,6 +210,34 @@ class ForeignTask(Task):
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         count = totals.pop("examples")
         return {name: float(total / count) for name, total in totals.items()}
+
+
+class SingleLossTask(ForeignTask):
+    """Base class for a model that is trained as a whole by one loss."""
+
+    def __init__(self, model: nn.Module, optimizer: OptimizerConfig):
+        super().__init__(model)
+        self.updates = (
+            Update(
+                name="model",
+                trains=self.model,
+                loss=self.train_loss,
+                optimizer=optimizer,
+                find_unused=True,
+            ),
+        )
+
+    def call(self, batch: Batch) -> ForeignLoss:
+        """Call the model with a batch."""
+        raise NotImplementedError
+
+    def train_loss(self, batch: Batch, step: int) -> Loss:
+        seed_model(batch, MODEL)
+        return self.call(batch).to_loss()
+
+    def eval_loss(self, batch: Batch) -> dict[str, Tensor] | None:
+        loss = self.call(batch)
+        return {"loss": loss.total, **loss.breakdown}
 
 
 def seed_model(batch: Batch, call: int) -> None:

@@ -6,30 +6,28 @@ None. Acoustic tokens are (B, T, L), semantic tokens (B, t).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
 from tessera.data.errors import UnreadableFile
-from tessera.data.source import DatasetSource
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, Loss, Update
+from tessera.engine.task import Batch
 from tessera.trainers.foreign import (
-    MODEL,
+    ForeignDataset,
     ForeignLoss,
-    ForeignTask,
+    SingleLossTask,
     check_contract,
     pad_rows,
-    seed_model,
+    to_tensor,
 )
-from tessera.trainers.in_memory_audio import FIELDS
+from tessera.trainers.in_memory_audio import parse_pair
 
 PARAMETERS = ("cond_semantic_token_ids", "only_train_generator", "only_train_critic")
 
 
-class ForeignSoundStormTask(ForeignTask):
+class ForeignSoundStormTask(SingleLossTask):
     def __init__(
         self,
         model: object,
@@ -42,24 +40,11 @@ class ForeignSoundStormTask(ForeignTask):
         checked = check_contract(
             model, trainer="SoundStormTrainer", ours=ours, parameters=PARAMETERS
         )
-        super().__init__(checked)
+        super().__init__(checked, optimizer)
         self.kwargs = {
             "only_train_generator": only_train_generator,
             "only_train_critic": only_train_critic,
         }
-        self.updates = (
-            Update(
-                name="model",
-                trains=self.model,
-                loss=self.token_loss,
-                optimizer=optimizer,
-                find_unused=True,
-            ),
-        )
-
-    def token_loss(self, batch: Batch, step: int) -> Loss:
-        seed_model(batch, MODEL)
-        return self.call(batch).to_loss()
 
     def call(self, batch: Batch) -> ForeignLoss:
         data = dict(batch.examples.data)
@@ -69,14 +54,24 @@ class ForeignSoundStormTask(ForeignTask):
         breakdown = {name: part for name, part in zip(names, parts) if isinstance(part, Tensor)}
         return ForeignLoss(total, breakdown)
 
-    def eval_loss(self, batch: Batch) -> dict[str, Tensor]:
-        loss = self.call(batch)
-        return {"loss": loss.total, **loss.breakdown}
 
-
-def build_pairs(dataset: object, model: nn.Module) -> DatasetSource:
+def build_pairs(dataset: object, model: nn.Module) -> ForeignDataset:
     """Return pairs of semantic and acoustic tokens, padded as the model expects."""
-    return DatasetSource(dataset, TokenPairCollate(model))
+    return ForeignDataset(dataset, TokenPairCollate(model), parse=parse_token_pair)
+
+
+def parse_token_pair(item: object) -> dict[str, Tensor]:
+    """Return semantic tokens (t,) and acoustic tokens (T, L)."""
+    pair = {}
+    for (name, value), ndim in zip(sorted(parse_pair(item).items()), (2, 1), strict=True):
+        tokens = to_tensor(f"the value of its {name} tokens", value)
+        if tokens.ndim != ndim or tokens.is_floating_point():
+            raise UnreadableFile(
+                f"its {name} tokens are {tokens.dtype} of shape {tuple(tokens.shape)}, but must be "
+                f"integers of shape {'(frames, quantizers)' if ndim == 2 else '(frames,)'}"
+            )
+        pair[name] = tokens
+    return pair
 
 
 class TokenPairCollate:
@@ -87,8 +82,7 @@ class TokenPairCollate:
         pad_id = getattr(model, "pad_id", None)
         self.acoustic_pad = 0 if pad_id is None else pad_id
 
-    def __call__(self, items: Sequence[object]) -> dict[str, Tensor]:
-        pairs = [parse_pair(item) for item in items]
+    def __call__(self, pairs: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(pair["acoustic"]) for pair in pairs])
         data = {
             "acoustic": pad_rows([pair["acoustic"] for pair in pairs], self.acoustic_pad),
@@ -99,19 +93,3 @@ class TokenPairCollate:
         if len(lengths.unique()) > 1:
             data["mask"] = torch.arange(int(lengths.max())) < lengths[:, None]
         return data
-
-
-def parse_pair(item: object) -> dict[str, Any]:
-    """Return semantic tokens (t,) and acoustic tokens (T, L), in any order or by name."""
-    values: dict[str, Any] = {}
-    if isinstance(item, Mapping):
-        values = {FIELDS[key]: value for key, value in item.items() if key in FIELDS}
-    elif isinstance(item, (tuple, list)) and len(item) == 2:
-        for value in item:
-            values["semantic" if torch.as_tensor(value).ndim == 1 else "acoustic"] = value
-    if len(values) != 2:
-        raise UnreadableFile(
-            f"an item is a {type(item).__name__}, but must be a pair of semantic tokens (frames,) "
-            f"and acoustic tokens (frames, quantizers), or a dictionary with {', '.join(FIELDS)}"
-        )
-    return values

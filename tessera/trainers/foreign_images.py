@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.data.dataset import Split
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Loss, Update
 from tessera.modalities.image.dataset import ImageDataConfig
@@ -22,10 +23,11 @@ from tessera.modalities.image.media import Image, ImageExample
 from tessera.trainers.foreign import (
     DISCRIMINATOR,
     MODEL,
-    ConvertedDataset,
     ForeignLoss,
     ForeignTask,
     check_contract,
+    convert_split,
+    freeze_vgg,
     seed_model,
     split_model,
 )
@@ -51,10 +53,7 @@ class ForeignVQGANTask(ForeignTask):
             attributes=("discr",),
         )
         super().__init__(checked)
-        untrained = [name for name, _ in self.model.named_children() if "vgg" in name]
-        for name in untrained:  # the published trainer gives it to the optimizer
-            self.model.get_submodule(name).requires_grad_(False)
-        others = ["discr", *untrained]
+        others = [*freeze_vgg(self.model), "discr"]
         self.updates = (
             Update(
                 name="model",
@@ -106,10 +105,9 @@ def to_image(values: Tensor) -> Image:
     return Image.from_floats(image.numpy())
 
 
-def read_images(data: ImageDataConfig) -> tuple[ConvertedDataset, ConvertedDataset]:
-    """Return the training and the held-out images of a folder, in [0, 1]."""
-    split = data.build(captions=False)
-    return ConvertedDataset(split.train, to_unit), ConvertedDataset(split.validation, to_unit)
+def read_images(data: ImageDataConfig) -> Split:
+    """Return the images of a folder, in [0, 1]."""
+    return convert_split(data.build(captions=False), to_unit)
 
 
 def to_unit(example: ImageExample) -> Tensor:

@@ -10,29 +10,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tessera.data.errors import UnreadableFile
-from tessera.data.source import DatasetSource
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, BestMetric, Loss, Update
+from tessera.engine.task import Batch, BestMetric
+from tessera.run.errors import UserError
 from tessera.trainers.foreign import (
-    MODEL,
+    ForeignDataset,
     ForeignLoss,
-    ForeignTask,
+    SingleLossTask,
     check_contract,
-    name_fields,
     pad_rows,
-    seed_model,
+    to_tensor,
 )
+from tessera.trainers.in_memory_meshes import get_field_names, parse_fields
 
 TEXT_FIELDS = ("texts", "text_embeds")
 
 
-class ForeignMeshAutoencoderTask(ForeignTask):
+class ForeignMeshAutoencoderTask(SingleLossTask):
     best_metric = BestMetric(name="recon_loss", higher_is_better=False)
     optimizer_keys = {"model": "optimizer"}
 
@@ -44,31 +44,14 @@ class ForeignMeshAutoencoderTask(ForeignTask):
             parameters=("vertices", "faces", "return_loss_breakdown"),
             attributes=("pad_id",),
         )
-        super().__init__(checked)
-        self.updates = (
-            Update(
-                name="model",
-                trains=self.model,
-                loss=self.reconstruction_loss,
-                optimizer=optimizer,
-                find_unused=True,
-            ),
-        )
-
-    def reconstruction_loss(self, batch: Batch, step: int) -> Loss:
-        seed_model(batch, MODEL)
-        return self.call(batch).to_loss()
+        super().__init__(checked, optimizer)
 
     def call(self, batch: Batch) -> ForeignLoss:
         total, (recon, commit) = self.model(**batch.examples.data, return_loss_breakdown=True)
         return ForeignLoss(total, {"recon_loss": recon, "commit_loss": commit.sum()})
 
-    def eval_loss(self, batch: Batch) -> dict[str, Tensor]:
-        loss = self.call(batch)
-        return {"loss": loss.total, **loss.breakdown}
 
-
-class ForeignMeshTransformerTask(ForeignTask):
+class ForeignMeshTransformerTask(SingleLossTask):
     optimizer_keys = {"model": "optimizer"}
 
     def __init__(self, model: object, optimizer: OptimizerConfig):
@@ -79,53 +62,53 @@ class ForeignMeshTransformerTask(ForeignTask):
             parameters=("vertices", "faces"),
             attributes=("pad_id",),
         )
-        super().__init__(checked)
-        self.updates = (
-            Update(
-                name="model",
-                trains=self.model,
-                loss=self.token_loss,
-                optimizer=optimizer,
-                find_unused=True,
-            ),
-        )
+        super().__init__(checked, optimizer)
 
-    def token_loss(self, batch: Batch, step: int) -> Loss:
-        seed_model(batch, MODEL)
-        return ForeignLoss(self.model(**batch.examples.data)).to_loss()
-
-    def eval_loss(self, batch: Batch) -> dict[str, Tensor]:
-        return {"loss": self.model(**batch.examples.data)}
+    def call(self, batch: Batch) -> ForeignLoss:
+        return ForeignLoss(self.model(**batch.examples.data))
 
 
 def build_meshes(
     dataset: object, data_kwargs: Sequence[str], pad_id: int, *, texts: bool
-) -> DatasetSource:
+) -> ForeignDataset:
     """Return meshes as dictionaries or tuples; without `texts` their texts are left out."""
-    names = getattr(dataset, "data_kwargs", None) or data_kwargs
-    return DatasetSource(dataset, MeshCollate(tuple(names), pad_id, texts))
+    field_names = get_field_names(dataset, data_kwargs)
+    parse = partial(parse_mesh, field_names=field_names, texts=texts)
+    return ForeignDataset(dataset, MeshCollate(pad_id), parse=parse)
+
+
+def parse_mesh(item: object, field_names: Sequence[str], texts: bool) -> dict[str, Any]:
+    """Return vertices (V, 3), faces (F, 3 or 4) and the other values of an item by name."""
+    fields = parse_fields(item, field_names)
+    mesh: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name not in TEXT_FIELDS:
+            mesh[name] = to_tensor(f"the value of its {name}", value)
+        elif texts:
+            mesh[name] = value if isinstance(value, str) else to_tensor(f"its {name}", value)
+    if mesh["faces"].is_floating_point() or mesh["faces"].ndim != 2 or mesh["vertices"].ndim != 2:
+        shapes = {name: tuple(mesh[name].shape) for name in ("vertices", "faces")}
+        raise UnreadableFile(
+            f"its faces are {mesh['faces'].dtype} with the shapes {shapes}, but must be integers "
+            "(faces, corners) with vertices (vertices, 3): name the values of a tuple with "
+            "data_kwargs"
+        )
+    return mesh
 
 
 @dataclass(frozen=True)
 class MeshCollate:
-    names: tuple[str, ...]
     pad_id: int
-    texts: bool
 
-    def __call__(self, items: Sequence[object]) -> dict[str, Any]:
-        rows = [name_fields(item, self.names) for item in items]
+    def __call__(self, meshes: Sequence[dict[str, Any]]) -> dict[str, Any]:
         data: dict[str, Any] = {}
-        for name in rows[0]:
-            if name in TEXT_FIELDS and not self.texts:
-                continue
-            if any(name not in row for row in rows):
-                raise UnreadableFile(f"some items have {name!r} and others have not")
-            values = [row[name] for row in rows]
+        for name in {name: None for mesh in meshes for name in mesh}:
+            if any(name not in mesh for mesh in meshes):
+                raise UserError(
+                    f"Some items of the dataset have {name!r} and others have not: give it to all "
+                    "of them or to none."
+                )
+            values = [mesh[name] for mesh in meshes]
             is_tensor = isinstance(values[0], Tensor)
-            data[name] = pad_rows(values, self.pad_id) if is_tensor else as_list(values)
+            data[name] = pad_rows(values, self.pad_id) if is_tensor else values
         return data
-
-
-def as_list(values: list[Any]) -> Any:
-    """Return arrays as one tensor and strings as a list."""
-    return values if isinstance(values[0], str) else torch.as_tensor(values)

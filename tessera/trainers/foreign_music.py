@@ -5,7 +5,7 @@ The model returns the contrastive loss of the pairs of a micro-batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,49 +13,51 @@ import torch
 from torch import Tensor
 
 from tessera.data.errors import UnreadableFile
-from tessera.data.source import DatasetSource
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, Loss, Update
+from tessera.engine.task import Batch
+from tessera.run.errors import UserError
 from tessera.trainers.foreign import (
-    MODEL,
+    ForeignDataset,
     ForeignLoss,
-    ForeignTask,
+    SingleLossTask,
     check_contract,
     pad_rows,
-    seed_model,
+    to_tensor,
 )
+from tessera.trainers.in_memory_music import parse_item
 
-FIELDS = ("wavs", "texts", "raw_texts")
+PARAMETERS = ("wavs", "texts", "raw_texts")
 
 
-class ForeignMuLaNTask(ForeignTask):
+class ForeignMuLaNTask(SingleLossTask):
     def __init__(self, model: object, optimizer: OptimizerConfig):
         checked = check_contract(
-            model, trainer="MuLaNTrainer", ours="a MuLaN of MuLaNConfig", parameters=FIELDS
+            model, trainer="MuLaNTrainer", ours="a MuLaN of MuLaNConfig", parameters=PARAMETERS
         )
-        super().__init__(checked)
-        self.updates = (
-            Update(
-                name="model",
-                trains=self.model,
-                loss=self.contrastive_loss,
-                optimizer=optimizer,
-                find_unused=True,
-            ),
-        )
+        super().__init__(checked, optimizer)
 
-    def contrastive_loss(self, batch: Batch, step: int) -> Loss:
-        seed_model(batch, MODEL)
-        return ForeignLoss(self.model(**batch.examples.data)).to_loss()
+    def call(self, batch: Batch) -> ForeignLoss:
+        return ForeignLoss(self.model(**batch.examples.data))
 
     def eval_loss(self, batch: Batch) -> dict[str, Tensor] | None:
-        if len(batch) < 2:  # nothing to compare with
-            return None
-        return {"loss": self.model(**batch.examples.data)}
+        return super().eval_loss(batch) if len(batch) > 1 else None  # nothing to compare with
 
 
-def build_pairs(dataset: object, max_length: int | None) -> DatasetSource:
-    return DatasetSource(dataset, MusicCollate(max_length))
+def build_pairs(dataset: object, max_length: int | None) -> ForeignDataset:
+    """Return waveforms with a text or token ids, by name or by type and in any order."""
+    return ForeignDataset(dataset, MusicCollate(max_length), parse=parse_pair)
+
+
+def parse_pair(item: object) -> dict[str, Any]:
+    """Return `wavs` and either `texts` or `raw_texts`."""
+    fields = parse_item(item)
+    pair: dict[str, Any] = {"wavs": to_tensor("its waveform", fields["waveform"]).float()}
+    if "token ids" in fields:
+        return pair | {"texts": to_tensor("the value of its token ids", fields["token ids"])}
+    text = fields["text"]
+    if not isinstance(text, str):
+        raise UnreadableFile(f"its text is a {type(text).__name__}, but must be one string")
+    return pair | {"raw_texts": text}
 
 
 @dataclass(frozen=True)
@@ -64,40 +66,15 @@ class MusicCollate:
 
     max_length: int | None
 
-    def __call__(self, items: Sequence[object]) -> dict[str, Any]:
-        rows = [parse_pair(item) for item in items]
-        names = list(rows[0])
-        if any(list(row) != names for row in rows):
-            raise UnreadableFile("some items have a text and others token ids: give one of them")
-        wavs = [torch.as_tensor(row["wavs"]).float() for row in rows]
-        length = min(wave.shape[-1] for wave in wavs)
+    def __call__(self, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        if any(pair.keys() != pairs[0].keys() for pair in pairs):
+            raise UserError(
+                "Some items of the dataset have a text and others token ids: give one of them."
+            )
+        length = min(pair["wavs"].shape[-1] for pair in pairs)
         if self.max_length is not None:
             length = min(length, self.max_length)
-        data: dict[str, Any] = {"wavs": torch.stack([wave[..., :length] for wave in wavs])}
-        if "texts" in rows[0]:
-            data["texts"] = pad_rows([row["texts"] for row in rows], 0)
-        else:
-            data["raw_texts"] = [row["raw_texts"] for row in rows]
-        return data
-
-
-def parse_pair(item: object) -> dict[str, Any]:
-    """Return `wavs` and either `texts` or `raw_texts`, by name or by type and in any order."""
-    values: dict[str, Any] = {}
-    if isinstance(item, Mapping):
-        values = {name: item[name] for name in FIELDS if name in item}
-    elif isinstance(item, (tuple, list)):
-        named = {detect_field(value): value for value in item}
-        values = {name: named[name] for name in FIELDS if name in named}
-    if len(values) != 2 or "wavs" not in values:
-        raise UnreadableFile(
-            f"an item is a {type(item).__name__} with {', '.join(values) or 'nothing usable'}, but "
-            "must have a waveform (floats) and a text (a string, or token ids as integers)"
-        )
-    return values
-
-
-def detect_field(value: object) -> str:
-    if isinstance(value, str):
-        return "raw_texts"
-    return "wavs" if torch.as_tensor(value).is_floating_point() else "texts"
+        wavs = torch.stack([pair["wavs"][..., :length] for pair in pairs])
+        if "texts" in pairs[0]:
+            return {"wavs": wavs, "texts": pad_rows([pair["texts"] for pair in pairs], 0)}
+        return {"wavs": wavs, "raw_texts": [pair["raw_texts"] for pair in pairs]}

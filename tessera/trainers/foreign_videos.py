@@ -9,28 +9,33 @@ Videos are (B, C, T, H, W), or images (B, C, H, W), in [0, 1].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.data.source import DatasetSource
+from tessera.data.dataset import Split
+from tessera.data.errors import UnreadableFile
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Loss, Update
 from tessera.modalities.video.dataset import VideoDataConfig
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
 from tessera.modalities.video.media import Video, VideoExample
+from tessera.run.errors import UserError
 from tessera.trainers.foreign import (
     DISCRIMINATOR,
     MODEL,
-    ConvertedDataset,
+    ForeignDataset,
     ForeignLoss,
     ForeignTask,
     ModelPart,
     breakdown_values,
     check_contract,
+    convert_split,
     forward_parameters,
+    freeze_vgg,
     seed_model,
     split_model,
 )
@@ -60,12 +65,8 @@ class ForeignVideoTask(ForeignTask):
         )
         super().__init__(checked)
         self.gp_every, self.start_step = gp_every, start_step
-        for name, child in self.model.named_children():
-            if "vgg" in name:  # the published trainer neither trains nor freezes it
-                child.requires_grad_(False)
         self.has_gan = bool(getattr(self.model, "has_gan", getattr(self.model, "use_gan", False)))
-        untrained = [name for name, _ in self.model.named_children() if "vgg" in name]
-        others = [*untrained, *DISCRIMINATORS]
+        others = [*freeze_vgg(self.model), *DISCRIMINATORS]
         self.updates = (
             Update(
                 name="model",
@@ -141,20 +142,43 @@ def to_video(values: Tensor) -> Video:
     return Video.from_floats(video.numpy(), DEFAULT_RATE_HZ)
 
 
-def build_videos(dataset: object) -> DatasetSource:
-    """Return videos in memory; of an item with several values, the first is the video."""
-    return DatasetSource(dataset, stack_videos)
+def build_videos(dataset: object) -> ForeignDataset:
+    """Return videos in memory; of an item with several values, the video is the largest."""
+    return ForeignDataset(dataset, stack_videos, parse=parse_video)
 
 
-def stack_videos(items: Sequence[object]) -> Tensor:
-    first = [item[0] if isinstance(item, (tuple, list)) else item for item in items]
-    return torch.stack([torch.as_tensor(one).float() for one in first])
+def parse_video(item: object) -> Tensor:
+    """Return the video (C, T, H, W) or the image (C, H, W) of an item."""
+    values = [item]
+    if isinstance(item, Mapping):
+        values = list(item.values())
+    elif isinstance(item, (tuple, list)):
+        values = list(item)
+    tensors = [torch.as_tensor(one) for one in values if isinstance(one, (Tensor, np.ndarray))]
+    video = max(tensors, key=lambda one: one.ndim, default=torch.zeros(()))
+    if video.ndim not in (3, 4) or not video.is_floating_point():
+        found = [f"{one.dtype} of shape {tuple(one.shape)}" for one in tensors]
+        raise UnreadableFile(
+            f"it is a {type(item).__name__} with {', '.join(found) or 'no tensors'}, but must have "
+            "a video (channels, frames, height, width) or an image (channels, height, width) of "
+            "floats from 0 to 1"
+        )
+    return video.float()
 
 
-def read_videos(data: VideoDataConfig) -> tuple[ConvertedDataset, ConvertedDataset]:
-    """Return the training and the held-out videos of a folder, in [0, 1]."""
-    split = data.build(captions=False)
-    return ConvertedDataset(split.train, to_unit), ConvertedDataset(split.validation, to_unit)
+def stack_videos(videos: Sequence[Tensor]) -> Tensor:
+    shapes = {tuple(video.shape) for video in videos}
+    if len(shapes) > 1:
+        raise UserError(
+            f"The videos have different shapes, such as {' and '.join(map(str, sorted(shapes)))}, "
+            "but must be equal to be trained in one batch: crop and resize them in the dataset."
+        )
+    return torch.stack(list(videos))
+
+
+def read_videos(data: VideoDataConfig) -> Split:
+    """Return the videos of a folder, in [0, 1]."""
+    return convert_split(data.build(captions=False), to_unit)
 
 
 def to_unit(example: VideoExample) -> Tensor:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from torch import nn
 
-from tessera.data.dataset import Split
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
@@ -114,7 +113,7 @@ class VQGanVAETrainer(Trainer[VQGAN]):
                 "discr_max_grad_norm": discr_max_grad_norm,
                 "data": encode(data),
             }
-            run = ForeignRun(foreign, Split(*read_images(data)), engine, arguments)
+            run = ForeignRun(foreign, read_images(data), engine, arguments)
             super().__init__(run, results_folder)
             return
         adversary = None

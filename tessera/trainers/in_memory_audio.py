@@ -1,8 +1,9 @@
 """Audio in memory as datasets: waveforms, or pairs of tokens that were computed elsewhere.
 
-A pair is a tuple (semantic, acoustic) or a dictionary. Semantic tokens are integers (t,), acoustic
-tokens are the codes of a codec (T, L), the coarsest quantizer first. Both may end in -1, which is
-padding. The given objects are never modified.
+A pair is a tuple (semantic, acoustic), or in the other order if their dimensions differ, or a
+dictionary. Semantic tokens are integers (t,), acoustic tokens are the codes of a codec (T, L), the
+coarsest quantizer first. Both may end in -1, which is padding. The given objects are never
+modified.
 
 T frames, L quantizers.
 """
@@ -54,25 +55,20 @@ class InMemoryTokenPairs(ExampleDataset):
         return f"pair-{index:06d}"
 
     def item(self, index: int, rng: np.random.Generator) -> TokenizedExample:
-        name, streams = self.name(index), self.streams
-        fields = parse_pair(self.items[index], name)
-        semantic_t = parse_tokens(
-            fields["semantic"], streams.semantic, f"{name}: the semantic tokens"
-        )
-        acoustic_TL = parse_tokens(
-            fields["acoustic"], streams.acoustic, f"{name}: the acoustic tokens"
-        )
+        streams = self.streams
+        fields = parse_pair(self.items[index])
+        semantic_t = parse_tokens(fields["semantic"], streams.semantic, "the semantic tokens")
+        acoustic_TL = parse_tokens(fields["acoustic"], streams.acoustic, "the acoustic tokens")
         frames, max_frames = len(acoustic_TL), streams.acoustic.frames
         if not streams.same_duration(frames, len(semantic_t)):
             durations = streams.describe_durations(frames, len(semantic_t))
             raise UnreadableFile(
-                f"{name}: the acoustic and the semantic tokens have different durations, "
-                f"{durations}: cut both where the audio ends, or correct the seconds per frame of "
-                "their streams"
+                f"the acoustic and the semantic tokens have different durations, {durations}: cut "
+                "both where the audio ends, or correct the seconds per frame of their streams"
             )
         if frames > max_frames:
             raise UnreadableFile(
-                f"{name}: it has {frames} frames, but the model was built for at most "
+                f"it has {frames} frames, but the model was built for at most "
                 f"{max_frames}: cut it, or build the model for more"
             )
         codes = {
@@ -85,29 +81,32 @@ class InMemoryTokenPairs(ExampleDataset):
         return collate(examples)
 
 
-def parse_pair(item: object, name: str) -> dict[Field, object]:
+def parse_pair(item: object) -> dict[Field, object]:
     """Return both fields of a pair, or raise UnreadableFile."""
     fields: dict[Field, object]
     if isinstance(item, Mapping):
         for key in item:
             if key not in FIELDS:
                 raise UnreadableFile(
-                    f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
+                    f"it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
                 )
         fields = {FIELDS[key]: value for key, value in item.items()}
     elif isinstance(item, (tuple, list)) and len(item) == 2:
-        fields = {"semantic": item[0], "acoustic": item[1]}
+        semantic, acoustic = item
+        if np.ndim(semantic) == 2 and np.ndim(acoustic) == 1:
+            semantic, acoustic = acoustic, semantic
+        fields = {"semantic": semantic, "acoustic": acoustic}
     else:
         found = f"is a {type(item).__name__}"
         if isinstance(item, (tuple, list)):
             found = f"has {len(item)} value(s)"
         raise UnreadableFile(
-            f"{name}: it {found}, but an item must be a pair (semantic, acoustic): give pairs, or "
+            f"it {found}, but an item must be a pair (semantic, acoustic): give pairs, or "
             "for waveforms the runs that tokenize them (tokenizer=RUN, semantic=RUN)"
         )
     for field in ("semantic", "acoustic"):
         if field not in fields:
-            raise UnreadableFile(f"{name}: it has no {field} tokens, but a pair needs both")
+            raise UnreadableFile(f"it has no {field} tokens, but a pair needs both")
     return fields
 
 
@@ -175,17 +174,17 @@ class InMemoryWaveforms(ExampleDataset):
         return hashlib.blake2b(samples.tobytes(), digest_size=16).hexdigest()
 
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
-        item, name, data = self.items[index], self.name(index), self.data
+        item, data = self.items[index], self.data
         value = item[0] if isinstance(item, (tuple, list)) and len(item) == 1 else item
         found, is_waveform = type(value).__name__, False
         if isinstance(value, (Tensor, np.ndarray)):
             found, is_waveform = str(value.dtype), torch.as_tensor(value).is_floating_point()
         if not is_waveform:
             raise UnreadableFile(
-                f"{name}: its type is {found}, but a waveform must be a tensor of floats: give "
+                f"its type is {found}, but a waveform must be a tensor of floats: give "
                 "waveforms, or for pairs of tokens leave out `tokenizer` and `semantic`"
             )
-        waveform = to_waveform(value, name)
+        waveform = to_waveform(value)
         start = max(0, waveform.shape[1] - data.length) // 2
         cut = normalize_loudness(waveform[:, start : start + data.length], data.loudness_db)
         return AudioExample(pad_samples(cut, data.length), cut.shape[1], data.rate_hz, "")

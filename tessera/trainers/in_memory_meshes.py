@@ -43,10 +43,10 @@ def get_field_names(dataset: object, data_kwargs: Sequence[str]) -> tuple[str, .
 
 
 @dataclass(frozen=True)
-class KnownMesh:
-    """What is kept of an item that was read."""
+class ParsedMesh:
+    """An item in canonical form."""
 
-    text: str
+    example: MeshExample
     signature: str
 
 
@@ -58,8 +58,12 @@ class InMemoryMeshes(ExampleDataset):
     field_names: tuple[str, ...]
     """The names of the values of a tuple."""
     data: MeshDataConfig
-    known: dict[int, KnownMesh] = field(default_factory=dict, compare=False, repr=False)
-    """Texts and signatures of items that were read, since reading an item may be expensive."""
+    keep_parsed: bool = False
+    """Read each item only once, since that may be expensive. For a dataset that is released when
+    its meshes are tokenized: their canonical form is kept in memory until then."""
+    parsed: dict[int, ParsedMesh | UnreadableFile] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     def __len__(self) -> int:
         return len(self.items)
@@ -69,72 +73,49 @@ class InMemoryMeshes(ExampleDataset):
 
     def all_captions(self, index: int) -> list[str]:
         """Return the text of an item; items are not read if no texts are expected."""
-        return [self.know(index).text] if "texts" in self.field_names else []
+        return [self.parse(index).example.caption] if "texts" in self.field_names else []
 
     def signature(self, index: int) -> str:
         try:
-            return self.know(index).signature
+            return self.parse(index).signature
         except UnreadableFile:
             return "unreadable"
 
-    def know(self, index: int) -> KnownMesh:
-        """Return text and signature of an item, which is read if it was not before."""
-        if index not in self.known:
-            self.remember(index, self.parse_item(index))
-        return self.known[index]
-
-    def remember(self, index: int, fields: dict[str, object]) -> KnownMesh:
-        text = fields.get("texts", "")
-        if not isinstance(text, str):
-            raise UnreadableFile(
-                f"{self.name(index)}: its text is a {type(text).__name__}, but must be one string"
-            )
-        content = b"".join(to_array(fields[name]).tobytes() for name in ("vertices", "faces"))
-        signature = hashlib.blake2b(content, digest_size=16).hexdigest()
-        return self.known.setdefault(index, KnownMesh(text, signature))
-
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
-        fields = self.parse_item(index)
-        caption = self.remember(index, fields).text if "texts" in self.field_names else ""
+        return self.parse(index).example
+
+    def parse(self, index: int) -> ParsedMesh:
+        """Return an item in canonical form, or raise UnreadableFile."""
+        found = self.parsed.get(index)
+        if found is None:
+            try:
+                found = self.read(index)
+            except UnreadableFile as error:
+                found = error
+            if self.keep_parsed:
+                self.parsed[index] = found
+        if isinstance(found, UnreadableFile):
+            raise found
+        return found
+
+    def read(self, index: int) -> ParsedMesh:
+        fields = parse_fields(self.items[index], self.field_names)
+        text = fields.get("texts", "") if "texts" in self.field_names else ""
+        if not isinstance(text, str):
+            raise UnreadableFile(f"its text is a {type(text).__name__}, but must be one string")
+        vertices, faces = (to_array(name, fields[name]) for name in ("vertices", "faces"))
         try:
-            mesh = Mesh(to_array(fields["vertices"]), to_array(fields["faces"]))
-            return MeshExample.from_mesh(self.prepare_mesh(mesh), self.data.bins, caption)
-        except ValueError as error:  # of Mesh, or UnreadableFile
-            raise UnreadableFile(f"{self.name(index)}: {error}") from error
+            mesh = self.prepare_mesh(Mesh(vertices, faces))
+            example = MeshExample.from_mesh(mesh, self.data.bins, text)
+        except UnreadableFile:
+            raise
+        except ValueError as error:  # of Mesh
+            raise UnreadableFile(str(error)) from error
+        content = vertices.tobytes() + faces.tobytes()
+        return ParsedMesh(example, hashlib.blake2b(content, digest_size=16).hexdigest())
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
-
-    def parse_item(self, index: int) -> dict[str, object]:
-        """Return the values of an item by name, or raise UnreadableFile."""
-        item, name = self.items[index], self.name(index)
-        if isinstance(item, Mapping):
-            fields = dict(item)
-        elif isinstance(item, (tuple, list)) and len(item) <= len(self.field_names):
-            fields = dict(zip(self.field_names, item))
-        else:
-            found = f"is a {type(item).__name__}"
-            if isinstance(item, (tuple, list)):
-                found = f"has {len(item)} values"
-            raise UnreadableFile(
-                f"{name}: it {found}, but an item must be a dictionary, or a tuple of at most "
-                f"{len(self.field_names)} values ({', '.join(self.field_names)}): name its values "
-                "with data_kwargs"
-            )
-        for key in fields:
-            if key not in FIELDS:
-                raise UnreadableFile(
-                    f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
-                )
-        for required in ("vertices", "faces"):
-            if required not in fields:
-                raise UnreadableFile(f"{name}: it has no {required}, but a mesh needs them")
-        if isinstance(fields.get("face_edges"), str):
-            raise UnreadableFile(
-                f"{name}: its face_edges are a text, but must be pairs of faces: name its values "
-                'with data_kwargs, such as ("vertices", "faces", "texts")'
-            )
-        return fields
 
     def prepare_mesh(self, mesh: Mesh) -> Mesh:
         """Convert the faces to those of the model; raise UnreadableFile if that is not possible."""
@@ -153,5 +134,40 @@ class InMemoryMeshes(ExampleDataset):
         return mesh
 
 
-def to_array(values: object) -> np.ndarray:
-    return torch.as_tensor(values).detach().cpu().numpy()
+def parse_fields(item: object, field_names: Sequence[str]) -> dict[str, object]:
+    """Return the values of an item by name, or raise UnreadableFile."""
+    if isinstance(item, Mapping):
+        fields = dict(item)
+    elif isinstance(item, (tuple, list)) and len(item) <= len(field_names):
+        fields = dict(zip(field_names, item))
+    else:
+        found = f"is a {type(item).__name__}"
+        if isinstance(item, (tuple, list)):
+            found = f"has {len(item)} values"
+        raise UnreadableFile(
+            f"it {found}, but an item must be a dictionary, or a tuple of at most "
+            f"{len(field_names)} values ({', '.join(field_names)}): name its values "
+            "with data_kwargs"
+        )
+    for key in fields:
+        if key not in FIELDS:
+            raise UnreadableFile(f"it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}")
+    fields = {key: value for key, value in fields.items() if value is not None}
+    for required in ("vertices", "faces"):
+        if required not in fields:
+            raise UnreadableFile(f"it has no {required}, but a mesh needs them")
+    if isinstance(fields.get("face_edges"), str):
+        raise UnreadableFile(
+            "its face_edges are a text, but must be pairs of faces: name its values "
+            'with data_kwargs, such as ("vertices", "faces", "texts")'
+        )
+    return fields
+
+
+def to_array(name: str, values: object) -> np.ndarray:
+    try:
+        return torch.as_tensor(values).detach().cpu().numpy()
+    except (TypeError, ValueError, RuntimeError):
+        raise UnreadableFile(
+            f"its {name} are a {type(values).__name__}, but must be a tensor or an array of numbers"
+        ) from None

@@ -60,22 +60,22 @@ class InMemoryMusic(ExampleDataset):
         return len(self.items)
 
     def name(self, index: int) -> str:
-        return example_name(index)
+        return f"clip-{index:06d}"
 
     def all_captions(self, index: int) -> list[str]:
-        fields = parse_item(self.items[index], self.name(index))
-        return parse_captions(fields, self.takes_token_ids, self.name(index))
+        fields = parse_item(self.items[index])
+        return parse_captions(fields, self.takes_token_ids)
 
     def item(self, index: int, rng: np.random.Generator) -> MusicExample:
         """Draw a random number for the start and, if there are several captions, one for them."""
-        u, name = rng.random(), self.name(index)
-        fields = parse_item(self.items[index], name)
-        waveform = to_waveform(fields["waveform"], name)
+        u = rng.random()
+        fields = parse_item(self.items[index])
+        waveform = to_waveform(fields["waveform"])
         num_later = max(0, waveform.shape[1] - self.length)
         position = u if self.crop == "random" else 0.5
         start = min(num_later, int(position * (num_later + 1)))
         cut = waveform[:, start : start + self.length]
-        captions = parse_captions(fields, self.takes_token_ids, name)
+        captions = parse_captions(fields, self.takes_token_ids)
         return MusicExample(
             pad_samples(cut, self.length),
             cut.shape[1],
@@ -88,10 +88,6 @@ class InMemoryMusic(ExampleDataset):
         return collate(examples)
 
 
-def example_name(index: int) -> str:
-    return f"clip-{index:06d}"
-
-
 def find_max_samples(items: Sequence[object]) -> int:
     """Return the number of samples of the longest waveform.
 
@@ -99,48 +95,46 @@ def find_max_samples(items: Sequence[object]) -> int:
     """
     lengths = [1]
     for index in range(len(items)):
-        name = example_name(index)
         try:
-            waveform = to_waveform(parse_item(items[index], name)["waveform"], name)
+            waveform = to_waveform(parse_item(items[index])["waveform"])
         except UnreadableFile:
             continue
         lengths.append(waveform.shape[1])
     return max(lengths)
 
 
-def parse_item(item: object, name: str) -> Fields:
+def parse_item(item: object) -> Fields:
     """Return a waveform and either a text or token ids, or raise UnreadableFile."""
     if isinstance(item, Mapping):
         for key in item:
             if key not in FIELDS:
                 raise UnreadableFile(
-                    f"{name}: it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
+                    f"it has the unknown key {key!r}{did_you_mean(str(key), FIELDS)}"
                 )
         named = [(FIELDS[key], value) for key, value in item.items()]
     elif isinstance(item, (tuple, list)):
-        named = [(detect_field(value, name), value) for value in item]
+        named = [(detect_field(value), value) for value in item]
     else:
         raise UnreadableFile(
-            f"{name}: it is a {type(item).__name__}, but an item must be a tuple or a dictionary "
+            f"it is a {type(item).__name__}, but an item must be a tuple or a dictionary "
             "of a waveform and a text"
         )
     fields: Fields = {}
     for field, value in named:
         if field in fields:
             raise UnreadableFile(
-                f"{name}: two of its values can be the {field}, but only one is used: give a "
+                f"two of its values can be the {field}, but only one is used: give a "
                 f"dictionary with one of them as {first_key(field)!r}"
             )
         fields[field] = value
     if "waveform" not in fields or len(fields) < 2:
         raise UnreadableFile(
-            f"{name}: it has {' and '.join(fields) or 'no values'}, but an item must have a "
+            f"it has {' and '.join(fields) or 'no values'}, but an item must have a "
             "waveform and a text or token ids"
         )
     if len(fields) == 3:
         raise UnreadableFile(
-            f"{name}: it has a text and token ids, but only one of them is used: leave the other "
-            "out"
+            "it has a text and token ids, but only one of them is used: leave the other out"
         )
     return fields
 
@@ -149,7 +143,7 @@ def first_key(field: Field) -> str:
     return next(key for key, meaning in FIELDS.items() if meaning == field)
 
 
-def detect_field(value: object, name: str) -> Field:
+def detect_field(value: object) -> Field:
     """Return what a value of a tuple is, by its type."""
     if isinstance(value, str):
         return "text"
@@ -164,29 +158,29 @@ def detect_field(value: object, name: str) -> Field:
             return "token ids"
         found = f"{tensor.dtype} of shape {tuple(tensor.shape)}"
     raise UnreadableFile(
-        f"{name}: one of its values is {found}, but values must be a waveform (floats, (samples,) "
+        f"one of its values is {found}, but values must be a waveform (floats, (samples,) "
         "or (channels, samples)), a text (strings) or token ids (integers, (n,))"
     )
 
 
-def to_waveform(value: object, name: str) -> np.ndarray:
+def to_waveform(value: object) -> np.ndarray:
     """Return one channel, (1, N) float32 in [-1, 1], or raise UnreadableFile."""
     waveform = torch.as_tensor(value).detach().cpu().float().numpy()
     waveform = waveform[None] if waveform.ndim == 1 else waveform
     if waveform.ndim != 2 or not waveform.size or len(waveform) > waveform.shape[1]:
         raise UnreadableFile(
-            f"{name}: its waveform has the shape {tuple(waveform.shape)}, but must be (samples,) "
+            f"its waveform has the shape {tuple(waveform.shape)}, but must be (samples,) "
             "or (channels, samples)"
         )
     if len(waveform) > MAX_CHANNELS:
         raise UnreadableFile(
-            f"{name}: its waveform has {len(waveform)} rows, which looks like a spectrogram, but "
+            f"its waveform has {len(waveform)} rows, which looks like a spectrogram, but "
             f"must be (samples,) or (channels, samples) with at most {MAX_CHANNELS} channels: give "
             "the waveform, since the model computes its spectrogram itself"
         )
     if not np.isfinite(waveform).all():
         raise UnreadableFile(
-            f"{name}: its waveform has samples that are NaN or infinite, but must be finite"
+            "its waveform has samples that are NaN or infinite, but must be finite"
         )
     if np.abs(waveform).max() > 1:  # the same text each time, which Python shows once
         warnings.warn(
@@ -201,14 +195,14 @@ class ClippedWaveform(UserWarning):
     """A waveform has samples beyond [-1, 1]."""
 
 
-def parse_captions(fields: Fields, takes_token_ids: bool, name: str) -> list[str]:
+def parse_captions(fields: Fields, takes_token_ids: bool) -> list[str]:
     """Return the captions; token ids become a string of numbers without the zeros of padding."""
     if takes_token_ids != ("token ids" in fields):
         found, expected = ("token ids", "strings")
         if takes_token_ids:
             found, expected = expected, found
         raise UnreadableFile(
-            f"{name}: its text is given as {found}, but the text encoder takes {expected}: give "
+            f"its text is given as {found}, but the text encoder takes {expected}: give "
             f"{expected}, or build the model with another text encoder"
         )
     if takes_token_ids:
@@ -221,5 +215,5 @@ def parse_captions(fields: Fields, takes_token_ids: bool, name: str) -> list[str
         captions = [text] if isinstance(text, str) else list(text)
     captions = [" ".join(caption.split()) for caption in captions if caption.strip()]
     if not captions:
-        raise UnreadableFile(f"{name}: its text is empty, but training needs a caption")
+        raise UnreadableFile("its text is empty, but training needs a caption")
     return captions

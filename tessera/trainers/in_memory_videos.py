@@ -34,7 +34,7 @@ class InMemoryVideos(ExampleDataset):
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         video = torch.as_tensor(self.videos[index]).detach().cpu()
         video = video.unsqueeze(1) if video.ndim == 3 else video
-        self.check_video(index, video)
+        self.check_video(video)
         length = video.shape[1]
         padded = video[:, torch.arange(self.frames).clamp_max(length - 1)]
         return VideoExample(padded.float().numpy() * 2 - 1, length, DEFAULT_RATE_HZ, "")
@@ -42,18 +42,18 @@ class InMemoryVideos(ExampleDataset):
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
-    def check_video(self, index: int, video: Tensor) -> None:
+    def check_video(self, video: Tensor) -> None:
         """Raise UnreadableFile for a wrong shape, type or range."""
-        name, size = self.name(index), self.size
+        size = self.size
         has_shape = video.ndim == 4 and video.shape[0] == 3 and video.shape[2:] == (size, size)
         if not has_shape or not 1 <= video.shape[1] <= self.frames:
             raise UnreadableFile(
-                f"{name}: its shape is {tuple(video.shape)}, but videos must be (3, frames, "
-                f"{size}, {size}) with 1 to {self.frames} frames: resize or cut it"
+                f"its shape is {tuple(video.shape)}, but videos must be (3, frames, {size}, "
+                f"{size}) with 1 to {self.frames} frames: resize or cut it"
             )
         lowest, highest = video.aminmax()
         if not video.is_floating_point() or lowest < 0 or highest > 1:
             raise UnreadableFile(
-                f"{name}: it has values of {video.dtype} from {lowest:g} to {highest:g}, but "
-                "videos must be floats from 0 to 1: rescale it"
+                f"it has values of {video.dtype} from {lowest:g} to {highest:g}, but videos must "
+                "be floats from 0 to 1: rescale it"
             )

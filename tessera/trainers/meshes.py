@@ -35,11 +35,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from tessera.data.dataset import ExampleDataset, Split, Subset
+from tessera.data.errors import UnreadableFile
+from tessera.data.source import check_has_items
 from tessera.engine.engine import EngineConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
@@ -56,6 +57,7 @@ from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
+    IN_MEMORY,
     build_engine_config,
     check_arguments,
     translate_ema_kwargs,
@@ -68,7 +70,6 @@ from tessera.trainers.foreign_meshes import (
     ForeignMeshTransformerTask,
     build_meshes,
 )
-from tessera.trainers.in_memory import IN_MEMORY
 from tessera.trainers.in_memory_meshes import InMemoryMeshes, get_field_names
 from tessera.trainers.schedulers import ScheduleArguments, parse_schedule
 from tessera.trainers.tracked import TrackedTrainer
@@ -222,9 +223,13 @@ class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
         assert isinstance(self.run, Run) and isinstance(self.run.data, MeshDataConfig)
         names = get_field_names(meshes, self._data_kwargs)
         dataset = InMemoryMeshes(meshes, names, self.run.data)
-        rng = np.random.default_rng(0)  # nothing is drawn from it
-        batch = dataset.collate([dataset.item(index, rng) for index in range(len(dataset))])
-        return batch.to(self.engine.device)
+        examples = []
+        for index in range(len(dataset)):
+            try:
+                examples.append(dataset.parse(index).example)
+            except UnreadableFile as error:
+                raise UserError(f"The mesh with index {index} cannot be used: {error}.") from None
+        return dataset.collate(examples).to(self.engine.device)
 
 
 class MeshTransformerTrainer(MeshTrainer[MeshTransformer]):
@@ -427,7 +432,10 @@ def build_dataset(run: Run, dataset: MeshSource, data_kwargs: Sequence[str]) -> 
     if isinstance(dataset, (str, Path)):
         return replace(data, path=str(dataset)).full(captions=run.task.uses_captions)
     data.require_libraries()
-    return InMemoryMeshes(dataset, get_field_names(dataset, data_kwargs), data)
+    check_has_items(dataset)
+    field_names = get_field_names(dataset, data_kwargs)
+    is_tokenized = bool(run.task.dependencies())  # before the first step, by the autoencoder
+    return InMemoryMeshes(dataset, field_names, data, keep_parsed=is_tokenized)
 
 
 def tokenizer_data_config(directory: RunDirectory, tokenizer: str | Path) -> MeshDataConfig:

@@ -15,7 +15,8 @@ from pathlib import Path
 
 from torch import nn
 
-from tessera.data.dataset import Split
+from tessera.data.dataset import Split, split_dataset
+from tessera.data.source import check_has_items
 from tessera.engine.ema import EMAConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.music.contrastive import MusicContrastiveConfig
@@ -27,14 +28,14 @@ from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.text.token_ids import TokenIdTextConfig
 from tessera.trainers.arguments import (
+    IN_MEMORY,
     build_engine_config,
     check_arguments,
     check_clear_results,
 )
 from tessera.trainers.base import Trainer, adopt_model
-from tessera.trainers.foreign import ForeignRun, split_foreign
+from tessera.trainers.foreign import ForeignRun
 from tessera.trainers.foreign_music import ForeignMuLaNTask, build_pairs
-from tessera.trainers.in_memory import IN_MEMORY, split_dataset
 from tessera.trainers.in_memory_music import InMemoryMusic, find_max_samples
 
 DEFAULT_SECONDS = 10.0
@@ -103,7 +104,7 @@ class MuLaNTrainer(Trainer[MuLaN]):
                     "with a loss of its own: give a dataset of pairs, and leave them out."
                 )
             pairs = build_pairs(dataset, data_max_length)
-            split = split_foreign(pairs, valid_frac, random_split_seed)
+            split = split_dataset(pairs, valid_frac, random_split_seed)
             steps = num_train_steps or steps_per_epoch(split, batch_size * grad_accum_every)
             arguments = {"optimizer": encode(optimizer), "data_max_length": data_max_length}
             run = ForeignRun(foreign, split, build_engine(steps=steps), arguments)
@@ -147,7 +148,8 @@ def split_pairs(dataset: Sequence[object], data: MusicDataConfig, mulan: MuLaN) 
     """Split pairs in memory; held-out examples are cropped in the middle."""
     takes_token_ids = isinstance(mulan.config.text, TokenIdTextConfig)
     examples = InMemoryMusic(dataset, data.length, data.rate_hz, takes_token_ids)
-    return split_dataset(examples, data, validation=replace(examples, crop="centre"))
+    without_augmentation = replace(examples, crop="centre")
+    return split_dataset(examples, data.val_fraction, data.split_seed, without_augmentation)
 
 
 def choose_loss(mulan: MuLaN, loss: ContrastiveLoss | None) -> ContrastiveLoss:
@@ -174,6 +176,8 @@ def check_data_arguments(
     if (dataset is None) == (folder is None):
         found = "neither a dataset nor" if dataset is None else "both a dataset and"
         raise UserError(f"Got {found} a folder, but training needs one of them: give one.")
+    if dataset is not None:
+        check_has_items(dataset)
     if dataset is not None and len(dataset) < 2:
         raise UserError(
             f"dataset has {len(dataset)} pair(s), but the loss compares pairs with each other: "

@@ -23,7 +23,8 @@ from typing import Literal
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from tessera.data.dataset import Split
+from tessera.data.dataset import split_dataset
+from tessera.data.source import check_has_items
 from tessera.engine.checkpoint import step_name
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
@@ -40,15 +41,15 @@ from tessera.run.directory import Json
 from tessera.run.errors import UserError
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
+    IN_MEMORY,
     build_engine_config,
     check_arguments,
     translate_ema_kwargs,
     translate_kwargs,
 )
 from tessera.trainers.base import adopt_model
-from tessera.trainers.foreign import ForeignRun, split_foreign
+from tessera.trainers.foreign import ForeignRun
 from tessera.trainers.foreign_videos import ForeignVideoTask, build_videos, read_videos
-from tessera.trainers.in_memory import IN_MEMORY, split_dataset
 from tessera.trainers.in_memory_videos import InMemoryVideos
 from tessera.trainers.schedulers import parse_schedule
 from tessera.trainers.tracked import TrackedTrainer
@@ -179,9 +180,9 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
                 gp_every=apply_gradient_penalty_every,
             )
             if dataset is None:
-                split = Split(*read_videos(data))
+                split = read_videos(data)
             else:
-                split = split_foreign(build_videos(dataset), valid_frac, random_split_seed)
+                split = split_dataset(build_videos(dataset), valid_frac, random_split_seed)
             arguments = {"optimizer": encode(optimizer), "data": encode(data), **schedule.settings}
             run = ForeignRun(foreign, split, engine, arguments)
             super().__init__(run, results_folder, use_wandb_tracking=use_wandb_tracking)
@@ -207,7 +208,8 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
         schedule.apply(task)
         own_split = None
         if dataset is not None:
-            own_split = split_dataset(InMemoryVideos(dataset, data.size, data.frames), data)
+            videos = InMemoryVideos(dataset, data.size, data.frames)
+            own_split = split_dataset(videos, valid_frac, random_split_seed)
         super().__init__(
             own_run,
             results_folder,
@@ -232,20 +234,21 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
     def tokenize(self, videos: Tensor) -> Tensor:
         """Encode videos (B, 3, T, H, W) or images (B, 3, H, W) with the EMA weights.
 
-        Values are floats in [0, 1], like those of a dataset.
+        Values are floats in [0, 1], like those of a dataset. For a model of another package they
+        are passed on unchanged.
 
         Returns:
             Codes (B, t, h, w).
         """
-        lowest, highest = videos.aminmax()
-        if not videos.is_floating_point() or lowest < 0 or highest > 1:
-            raise UserError(
-                f"The videos have values of {videos.dtype} from {lowest:g} to {highest:g}, but "
-                "must be floats from 0 to 1, like those of the dataset: rescale them, with "
-                "(x + 1) / 2 if they are from -1 to 1."
-            )
         inputs = videos.to(self.engine.device)
         if not isinstance(self.run, ForeignRun):
+            lowest, highest = videos.aminmax()
+            if not videos.is_floating_point() or lowest < 0 or highest > 1:
+                raise UserError(
+                    f"The videos have values of {videos.dtype} from {lowest:g} to {highest:g}, but "
+                    "must be floats from 0 to 1, like those of the dataset: rescale them, with "
+                    "(x + 1) / 2 if they are from -1 to 1."
+                )
             inputs = inputs * 2 - 1
         with self.engine.ema.applied(), eval_mode(self.engine.task):
             return self.model.tokenize(inputs)
@@ -311,6 +314,8 @@ def check_data_arguments(
     if (dataset is None) == (folder is None):
         found = "neither a dataset nor" if dataset is None else "both a dataset and"
         raise UserError(f"Got {found} a dataset_folder, but training needs one of them: give one.")
+    if dataset is not None:
+        check_has_items(dataset)
     if dataset_type not in ("videos", "images"):
         raise UserError(f"dataset_type must be 'videos' or 'images', got {dataset_type!r}.")
     if dataset is not None and dataset_kwargs:

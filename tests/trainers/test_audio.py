@@ -233,6 +233,7 @@ def test_tuples_dictionaries_arrays_and_padded_pairs_are_equivalent() -> None:
     pad = torch.nn.functional.pad
     items: list[Any] = [
         (semantic, acoustic),
+        (acoustic, semantic),
         [semantic.numpy(), acoustic.to(torch.int16).numpy()],
         {"semantic": semantic, "acoustic": acoustic},
         {"acoustic_token_ids": acoustic.tolist(), "cond_semantic_token_ids": semantic.tolist()},
@@ -264,7 +265,7 @@ SEMANTIC_10, ACOUSTIC_20 = make_pairs(1)[0]
             r"\(3, 20\), but the model was built for \(frames, 3\): transpose them",
         ),
         (
-            (ACOUSTIC_20, SEMANTIC_10),
+            (ACOUSTIC_20, ACOUSTIC_20),
             r"semantic tokens have the shape \(20, 3\), but the model was built for \(frames,\)",
         ),
         ((SEMANTIC_10, ACOUSTIC_20.float()), "the type torch.float32, but must be integers"),
@@ -291,8 +292,8 @@ SEMANTIC_10, ACOUSTIC_20 = make_pairs(1)[0]
         (("a", "b"), "are not a tensor of integers"),
     ],
 )
-def test_invalid_pairs_are_rejected_by_name(item: Any, message: str) -> None:
-    with pytest.raises(UnreadableFile, match=f"pair-000000: .*{message}"):
+def test_invalid_pairs_are_rejected_with_the_reason(item: Any, message: str) -> None:
+    with pytest.raises(UnreadableFile, match=message):
         load_codes(item)
 
 
@@ -306,7 +307,7 @@ def test_invalid_pairs_are_skipped_and_listed_unless_all_are_invalid(tmp_path: P
     dataset = [*make_pairs(7), invalid]
     build_trainer(tmp_path / "one", dataset=dataset, valid_frac=0.0, num_train_steps=8).train()
     rejected = (tmp_path / "one/rejected.jsonl").read_text()
-    assert "pair-000007: the acoustic and the semantic tokens have different durations" in rejected
+    assert "the acoustic and the semantic tokens have different durations" in rejected
     with pytest.raises(UserError, match="different durations"):
         build_trainer(tmp_path / "all", dataset=[invalid] * 8).train()
 
@@ -340,7 +341,7 @@ def test_train_starts_from_the_given_weights_and_calls_log_fn(tmp_path: Path) ->
     assert trainer.train_step() == {}
 
 
-def test_a_run_that_trains_only_the_critic_is_judged_by_the_critic(tmp_path: Path) -> None:
+def test_a_run_that_trains_only_the_critic_is_evaluated_by_the_critic(tmp_path: Path) -> None:
     model = build_model(critic=CRITIC_HEAD)
     trainer = build_trainer(tmp_path, model=model, only_train_critic=True, lr=1e-2)
     assert trainer.engine.task.best_metric.name == "critic_bce"
@@ -572,7 +573,7 @@ def test_waveforms_are_mixed_to_mono_and_cut_to_their_middle(
         (SEMANTIC_10, "its type is torch.int64"),
         (ramp * math.nan, "NaN or infinite"),
     ):
-        with pytest.raises(UnreadableFile, match=f"wave-000000: .*{message}"):
+        with pytest.raises(UnreadableFile, match=message):
             InMemoryWaveforms([invalid], data).item(0, np.random.default_rng(0))
         assert InMemoryWaveforms([invalid], data).signature(0) == "unreadable"
 

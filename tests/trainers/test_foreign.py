@@ -6,13 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau, StepLR
 
 from tessera import __version__
+from tessera.data.errors import UnreadableFile
+from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
+from tessera.trainers import foreign_audio, foreign_meshes, foreign_music, foreign_videos
+from tessera.trainers.foreign import ForeignDataset
 from tests.runs import read_metrics
 from tests.trainers import stand_ins
 from tests.trainers.stand_ins import CONTRACTS, build
@@ -134,6 +139,99 @@ def test_settings_and_version_are_stored_and_compared(tmp_path: Path) -> None:
         build("video", tmp_path, **schedule, learning_rate=1.0)
 
 
+# ---- items of a dataset
+
+SEMANTIC, ACOUSTIC = torch.arange(3), torch.arange(6).reshape(3, 2)
+WAVE, IDS, VIDEO = torch.rand(16), torch.arange(4), torch.rand(3, 5, 8, 8)
+VERTICES, FACES = torch.rand(4, 3), torch.tensor([[0, 1, 2], [1, 2, 3]])
+
+
+def build_foreign_meshes(items: list[Any]) -> ForeignDataset:
+    names = ("vertices", "faces", "face_edges", "texts")
+    return foreign_meshes.build_meshes(items, names, -1, texts=True)
+
+
+BUILDERS: dict[str, Any] = {
+    "soundstorm": lambda items: foreign_audio.build_pairs(items, nn.Module()),
+    "mulan": lambda items: foreign_music.build_pairs(items, None),
+    "video": foreign_videos.build_videos,
+    "mesh": build_foreign_meshes,
+}
+SAME_ITEMS: dict[str, list[Any]] = {
+    "soundstorm": [
+        (SEMANTIC, ACOUSTIC),
+        (ACOUSTIC, SEMANTIC),
+        {"acoustic_token_ids": ACOUSTIC, "cond_semantic_token_ids": SEMANTIC.numpy()},
+    ],
+    "mulan": [(WAVE, IDS), [IDS, WAVE], {"texts": IDS, "wavs": WAVE.numpy()}],
+    "video": [VIDEO, (VIDEO, torch.rand(4)), [torch.rand(4), VIDEO], {"name": "x", "video": VIDEO}],
+    "mesh": [
+        (VERTICES, FACES, None, "a chair"),
+        {"texts": "a chair", "faces": FACES.numpy(), "vertices": VERTICES},
+    ],
+}
+
+
+@pytest.mark.parametrize("contract", BUILDERS)
+def test_tuples_in_any_order_and_dictionaries_give_the_same_batch(contract: str) -> None:
+    dataset = BUILDERS[contract](SAME_ITEMS[contract])
+    items = [dataset.item(index, np.random.default_rng(0)) for index in range(len(dataset))]
+    batches = [dataset.collate([item]).data for item in items]
+    values = {json.dumps(one, default=torch.Tensor.tolist, sort_keys=True) for one in batches}
+    assert len(values) == 1
+
+
+@pytest.mark.parametrize(
+    ("contract", "item", "reason"),
+    [
+        ("soundstorm", SEMANTIC, "is a Tensor, but an item must be a pair"),
+        ("soundstorm", ("a", "b"), "acoustic tokens is a str, but must be a tensor"),
+        ("soundstorm", (SEMANTIC, SEMANTIC), r"must be integers of shape \(frames, quantizers\)"),
+        ("mulan", WAVE, "an item must be a tuple or a dictionary"),
+        ("mulan", (WAVE, ["a", "b"]), "its text is a list, but must be one string"),
+        ("video", "a path", "a str with no tensors, but must have a video"),
+        ("video", (VIDEO * 255).byte(), "uint8 of shape .* of floats from 0 to 1"),
+        ("mesh", (FACES, VERTICES), "its faces are torch.float32 .* with data_kwargs"),
+        ("mesh", {"vertexes": VERTICES, "faces": FACES}, "did you mean 'vertices'"),
+        ("mesh", (VERTICES, None), "it has no faces"),
+    ],
+)
+def test_an_unusable_item_is_reported_with_its_reason(
+    contract: str, item: Any, reason: str
+) -> None:
+    with pytest.raises(UnreadableFile, match=reason):
+        BUILDERS[contract]([item]).item(0, np.random.default_rng(0))
+
+
+def test_unusable_items_are_skipped_and_noted(tmp_path: Path) -> None:
+    dataset = [*stand_ins.videos(), *["no video"] * 4]
+    build("video", tmp_path, dataset=dataset, num_train_steps=8).train()
+    notes = RunDirectory(tmp_path / "run").read_notes("rejected.jsonl")
+    assert {note["example"] for note in notes} <= {f"item-{24 + i:06d}" for i in range(4)}
+    assert "must have a video" in notes[0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("contract", "items", "message"),
+    [
+        ("video", [VIDEO, VIDEO[..., :4]], "The videos have different shapes"),
+        ("mulan", [(WAVE, IDS), (WAVE, "a harp")], "Some items .* a text and others token ids"),
+        ("mesh", [(VERTICES, FACES), (VERTICES, FACES, None, "x")], "'texts' and others have not"),
+    ],
+)
+def test_items_that_do_not_fit_together_get_a_sentence(
+    contract: str, items: list[Any], message: str
+) -> None:
+    dataset = BUILDERS[contract](items)
+    with pytest.raises(UserError, match=message):
+        dataset.collate([dataset.item(index, np.random.default_rng(0)) for index in (0, 1)])
+
+
+def test_a_dataset_without_a_length_is_rejected(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a generator, but must have a length and items by index"):
+        build("video", tmp_path, dataset=(one for one in stand_ins.videos()))
+
+
 # ---- scheduler classes
 
 
@@ -185,6 +283,6 @@ def test_a_given_model_generates_and_tokenizes_by_its_own_methods(tmp_path: Path
     soundstorm = build("soundstorm", tmp_path / "s")
     assert soundstorm.generate(num_latents=3).shape == (3,)  # type: ignore[attr-defined]
     video = build("video", tmp_path / "v")
-    assert video.tokenize(torch.rand(2, 3, 3, 8, 8)).shape == (2, 3, 8, 8)  # type: ignore[attr-defined]
-    with pytest.raises(UserError, match="floats from 0 to 1"):
-        video.tokenize(torch.rand(2, 3, 3, 8, 8) - 1)  # type: ignore[attr-defined]
+    videos = torch.rand(2, 3, 3, 8, 8) * 2 - 1
+    codes = video.tokenize(videos)  # type: ignore[attr-defined]
+    assert torch.equal(codes, video.model.tokenize(videos)), "the values are not changed"

@@ -229,3 +229,18 @@ def test_maskgit_trainer_trains_super_resolution_with_a_low_resolution_tokenizer
     trainer.train()
     assert trainer.run.recipe == "images-maskgit-superres"
     assert (tmp_path / "dependencies/low_res_tokenizer/config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_ema": "yes"}, "use_ema must be True or False, got 'yes'"),
+        ({"num_train_steps": "ten"}, "num_train_steps must be a whole number, got 'ten'"),
+    ],
+)
+def test_arguments_of_a_wrong_type_get_a_sentence(
+    settings: dict[str, Any], message: str, images: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        build_trainer(images, tmp_path / "run", **settings)
+    assert not (tmp_path / "run").exists()

@@ -228,7 +228,7 @@ def test_token_ids_are_captions_of_a_model_that_takes_token_ids(tmp_path: Path) 
     ],
 )
 def test_ambiguous_or_invalid_items_are_rejected_by_name(item: Any, message: str) -> None:
-    with pytest.raises(UnreadableFile, match=f"clip-000000: .*{message}"):
+    with pytest.raises(UnreadableFile, match=message):
         load_first([item])
 
 
