@@ -74,7 +74,7 @@ def evaluate_task(
     rows: list[tuple[int, dict[str, Tensor]]] = []
     count = torch.zeros((), dtype=torch.float64, device=dist.device)
     with eval_mode(task):
-        for number, batch in lockstep_batches(stream, range(len(stream)), dist):
+        for number, batch in lockstep_batches(stream, interleave(stream), dist):
             on_batch(batch)
             if batch is None or not len(batch):
                 continue
@@ -110,6 +110,16 @@ def make_samples(
                 made.append((number, [Sample(*row) for row in rows]))
     gathered = sorted(dist.all_gather_object(made), key=lambda one: one[0])
     return [sample for _, samples in gathered for sample in samples]
+
+
+def interleave(stream: EvalStream) -> list[int]:
+    """Return all indices in an order in which each batch is spread over the examples.
+
+    Neighbours are often in one folder and of one class, and some metrics compare the examples of a
+    batch with each other.
+    """
+    stride = max(1, -(-len(stream) // stream.batch_size))
+    return [index for first in range(stride) for index in range(first, len(stream), stride)]
 
 
 def lockstep_batches(
