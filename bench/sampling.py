@@ -1,11 +1,15 @@
 """Compare sampling settings of a trained image generator by quality and variety.
 
-    python bench/sampling.py RUN [--samples 256] [--seed 0] [--out FILE] [--only NAME ...]
+    python bench/sampling.py RUN [--samples 256] [--seed 0] [--half first] [--out FILE]
+        [--only NAME ...] [--also "order=halton decoding_steps=24 scale=1" ...]
 
 Each setting generates images for the same held-out captions with the same seeds, and they are
 compared with real images as `tessera evaluate` does. A line of FILE is the result of one setting;
 settings that are there are not repeated. The settings differ from those of the run as stated in
-their names.
+their names; `--also` adds others, as fields of `MaskedSampling` and `Guidance`. "reconstructions"
+are those of the tokenizer, the best that a generator can reach.
+
+Choose settings on the first half of the held-out images, and report values of the second.
 """
 
 from __future__ import annotations
@@ -16,11 +20,16 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import timing
 from comparison import PROJECT
 
-SETTINGS: dict[str, dict[str, dict[str, object]]] = {
+Setting = dict[str, dict[str, object]]
+"""Fields of MaskedSampling ("sampling") and of Guidance ("guidance") by name."""
+GUIDANCE_FIELDS = ("scale", "start", "end", "ramp", "ramp_power")
+
+SETTINGS: dict[str, Setting] = {
     "run": {},
     "guidance 1": {"guidance": {"scale": 1.0}},
     "guidance 1.5": {"guidance": {"scale": 1.5}},
@@ -58,7 +67,15 @@ SETTINGS: dict[str, dict[str, dict[str, object]]] = {
     "linear schedule": {"sampling": {"schedule": "linear"}},
     "top-p 0.9": {"sampling": {"top_p": 0.9}},
 }
-COLUMNS = ("frechet_lite0", "precision", "recall", "class_accuracy", "caption_R@1")
+RECONSTRUCTIONS = "reconstructions"
+COLUMNS = (
+    "frechet_lite0",
+    "precision",
+    "recall",
+    "class_accuracy",
+    "caption_R@1",
+    "prompt_match",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,48 +86,105 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=256, help="images for each setting")
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
     parser.add_argument("--out", type=Path, help="file of results, one line each")
-    parser.add_argument("--only", nargs="+", choices=SETTINGS, help="compare only these settings")
+    parser.add_argument(
+        "--half", choices=("first", "second"), help="compare with this half of the held-out images"
+    )
+    parser.add_argument(
+        "--only", nargs="*", choices=(*SETTINGS, RECONSTRUCTIONS), help="only these settings"
+    )
+    parser.add_argument("--also", nargs="+", default=[], help="further settings, as NAME=VALUE ...")
     args = parser.parse_args(arguments)
+    settings = SETTINGS | {text: parse_setting(text) for text in args.also}
     timing.set_threads(1)
     sys.path.insert(0, str(PROJECT))
     results = read_results(args.out)
-    missing = [name for name in args.only or SETTINGS if name not in results]
+    chosen = [RECONSTRUCTIONS, *SETTINGS] if args.only is None else args.only
+    missing = {
+        name: settings.get(name, {}) for name in (*chosen, *args.also) if name not in results
+    }
     if missing:
         compare_settings(args, missing, results)
     print_table(results)
     return 0
 
 
+def parse_setting(text: str) -> Setting:
+    """Parse fields of MaskedSampling and Guidance, such as "order=halton scale=1"."""
+    setting: Setting = {"sampling": {}, "guidance": {}}
+    for word in text.split():
+        name, value = word.split("=")
+        part = "guidance" if name in GUIDANCE_FIELDS else "sampling"
+        setting[part][name] = parse_value(value)
+    return setting
+
+
+def parse_value(text: str) -> object:
+    """Return a number if a text is one."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
 def compare_settings(
-    args: argparse.Namespace, names: list[str], results: dict[str, dict[str, float]]
+    args: argparse.Namespace, settings: dict[str, Setting], results: dict[str, dict[str, float]]
 ) -> None:
     """Add the results of settings."""
     from tessera.api.generator import Generator, override
-    from tessera.data.sample_metrics import Reference
     from tessera.modalities.image.embedding import ImageEmbedder, collate_media
+    from tessera.modalities.image.prompt_match import match_prompts
     from tessera.modalities.image.sample_metrics import RealImages, choose_others
 
     generator, embedder = Generator.load(args.run), ImageEmbedder()
-    reference = Reference.choose(generator.data, generator.takes_prompts, args.samples)
+    reference = choose_reference(generator, args)
     real = RealImages.embed(reference, choose_others(reference), embedder)
     request = generator.request_for_evaluation(reference, args.samples, args.seed)
     config = generator.task.config
-    for name in names:
-        setting, start_s = SETTINGS[name], time.process_time()
-        generated = generator.run(
-            replace(
-                request,
-                sampling=override(config.sampling, setting.get("sampling", {})),
-                guidance=override(config.guidance, setting.get("guidance", {})),
-            )
-        )
-        cpu_s = time.process_time() - start_s
-        embedded = embedder.embed(collate_media(generated.media, request.prompts))
-        results[name] = {**real.compare(embedded), "cpu_s": cpu_s}
-        print(f"{name}: {format_row(results[name])}", flush=True)
+    for name, setting in settings.items():
+        start_s = time.process_time()
+        if name == RECONSTRUCTIONS:
+            media, prompts = reconstruct(generator, reference)
+        else:
+            sampling = override(config.sampling, setting.get("sampling", {}))
+            guidance = override(config.guidance, setting.get("guidance", {}))
+            changed = replace(request, sampling=sampling, guidance=guidance)
+            media, prompts = generator.run(changed).media, request.prompts
+        values = {"cpu_s": time.process_time() - start_s}
+        values |= real.compare(embedder.embed(collate_media(media, prompts)))
+        if generator.data.path is None:  # synthetic
+            match = match_prompts(media, prompts)
+            values |= {"prompt_match": match.fraction, "prompt_match_real": 1.0}
+        results[name] = values
+        print(f"{name}: {format_row(values)}", flush=True)
         if args.out is not None:
             with args.out.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"setting": name, **results[name]}) + "\n")
+                file.write(json.dumps({"setting": name, **values}) + "\n")
+
+
+def choose_reference(generator: Any, args: argparse.Namespace) -> Any:
+    """Return the held-out images to compare with: the first ones of the requested half."""
+    from tessera.data.sample_metrics import Reference
+
+    everything = Reference.choose(generator.data, generator.takes_prompts, sys.maxsize)
+    chosen = everything.chosen
+    middle = len(chosen) // 2
+    halves = {"first": chosen[:middle], "second": chosen[middle:], None: chosen}
+    return replace(everything, chosen=halves[args.half][: args.samples])
+
+
+def reconstruct(generator: Any, reference: Any) -> tuple[list[Any], list[str]]:
+    """Return the tokenizer's reconstructions of the held-out images, and their captions."""
+    from tessera.data.loader import EvalLoader
+
+    tokenizer = generator.task.tokenizers["tokenizer"]
+    loader = EvalLoader(reference.validation, seed=0, batch_size=16)
+    media, captions = [], []
+    for batch in loader.batches(indices=reference.chosen):
+        media += tokenizer.to_media(tokenizer.encode_examples(batch.examples))
+        captions += batch.examples.captions
+    return media, captions
 
 
 def read_results(file: Path | None) -> dict[str, dict[str, float]]:

@@ -79,7 +79,7 @@ def evaluate_task(
     rows: list[tuple[int, dict[str, Tensor]]] = []
     count = torch.zeros((), dtype=torch.float64, device=dist.device)
     with eval_mode(task):
-        for number, batch in lockstep_batches(stream, range(len(stream)), dist):
+        for number, batch in lockstep_batches(stream, interleave(stream), dist):
             on_batch(batch)
             if batch is None or not len(batch):
                 continue
@@ -180,6 +180,16 @@ def unpack_media(content: Json, tensors: dict[str, Tensor]) -> Media:
             value = unpack_media(value["media"], tensors)
         fields[name] = value
     return kind(**fields)  # type: ignore[operator, return-value]
+
+
+def interleave(stream: EvalStream) -> list[int]:
+    """Return all indices in an order in which each batch is spread over the examples.
+
+    Neighbours are often in one folder and of one class, and some metrics compare the examples of a
+    batch with each other.
+    """
+    stride = max(1, -(-len(stream) // stream.batch_size))
+    return [index for first in range(stride) for index in range(first, len(stream), stride)]
 
 
 def lockstep_batches(

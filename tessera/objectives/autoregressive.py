@@ -28,6 +28,7 @@ from tessera.objectives.generation import (
     GeneratorTask,
     OnStep,
     TokenizerProtocol,
+    other_captions,
 )
 from tessera.sampling.autoregressive import (
     AutoregressiveSampling,
@@ -139,9 +140,9 @@ class AutoregressiveTask(GeneratorTask):
             "eos": is_eos_M.sum(),
             "eos_correct": correct_M[is_eos_M].sum(),
         }
-        if self.model.text is not None and len(batch) > 1:
-            shuffled = self.predict(batch, [*captions[1:], captions[0]])
-            gain = summed_cross_entropy(shuffled) - sums["cross_entropy"]
+        others = other_captions(captions)
+        if self.model.text is not None and others is not None:
+            gain = summed_cross_entropy(self.predict(batch, others)) - sums["cross_entropy"]
             sums |= {"gain": gain, "gain_tokens": sums["tokens"]}
         return sums
 

@@ -290,6 +290,19 @@ class GeneratorTask(Task):
         return self.tokenizers["tokenizer"].to_media(self.generate(self.request_like(batch)))
 
 
+def other_captions(captions: Sequence[str]) -> list[str] | None:
+    """Return for each example the next different caption of the batch; None if all are equal.
+
+    The caption of the next example is often the same where captions are classes.
+    """
+    if len(set(captions)) < 2:
+        return None
+    doubled = [*captions, *captions]
+    return [
+        next(one for one in doubled[i + 1 :] if one != own) for i, own in enumerate(captions)
+    ]
+
+
 PROMPT_IGNORED = Alarm(
     name="prompt ignored",
     metric="val_ema/condition_gain",

@@ -43,6 +43,7 @@ from tessera.objectives.generation import (
     GeneratorTask,
     OnStep,
     TokenizerProtocol,
+    other_captions,
 )
 from tessera.objectives.masking import (
     ExampleRandomness,
@@ -299,9 +300,9 @@ class MaskedTask(GeneratorTask):
             "cross_entropy": F.cross_entropy(to_fp32(logits_MV), targets_M, reduction="sum"),
             "correct_L": torch.bincount(level_M[correct_M], minlength=num_levels),
         }
-        if network.text is not None and len(batch) > 1:
-            shuffled = [*captions[1:], captions[0]]
-            condition = self.get_condition(network, batch.examples, kept, shuffled)
+        others = other_captions(captions)
+        if network.text is not None and others is not None:
+            condition = self.get_condition(network, batch.examples, kept, others)
             other_MV = self.predict(masked, condition)
             other = F.cross_entropy(to_fp32(other_MV), targets_M, reduction="sum")
             sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}

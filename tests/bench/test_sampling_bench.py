@@ -29,9 +29,22 @@ def test_settings_are_compared_once(sampling, tmp_path, monkeypatch, capsys):
     assert sampling.main([*arguments, "guidance 1", "halton"]) == 0
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["setting"] for line in lines] == ["guidance 1", "halton"]
-    assert {"frechet_lite0", "recall", "caption_R@1", "cpu_s"} <= lines[0].keys()
+    assert {"frechet_lite0", "recall", "caption_R@1", "prompt_match", "cpu_s"} <= lines[0].keys()
     monkeypatch.setattr(sampling, "compare_settings", None)
     capsys.readouterr()
     assert sampling.main([*arguments, "halton"]) == 0
     rows = [row.split("|")[1].strip() for row in capsys.readouterr().out.splitlines()]
     assert rows == ["setting", "---", "real images", "guidance 1", "halton"]
+
+
+def test_settings_of_the_command_line_are_compared_on_one_half(sampling, tmp_path):
+    train(tmp_path / "run", build_tiny(images_maskgit))
+    out, setting = tmp_path / "results.jsonl", "order=halton decoding_steps=2 scale=1"
+    arguments = [str(tmp_path / "run"), "--samples", "4", "--out", str(out), "--half", "second"]
+    assert sampling.main([*arguments, "--only", "reconstructions", "--also", setting]) == 0
+    lines = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [line["setting"] for line in lines] == ["reconstructions", setting]
+    assert sampling.parse_setting(setting) == {
+        "sampling": {"order": "halton", "decoding_steps": 2},
+        "guidance": {"scale": 1},
+    }

@@ -20,7 +20,7 @@ from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch, check_ownership
 from tessera.modalities.image.recipes import images_maskgit
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
-from tessera.objectives.generation import GenerationRequest, TokenPrompt
+from tessera.objectives.generation import GenerationRequest, TokenPrompt, other_captions
 from tessera.objectives.masked import GuidedLogits, MaskedConfig, MaskedTask
 from tessera.objectives.masking import ExampleRandomness, MaskedTokens, MaskingConfig, TokenBatch
 from tessera.sampling.guidance import Guidance
@@ -334,8 +334,13 @@ def test_condition_gain_compares_captions_with_those_of_neighbours():
     assert torch.allclose(sums["gain"], other - sums["cross_entropy"])
     batch.examples.captions = ["x"] * 4
     with eval_mode(task):
-        assert task.eval_step(batch)["gain"].abs() < 1e-9, "equal captions have no gain"
+        assert "gain" not in task.eval_step(batch), "there is no other caption"
         assert "gain" not in task.eval_step(build_batch(1)), "one example has no neighbour"
+
+
+def test_condition_gain_skips_neighbours_of_the_same_class():
+    assert other_captions(["a", "a", "b", "a", "c"]) == ["b", "b", "a", "c", "a"]
+    assert other_captions(["a", "a"]) is None and other_captions([]) is None
 
 
 # ---- critics
