@@ -392,12 +392,12 @@ def _tree_small() -> _TreePreset:
     from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _TreePreset(
-        dim=192,
+        dim=128,
         depth=6,
-        heads=6,
+        heads=4,
         max_len=640,
         dropout=0.1,
-        data=MeshDataConfig(bins=128, max_faces=200),
+        data=MeshDataConfig(bins=128, max_faces=200, num_synthetic=4000, val_fraction=0.025),
         steps=2000,
         batch_size=8,
     )

@@ -281,12 +281,9 @@ class RowPadding:
         return rows if self.count >= MIN_ROWS else rows[self.index]
 
     def pad_context(self, condition: list[ContextKV] | None) -> list[ContextKV] | None:
-        if condition is None:
-            return None
-        return [
-            ContextKV(self.pad(one.keys), self.pad(one.values), self.pad(one.mask))
-            for one in condition
-        ]
+        if condition is None or self.count >= MIN_ROWS:
+            return condition
+        return [one.select(self.index) for one in condition]
 
 
 def encode_texts(

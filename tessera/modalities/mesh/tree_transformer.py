@@ -36,6 +36,8 @@ from tessera.text.pretrained import PretrainedTextConfig
 
 COORDINATE_DIM = 24
 """The embedding dimension of a coordinate: sines and cosines of 12 frequencies at first."""
+GROUP_SIZE = 4
+"""The number of examples that the transformer processes together in training."""
 NUM_POINTERS = tree.NUM_ROLES - 1
 """The points whose coordinates are likely: all but the vertex that is being named."""
 
@@ -139,25 +141,44 @@ class TreeTransformer(nn.Module):
         The end is predicted too, except for a mesh of `max_len` tokens, which was cut off.
         """
         tokens_BN = tokens_BNS[..., 0]
-        batch = len(tokens_BN)
         lengths_B = (tokens_BN >= 0).sum(1)
         contexts = self.read_contexts(tokens_BN.cpu().numpy(), lengths_B.tolist())
         context_BNC = torch.from_numpy(contexts).to(tokens_BN.device)
         inputs_BN = F.pad(tokens_BN, (1, 0), value=self.eos_token_id)
         x_BNW = self.embed(inputs_BN.where(inputs_BN >= 0, 0), context_BNC)
         dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
-        states_BNW = self.transformer(x_BNW, condition, dropout_LBW=dropout_LBW)
         targets_BN = F.pad(tokens_BN, (0, 1), value=-1)
-        ends_B = lengths_B < self.max_len
-        rows = torch.arange(batch, device=tokens_BN.device)[ends_B]
-        targets_BN[rows, lengths_B[ends_B]] = self.eos_token_id
+        ended_E = (lengths_B < self.max_len).nonzero()[:, 0]
+        targets_BN[ended_E, lengths_B[ended_E]] = self.eos_token_id
         example_M, position_M = (targets_BN >= 0).nonzero(as_tuple=True)
+        states_BNW = self.states(x_BNW, lengths_B, condition, dropout_LBW)
         logits_MV = self.logits(
             states_BNW[example_M, position_M], context_BNC[example_M, position_M]
         )
-        return NextTokenPredictions(
-            logits_MV, targets_BN[example_M, position_M], example_M, batch
-        )
+        targets_M = targets_BN[example_M, position_M]
+        return NextTokenPredictions(logits_MV, targets_M, example_M, len(tokens_BN))
+
+    def states(
+        self,
+        x_BNW: Tensor,
+        lengths_B: Tensor,
+        condition: list[ContextKV] | None,
+        dropout_LBW: Tensor | None,
+    ) -> Tensor:
+        """Run the transformer on groups of examples of similar length, with less padding.
+
+        Half of all positions of a batch of 8 synthetic meshes are padding, and a quarter with
+        groups of 4.
+        """
+        states_BNW = torch.zeros_like(x_BNW)
+        for rows in lengths_B.argsort(stable=True).split(GROUP_SIZE):
+            count = int(lengths_B[rows[-1]]) + 1
+            context = None if condition is None else [one.select(rows) for one in condition]
+            dropout = None if dropout_LBW is None else dropout_LBW[:, rows]
+            states = self.transformer(x_BNW[rows, :count], context, dropout_LBW=dropout)
+            padded = F.pad(states, (0, 0, 0, x_BNW.shape[1] - count))
+            states_BNW = states_BNW.index_copy(0, rows, padded)
+        return states_BNW
 
     def read_contexts(self, tokens_BN: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
         """Return (B, N + 1, 1 + 3 R) int64: the context of each token and of the end."""
