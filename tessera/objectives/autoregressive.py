@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -79,6 +79,7 @@ class AutoregressiveModel(Protocol[Condition]):
 class AutoregressiveConfig(GeneratorConfig):
     """Base class: a modality declares the type of `model` and builds it for its tokenizer."""
 
+    loads_best: ClassVar[bool] = True
     sampling: AutoregressiveSampling = field(default_factory=AutoregressiveSampling)
     guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.modalities.mesh.adjacency import count_edges
+from tessera.modalities.mesh.adjacency import count_edges, label_parts
 from tessera.modalities.mesh.io import require_simplification
 
 BOX_FACES = 12
@@ -60,9 +60,10 @@ def simplify_parts(vertices: np.ndarray, faces: np.ndarray, max_faces: int) -> P
     shapes = [simplifier.simplify(part, budget) for part, budget in zip(parts, budgets)]
     for number, part in enumerate(parts):
         # What boxes have saved goes to the parts that they replaced, the largest first.
-        left = max_faces - sum(len(shape.faces) for shape in shapes if shape is not None)
-        if is_box(shapes[number]) and left >= BOX_FACES:
-            shapes[number] = simplifier.simplify(part, budgets[number] + left) or shapes[number]
+        others = sum(len(one.faces) for i, one in enumerate(shapes) if one and i != number)
+        if is_box(shapes[number]) and max_faces - others > budgets[number]:
+            larger = simplifier.simplify(part, max_faces - others)
+            shapes[number] = larger or shapes[number]
     kept = [
         Part(shape.vertices + part.vertices.min(axis=0), shape.faces)
         for part, shape in zip(parts, shapes)
@@ -93,15 +94,7 @@ def is_box(shape: Part | None) -> bool:
 
 def split_parts(vertices: np.ndarray, faces: np.ndarray) -> list[Part]:
     """Return the connected components of a mesh: faces that share vertices."""
-    labels = np.arange(len(vertices))
-    while True:
-        lowest = labels[faces].min(axis=1)
-        new = labels.copy()
-        np.minimum.at(new, faces.ravel(), np.repeat(lowest, 3))
-        new = new[new]
-        if np.array_equal(new, labels):
-            break
-        labels = new
+    labels = label_parts(faces, len(vertices))
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for number, label in enumerate(labels[faces[:, 0]].tolist()):
         groups[label].append(number)

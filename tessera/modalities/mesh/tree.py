@@ -293,9 +293,7 @@ class Traversal:
         gate = self.stack[-1]
         u, v, apex = gate.u, gate.v, gate.apex
         last, at_u, at_v = self.bins - 1, self.candidates[0], self.candidates[NUM_SIDE]
-        opposite = tuple(
-            min(max(a + b - c, 0), last) for a, b, c in zip(u, v, apex, strict=True)
-        )
+        opposite = tuple(min(max(a + b - c, 0), last) for a, b, c in zip(u, v, apex, strict=True))
         repeated = self._repeated(self.part, len(self.part))
         return (*u, *v, *apex, *opposite, *(at_u or ABSENT), *(at_v or ABSENT), *repeated)
 
