@@ -1,7 +1,7 @@
 """Make a folder of about 740 meshes of furniture and household items with captions, for the mesh
 recipes.
 
-    python examples/furniture.py OUT
+    python examples/furniture.py OUT [--max-faces 200]
 
 OUT gets one OBJ of at most 800 triangles per piece (scopia-bed1.obj), metadata.jsonl with the
 captions ("bed, double"), and CREDITS.md with the author and the license of each: CC-BY-3.0 or
@@ -43,10 +43,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
-    out = parser.parse_args().out
+    parser.add_argument(
+        "--max-faces", type=int, default=MAX_FACES, help="the number of triangles of a piece"
+    )
+    arguments = parser.parse_args()
+    out = arguments.out
     check_tools()
     with tempfile.TemporaryDirectory() as folder:
-        count = write_dataset(read_catalogs(download(PACKAGE, Path(folder))), out)
+        catalogs = read_catalogs(download(PACKAGE, Path(folder)))
+        count = write_dataset(catalogs, out, arguments.max_faces)
     print(
         f"{count:,} pieces of furniture with captions are in {out}: "
         f"try `tessera train ... --data {out}`"
@@ -58,7 +63,7 @@ def read_catalogs(package: Path) -> Iterator[bytes]:
     return (data for path, data in read_entries(package) if path.suffix == ".sh3f")
 
 
-def write_dataset(catalogs: Iterable[bytes], out: Path) -> int:
+def write_dataset(catalogs: Iterable[bytes], out: Path, max_faces: int = MAX_FACES) -> int:
     """Write the pieces that have a name and can be read, then metadata and credits; return their
     number."""
     out.mkdir(parents=True, exist_ok=True)
@@ -74,7 +79,8 @@ def write_dataset(catalogs: Iterable[bytes], out: Path) -> int:
                 if not caption or name in lines:
                     continue
                 try:
-                    mesh = load_simplified(catalog.read(piece["model"].lstrip("/")), piece)
+                    data = catalog.read(piece["model"].lstrip("/"))
+                    mesh = load_simplified(data, piece, max_faces)
                 except (UnreadableFile, KeyError, zipfile.BadZipFile) as error:
                     print(f"skipped {name}: {error}")
                     continue
@@ -121,7 +127,7 @@ def build_caption(piece: Piece) -> str:
     return ", ".join([name, *added]) if name else ""
 
 
-def load_simplified(data: bytes, piece: Piece) -> Mesh:
+def load_simplified(data: bytes, piece: Piece, max_faces: int = MAX_FACES) -> Mesh:
     """Load a mesh, apply the rotation of its catalog, where y is up, and simplify it with z up."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "piece.obj"
@@ -129,7 +135,7 @@ def load_simplified(data: bytes, piece: Piece) -> Mesh:
         mesh = Mesh.load(file, up="z")
     values = piece.get("modelRotation", "1 0 0 0 1 0 0 0 1").split()
     rotation = np.array(values, dtype=float).reshape(3, 3)
-    return Mesh(mesh.vertices @ rotation.T, mesh.faces).from_y_up().simplify(MAX_FACES)
+    return Mesh(mesh.vertices @ rotation.T, mesh.faces).from_y_up().simplify(max_faces)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -232,6 +232,22 @@ def find_newest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
             "changed: restore one from a backup, or start a new run with --fresh."
         )
     return None
+
+
+def best_step(
+    steps: Sequence[int], records: Sequence[Json], metric: str, higher_is_better: bool
+) -> int | None:
+    """Return the step with the best validation metric of the EMA weights, None if none has one.
+
+    Args:
+        steps: The steps to choose from.
+        records: The records of validations.
+        metric: The name of the metric, without the prefix of EMA weights.
+    """
+    scores = {record["step"]: record.get(f"val_ema/{metric}") for record in records}
+    scored = {step: scores[step] for step in steps if scores.get(step) is not None}
+    choose = max if higher_is_better else min
+    return choose(scored, key=lambda step: scored[step]) if scored else None
 
 
 def read(folder: Path) -> Snapshot:

@@ -650,13 +650,10 @@ class Engine:
         kept = set(steps[-self.config.keep_last :])
         if self.config.keep_every:
             kept |= {step for step in steps if step % self.config.keep_every == 0}
-        best = self.task.best_metric
-        records = self.directory.read_records("validation")
-        scores = {record["step"]: record.get(f"val_ema/{best.name}") for record in records}
-        scored = {step: scores[step] for step in steps[:-1] if scores.get(step) is not None}
-        if scored:
-            choose = max if best.higher_is_better else min
-            kept.add(choose(scored, key=lambda step: scored[step]))
+        metric, records = self.task.best_metric, self.directory.read_records("validation")
+        best = checkpoint.best_step(steps[:-1], records, metric.name, metric.higher_is_better)
+        if best is not None:
+            kept.add(best)
         return kept
 
     def on_failed_write(self, error: Exception) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -87,9 +88,15 @@ class CausalTransformer(nn.Module):
         self.rope_sin: Tensor
 
     def forward(
-        self, x_BNW: Tensor, context_kv: list[ContextKV] | None = None, cache: KVCache | None = None
+        self,
+        x_BNW: Tensor,
+        context_kv: list[ContextKV] | None = None,
+        cache: KVCache | None = None,
+        dropout_LBW: Tensor | None = None,
     ) -> Tensor:
         """Return the states of N positions, (B, N, W).
+
+        `dropout_LBW` are the factors of `sample_dropout` for each block.
 
         With a cache the positions follow those in the cache and are added to it: any number to an
         empty cache, later one at a time.
@@ -109,10 +116,11 @@ class CausalTransformer(nn.Module):
             return self.decode_step(x_BNW[:, 0], context_kv, cache)[:, None]
         rope = Rotary(self.rope_cos[:positions], self.rope_sin[:positions])
         for number, block in enumerate(self.blocks):
-            x_BNW = x_BNW + causal_attention(block.attention, x_BNW, rope, number, cache)
+            drop = partial(apply_dropout, dropout_LBW, number)
+            x_BNW = x_BNW + drop(causal_attention(block.attention, x_BNW, rope, number, cache))
             if block.cross_attention is not None and context_kv is not None:
-                x_BNW = x_BNW + block.cross_attention(x_BNW, context_kv[number])
-            x_BNW = x_BNW + block.feed_forward(x_BNW)
+                x_BNW = x_BNW + drop(block.cross_attention(x_BNW, context_kv[number]))
+            x_BNW = x_BNW + drop(block.feed_forward(x_BNW))
         if cache is not None:
             cache.length = positions
         return self.norm(x_BNW)
@@ -136,6 +144,20 @@ class CausalTransformer(nn.Module):
         cache.length += 1
         return apply_norm(self.norm, x_BW)
 
+    def sample_dropout(
+        self, generators: Sequence[torch.Generator] | None, probability: float
+    ) -> Tensor | None:
+        """Return factors (blocks, B, W) for the outputs of the layers of each block, or None.
+
+        The same channels are dropped at all positions of an example (Gal 2016, arXiv 1512.05287),
+        so that an example's factors come from its own generator at little cost.
+        """
+        if generators is None or probability == 0:
+            return None
+        shape = (len(self.blocks), 1, self.norm.normalized_shape[0])
+        u_LBW = torch.cat([torch.rand(shape, generator=one) for one in generators], dim=1)
+        return (u_LBW >= probability).to(self.rope_cos) / (1 - probability)
+
     def check_length(self, positions: int) -> None:
         if positions > len(self.rope_cos):
             raise ValueError(
@@ -146,6 +168,10 @@ class CausalTransformer(nn.Module):
     def project_context(self, context: States) -> list[ContextKV]:
         """Compute each block's keys and values of a context, for use in several forward passes."""
         return [block.project_context(context) for block in self.blocks]
+
+
+def apply_dropout(dropout_LBW: Tensor | None, number: int, x_BNW: Tensor) -> Tensor:
+    return x_BNW if dropout_LBW is None else x_BNW * dropout_LBW[number, :, None]
 
 
 def causal_attention(

@@ -292,6 +292,11 @@ class ContextKV:
     def batch_size(self) -> int:
         return len(self.keys) if self.null_context is None else self.null_context.batch_size
 
+    def select(self, rows: Tensor) -> ContextKV:
+        """Return the context of some examples; all must have one."""
+        assert self.null_context is None
+        return ContextKV(self.keys[rows], self.values[rows], self.mask[rows])
+
     def first(self, count: int) -> ContextKV:
         """Return the context of the first `count` examples."""
         if self.null_context is None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +64,15 @@ class AutoregressiveModel(Protocol[Condition]):
     @property
     def eos_token_id(self) -> int: ...
     def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> Condition: ...
-    def predict(self, tokens_BNS: Tensor, condition: Condition) -> NextTokenPredictions: ...
+    def predict(
+        self,
+        tokens_BNS: Tensor,
+        condition: Condition,
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> NextTokenPredictions:
+        """Predict all tokens; in training, dropout is drawn from the generators of the
+        examples."""
+
     def start_decoding(self, condition: Condition, prefix_BNS: Tensor) -> NextLogits: ...
 
 
@@ -72,6 +80,7 @@ class AutoregressiveModel(Protocol[Condition]):
 class AutoregressiveConfig(GeneratorConfig):
     """Base class: a modality declares the type of `model` and builds it for its tokenizer."""
 
+    loads_best: ClassVar[bool] = True
     sampling: AutoregressiveSampling = field(default_factory=AutoregressiveSampling)
     guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -110,10 +119,11 @@ class AutoregressiveTask(GeneratorTask):
     # ---- training and evaluation
 
     def next_token_loss(self, batch: Batch, step: int) -> Loss:
-        u = [float(torch.rand((), generator=one)) for one in batch.generators()]
+        generators = batch.generators()
+        u = [float(torch.rand((), generator=one)) for one in generators]
         dropped = [one < self.config.cond_drop_prob for one in u]
         condition = self.model.condition(batch.examples.captions, dropped)
-        predictions = self.model.predict(self.get_tokens(batch.examples), condition)
+        predictions = self.model.predict(self.get_tokens(batch.examples), condition, generators)
         # Only what the metric needs is kept, and nothing of the size of the vocabulary.
         correct_M = (predictions.logits_MV.detach().argmax(-1) == predictions.targets_M).float()
         accuracy = partial(
@@ -123,7 +133,8 @@ class AutoregressiveTask(GeneratorTask):
 
     def get_tokens(self, examples: Examples) -> Tensor:
         """Return tokens (B, N, S), cut after the last position of the longest example."""
-        tokens_BNS = self.get_codes(examples).flatten(2)
+        codes = self.get_codes(examples)
+        tokens_BNS = codes.reshape(*codes.shape[:2], -1)
         longest = int((tokens_BNS[..., 0] >= 0).sum(1).max())
         return tokens_BNS[:, :longest]
 
@@ -156,8 +167,9 @@ class AutoregressiveTask(GeneratorTask):
             "cross_entropy": float(cross_entropy),
             "perplexity": float(cross_entropy.exp()),
             "accuracy": float(totals["correct"] / totals["tokens"]),
-            "eos_accuracy": float(totals["eos_correct"] / totals["eos"]),
         }
+        if totals["eos"]:  # an example that was cut off has no end
+            metrics["eos_accuracy"] = float(totals["eos_correct"] / totals["eos"])
         if "gain" in totals:
             metrics["condition_gain"] = float(totals["gain"] / totals["gain_tokens"])
         return metrics
@@ -200,7 +212,7 @@ class AutoregressiveTask(GeneratorTask):
         if request.start is None:
             return torch.empty(count, 0, self.model.tokens_per_position, dtype=torch.long)
         codes = request.start.codes.expand(count, *request.start.codes.shape[1:])
-        tokens_BNS = codes.flatten(2)
+        tokens_BNS = codes.reshape(*codes.shape[:2], -1)
         return tokens_BNS[:, : int((tokens_BNS[..., 0] >= 0).sum(1).max())]
 
     def start_decoding(self, request: GenerationRequest, guidance: Guidance) -> StartDecoding:

@@ -185,15 +185,11 @@ class GeneratorConfig(TaskConfig):
     """Base class of generator configurations.
 
     A modality subclasses it to declare its tokenizers and to turn media files into token prompts.
+    Without further fields the tokenizer is part of the modality and is not trained.
     """
 
     entry_point: ClassVar[str] = "Generator"
 
-    tokenizer: str
-    """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
-    tokens: str = "cache"
-    """When examples are tokenized: `cache` tokenizes once before the first step, `live` at every
-    step, which augmentation needs; or the path of a folder that `tessera tokenize` wrote."""
     cond_drop_prob: float = 0.1
     """The probability with which the caption of a training example is dropped, for guidance."""
     model: GeneratorModelConfig
@@ -207,6 +203,26 @@ class GeneratorConfig(TaskConfig):
     @property
     def uses_captions(self) -> bool:
         return self.model.text is not None
+
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+        """Turn media files into codes to start from; None if they only provide captions."""
+        names = ("mask", "like", "prompt_audio", "seconds")
+        unsupported = [name for name in names if getattr(inputs, name) is not None]
+        if unsupported:
+            flag = unsupported[0].replace("_", "-")
+            raise ValueError(f"This run does not support --{flag}: leave it out.")
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizedGeneratorConfig(GeneratorConfig):
+    """Base class of configurations of generators that use the tokens of a trained tokenizer."""
+
+    tokenizer: str
+    """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
+    tokens: str = "cache"
+    """When examples are tokenized: `cache` tokenizes once before the first step, `live` at every
+    step, which augmentation needs; or the path of a folder that `tessera tokenize` wrote."""
 
     def conditioning(self) -> dict[str, str]:
         """Return the run of the tokenizer whose tokens are a condition, by its name."""
@@ -225,15 +241,6 @@ class GeneratorConfig(TaskConfig):
                 "images --data.crop centre, no --data.flip, --data.min-scale 1), or use "
                 "--task.tokens live."
             )
-
-    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
-        """Turn media files into codes to start from; None if they only provide captions."""
-        names = ("mask", "like", "prompt_audio", "seconds")
-        unsupported = [name for name in names if getattr(inputs, name) is not None]
-        if unsupported:
-            flag = unsupported[0].replace("_", "-")
-            raise ValueError(f"This run does not support --{flag}: leave it out.")
-        return None
 
 
 class GeneratorTask(Task):

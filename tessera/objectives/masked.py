@@ -39,9 +39,9 @@ from tessera.nn.token_layout import Layout
 from tessera.objectives.generation import (
     PROMPT_IGNORED,
     GenerationRequest,
-    GeneratorConfig,
     GeneratorTask,
     OnStep,
+    TokenizedGeneratorConfig,
     TokenizerProtocol,
     other_captions,
 )
@@ -61,7 +61,7 @@ NEVER = 1 << 62
 
 
 @dataclass(frozen=True, kw_only=True)
-class MaskedConfig(GeneratorConfig):
+class MaskedConfig(TokenizedGeneratorConfig):
     max_positions: int | None = None
     """The maximum number of positions of the transformer: where an example has more tokens, squares
     of 2 x 2, 4 x 4, ... of them share one; None uses a position for each. A quarter of the

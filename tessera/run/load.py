@@ -96,11 +96,33 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     dependencies = load_dependencies(directory, run)
     notices += [line for one in dependencies.values() for line in one.trained.notices]
     task = run.build_task(dependencies).to(device).eval()
+    best = find_best(directory, run, task)
+    if best is not None and best != found:
+        notices.append(
+            f"Step {int(best.name):,} of {steps:,} is used, which has the best "
+            f"{task.best_metric.name} on held-out examples."
+        )
+        found, steps = best, int(best.name)
     file = found / ("ema.safetensors" if weights == "ema" else "model.safetensors")
     source = f"{weights} weights in {found}"
     checkpoint.load_strictly(task.model, checkpoint.read_tensors(file), source)
     dist = Distributed(device=device)
     return TrainedRun(directory, run, task, steps, weights, dist, notices)
+
+
+def find_best(directory: RunDirectory, run: Run, task: Task) -> Path | None:
+    """Return the best checkpoint of a run that is loaded at its best one, if it was validated."""
+    if not run.task.loads_best or not directory.metrics.exists():
+        return None
+    metric, steps = task.best_metric, checkpoint.list_steps(directory.checkpoints)
+    complete = [
+        step
+        for step in steps
+        if checkpoint.find_corruption(directory.checkpoints / checkpoint.step_name(step)) is None
+    ]
+    records = directory.read_records("validation")
+    best = checkpoint.best_step(complete, records, metric.name, metric.higher_is_better)
+    return None if best is None else directory.checkpoints / checkpoint.step_name(best)
 
 
 def load_dependencies(directory: RunDirectory, run: Run) -> dict[str, Tokenizer]:

@@ -198,12 +198,12 @@ def prepare_tokens(
     dist: Distributed,
 ) -> Split:
     """Copy the tokenizers and tokenize both sides of the split, unless that is done live."""
-    from tessera.objectives.generation import GeneratorConfig
+    from tessera.objectives.generation import TokenizedGeneratorConfig
     from tessera.run.dependencies import copy_dependencies
     from tessera.run.token_cache import TokenCache
 
     copy_dependencies(run, directory, dist)
-    assert isinstance(run.task, GeneratorConfig)
+    assert isinstance(run.task, TokenizedGeneratorConfig)
     if run.task.tokens == "live":
         return split
     given = None if run.task.tokens == "cache" else Path(run.task.tokens)

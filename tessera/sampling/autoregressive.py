@@ -168,7 +168,9 @@ def with_cfg(start: StartDecoding, scale: float) -> StartDecoding:
             cond_logits, uncond_logits = next_logits(
                 tokens_B.repeat(2) if tokens_B is not None else None
             ).chunk(2)
-            return apply_cfg(cond_logits, uncond_logits, scale)
+            guided = apply_cfg(cond_logits, uncond_logits, scale)
+            # The difference of two infinite logits, of a token that cannot follow, is NaN.
+            return guided.masked_fill_(cond_logits == -math.inf, -math.inf)
 
         return guided_logits
 

@@ -27,6 +27,14 @@ MODALITY = Modality(
             metric="cross_entropy",
             media_inputs=("data",),
         ),
+        Recipe(
+            build="tessera.modalities.mesh.recipes:meshes_tree",
+            task="tessera.modalities.mesh.generation:TreeGeneratorConfig",
+            data="tessera.modalities.mesh.dataset:MeshDataConfig",
+            kind="generator",
+            metric="cross_entropy",
+            media_inputs=("data",),
+        ),
     ),
     demo=(
         DemoStep(

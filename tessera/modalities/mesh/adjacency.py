@@ -65,6 +65,20 @@ def count_edges(faces_FK: np.ndarray) -> EdgeCounts:
     )
 
 
+def label_parts(faces_FK: np.ndarray, num_vertices: int) -> np.ndarray:
+    """Return (V,): a label for each vertex, equal for vertices that faces connect: the index of the
+    first vertex of their part."""
+    labels_V = np.arange(num_vertices)
+    while True:
+        lowest_F = labels_V[faces_FK].min(axis=1)
+        new_V = labels_V.copy()
+        np.minimum.at(new_V, faces_FK.ravel(), np.repeat(lowest_F, faces_FK.shape[1]))
+        new_V = new_V[new_V]
+        if np.array_equal(new_V, labels_V):
+            return labels_V
+        labels_V = new_V
+
+
 def edge_ids(faces_FK: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the id of each side of each face, equal in both directions, and the index of its face.
 

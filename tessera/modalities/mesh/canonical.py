@@ -3,9 +3,11 @@
 
 The mesh is scaled into a cube, which its longest side fills and in which the other sides are
 centred, and each coordinate is quantized to one of `bins` equally spaced values. Vertices that
-coincide are merged; degenerate faces, faces without area and duplicate faces are removed. Vertices
-are sorted by z (up), then y, then x. A face starts at its lowest vertex and keeps its orientation,
-and faces are sorted by their vertices. A mesh in canonical form is mapped to itself.
+would coincide are moved to a free bin beside them, so that thin parts stay closed, and merged where
+there is none (`modalities/mesh/quantize.py`). Degenerate faces and duplicate faces are removed, and
+the gap that a triangle without area leaves is closed by its neighbour. Vertices are sorted by z
+(up), then y, then x. A face starts at its lowest vertex and keeps its orientation, and faces are
+sorted by their vertices. A mesh in canonical form is mapped to itself.
 
 V counts vertices, F faces, K the corners of a face.
 """
@@ -22,15 +24,16 @@ from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.adjacency import find_adjacent_faces
 from tessera.modalities.mesh.media import Mesh, has_distinct_corners
 from tessera.modalities.mesh.polygons import has_area
+from tessera.modalities.mesh.quantize import (
+    NO_SHIFT,
+    close_gaps,
+    quantize_vertices,
+    round_to_bins,
+    shift_in_cube,
+)
 
 if TYPE_CHECKING:  # listing, inspecting and rendering meshes needs no torch
     import torch
-
-NO_SHIFT = np.zeros(3)
-ROUNDING_TOLERANCE = 1e-6
-"""In bins. A coordinate halfway between two bins is rounded away from the centre on both sides,
-whatever its last bits are; otherwise a mesh would be off centre by half a bin, and would move when
-it is quantized again."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,37 +52,37 @@ def canonicalize(mesh: Mesh, bins: int, shift: np.ndarray = NO_SHIFT) -> Canonic
     Raises:
         UnreadableFile: If no face is left.
     """
-    faces = mesh.faces
+    vertices, faces = mesh.vertices, mesh.faces
     while True:
-        if not len(faces):
-            raise UnreadableFile(f"its faces are too small for {bins} bins: none is left")
-        used = np.unique(faces)
-        quantized = np.zeros(mesh.vertices.shape, np.int64)
-        quantized[used] = quantize_vertices(mesh.vertices[used], bins, shift)
-        # One key for each vertex, sorted by z, then y, then x: faster than comparing rows.
-        keys = quantized @ [1, bins, bins**2]
-        _, first, indices = np.unique(keys, return_index=True, return_inverse=True)
-        merged, merged_faces = quantized[first], indices[faces]
-        valid = has_distinct_corners(merged_faces) & has_area(merged, merged_faces)
-        if valid.all():
+        vertices, faces = quantize_mesh(vertices, faces, bins)
+        # Moved vertices and lost faces change the extent, and the mesh is scaled to the cube again.
+        if np.array_equal(vertices, round_to_bins(vertices, bins)):
             break
-        faces = faces[valid]  # what is left may be smaller, and is scaled to the cube again
-    present, renumbered = np.unique(merged_faces, return_inverse=True)
-    return CanonicalMesh(merged[present], sort_faces(renumbered.reshape(faces.shape)))
+    order = np.argsort(vertices @ [1, bins, bins**2])
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    return CanonicalMesh(shift_in_cube(vertices[order], bins, shift), sort_faces(rank[faces]))
 
 
-def quantize_vertices(vertices: np.ndarray, bins: int, shift: np.ndarray) -> np.ndarray:
-    """Return (V, 3) int64: the nearest bins, in a cube that the longest side fills."""
-    low, high = vertices.min(axis=0), vertices.max(axis=0)
-    middle, longest = (bins - 1) / 2, max(float((high - low).max()), np.finfo(np.float64).tiny)
-    from_centre = (vertices - (low + high) / 2) / longest * (bins - 1)
-    lattice = middle % 1  # an even number of bins has none in the middle
-    distance = np.floor(np.abs(from_centre) + ROUNDING_TOLERANCE + 0.5 - lattice) + lattice
-    signed = np.where(from_centre < -ROUNDING_TOLERANCE, -distance, distance)
-    quantized = np.rint(middle + signed).astype(np.int64)
-    room_below, room_above = quantized.min(axis=0), bins - 1 - quantized.max(axis=0)
-    offset = np.rint(shift * (bins - 1)).astype(np.int64)
-    return quantized + np.clip(offset, -room_below, room_above)
+def quantize_mesh(
+    vertices: np.ndarray, faces: np.ndarray, bins: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the used vertices as bin indices, without two at the same place, and the faces that
+    are left."""
+    corners = vertices[faces].reshape(-1, 3)
+    positions, indices = np.unique(corners, axis=0, return_inverse=True)
+    quantized = quantize_vertices(positions, bins)
+    # One key for each vertex: faster than comparing rows.
+    keys = quantized @ [1, bins, bins**2]
+    _, first, merged = np.unique(keys, return_index=True, return_inverse=True)
+    positions, faces = quantized[first], merged[indices.reshape(faces.shape)]
+    # Sorted, so that the result does not depend on the order of the faces.
+    faces = close_gaps(positions, sort_faces(faces[has_distinct_corners(faces)]))
+    faces = faces[has_area(positions, faces)]
+    if not len(faces):
+        raise UnreadableFile(f"its faces are too small for {bins} bins: none is left")
+    used, indices = np.unique(faces, return_inverse=True)
+    return positions[used], indices.reshape(faces.shape)
 
 
 def sort_faces(faces_FK: np.ndarray) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Meshes from a folder, or synthetic ones: quantised vertices and ordered faces, with captions.
 
-A training mesh may be scaled along its axes, rotated about the vertical one and moved in its cube,
-before it is quantised (`modalities/mesh/canonical.py`). Synthetic meshes are not augmented, since a
-caption such as "wide" would become wrong.
+A training mesh may be mirrored, scaled along its axes, rotated about the vertical one and moved in
+its cube, before it is quantised (`modalities/mesh/canonical.py`), and the order of its parts may be
+shuffled. Synthetic meshes are not augmented, since a caption such as "wide" would become wrong.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.discovery import FileSignature, file_signature, find_files
 from tessera.data.errors import UnreadableFile, add_path
+from tessera.modalities.mesh.adjacency import find_adjacent_faces, label_parts
 from tessera.modalities.mesh.cache import load_or_create
 from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
 from tessera.modalities.mesh.io import (
@@ -66,6 +67,11 @@ class MeshDataConfig(DataConfig):
     jitter: float = 0.0
     """The maximum random shift along each axis as a fraction of the cube, as far as there is
     room."""
+    mirror: bool = False
+    """Mirror half of the training meshes, left to right."""
+    shuffle_parts: bool = False
+    """Put the parts of a training mesh in random order instead of from the bottom up, for
+    meshes-tree."""
     val_fraction: float = 0.05
     """The fraction held out, chosen by file name; 0 validates on the training meshes."""
     split_seed: int = 0
@@ -125,11 +131,12 @@ class MeshDataConfig(DataConfig):
         }
 
     def without_augmentation(self) -> MeshDataConfig:
-        return replace(self, scale=0.0, rotation=0.0, jitter=0.0)
+        return replace(self, scale=0.0, rotation=0.0, jitter=0.0, mirror=False, shuffle_parts=False)
 
     def sample_metrics(self) -> list[MeshSampleMetric]:
-        train = self.without_augmentation().build(captions=False).train
-        return [MeshSampleMetric(train, self.bins)]
+        split = self.without_augmentation().build(captions=True)
+        held_out = split.validation if split.validation is not split.train else None
+        return [MeshSampleMetric(split.train, self.bins, held_out)]
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
@@ -163,9 +170,9 @@ class MeshFolderDataset(FileDataset):
     config: MeshDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
-        """Draw seven random numbers: three scales, one rotation and three shifts."""
+        """Draw eight random numbers: three scales, a rotation, three shifts and a reflection."""
         config = self.config
-        scale, (rotation,), shift = np.split(rng.uniform(-1, 1, 7), [3, 4])
+        scale, (rotation,), shift, (side,) = np.split(rng.uniform(-1, 1, 8), [3, 4, 7])
         caption = self.sample_caption(index, rng)
         with add_path(self.path(index)):
             signature = file_signature(self.path(index))
@@ -176,7 +183,10 @@ class MeshFolderDataset(FileDataset):
             mesh = load_mesh_cached(signature, *settings)
             vertices = augment(mesh.vertices, scale * config.scale, rotation * config.rotation)
             moved = Mesh(vertices, mesh.faces)
-            return MeshExample.from_mesh(moved, config.bins, caption, shift * config.jitter)
+            if config.mirror and side < 0:
+                moved = mirror(moved)
+            example = MeshExample.from_mesh(moved, config.bins, caption, shift * config.jitter)
+            return shuffle_parts(example, rng) if config.shuffle_parts else example
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
@@ -233,3 +243,16 @@ def augment(vertices: np.ndarray, scale: np.ndarray, degrees: float) -> np.ndarr
     x, y, z = (vertices * (1 + scale)).T
     cosine, sine = math.cos(math.radians(degrees)), math.sin(math.radians(degrees))
     return np.stack([x * cosine - y * sine, x * sine + y * cosine, z], axis=1)
+
+
+def mirror(mesh: Mesh) -> Mesh:
+    """Exchange left and right; faces are turned round, so that they keep their outside."""
+    return Mesh(mesh.vertices * np.array([-1.0, 1.0, 1.0]), mesh.faces[:, ::-1])
+
+
+def shuffle_parts(example: MeshExample, rng: np.random.Generator) -> MeshExample:
+    """Put the connected parts of an example in random order; the faces of a part stay in order."""
+    labels_F = label_parts(example.faces, len(example.vertices))[example.faces[:, 0]]
+    rank = rng.permutation(len(example.vertices))
+    faces = example.faces[np.argsort(rank[labels_F], kind="stable")]
+    return replace(example, faces=faces, edges=find_adjacent_faces(faces))

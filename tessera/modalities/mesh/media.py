@@ -28,6 +28,7 @@ from tessera.modalities.mesh.io import (
 )
 from tessera.modalities.mesh.polygons import build_quads, start_at_reflex_corner, triangulate
 from tessera.modalities.mesh.render import render
+from tessera.modalities.mesh.simplify import simplify_parts
 
 if TYPE_CHECKING:  # reading and rendering meshes must not import torch
     from tessera.engine.task import TrackedMedia
@@ -172,12 +173,20 @@ class Mesh:
         return float(np.linalg.norm(np.cross(two - one, three - one), axis=1).sum() / 2)
 
     def simplify(self, max_faces: int) -> Mesh:
-        """Reduce to at most `max_faces` triangles by quadric error (Garland and Heckbert 1997).
+        """Reduce to at most `max_faces` triangles, part by part (`modalities/mesh/simplify.py`), or
+        as a whole by quadric error (Garland and Heckbert 1997) if that leaves more of the surface.
 
         Raises:
             UnreadableFile: If that is impossible, or if too little of the surface is left.
         """
         original = Mesh(self.vertices, self.triangles())
+        if len(original.faces) <= max_faces:
+            return original
+        parts = simplify_parts(original.vertices, original.faces, max_faces)
+        if parts is not None and len(parts.faces) <= max_faces:
+            simpler = Mesh(*clean_mesh(parts.vertices, parts.faces))
+            if simpler.area() >= MIN_SURFACE_FRACTION * original.area():
+                return simpler
         for cells in GRIDS:
             simpler = original if cells is None else original.snap_to_grid(cells)
             for _ in range(PASSES):

@@ -31,6 +31,11 @@ MESHGPT_TRANSFORMER = (
     "MeshGPT (Siddiqui 2023, arXiv 2311.15475): a decoder-only transformer of GPT-2 medium's size."
 )
 
+TREEMESHGPT = (
+    "TreeMeshGPT (Lionar 2025, arXiv 2503.11629): 24 blocks of dimension 1,024, 7-bit coordinates, "
+    "meshes of up to 5,500 faces."
+)
+
 
 # ---- tokenizer
 
@@ -303,4 +308,127 @@ def _transformer_paper() -> _TransformerPreset:
         steps=500_000,
         batch_size=64,
         reference=MESHGPT_TRANSFORMER,
+    )
+
+
+# ---- text to mesh along the edges
+
+
+def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
+    """Train a text-to-mesh model whose triangles are connected (a traversal of the edges).
+
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        text: The text encoder: learned (trained on the captions, without downloads), none (without
+            prompts), or the local path or hub id of a Hugging Face encoder.
+    """
+    from tessera.modalities.mesh.generation import TreeGeneratorConfig
+    from tessera.modalities.mesh.tree_transformer import TreeTransformerConfig
+    from tessera.run.config import Run
+    from tessera.sampling.autoregressive import AutoregressiveSampling
+    from tessera.sampling.guidance import Guidance
+
+    builders = {
+        "tiny": _tree_tiny,
+        "small": _tree_small,
+        "base": _tree_base,
+        "paper": _tree_paper,
+    }
+    parts = builders[preset]()
+    return Run(
+        recipe="meshes-tree",
+        task=TreeGeneratorConfig(
+            model=TreeTransformerConfig(
+                bins=parts.data.bins,
+                dim=parts.dim,
+                depth=parts.depth,
+                heads=parts.heads,
+                max_len=parts.max_len,
+                dropout=parts.dropout,
+                text=build_text_config(preset, text),
+            ),
+            sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
+            guidance=Guidance(scale=2.0),
+            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20)),
+        ),
+        data=parts.data,
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
+        ),
+        reference=parts.reference,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TreePreset:
+    dim: int
+    depth: int
+    heads: int
+    max_len: int
+    dropout: float
+    data: MeshDataConfig
+    steps: int
+    batch_size: int
+    reference: str = ""
+
+
+def _tree_tiny() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TreePreset(
+        dim=32,
+        depth=2,
+        heads=2,
+        max_len=200,
+        dropout=0.1,
+        data=MeshDataConfig(bins=32, max_faces=64, num_synthetic=24, val_fraction=0.25),
+        steps=20,
+        batch_size=4,
+    )
+
+
+def _tree_small() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TreePreset(
+        dim=128,
+        depth=6,
+        heads=4,
+        max_len=640,
+        dropout=0.1,
+        data=MeshDataConfig(bins=64, max_faces=200, num_synthetic=4000, val_fraction=0.025),
+        steps=2000,
+        batch_size=8,
+    )
+
+
+def _tree_base() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TreePreset(
+        dim=512,
+        depth=12,
+        heads=8,
+        max_len=2400,
+        dropout=0.1,
+        data=MeshDataConfig(bins=128, max_faces=800, on_large="decimate", scale=0.25),
+        steps=100_000,
+        batch_size=32,
+    )
+
+
+def _tree_paper() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
+    return _TreePreset(
+        dim=1024,
+        depth=24,
+        heads=16,
+        max_len=13_000,
+        dropout=0.0,
+        data=MeshDataConfig(bins=128, max_faces=5500, scale=0.25),
+        steps=500_000,
+        batch_size=64,
+        reference=TREEMESHGPT,
     )

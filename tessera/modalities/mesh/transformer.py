@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from tessera.nn.causal_transformer import CausalTransformer, KVCache
 from tessera.nn.precision import to_fp32
 from tessera.nn.transformer import ContextKV, States, linear
+from tessera.text.encoder import TextEncoder
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
@@ -50,6 +51,8 @@ class MeshTransformerConfig:
     """The number of attention heads of the transformer within a face."""
     max_len: int = 800
     """The maximum number of faces of a mesh."""
+    dropout: float = 0.0
+    """The fraction of channels that are dropped in training, in the transformer over faces."""
     text: LearnedTextConfig | PretrainedTextConfig | None = field(default_factory=LearnedTextConfig)
     """The text encoder for captions; none trains a model without prompts."""
 
@@ -128,29 +131,25 @@ class MeshTransformer(nn.Module):
 
     def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> list[ContextKV] | None:
         """Encode the texts as keys and values of each block; mask dropped and empty texts."""
-        if self.text is None:
-            return None
-        states = self.text(texts)
-        kept = torch.tensor(
-            [bool(text) and not drop for text, drop in zip(texts, dropped)],
-            device=states.mask.device,
-        )
-        masked = States(states.values, states.mask & kept[:, None])
-        return self.face_transformer.project_context(masked)
+        return encode_texts(self.text, self.face_transformer, texts, dropped)
 
     # ---- teacher forcing
 
     def predict(
-        self, tokens_BNS: Tensor, condition: list[ContextKV] | None
+        self,
+        tokens_BNS: Tensor,
+        condition: list[ContextKV] | None,
+        generators: Sequence[torch.Generator] | None = None,
     ) -> NextTokenPredictions:
-        """Predict each token from all earlier ones.
+        """Predict each token from all earlier ones, with dropout if `generators` are given.
 
         The transformer within faces runs on real faces only, so padding costs nothing there.
         """
         self.validate_tokens(tokens_BNS)
         batch, count, _ = tokens_BNS.shape
         embedded_BNSE = self.embed(tokens_BNS)
-        states_BNW = self.face_states(embedded_BNSE, condition)
+        dropout_LBW = self.face_transformer.sample_dropout(generators, self.config.dropout)
+        states_BNW = self.face_states(embedded_BNSE, condition, dropout_LBW=dropout_LBW)
         example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
         example_B = torch.arange(batch, device=tokens_BNS.device)
         # There are N + 1 states: the one after the last face of a mesh predicts its end.
@@ -181,11 +180,13 @@ class MeshTransformer(nn.Module):
         embedded_BNSE: Tensor,
         condition: list[ContextKV] | None,
         cache: KVCache | None = None,
+        dropout_LBW: Tensor | None = None,
     ) -> Tensor:
         """Return (B, N + 1, W): the state at the start and after each face, for the next face."""
         faces_BNW = self.to_face(embedded_BNSE.flatten(2))
         bos_B1W = self.bos_embedding.to(faces_BNW.dtype).expand(len(faces_BNW), 1, -1)
-        return self.face_transformer(torch.cat([bos_B1W, faces_BNW], dim=1), condition, cache)
+        x_BNW = torch.cat([bos_B1W, faces_BNW], dim=1)
+        return self.face_transformer(x_BNW, condition, cache, dropout_LBW)
 
     def token_logits(self, states_PW: Tensor, embedded_PSE: Tensor) -> Tensor:
         """Return (P, S + 1, V + 1): the logits of the first token of each face, and of one more
@@ -233,29 +234,22 @@ class DecodingState:
         self, model: MeshTransformer, condition: list[ContextKV] | None, prefix_BNS: Tensor
     ):
         self.model, self.count = model, len(prefix_BNS)
-        self.padding_rows = torch.arange(MIN_ROWS, device=prefix_BNS.device).clamp_max(
-            self.count - 1
-        )
-        """The rows of the batch that are repeated up to MIN_ROWS."""
-        self.condition = (
-            [self.pad_context(context_kv) for context_kv in condition]
-            if condition is not None
-            else None
-        )
+        self.padding = RowPadding(self.count, prefix_BNS.device)
+        self.condition = self.padding.pad_context(condition)
         self.face_cache, self.token_cache = KVCache(), KVCache()
         self.offsets = model.offsets.tolist()
         self.positions = model.position_embedding.unbind(0)
         self.impossible = model.impossible_SV.unbind(0)
         self.current_face: list[Tensor] = []
         """The embeddings of the tokens of the unfinished face so far, (B, E) each."""
-        embedded = model.embed(self.pad_rows(prefix_BNS))
+        embedded = model.embed(self.padding.pad(prefix_BNS))
         self.state_BW = model.face_states(embedded, self.condition, self.face_cache)[:, -1]
 
     @torch.no_grad()
     def __call__(self, tokens_B: Tensor | None) -> Tensor:
         """Return logits (B, V + 1) for the token after `tokens_B`, which is None at first."""
         if tokens_B is not None:
-            self.append(self.pad_rows(tokens_B))
+            self.append(self.padding.pad(tokens_B))
         position = len(self.current_face)
         x_BE = self.current_face[-1] if position else self.model.to_first_token(self.state_BW)
         states_BE = self.model.token_transformer.decode_step(
@@ -275,16 +269,37 @@ class DecodingState:
             )
             self.current_face, self.token_cache.length = [], 0
 
-    def pad_rows(self, rows: Tensor) -> Tensor:
-        """Repeat rows of the batch until there are MIN_ROWS."""
-        return rows if self.count >= MIN_ROWS else rows[self.padding_rows]
 
-    def pad_context(self, context_kv: ContextKV) -> ContextKV:
-        return ContextKV(
-            self.pad_rows(context_kv.keys),
-            self.pad_rows(context_kv.values),
-            self.pad_rows(context_kv.mask),
-        )
+class RowPadding:
+    """Repeats rows of a small batch until there are MIN_ROWS."""
+
+    def __init__(self, count: int, device: torch.device):
+        self.count = count
+        self.index = torch.arange(MIN_ROWS, device=device).clamp_max(count - 1)
+
+    def pad(self, rows: Tensor) -> Tensor:
+        return rows if self.count >= MIN_ROWS else rows[self.index]
+
+    def pad_context(self, condition: list[ContextKV] | None) -> list[ContextKV] | None:
+        if condition is None or self.count >= MIN_ROWS:
+            return condition
+        return [one.select(self.index) for one in condition]
+
+
+def encode_texts(
+    encoder: TextEncoder | None,
+    transformer: CausalTransformer,
+    texts: Sequence[str],
+    dropped: Sequence[bool],
+) -> list[ContextKV] | None:
+    """Encode texts as keys and values of each block; mask dropped and empty texts."""
+    if encoder is None:
+        return None
+    states = encoder(texts)
+    kept = torch.tensor(
+        [bool(text) and not drop for text, drop in zip(texts, dropped)], device=states.mask.device
+    )
+    return transformer.project_context(States(states.values, states.mask & kept[:, None]))
 
 
 def build_impossible_mask(tokens_per_position: int, vocab_size: int) -> Tensor:

@@ -1,0 +1,419 @@
+"""A mesh as a sequence of tokens in which every triangle but the first of a part is attached to an
+edge that exists already.
+
+The traversal keeps a stack of open edges, as EdgeBreaker does (Rossignac 1999,
+doi.org/10.1109/2945.764870); that an autoregressive model predicts only the vertex opposite to the
+edge on top follows TreeMeshGPT (Lionar 2025, arXiv 2503.11629, section 3). An edge u -> v on the
+stack is one that the next triangle would contain. One token answers it:
+
+- a vertex of an open edge at u or at v (`CLOSE`): a triangle between known vertices;
+- the coordinates of any other vertex, known or new, in three tokens: z, y, x;
+- `STOP`: no triangle is attached to this edge;
+- `NEW`: no further triangle is attached to any edge on the stack; another part begins.
+
+Edges that a later triangle has closed leave the stack without a token, and so do all edges at the
+end of the sequence. A part begins with the nine coordinates of a triangle. A closed box takes 30
+tokens for its 12 triangles. The triangles that an edge of more than two of them leaves out begin
+parts of their own, on known vertices: any set of triangles has a sequence.
+
+Vertices are tuples (z, y, x) of bin indices. A `Traversal` is the state after some tokens; encoding
+and decoding are both written with it, and it determines which tokens may follow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tessera.modalities.mesh.canonical import CanonicalMesh, sort_faces
+
+Vertex = tuple[int, int, int]
+Edge = tuple[Vertex, Vertex]
+
+STOP, NEW = 0, 1
+NUM_SIDE = 2
+"""The number of open edges at each end of an edge whose vertices have a token of their own."""
+CLOSE = 2
+"""The first of 2 * NUM_SIDE tokens: vertices of open edges at u, then at v, the newest first."""
+FIRST_COORDINATE = CLOSE + 2 * NUM_SIDE
+
+ROOT, EDGE = 0, 9
+"""Slots: the nine coordinates of the first triangle of a part; the answer to an edge, which may be
+a z coordinate; and the y and the x coordinate that follow it."""
+NUM_SLOTS = 12
+AXIS = (0, 1, 2) * 4
+"""The axis of the coordinate that each slot takes: 0 for z, 1 for y, 2 for x."""
+
+NUM_ROLES = 8
+"""The points that a model receives as the context of the next token; see `Traversal.context`."""
+ABSENT: Vertex = (-1, -1, -1)
+
+
+def vocab_size(bins: int) -> int:
+    """Return the number of tokens, without the end of the sequence."""
+    return FIRST_COORDINATE + 3 * bins
+
+
+def slot_masks(bins: int) -> np.ndarray:
+    """Return (slots, V + 1) bool: which tokens a slot can have; the last one is the end."""
+    masks = np.zeros((NUM_SLOTS, vocab_size(bins) + 1), dtype=bool)
+    for slot, axis in enumerate(AXIS):
+        first = FIRST_COORDINATE + axis * bins
+        masks[slot, first : first + bins] = True
+    masks[EDGE, :FIRST_COORDINATE] = True
+    masks[[ROOT, EDGE], -1] = True
+    return masks
+
+
+@dataclass(frozen=True)
+class Gate:
+    """An open edge: the next triangle would contain u -> v; `apex` is the third vertex of the
+    triangle that contains v -> u."""
+
+    u: Vertex
+    v: Vertex
+    apex: Vertex
+
+
+class InvalidToken(ValueError):
+    """A token that cannot follow the tokens before it."""
+
+
+class Traversal:
+    """A mesh under construction."""
+
+    def __init__(self, bins: int):
+        self.bins = bins
+        self.faces: list[tuple[Vertex, Vertex, Vertex]] = []
+        self.slot = ROOT
+        self.stack: list[Gate] = []
+        self.pending: list[int] = []
+        """The coordinates so far of the vertex that is being named."""
+        self.candidates: list[Vertex | None] = [None] * (2 * NUM_SIDE)
+        """The vertices of the CLOSE tokens at the edge on top of the stack."""
+        self.part: list[Vertex] = []
+        """The vertices of the current part that were named by coordinates, in order."""
+        self.earlier_parts: list[list[Vertex]] = []
+        """The same for the parts before it."""
+        self._edges: set[Edge] = set()
+        self._thirds: defaultdict[Edge, list[Vertex]] = defaultdict(list)
+        self._leaving: defaultdict[Vertex, list[Vertex]] = defaultdict(list)
+        self._entering: defaultdict[Vertex, list[Vertex]] = defaultdict(list)
+
+    @property
+    def gate(self) -> Gate:
+        return self.stack[-1]
+
+    # ---- tokens
+
+    def append(self, token: int) -> None:
+        """Advance by one token.
+
+        Raises:
+            InvalidToken: If the token cannot follow; the state is unchanged.
+        """
+        if self.slot == EDGE and 0 <= token < FIRST_COORDINATE:
+            self._answer(token)
+            return
+        axis = AXIS[self.slot]
+        value = token - FIRST_COORDINATE - axis * self.bins
+        if not 0 <= value < self.bins:
+            raise InvalidToken(f"Token {token} cannot follow here (slot {self.slot}).")
+        if axis < 2:
+            self.pending.append(value)
+            self.slot += 1
+            return
+        vertex = (self.pending[0], self.pending[1], value)
+        if self.slot < EDGE:
+            self._extend_root(vertex)
+        else:
+            self._attach_named(vertex)
+
+    def _answer(self, token: int) -> None:
+        if token == STOP:
+            self.stack.pop()
+            self._advance()
+        elif token == NEW:
+            self.stack.clear()
+            self._advance()
+        else:
+            vertex = self.candidates[token - CLOSE]
+            if vertex is None:
+                raise InvalidToken(f"Token {token} cannot follow here: there is no such open edge.")
+            self._attach(vertex)
+
+    def _extend_root(self, vertex: Vertex) -> None:
+        first = self.slot == ROOT + 2
+        named = [] if first else self.part
+        if vertex in named or (len(named) == 2 and not self.may_add(named[0], named[1], vertex)):
+            raise InvalidToken(f"Vertex {vertex} makes no new triangle with area.")
+        if first:
+            if self.part:
+                self.earlier_parts.append(self.part)
+            self.part = []
+        self.part.append(vertex)
+        self.pending = []
+        self.slot += 1
+        if len(self.part) == 3:
+            a, b, c = self.part
+            self._add_face(a, b, c)
+            self.stack = [Gate(a, c, b), Gate(c, b, a), Gate(b, a, c)]
+            self._advance()
+
+    def _attach_named(self, vertex: Vertex) -> None:
+        gate = self.gate
+        if not self.may_add(gate.u, gate.v, vertex):
+            raise InvalidToken(f"Vertex {vertex} makes no new triangle with area.")
+        self.part.append(vertex)
+        self._attach(vertex)
+
+    def _attach(self, vertex: Vertex) -> None:
+        gate = self.stack.pop()
+        self._add_face(gate.u, gate.v, vertex)
+        self.stack.append(Gate(gate.u, vertex, gate.v))
+        self.stack.append(Gate(vertex, gate.v, gate.u))
+        self._advance()
+
+    def _advance(self) -> None:
+        """Remove closed edges from the stack, and set the slot of the next token."""
+        self.pending = []
+        stack, edges = self.stack, self._edges
+        while stack and (stack[-1].u, stack[-1].v) in edges:
+            stack.pop()
+        if not stack:
+            self.slot = ROOT
+            return
+        self.slot = EDGE
+        u, v = stack[-1].u, stack[-1].v
+        at_u = self._usable(self._leaving[u], u, v, ())
+        at_v = self._usable(self._entering[v], u, v, at_u)
+        self.candidates = [
+            *at_u,
+            *[None] * (NUM_SIDE - len(at_u)),
+            *at_v,
+            *[None] * (NUM_SIDE - len(at_v)),
+        ]
+
+    def _usable(
+        self, vertices: list[Vertex], u: Vertex, v: Vertex, taken: Sequence[Vertex]
+    ) -> list[Vertex]:
+        found: list[Vertex] = []
+        for vertex in reversed(vertices):
+            if vertex not in taken and vertex not in found and self.may_add(u, v, vertex):
+                found.append(vertex)
+                if len(found) == NUM_SIDE:
+                    break
+        return found
+
+    # ---- triangles
+
+    def may_add(self, u: Vertex, v: Vertex, w: Vertex) -> bool:
+        """Return whether a triangle has an area and is not there already, either way round."""
+        return not is_collinear(u, v, w) and w not in self._thirds.get(undirected(u, v), ())
+
+    def _add_face(self, u: Vertex, v: Vertex, w: Vertex) -> None:
+        self.faces.append((u, v, w))
+        for one, other, third in ((u, v, w), (v, w, u), (w, u, v)):
+            self._thirds[undirected(one, other)].append(third)
+            if (one, other) in self._edges:
+                continue
+            if (other, one) in self._edges:
+                self._leaving[other].remove(one)
+                self._entering[one].remove(other)
+            else:
+                self._leaving[one].append(other)
+                self._entering[other].append(one)
+            self._edges.add((one, other))
+
+    # ---- which tokens may follow
+
+    def allowed(self, masks: np.ndarray) -> np.ndarray:
+        """Return (V + 1,) bool: which tokens may follow; `masks` are those of `slot_masks`."""
+        mask = masks[self.slot].copy()
+        if self.slot == EDGE:
+            for number, vertex in enumerate(self.candidates):
+                mask[CLOSE + number] = vertex is not None
+        named = self.part if self.slot < EDGE else [self.gate.u, self.gate.v]
+        if self.slot < 3 or not named:
+            return mask
+        axis = AXIS[self.slot]
+        if axis == 2:
+            line = (self.pending[0], self.pending[1])
+            first = FIRST_COORDINATE + 2 * self.bins
+            mask[first : first + self.bins] &= self._free_on(line, named)
+        elif axis == 1:
+            first = FIRST_COORDINATE + self.bins
+            for y in self._risky_lines(self.pending[0], named):
+                mask[first + y] &= bool(self._free_on((self.pending[0], y), named).any())
+        return mask
+
+    def _risky_lines(self, z: int, named: Sequence[Vertex]) -> set[int]:
+        """Return the y of lines along x that may have no free bin: all others have at least two
+        bins, of which the edge's line and existing triangles exclude at most one each."""
+        known = self._thirds.get(undirected(*named), ()) if len(named) == 2 else ()
+        lines = {vertex[1] for vertex in (*named, *known) if vertex[0] == z}
+        return set(range(self.bins)) if self.bins < 4 else lines
+
+    def _free_on(self, line: tuple[int, int], named: Sequence[Vertex]) -> np.ndarray:
+        """Return (bins,) bool: the x of a line along x at which a vertex may be."""
+        if len(named) == 1:
+            free = np.ones(self.bins, dtype=bool)
+            if line == named[0][:2]:
+                free[named[0][2]] = False
+            return free
+        u, v = named
+        points = np.empty((self.bins, 3), dtype=np.int64)
+        points[:, 0], points[:, 1], points[:, 2] = *line, np.arange(self.bins)
+        free = np.cross(points - np.array(u), np.subtract(v, u)).any(axis=1)
+        for vertex in self._thirds.get(undirected(u, v), ()):
+            if vertex[:2] == line:
+                free[vertex[2]] = False
+        return free
+
+    # ---- context of the next token
+
+    def context(self) -> tuple[int, ...]:
+        """Return the slot and the coordinates of NUM_ROLES points; -1 where there is none.
+
+        At an edge: u, v, the apex of the triangle behind it, the point that completes a
+        parallelogram with these, the newest candidates at u and at v, the vertex of the previous
+        part with the same number, moved as this part is, and the vertex that is being named. At the
+        first triangle of a part: its vertices so far, the vertex of the previous part with the same
+        number, its mirror image, that of the part before, the continuation of both, and the last
+        two as above.
+        """
+        pending = (*self.pending, *ABSENT[len(self.pending) :])
+        points = self._edge_points() if self.slot >= EDGE else self._root_points()
+        return (self.slot, *points, *pending)
+
+    def _edge_points(self) -> tuple[int, ...]:
+        gate = self.stack[-1]
+        u, v, apex = gate.u, gate.v, gate.apex
+        last, at_u, at_v = self.bins - 1, self.candidates[0], self.candidates[NUM_SIDE]
+        opposite = tuple(min(max(a + b - c, 0), last) for a, b, c in zip(u, v, apex, strict=True))
+        repeated = self._repeated(self.part, len(self.part))
+        return (*u, *v, *apex, *opposite, *(at_u or ABSENT), *(at_v or ABSENT), *repeated)
+
+    def _root_points(self) -> tuple[int, ...]:
+        number = self.slot // 3
+        part = self.part if number else []
+        parts = self.earlier_parts if number else [*self.earlier_parts, self.part]
+        first = part[0] if part else ABSENT
+        second = part[1] if number == 2 else ABSENT
+        before = parts[-1][number] if parts and parts[-1] else ABSENT
+        older = parts[-2][number] if len(parts) > 1 else ABSENT
+        last = self.bins - 1
+        mirrored = ABSENT if before is ABSENT else (before[0], last - before[1], last - before[2])
+        continued = (
+            ABSENT
+            if older is ABSENT
+            else tuple(min(max(2 * b - a, 0), last) for a, b in zip(older, before, strict=True))
+        )
+        repeated = self._repeated(part, number)
+        return (*first, *second, *before, *mirrored, *older, *continued, *repeated)
+
+    def _repeated(self, part: list[Vertex], number: int) -> Sequence[int]:
+        """Return the vertex of the previous part, moved by the distance of the first vertices."""
+        if not part or not self.earlier_parts or number >= len(self.earlier_parts[-1]):
+            return ABSENT
+        before, last = self.earlier_parts[-1], self.bins - 1
+        return [
+            min(max(old + to - start, 0), last)
+            for old, to, start in zip(before[number], part[0], before[0], strict=True)
+        ]
+
+
+def undirected(u: Vertex, v: Vertex) -> Edge:
+    return (u, v) if u < v else (v, u)
+
+
+def is_collinear(u: Vertex, v: Vertex, w: Vertex) -> bool:
+    a, b, c = v[0] - u[0], v[1] - u[1], v[2] - u[2]
+    d, e, f = w[0] - u[0], w[1] - u[1], w[2] - u[2]
+    return a * e == b * d and b * f == c * e and a * f == c * d
+
+
+# ---- whole meshes
+
+
+def encode_mesh(mesh: CanonicalMesh, bins: int) -> list[int]:
+    """Return the tokens of a mesh of triangles in canonical form, without the end."""
+    vertices = [(z, y, x) for x, y, z in mesh.vertices.tolist()]
+    faces = [(vertices[a], vertices[b], vertices[c]) for a, b, c in mesh.faces.tolist()]
+    by_edge: defaultdict[Edge, list[tuple[int, Vertex]]] = defaultdict(list)
+    for number, (a, b, c) in enumerate(faces):
+        for u, v, w in ((a, b, c), (b, c, a), (c, a, b)):
+            by_edge[u, v].append((number, w))
+    traversal, tokens = Traversal(bins), list[int]()
+    visited = [False] * len(faces)
+
+    def find(gate: Gate) -> tuple[int, Vertex] | None:
+        for number, third in by_edge.get((gate.u, gate.v), ()):
+            if not visited[number]:
+                return number, third
+        return None
+
+    def emit(new: Iterable[int]) -> None:
+        for token in new:
+            traversal.append(token)
+            tokens.append(token)
+
+    for root, face in enumerate(faces):
+        if visited[root]:
+            continue
+        if traversal.slot == EDGE:
+            emit([NEW])
+        visited[root] = True
+        for vertex in face:
+            emit(coordinate_tokens(vertex, bins))
+        while traversal.slot == EDGE:
+            found = find(traversal.gate)
+            if found is not None:
+                number, third = found
+                visited[number] = True
+                emit(vertex_tokens(traversal, third))
+            elif any(
+                find(gate) is not None
+                for gate in traversal.stack
+                if (gate.u, gate.v) not in traversal._edges
+            ):
+                emit([STOP])
+            else:
+                break
+    return tokens
+
+
+def vertex_tokens(traversal: Traversal, vertex: Vertex) -> list[int]:
+    """Return the tokens that attach a vertex to the edge on top of the stack."""
+    if vertex in traversal.candidates:
+        return [CLOSE + traversal.candidates.index(vertex)]
+    return coordinate_tokens(vertex, traversal.bins)
+
+
+def coordinate_tokens(vertex: Vertex, bins: int) -> list[int]:
+    return [FIRST_COORDINATE + axis * bins + value for axis, value in enumerate(vertex)]
+
+
+def decode_mesh(tokens: Iterable[int], bins: int) -> CanonicalMesh:
+    """Return the mesh of some tokens; an unfinished vertex or first triangle is left out.
+
+    Raises:
+        InvalidToken: If a token cannot follow those before it.
+    """
+    traversal = Traversal(bins)
+    for token in tokens:
+        traversal.append(token)
+    return build_mesh(traversal.faces)
+
+
+def build_mesh(faces: Sequence[tuple[Vertex, Vertex, Vertex]]) -> CanonicalMesh:
+    """Return triangles in canonical order."""
+    vertices = sorted({vertex for face in faces for vertex in face})
+    indices = {vertex: index for index, vertex in enumerate(vertices)}
+    rows = [[indices[vertex] for vertex in face] for face in faces]
+    zyx = np.array(vertices, dtype=np.int64).reshape(-1, 3)
+    numbered = np.array(rows, dtype=np.int64).reshape(-1, 3)
+    return CanonicalMesh(zyx[:, ::-1], sort_faces(numbered) if rows else numbered)
