@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": {"run.directory", "run.errors"},
     "data": {"run.directory", "run.errors", "engine.task", "engine.modes"},
     "nn": {"losses.spectrogram", "_optional"},
-    "text": {"nn", "_optional", "engine.task.Frozen"},
+    "text": {"nn", "_optional", "engine.task.Frozen", "run.directory"},
     "losses": {"nn.precision"},
     "metrics": {"losses", "nn.precision"},
     "sampling": set(),
@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine.optim.config",
         "recipes.presets",
         "run.config.Run",
+        "run.directory",
         "run.errors",
     },
     "recipes": {

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,16 +30,19 @@ from torch import Tensor
 from tessera import __version__
 from tessera.api.generator import data_at
 from tessera.data.loader import EvalLoader
+from tessera.engine.checkpoint import describe_file
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch
 from tessera.objectives.contrastive import ContrastiveTask
 from tessera.run.dependencies import publish
-from tessera.run.directory import Json, write_atomically
+from tessera.run.directory import PARTIAL, Json, replacing_file, write_atomically
 from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
 INDEX_FILE, EMBEDDINGS_FILE, MODEL_FOLDER = "index.json", "embeddings.safetensors", "model"
 Method = Literal["exact", "faiss"]
+DAMAGE = (ValueError, SafetensorError)
+"""Errors of files whose bytes were changed."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +156,7 @@ class Index:
             raise UserError(f"--top must be at least 1, got {top}.")
         if not str(query).strip():
             raise UserError("The query is empty: give a text, or the path of a file.")
-        is_file = Path(query).is_file()
+        is_file = is_existing_file(query)
         query_1D = self.model.embed_file(query) if is_file else self.model.embed_texts([str(query)])
         search = search_exactly if how == "exact" else search_with_faiss
         similarities, indices = search(self.embeddings_ND, query_1D, min(top, len(self.names)))
@@ -166,13 +171,23 @@ class Index:
         folder = Path(path)
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise UserError(f"{folder} exists and is not empty. Give another --out.")
+        folder = folder.resolve()
+        temporary = folder.with_name(f".{folder.name}{PARTIAL}")
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            publish(self.model.trained, folder / MODEL_FOLDER)
-            save_file({"embeddings": self.embeddings_ND.contiguous()}, folder / EMBEDDINGS_FILE)
-            content = {**asdict(self.info), "names": self.names, "captions": self.captions}
-            text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-            write_atomically(folder / INDEX_FILE, text)  # last: it makes the index complete
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+            publish(self.model.trained, temporary / MODEL_FOLDER)
+            with replacing_file(temporary / EMBEDDINGS_FILE) as file:
+                save_file({"embeddings": self.embeddings_ND.contiguous()}, file)
+            content = {
+                **asdict(self.info),
+                "names": self.names,
+                "captions": self.captions,
+                "sha256": describe_file(temporary / EMBEDDINGS_FILE)["sha256"],
+            }
+            text = json.dumps(content, indent=1) + "\n"
+            write_atomically(temporary / INDEX_FILE, text)
+            os.replace(temporary, folder)  # an index is complete, or it does not exist
         except OSError as error:
             reason = error.strerror or error
             raise UserError(
@@ -185,6 +200,8 @@ class Index:
         folder = Path(path)
         try:
             content: Json = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
+            if describe_file(folder / EMBEDDINGS_FILE)["sha256"] != content.pop("sha256"):
+                raise ValueError(f"{EMBEDDINGS_FILE} does not match its checksum")
             embeddings_ND = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
             names, captions = content.pop("names"), content.pop("captions")
             info = IndexInfo(**content)
@@ -193,7 +210,15 @@ class Index:
                 f"There is no index in {folder}: create one with `tessera index RUN --data PATH "
                 f"--out {folder}`."
             ) from None
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, SafetensorError) as error:
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            SafetensorError,
+            RecursionError,
+        ) as error:
             raise UserError(
                 f"The index in {folder} is corrupt ({error}): create it again."
             ) from None
@@ -203,6 +228,14 @@ class Index:
                 f"{len(embeddings_ND)} embeddings. Create it again."
             )
         return cls(Search.load(folder / MODEL_FOLDER), info, names, captions, embeddings_ND, [])
+
+
+def is_existing_file(query: str | Path) -> bool:
+    """Return whether a query is the path of a file; a text may be too long for a path."""
+    try:
+        return Path(query).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def search_exactly(embeddings_ND: Tensor, query_1D: Tensor, top: int) -> tuple[Tensor, Tensor]:

@@ -200,14 +200,25 @@ class Tokenizer:
         return padded
 
     def encode_dataset(
-        self, dataset: ExampleDataset, batch_size: int, num_workers: int = 0
+        self,
+        dataset: ExampleDataset,
+        batch_size: int,
+        num_workers: int = 0,
+        *,
+        start: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> Iterator[tuple[Batch, Tensor]]:
-        """Encode the readable examples of a dataset, batch by batch in its order."""
+        """Encode the readable examples of a dataset, batch by batch in its order.
+
+        It begins at example `start`; of several processes each encodes every n-th batch.
+        """
         seed = self.run.engine.seed
         loader = EvalLoader(
             dataset.without_captions(), seed=seed, batch_size=batch_size, num_workers=num_workers
         )
-        for batch in loader.batches():
+        indices = range(start, len(dataset))
+        for batch in loader.batches(rank, world_size, indices):
             if len(batch):
                 yield batch, self.encode_examples(batch.to(self.device).examples).cpu()
             else:

@@ -6,6 +6,7 @@ commands are the parameters of their functions.
 
 from __future__ import annotations
 
+import hashlib
 import json as json_module
 import shlex
 import sys
@@ -19,9 +20,12 @@ from tessera._optional import require
 from tessera.run.directory import (
     Json,
     RunDirectory,
+    check_output_file,
     check_sample_folder,
+    is_evaluation,
     move_earlier_samples,
     next_free_folder,
+    remove_partial,
     write_atomically,
 )
 from tessera.run.errors import UserError, as_user_error
@@ -69,6 +73,7 @@ def train(*arguments: str) -> int:
 
     out = Path(parsed.out or f"runs/{parsed.run.recipe.rpartition(':')[2]}")
     directory = RunDirectory(find_unused_folder(out) if parsed.fresh else out)
+    directory.check_ownership()
     resolved = resolve_run(parsed.run, parsed.given, directory)
     run = resolved.run
     if parsed.dry_run:
@@ -285,10 +290,13 @@ def sample(
         folder.mkdir(parents=True, exist_ok=True)
         if earlier := move_earlier_samples(folder):
             print(f"The samples that were there before are in {earlier}.")
+        remove_partial(folder)
+        content = settings | media | generated.settings
+        # First of all, so that the folder is recognised if this process is killed.
+        write_json(folder / "settings.json", content | {"complete": False})
         pairs = zip(generated.media, generated.names, strict=True)
         sheet = save_samples([Sample(one, name) for one, name in pairs], folder)
-        text = json_module.dumps(settings | media | generated.settings, indent=1) + "\n"
-        (folder / "settings.json").write_text(text, encoding="utf-8")
+        write_json(folder / "settings.json", content)
     print(
         f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
         f"contact sheet: {sheet}"
@@ -318,7 +326,7 @@ def tokenize(
     """
     from tessera.api.generator import data_at, get_tokenizer
     from tessera.api.tokenizer import Tokenizer
-    from tessera.data.tokens import write_tokens
+    from tessera.data.tokens import TokenWriter
     from tessera.objectives.generation import GeneratorTask
     from tessera.run.load import load_run
 
@@ -326,6 +334,8 @@ def tokenize(
     print_notices(trained.notices)
     dataset = data_at(trained, data).full(captions=False)
     signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
+    identity = json_module.dumps([list(signatures.items()), batch_size])
+    source = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
     tokenizers: dict[str, Tokenizer] = {}
     if isinstance(trained.task, GeneratorTask):
         tokenizers |= {name: get_tokenizer(trained.task, name) for name in trained.task.tokenizers}
@@ -334,13 +344,15 @@ def tokenize(
     for name, tokenizer in tokenizers.items():
         folder = Path(out) / name
         with explain_write_errors(folder):
-            batches = tokenizer.encode_dataset(dataset, batch_size, num_workers)
-            rows = (
-                (batch.names, [signatures[one] for one in batch.names], codes)
-                for batch, codes in batches
-                if len(batch)
-            )
-            count = write_tokens(folder, rows, tokenizer.info())
+            writer = TokenWriter(folder, tokenizer.info(), source)
+            if writer.num_read:
+                print(f"Continuing after {writer.num_read:,} examples in {folder}")
+            for batch, codes in tokenizer.encode_dataset(
+                dataset, batch_size, num_workers, start=writer.num_read
+            ):
+                num_read = min(batch_size, len(dataset) - writer.num_read)
+                writer.add(batch.names, [signatures[one] for one in batch.names], codes, num_read)
+            count = writer.finish()
         if not count:
             raise UserError(
                 "No example could be read, so no codes were written. `tessera check` shows the "
@@ -380,6 +392,8 @@ def evaluate(
     """
     if samples is not None and samples < 0:
         raise UserError(f"--samples must be at least 0, got {samples}.")
+    path = Path(out) if out else RunDirectory(run).path / "evaluation.json"
+    check_output_file(path, is_evaluation)
     from tessera import __version__
     from tessera.api.generator import RejectedExamples, evaluate_samples, open_loader
     from tessera.engine.evaluation import evaluate_task
@@ -412,11 +426,10 @@ def evaluate(
         print_notices(sample_evaluation.notices)
         protocol["sample_metrics"] = sample_evaluation.protocol
     of_samples = sample_evaluation.metrics if sample_evaluation is not None else {}
-    path = Path(out) if out else RunDirectory(run).path / "evaluation.json"
     with explain_write_errors(path):
         written = {"raw": metrics["raw"], "ema": metrics["ema"] | of_samples}
         content = {"metrics": written, "protocol": protocol}
-        write_atomically(path, json_module.dumps(content, indent=1) + "\n")
+        write_json(path, content)
     print(
         f"{raw.run.recipe} at step {raw.steps} on {protocol['examples']} examples "
         f"({protocol['data']})"
@@ -629,6 +642,10 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path} cannot be written ({reason}). Free some disk space, or give another --out."
         ) from None
+
+
+def write_json(path: Path, content: Json) -> None:
+    write_atomically(path, json_module.dumps(content, indent=1) + "\n")
 
 
 def print_sample_metrics(values: Mapping[str, float]) -> None:

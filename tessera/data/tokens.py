@@ -2,14 +2,18 @@
 
     tokens/  codes-00000.safetensors ("codes": N x grid, int32 or int64), ..., index.json
 
-index.json is written last and makes the folder complete. Readers pass the fingerprint of their
-tokenizer, and codes of another one are rejected, because they would have no meaning.
+index.json is written last and makes the folder complete; it has the checksums of all files. Until
+then progress.json lists the finished files, from which an interrupted writer continues. Readers
+pass the fingerprint of their tokenizer, and codes of another one are rejected, because they would
+have no meaning.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
-import os
+import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,11 +21,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
 from tessera.data.dataset import ExampleDataset
-from tessera.run.directory import write_atomically
+from tessera.run.directory import Json, read_json, write_atomically
 from tessera.run.errors import UserError
 
 if TYPE_CHECKING:
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 
 SHARD_SIZE = 4096
 """The number of examples in one file."""
+SHARD_SECONDS = 60.0
+"""A file is also finished after this time, so that a kill costs at most as much."""
+INDEX, PROGRESS = "index.json", "progress.json"
 
 
 @dataclass
@@ -113,50 +120,151 @@ def write_tokens(
 
     Without any example nothing is written.
     """
-    folder = Path(folder)
-    if (folder / "index.json").exists():
-        raise UserError(f"{folder} already holds codes. Give another --out; nothing was changed.")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
+    writer = TokenWriter(Path(folder), info, source="")
+    for names, signatures, codes in batches:
+        writer.add(names, signatures, codes, num_read=len(names))
+    return writer.finish()
+
+
+class TokenWriter:
+    """Write codes in order; an interrupted writer of the same examples continues where it was.
+
+    Args:
+        folder: A new or empty folder, or one that an interrupted writer left.
+        info: The tokenizer.
+        source: A hash of the examples; "" never continues.
+    """
+
+    def __init__(self, folder: Path, info: TokensInfo, source: str):
+        self.folder, self.info, self.source = folder, info, source
+        self.num_read = 0
+        """The number of examples that were read or found to be unreadable."""
+        self.names: list[str] = []
+        self.signatures: list[str] = []
+        self._shards: list[Json] = []
+        self._pending: list[tuple[list[str], list[str], Tensor]] = []
+        self._last_time = time.monotonic()
+        if (folder / INDEX).exists():
+            raise UserError(
+                f"{folder} already holds codes. Give another --out; nothing was changed."
+            )
+        check_tokens_folder(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"The folder {folder} cannot be written ({error.strerror}). Give another --out."
+            ) from None
+        self._continue()
+
+    def _continue(self) -> None:
+        """Take over the files of an interrupted writer, or remove them."""
+        progress = read_json(self.folder / PROGRESS)
+        expected = {"source": self.source, "fingerprint": self.info.fingerprint}
+        is_same = isinstance(progress, dict) and expected.items() <= progress.items()
+        if self.source and isinstance(progress, dict) and is_same:
+            with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
+                for shard in progress["shards"]:
+                    names, signatures = read_shard_names(self.folder, shard)
+                    self.names += names
+                    self.signatures += signatures
+                    self._shards.append(shard)
+                    self.num_read = shard["num_read"]
+        kept = {shard["file"] for shard in self._shards}
+        for path in self.folder.glob("codes-*.safetensors"):
+            if path.name not in kept:
+                path.unlink()
+
+    def add(self, names: list[str], signatures: list[str], codes: Tensor, num_read: int) -> None:
+        """Add the readable ones of the next `num_read` examples."""
+        self.num_read += num_read
+        if names:
+            self._pending.append((names, signatures, codes))
+        is_full = sum(len(codes) for _, _, codes in self._pending) >= SHARD_SIZE
+        is_late = time.monotonic() > self._last_time + SHARD_SECONDS
+        if self._pending and (is_full or is_late):
+            self._write_shard()
+
+    def _write_shard(self) -> None:
+        dtype = torch.int32 if self.info.vocab_size <= 2**31 else torch.int64
+        names = [name for names, _, _ in self._pending for name in names]
+        signatures = [one for _, signatures, _ in self._pending for one in signatures]
+        codes = torch.cat([codes for _, _, codes in self._pending]).to(dtype)
+        file = f"codes-{len(self._shards):05d}.safetensors"
+        metadata = {"names": json.dumps(names), "signatures": json.dumps(signatures)}
+        content = save({"codes": codes}, metadata)
+        write_atomically(self.folder / file, content)
+        self._shards.append(
+            {
+                "file": file,
+                "examples": len(codes),
+                "num_read": self.num_read,
+                "bytes": len(content),
+                "sha256": hashlib.sha256(content).hexdigest(),
+            }
+        )
+        self.names += names
+        self.signatures += signatures
+        self._pending.clear()
+        self._last_time = time.monotonic()
+        progress = {
+            "source": self.source,
+            "fingerprint": self.info.fingerprint,
+            "shards": self._shards,
+        }
+        write_atomically(self.folder / PROGRESS, json.dumps(progress, indent=1))
+
+    def finish(self) -> int:
+        """Write the index, which makes the folder complete; return the number of examples."""
+        if self._pending:
+            self._write_shard()
+        if not self.names:
+            return 0
+        index = {
+            "names": self.names,
+            "signatures": self.signatures,
+            "shards": self._shards,
+            **asdict(self.info),
+        }
+        write_atomically(self.folder / INDEX, json.dumps(index, indent=1))
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+        return len(self.names)
+
+
+def check_tokens_folder(folder: Path) -> None:
+    """Raise UserError if a folder has files that no interrupted writer left."""
+    if not folder.is_dir():
+        return
+    ours = ("codes-", PROGRESS, ".codes-", f".{PROGRESS}", f".{INDEX}")
+    others = [entry.name for entry in folder.iterdir() if not entry.name.startswith(ours)]
+    subfolders = [name for name in others if (folder / name).is_dir()]
+    if len(subfolders) < len(others):  # the codes of several tokenizers are in subfolders
         raise UserError(
-            f"The folder {folder} cannot be written ({error.strerror}). Give another --out."
-        ) from None
-    dtype = torch.int32 if info.vocab_size <= 2**31 else torch.int64
-    names: list[str] = []
-    signatures: list[str] = []
-    pending: list[Tensor] = []
-    shards: list[dict[str, object]] = []
+            f"{folder} has other files, such as {sorted(set(others) - set(subfolders))[0]}. Give "
+            "a new or empty folder as --out; nothing was changed."
+        )
 
-    def flush() -> None:
-        codes = torch.cat(pending).to(dtype)
-        file = f"codes-{len(shards):05d}.safetensors"
-        shards.append({"file": file, "examples": len(codes)})
-        # save_file creates files with mode 0600; these get the permissions of the umask.
-        with open(folder / file, "wb") as opened:
-            opened.write(save({"codes": codes}))
-            opened.flush()
-            os.fsync(opened.fileno())
-        pending.clear()
 
-    for batch_names, batch_signatures, codes in batches:
-        names += batch_names
-        signatures += batch_signatures
-        pending.append(codes)
-        if sum(map(len, pending)) >= SHARD_SIZE:
-            flush()
-    if pending:
-        flush()
-    if not names:
-        return 0
-    index = {"names": names, "signatures": signatures, "shards": shards, **asdict(info)}
-    write_atomically(folder / "index.json", json.dumps(index, indent=1))
-    return len(names)
+def read_shard_names(folder: Path, shard: Json) -> tuple[list[str], list[str]]:
+    """Return names and signatures of a file of codes, or raise ValueError if it is damaged."""
+    path = folder / Path(shard["file"]).name
+    check_shard(path, shard)
+    with safe_open(path, "numpy") as opened:
+        metadata = opened.metadata()
+    return json.loads(metadata["names"]), json.loads(metadata["signatures"])
+
+
+def check_shard(path: Path, shard: Json) -> None:
+    """Raise ValueError unless a file has the size and checksum of its entry in the index."""
+    with open(path, "rb") as file:
+        checksum = hashlib.file_digest(file, "sha256").hexdigest()
+    if (path.stat().st_size, checksum) != (shard["bytes"], shard["sha256"]):
+        raise ValueError(f"{path.name} does not match its checksum")
 
 
 def read_tokens(folder: str | Path, fingerprint: str) -> StoredTokens:
     """Read the codes in a folder if the tokenizer with this fingerprint wrote them."""
-    index_path = Path(folder) / "index.json"
+    index_path = Path(folder) / INDEX
     if not index_path.is_file():
         raise UserError(
             f"There are no codes in {folder}: it has no index.json. `tessera tokenize` writes them."
@@ -166,19 +274,29 @@ def read_tokens(folder: str | Path, fingerprint: str) -> StoredTokens:
         names, signatures = index.pop("names"), index.pop("signatures")
         shards = index.pop("shards")
         info = TokensInfo(**index)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        fingerprint_found = str(info.fingerprint)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise corrupt_tokens(folder, f"index.json cannot be read: {error}") from None
-    if info.fingerprint != fingerprint:
+    if fingerprint_found != fingerprint:
         raise UserError(
-            f"The codes in {folder} were written by another tokenizer ({info.fingerprint[:12]}, "
+            f"The codes in {folder} were written by another tokenizer ({fingerprint_found[:12]}, "
             f"{info.steps} steps) than the requested one ({fingerprint[:12]}). Run `tessera "
             "tokenize` again."
         )
     try:
-        parts = [load_file(Path(folder) / Path(one["file"]).name)["codes"] for one in shards]
-    except (OSError, SafetensorError, KeyError) as error:
+        parts = [read_shard(Path(folder), shard) for shard in shards]
+        codes = torch.cat(parts).long()
+    except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise corrupt_tokens(folder, str(error)) from None
-    return StoredTokens(names, signatures, torch.cat(parts).long(), info)
+    if not len(names) == len(signatures) == len(codes):
+        raise corrupt_tokens(folder, f"it has {len(names)} names and {len(codes)} rows of codes")
+    return StoredTokens(names, signatures, codes, info)
+
+
+def read_shard(folder: Path, shard: Json) -> Tensor:
+    path = folder / Path(shard["file"]).name
+    check_shard(path, shard)
+    return load_file(path)["codes"]
 
 
 def corrupt_tokens(folder: str | Path, problem: str) -> UserError:

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -92,11 +93,13 @@ def write_to(path: Path, snapshot: Snapshot) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
+        state = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
+        (temporary / "state.json").write_text(state)
+        mode = stat.S_IMODE((temporary / "state.json").stat().st_mode)
         for name, tensors in snapshot.tensors.items():
             file = temporary / f"{name}.safetensors"
             save_file(tensors, file, metadata={"step": str(snapshot.step)})
-        state = json.dumps({"step": snapshot.step, **snapshot.state}, indent=1)
-        (temporary / "state.json").write_text(state)
+            file.chmod(mode)  # that of the umask; save_file creates files with mode 0600
         files = {file.name: describe_file(file) for file in sorted(temporary.iterdir())}
         manifest = json.dumps({"step": snapshot.step, "files": files}, indent=1)
         (temporary / "manifest.json").write_text(manifest)
@@ -220,11 +223,16 @@ def find_corruption(folder: Path) -> str | None:
 def find_newest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
     """Return the newest complete checkpoint; warn about each corrupt one that is passed over."""
     steps = list_steps(checkpoints)
-    for step in reversed(steps):
-        folder = checkpoints / step_name(step)
+    passed: list[int] = []
+    while remaining := [step for step in steps if step not in passed]:
+        folder = checkpoints / step_name(remaining[-1])
         problem = find_corruption(folder)
         if problem is None:
             return folder
+        if not folder.exists():  # a run that is training has pruned it and written a newer one
+            steps = list_steps(checkpoints)
+            continue
+        passed.append(remaining[-1])
         warn(f"Checkpoint {folder.name} is corrupt ({problem}); trying an older one.")
     if steps:
         raise UserError(
@@ -255,6 +263,29 @@ def read(folder: Path) -> Snapshot:
     state = json.loads((folder / "state.json").read_text())
     tensors = {path.stem: read_tensors(path) for path in sorted(folder.glob("*.safetensors"))}
     return Snapshot(step=state.pop("step"), tensors=tensors, state=state)
+
+
+@dataclass(frozen=True)
+class LoadedTensors:
+    step: int
+    source: Path
+    """The file that was read."""
+    tensors: dict[str, Tensor]
+
+
+def load_newest(
+    checkpoints: Path, file_name: str, warn: Callable[[str], None]
+) -> LoadedTensors | None:
+    """Read a file of the newest complete checkpoint, also while a run writes and prunes them."""
+    while (found := find_newest(checkpoints, warn)) is not None:
+        try:
+            return LoadedTensors(
+                int(found.name), found / file_name, read_tensors(found / file_name)
+            )
+        except FileNotFoundError:
+            if found.exists():
+                raise UserError(f"The checkpoint {found} has no {file_name}.") from None
+    return None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

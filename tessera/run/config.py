@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, Union
 from tessera.data.dataset import DataConfig
 from tessera.engine.engine import EngineConfig
 from tessera.engine.task import Task, TaskConfig
-from tessera.run.directory import Json
+from tessera.run.directory import VERSION, Json
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
@@ -81,8 +81,6 @@ MAY_DIFFER = frozenset(
 ) | {"task.tokenizer", "task.low_res_tokenizer", "task.semantic", "task.tokens"}
 """The settings that may change when a run is resumed: its length, how often it reports, how it is
 executed, and the paths of the runs it depends on, of which the run directory has copies."""
-VERSION = "tessera"
-"""The key of config.json for the version of this package, which is no setting."""
 
 
 def encode(value: object, declared: object = None) -> Any:

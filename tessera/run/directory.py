@@ -13,12 +13,15 @@ import json
 import math
 import os
 import shutil
+import stat
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from tessera.run.errors import UserError
 
@@ -29,15 +32,62 @@ CLASSES = "classes.json"
 """The class names of a run whose captions are names of folders."""
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that it holds the old text or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.writing")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    fsync_folder(path.parent)
+VERSION = "tessera"
+"""The key of config.json for the version of this package, which is no setting."""
+
+PARTIAL = ".writing"
+"""The end of the names of files and folders that are being written."""
+
+
+@contextmanager
+def replacing_file(path: Path, writer: str = "") -> Iterator[Path]:
+    """Yield a temporary path; the file written there replaces `path` when the context ends.
+
+    Where several processes may write the same file, `writer` is a name for each of them.
+
+    The result is the old file or the new one, never a part; it is flushed to the disk and has the
+    permissions of the umask, whatever wrote it (safetensors creates files with mode 0600).
+    """
+    temporary = path.with_name(f".{path.name}{writer}{PARTIAL}")
+    try:
+        mode = create_empty(temporary)
+        try:
+            yield temporary
+        except SafetensorError as error:  # which is no OSError, also where the disk is full
+            raise OSError(errno.EIO, str(error)) from error
+        descriptor = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+        fsync_folder(path.parent)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def create_empty(path: Path) -> int:
+    """Create an empty file and return its permissions, which are those of the umask."""
+    with open(path, "wb") as file:
+        return stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file so that it holds the old content or the new one, never a part."""
+    with replacing_file(path) as temporary:
+        temporary.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what interrupted writes left in a folder; everything else stays."""
+    for entry in folder.glob(f".*{PARTIAL}"):
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry, ignore_errors=True)
+        else:
+            entry.unlink(missing_ok=True)
 
 
 def append_text(path: Path, text: str) -> None:
@@ -82,9 +132,39 @@ class RunDirectory:
     def has_started(self) -> bool:
         """Whether any step has left metrics, checkpoints or samples."""
         folders = (self.checkpoints, self.samples)
-        return self.metrics.exists() or any(any(folder.iterdir()) for folder in folders)
+        return self.metrics.exists() or any(
+            folder.is_dir() and not is_empty(folder) for folder in folders
+        )
 
     # ---- creating and locking
+
+    def check_ownership(self) -> None:
+        """Raise UserError unless the directory is new, empty, or that of a run."""
+        if not self.path.is_dir() or self.is_run() or self._has_only_created():
+            return
+        if self.config.is_file():
+            found = "its config.json is not that of a run"
+        else:
+            names = sorted(entry.name for entry in self.path.iterdir())
+            found = f"it has {len(names)} entries, such as {names[0]}, and no config.json of a run"
+        raise UserError(
+            f"{self.path} is not a run directory: {found}. Give a new or empty folder as --out; "
+            "nothing was changed."
+        )
+
+    def is_run(self) -> bool:
+        """Return whether config.json has a recipe and the version that wrote it."""
+        config = read_json(self.config)
+        return isinstance(config, dict) and "recipe" in config and VERSION in config
+
+    def _has_only_created(self) -> bool:
+        """Return whether nothing but what `create` and `lock` make is there."""
+        return all(
+            (entry.name in ("checkpoints", "samples") and entry.is_dir() and is_empty(entry))
+            or (entry.name == "lock" and is_lock(entry))
+            or (entry.name == f".config.json{PARTIAL}")
+            for entry in self.path.iterdir()
+        )
 
     def create(self) -> None:
         for place in (self.samples, self.checkpoints, *self.checkpoints.parents):
@@ -92,18 +172,19 @@ class RunDirectory:
                 raise UserError(
                     f"{self.path} cannot be a run directory: {place} is a file. Give another --out."
                 )
-        with self._explain_write_errors():
+        with self.explain_write_errors():
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             self.samples.mkdir(exist_ok=True)
 
     @contextmanager
-    def _explain_write_errors(self) -> Iterator[None]:
+    def explain_write_errors(self) -> Iterator[None]:
+        """Raise UserError instead of an OSError, such as that of a full disk."""
         try:
             yield
         except OSError as error:
             raise UserError(
-                f"The run directory {self.path} cannot be written ({error.strerror}). Free some "
-                "disk space, or give another --out."
+                f"The run directory {self.path} cannot be written ({error.strerror or error}). "
+                "Free some disk space, or give another --out."
             ) from None
 
     def lock(self) -> None:
@@ -114,7 +195,13 @@ class RunDirectory:
         """
         if self._lock is not None:
             return
-        with self._explain_write_errors():
+        file = self.path / "lock"
+        if os.path.lexists(file) and not is_lock(file):
+            raise UserError(
+                f"{file} is not the lock of a run, which is a file with the number of a process: "
+                "move it away, or give another --out."
+            )
+        with self.explain_write_errors():
             descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -126,7 +213,7 @@ class RunDirectory:
                 "it, or give another --out."
             ) from None
         self._lock = descriptor
-        with self._explain_write_errors():
+        with self.explain_write_errors():
             os.truncate(descriptor, 0)
             os.write(descriptor, str(os.getpid()).encode())
 
@@ -165,20 +252,22 @@ class RunDirectory:
             raise UserError(f"There is no run in {self.path}: it has no config.json.")
         try:
             config = json.loads(self.config.read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{self.config} is not valid JSON: {error}.") from None
+        except OSError as error:
+            raise UserError(f"{self.config} cannot be read ({error.strerror}).") from None
         if not isinstance(config, dict):
             raise UserError(f"{self.config} must hold a JSON object, got {config!r}.")
         return config
 
     def write_config(self, config: Json) -> None:
-        with self._explain_write_errors():
+        with self.explain_write_errors():
             write_atomically(self.config, json.dumps(config, indent=2) + "\n")
 
     def read_classes(self) -> list[str]:
         """Return the class names if the run was trained on them, else nothing."""
-        file = self.path / CLASSES
-        return list(json.loads(file.read_text(encoding="utf-8"))) if file.exists() else []
+        classes = read_json(self.path / CLASSES)
+        return [str(one) for one in classes] if isinstance(classes, list) else []
 
     # ---- metrics
 
@@ -233,7 +322,7 @@ class RunDirectory:
                 )
             kept = [one[0] for one in parsed if one and has_step(one[0]) and one[0]["step"] <= last]
             if len(kept) < len(lines):
-                with self._explain_write_errors():
+                with self.explain_write_errors():
                     text = "".join(json.dumps(record) + "\n" for record in kept)
                     write_atomically(self.path / name, text)
         self._unwritten.clear()
@@ -297,7 +386,44 @@ def has_step(record: Json) -> bool:
     return isinstance(step, int) and not isinstance(step, bool)
 
 
-# ---- folders for the samples of a command
+def read_json(path: Path) -> object:
+    """Return the content of a JSON file, or None if it is missing or not valid."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def is_empty(folder: Path) -> bool:
+    return not any(folder.iterdir())
+
+
+def is_lock(file: Path) -> bool:
+    """Return whether a file has the number of a process and nothing else."""
+    if file.is_symlink() or not file.is_file() or file.stat().st_size > 20:
+        return False
+    return file.read_bytes().strip(b"0123456789") == b""
+
+
+# ---- outputs of commands
+
+
+def check_output_file(file: Path, is_ours: Callable[[object], bool]) -> Path:
+    """Return a JSON file that may be written: a new one, or one that an earlier command wrote."""
+    if file.is_dir():
+        raise UserError(f"{file} is a folder: give the name of a file as --out.")
+    if file.exists() and not is_ours(read_json(file)):
+        raise UserError(f"{file} is another file and is not replaced. Give another --out.")
+    return file
+
+
+def is_evaluation(content: object) -> bool:
+    return isinstance(content, dict) and content.keys() >= {"metrics", "protocol"}
+
+
+def is_sample_settings(content: object) -> bool:
+    return isinstance(content, dict) and content.keys() >= {"run", "step", "count"}
+
 
 EARLIER = "earlier"
 
@@ -305,7 +431,8 @@ EARLIER = "earlier"
 def check_sample_folder(folder: Path) -> Path:
     """Return a folder that samples may be written to: new, empty, or with earlier samples."""
     is_taken = folder.exists() and (
-        not folder.is_dir() or (list_samples(folder) and not (folder / "settings.json").exists())
+        not folder.is_dir()
+        or (list_samples(folder) and not is_sample_settings(read_json(folder / "settings.json")))
     )
     if is_taken:
         raise UserError(f"{folder} holds files that are not samples. Give another --out.")
@@ -319,13 +446,19 @@ def move_earlier_samples(folder: Path) -> Path | None:
         return None
     subfolder = next_free_folder(folder, EARLIER)
     subfolder.mkdir()
-    for path in earlier:
+    # The settings last: without them the folder would not be recognised after a kill.
+    for path in sorted(earlier, key=lambda path: path.name == "settings.json"):
         path.rename(subfolder / path.name)
     return subfolder
 
 
 def list_samples(folder: Path) -> list[Path]:
-    return [path for path in folder.iterdir() if not path.name.startswith(f"{EARLIER}-")]
+    return [
+        path
+        for path in folder.iterdir()
+        if not path.name.startswith(f"{EARLIER}-")
+        and not (path.name.startswith(".") and path.name.endswith(PARTIAL))
+    ]
 
 
 def next_free_folder(folder: Path, name: str) -> Path:

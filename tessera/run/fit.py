@@ -102,9 +102,9 @@ def load_weights(
     model: nn.Module, run: str | Path, weights: Literal["ema", "raw"] = "ema"
 ) -> nn.Module:
     """Load the weights of a run's newest checkpoint into a model, and return it."""
-    found = checkpoint.find_newest(RunDirectory(run).checkpoints, print)
+    file_name = "ema.safetensors" if weights == "ema" else "model.safetensors"
+    found = checkpoint.load_newest(RunDirectory(run).checkpoints, file_name, print)
     if found is None:
         raise UserError(f"The run in {run} has no checkpoint: train it first.")
-    file = found / ("ema.safetensors" if weights == "ema" else "model.safetensors")
-    checkpoint.load_strictly(model, checkpoint.read_tensors(file), f"model in {run}")
+    checkpoint.load_strictly(model, found.tensors, f"model in {run}")
     return model

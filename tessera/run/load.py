@@ -7,7 +7,7 @@ under `dependencies/`, as runs that can be used but not resumed (`dependencies.p
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -71,7 +71,11 @@ def load_run(path: str | Path, weights: Weights = "ema") -> TrainedRun:
     newest = max(RunDirectory(path).checkpoints.glob("[0-9]*/manifest.json"), default=None)
     if loaded is None or newest is None:
         return read_trained(path, weights)
-    key = (Path(path).resolve(), weights, newest.parent.name, newest.stat().st_mtime_ns)
+    try:
+        modified = newest.stat().st_mtime_ns
+    except FileNotFoundError:  # pruned by a run that is training
+        return read_trained(path, weights)
+    key = (Path(path).resolve(), weights, newest.parent.name, modified)
     if key not in loaded:
         loaded[key] = read_trained(path, weights)
     return loaded[key]
@@ -81,12 +85,13 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     directory = RunDirectory(path)
     run = read_run(directory)
     notices: list[str] = []
-    found = checkpoint.find_newest(directory.checkpoints, notices.append)
+    file_name = "ema.safetensors" if weights == "ema" else "model.safetensors"
+    found = checkpoint.load_newest(directory.checkpoints, file_name, notices.append)
     if found is None:
         raise UserError(
             f"The run in {path} has no checkpoint: train it first with `tessera train`."
         )
-    steps = int(found.name)
+    steps = found.step
     if steps < run.engine.steps:
         notices.append(
             f"The run in {path} was trained for {steps:,} of {run.engine.steps:,} steps: `tessera "
@@ -97,17 +102,18 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     notices += [line for one in dependencies.values() for line in one.trained.notices]
     task = run.build_task(dependencies).to(device).eval()
     best = find_best(directory, run, task)
-    if best is not None and best != found:
-        notices.append(
-            f"Step {int(best.name):,} of {steps:,} is used, which has the best "
-            f"{task.best_metric.name} on held-out examples."
-        )
-        found, steps = best, int(best.name)
-    file = found / ("ema.safetensors" if weights == "ema" else "model.safetensors")
-    source = f"{weights} weights in {found}"
-    checkpoint.load_strictly(task.model, checkpoint.read_tensors(file), source)
+    if best is not None and best != found.source.parent:
+        with suppress(FileNotFoundError):  # pruned by a run that is training: keep the newest
+            tensors = checkpoint.read_tensors(best / file_name)
+            found = checkpoint.LoadedTensors(int(best.name), best / file_name, tensors)
+            notices.append(
+                f"Step {found.step:,} of {steps:,} is used, which has the best "
+                f"{task.best_metric.name} on held-out examples."
+            )
+    source = f"{weights} weights in {found.source.parent}"
+    checkpoint.load_strictly(task.model, found.tensors, source)
     dist = Distributed(device=device)
-    return TrainedRun(directory, run, task, steps, weights, dist, notices)
+    return TrainedRun(directory, run, task, found.step, weights, dist, notices)
 
 
 def find_best(directory: RunDirectory, run: Run, task: Task) -> Path | None:

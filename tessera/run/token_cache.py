@@ -1,8 +1,8 @@
 """Tokenize a dataset once, before the first step; the codes are kept in the run directory.
 
 The name of a cache is a hash of the tokenizer, the names of the examples and their signatures (size
-and modification time), so a stale cache is never found. Only the main process reads examples; the
-others receive the codes.
+and modification time), so a stale cache is never found. All processes tokenize; only the main one
+reads and writes the cache.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from tessera.api.tokenizer import Tokenizer
 from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.errors import UnreadableFile
-from tessera.data.tokens import TokenDataset, read_tokens, write_tokens
+from tessera.data.tokens import INDEX, StoredTokens, TokenDataset, TokenWriter, read_tokens
 from tessera.engine.distributed import Distributed
 from tessera.engine.evaluation import NOTHING_HELD_OUT
 from tessera.run.errors import UserError
@@ -32,6 +32,10 @@ NOTHING_TO_TRAIN_ON = (
 )
 BATCH_SIZE = 32
 """The number of examples that are encoded together."""
+NUM_WORKERS = 1
+"""Examples are read in a worker process, since a damaged file may end the process that reads it."""
+NOTICE_SECONDS = 60.0
+"""The time between lines about the progress."""
 
 
 @dataclass
@@ -50,24 +54,32 @@ class TokenCache:
         return Split(train, self.broadcast(split.validation, NOTHING_HELD_OUT))
 
     def broadcast(self, dataset: ExampleDataset, if_empty: str) -> TokenDataset:
-        """Tokenize on the main process and send the result to all others."""
+        """Tokenize on all processes; the main one reads and writes the codes and sends them."""
+        rows = {name: self.get_rows(dataset, name) for name in self.tokenizers}
         if self.dist.world_size == 1:
-            return self.tokenize(dataset, if_empty)
+            return self.build_dataset(dataset, rows, if_empty)
         created: list[TokenDataset] = []
 
-        def tokenize() -> tuple[list[str], list[str], dict[int, list[str]]]:
-            created.append(self.tokenize(dataset, if_empty))
-            return created[0].names, created[0].captions, created[0].captions_by_index
+        def build() -> tuple[list[str], list[str], list[tuple[int, list[str]]]]:
+            created.append(self.build_dataset(dataset, rows, if_empty))
+            several = list(created[0].captions_by_index.items())
+            return created[0].names, created[0].captions, several
 
-        names, captions, several = self.dist.on_main(tokenize)
+        names, captions, several = self.dist.on_main(build)
         files = {"codes": created[0].codes} if created else None
         codes = self.dist.broadcast_tensors(files)["codes"]
         codes = {name: tensor.cpu() for name, tensor in codes.items()}
-        return TokenDataset(names, codes, captions, several)
+        return TokenDataset(names, codes, captions, dict(several))
 
     def tokenize(self, dataset: ExampleDataset, if_empty: str) -> TokenDataset:
-        """Encode a dataset with every tokenizer; unreadable examples and captions are left out."""
+        """Encode a dataset with every tokenizer, in one process."""
         rows = {name: self.get_rows(dataset, name) for name in self.tokenizers}
+        return self.build_dataset(dataset, rows, if_empty)
+
+    def build_dataset(
+        self, dataset: ExampleDataset, rows: dict[str, dict[str, Tensor]], if_empty: str
+    ) -> TokenDataset:
+        """Combine codes and captions; unreadable examples and captions are left out."""
         captions: list[list[str]] = []
         names: list[str] = []
         for i in range(len(dataset)):
@@ -90,12 +102,17 @@ class TokenCache:
         return TokenDataset(names, codes, first, several)
 
     def get_rows(self, dataset: ExampleDataset, name: str) -> dict[str, Tensor]:
-        """Return the codes of each readable example, given or from the cache."""
+        """Return the codes of each readable example, given or from the cache.
+
+        Other processes than the main one only help to tokenize, and return nothing.
+        """
         tokenizer = self.tokenizers[name]
         rows: dict[str, Tensor] = {}
-        if name == "tokenizer" and self.given is not None:
+        if name == "tokenizer" and self.given is not None and self.dist.is_main:
             rows = self.read_given(dataset, tokenizer, self.given)
-        missing = Subset(dataset, [i for i in range(len(dataset)) if dataset.name(i) not in rows])
+        known = self.dist.on_main(lambda: list(rows))
+        others = set(known)
+        missing = Subset(dataset, [i for i in range(len(dataset)) if dataset.name(i) not in others])
         if len(missing) == 0:
             return rows
         names = [missing.name(i) for i in range(len(missing))]
@@ -135,27 +152,60 @@ class TokenCache:
     def read_or_tokenize(
         self, dataset: Subset, tokenizer: Tokenizer, folder: Path
     ) -> dict[str, Tensor]:
-        """Read a cache; tokenize if it is missing or corrupt."""
-        try:
-            stored = read_tokens(folder, tokenizer.fingerprint)
-        except UserError:
-            shutil.rmtree(folder, ignore_errors=True)
-            self.notify(
-                f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {folder}"
-            )
-            if not write_tokens(folder, self.encode(dataset, tokenizer), tokenizer.info()):
-                return {}
-            stored = read_tokens(folder, tokenizer.fingerprint)
-        return dict(zip(stored.names, stored.codes, strict=True))
+        """Read a cache; tokenize if it is missing, incomplete or corrupt."""
+        stored: list[StoredTokens] = []
+        if not self.dist.on_main(lambda: self.read_cache(folder, tokenizer, stored)):
+            self.write_cache(dataset, tokenizer, folder)
+            self.dist.on_main(lambda: self.read_cache(folder, tokenizer, stored))
+        rows = [dict(zip(one.names, one.codes, strict=True)) for one in stored]
+        return rows[0] if rows else {}
 
-    def encode(
-        self, dataset: Subset, tokenizer: Tokenizer
-    ) -> Iterator[tuple[list[str], list[str], Tensor]]:
-        show = partial(track, description="tokenizing", transient=True)
-        total = -(-len(dataset) // BATCH_SIZE)
+    def read_cache(self, folder: Path, tokenizer: Tokenizer, stored: list[StoredTokens]) -> bool:
+        """Append the codes of a complete cache to `stored`; remove a corrupt one."""
+        try:
+            stored.append(read_tokens(folder, tokenizer.fingerprint))
+        except UserError as error:
+            if (folder / INDEX).exists():
+                self.notify(f"{error} They are made again.")
+                shutil.rmtree(folder, ignore_errors=True)
+            return False
+        return True
+
+    def write_cache(self, dataset: Subset, tokenizer: Tokenizer, folder: Path) -> None:
+        """Tokenize on all processes, in rounds of one batch each.
+
+        The main process writes what all of them send after each round, so no process waits longer
+        than a round for another, and what is finished is kept if the run is stopped.
+        """
+        self.notify(f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {folder}")
+        rank, world_size = self.dist.rank, self.dist.world_size
+        writer = TokenWriter(folder, tokenizer.info(), folder.name) if self.dist.is_main else None
+        start = self.dist.on_main(lambda: writer.num_read if writer is not None else 0)
+        if start:
+            self.notify(f"{start:,} of them were tokenized before.")
         signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
-        for batch, codes in show(tokenizer.encode_dataset(dataset, BATCH_SIZE), total=total):
-            for example, reason in batch.rejected:
-                self.notify(f"Skipped {example}: {reason}")
-            if len(batch):
-                yield batch.names, [signatures[one] for one in batch.names], codes
+        batches = tokenizer.encode_dataset(
+            dataset, BATCH_SIZE, NUM_WORKERS, start=start, rank=rank, world_size=world_size
+        )
+        next_notice = time.monotonic() + NOTICE_SECONDS
+        rounds = range(start, len(dataset), BATCH_SIZE * world_size)
+        for first in track(rounds, "tokenizing", transient=True, disable=not self.dist.is_main):
+            batch, codes = next(batches, (None, torch.empty(0, dtype=torch.long)))
+            parts = self.dist.all_gather_tensors({"codes": codes.long()})
+            own = ([], []) if batch is None else (batch.names, batch.rejected)
+            for number, (part, (names, rejected)) in enumerate(
+                zip(parts, self.dist.all_gather_json([own]), strict=True)
+            ):
+                for example, reason in rejected:
+                    self.notify(f"Skipped {example}: {reason}")
+                if writer is not None:
+                    begin = min(len(dataset), first + number * BATCH_SIZE)
+                    end = min(len(dataset), begin + BATCH_SIZE)
+                    marks = [signatures[name] for name in names]
+                    writer.add(names, marks, part["codes"], end - begin)
+            if time.monotonic() > next_notice:
+                next_notice += NOTICE_SECONDS
+                done = min(len(dataset), first + BATCH_SIZE * world_size)
+                self.notify(f"{done:,} of {len(dataset):,} examples are tokenized.")
+        if writer is not None:
+            writer.finish()

@@ -24,14 +24,23 @@ from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine, EngineConfig
 from tessera.engine.modes import seed
 from tessera.engine.task import Task
-from tessera.run.config import VERSION, Run, encode, flatten, list_differences
-from tessera.run.directory import CLASSES, Json, RunDirectory, write_atomically
+from tessera.run.config import Run, encode, flatten, list_differences
+from tessera.run.directory import (
+    CLASSES,
+    VERSION,
+    Json,
+    RunDirectory,
+    remove_partial,
+    write_atomically,
+)
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
     from tessera.objectives.generation import TokenizerProtocol
 
+CARD_MARK = "trained with Tessera"
+"""What every model card contains."""
 NO_DEPENDENCIES: Mapping[str, TokenizerProtocol] = {}
 
 
@@ -79,10 +88,11 @@ def build_engine(
     captions = read_captions(split.train) if run.task.uses_captions else []
     settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
     dist.on_main(lambda: claim_directory(directory, settings))
-    if run.task.uses_captions:
-        prepare_text(task, captions, split.train, directory, dist)
-    if dependencies:
-        split = prepare_tokens(run, split, dependencies, directory, dist)
+    with directory.explain_write_errors():
+        if run.task.uses_captions:
+            prepare_text(task, captions, split.train, directory, dist)
+        if dependencies:
+            split = prepare_tokens(run, split, dependencies, directory, dist)
     return open_engine(task, split, run.engine, directory, settings, on_log=on_log)
 
 
@@ -111,11 +121,10 @@ def open_engine(
 
 def load_initial_weights(task: Task, path: str) -> None:
     """Initialise the model with the EMA weights of another run."""
-    found = checkpoint.find_newest(RunDirectory(path).checkpoints, print)
+    found = checkpoint.load_newest(RunDirectory(path).checkpoints, "ema.safetensors", print)
     if found is None:
         raise UserError(f"--init-from {path} has no checkpoint: give the folder of a trained run.")
-    tensors = checkpoint.read_tensors(found / "ema.safetensors")
-    checkpoint.load_strictly(task.model, tensors, f"model in {path} (--init-from)")
+    checkpoint.load_strictly(task.model, found.tensors, f"model in {path} (--init-from)")
 
 
 def build_train_loader(
@@ -132,9 +141,13 @@ def build_train_loader(
 
 
 def claim_directory(directory: RunDirectory, settings: Json) -> None:
-    """Create and lock the directory; raise UserError if it holds a run with other settings."""
+    """Create and lock the directory; raise UserError if it is not ours, or a run with other
+    settings."""
+    directory.check_ownership()
+    check_resumable(directory)
     directory.create()
     directory.lock()
+    remove_partial(directory.path)
     config = settings | {VERSION: __version__}
     # A run that failed before its first step may be started with other settings.
     if directory.config.exists() and directory.has_started:
@@ -147,6 +160,22 @@ def claim_directory(directory: RunDirectory, settings: Json) -> None:
                 "it. Nothing was changed."
             )
     directory.write_config(config)
+
+
+def check_resumable(directory: RunDirectory) -> None:
+    """Raise UserError for a copy of a run that another run or an index contains."""
+    steps = checkpoint.list_steps(directory.checkpoints)
+    files = {
+        path.name
+        for step in steps
+        for path in (directory.checkpoints / checkpoint.step_name(step)).iterdir()
+    }
+    if "ema.safetensors" in files and "model.safetensors" not in files:
+        raise UserError(
+            f"{directory.path} is a copy for inference, without the state of the optimizers, and "
+            f"cannot be resumed. Give another --out, with --init-from {directory.path} to start "
+            "with its weights."
+        )
 
 
 def read_captions(dataset: ExampleDataset) -> list[str]:
@@ -252,6 +281,9 @@ def print_summary(run: Run, directory: RunDirectory) -> None:
     if not is_main():
         return
     results = read_results(directory)
+    if results is None:
+        print("Done: no step was left to train, and there is no validation yet.")
+        return
     try:
         write_model_card(run, directory, results)
     except OSError as error:
@@ -270,21 +302,31 @@ class Results:
     metrics: dict[str, float]
 
 
-def read_results(directory: RunDirectory) -> Results:
-    record = directory.read_records("validation")[-1]
+def read_results(directory: RunDirectory) -> Results | None:
+    """Return the results of the last validation, if there is one."""
+    records = directory.read_records("validation")
+    if not records:
+        return None
+    record = records[-1]
     metrics = {
         name.removeprefix("val_ema/"): value
         for name, value in record.items()
         if name.startswith("val_ema/") and value is not None
     }
-    return Results(record["step"], record["examples"], metrics)
+    return Results(record["step"], int(record.get("examples") or 0), metrics)
 
 
 def write_model_card(run: Run, directory: RunDirectory, results: Results) -> None:
+    """Write README.md, unless it is there and of another origin."""
+    if directory.card.exists():
+        found = directory.card.read_text(encoding="utf-8", errors="replace")
+        if CARD_MARK not in found:
+            print(f"{directory.card} was not written by a run and stays as it is.")
+            return
     rows = "\n".join(f"| {name} | {value:.5g} |" for name, value in results.metrics.items())
     text = f"""# {directory.path.name}
 
-A model of the recipe `{run.recipe}`, trained with Tessera {__version__} for {results.step} steps of
+A model of the recipe `{run.recipe}`, {CARD_MARK} {__version__} for {results.step} steps of
 {run.engine.batch_size} examples on {run.data.path or "synthetic data"}. `config.json` holds all
 settings.
 

@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from tessera._optional import require
 from tessera.nn.precision import full_precision
 from tessera.nn.transformer import States
+from tessera.run.directory import create_empty
 from tessera.text.encoder import TextEncoder, check_texts, pad_rows
 from tessera.text.huggingface import load_weights, translate_errors
 
@@ -347,7 +348,9 @@ class TextStateCache:
         }
         try:
             self.cache_dir.mkdir(parents=True, exist_ok=True)
+            mode = create_empty(temporary)
             save_file(tensors, temporary)
+            temporary.chmod(mode)
             path = self.cache_dir / self.file_name(temporary)
             os.replace(temporary, path)
         except (OSError, SafetensorError) as error:

@@ -345,7 +345,10 @@ def test_samples_are_written_only_among_other_samples(tmp_path):
     for path in (photos, file):
         with pytest.raises(UserError, match=f"{path} holds files that are not samples.*--out"):
             check_sample_folder(path)
-    (photos / "settings.json").touch()
+    (photos / "settings.json").write_text('{"theme": "dark"}')
+    with pytest.raises(UserError, match="not samples"):
+        check_sample_folder(photos)
+    (photos / "settings.json").write_text('{"run": "runs/a", "step": 2, "count": 1}')
     assert check_sample_folder(photos) == photos, "a folder with earlier samples"
 
 

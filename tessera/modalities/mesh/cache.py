@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from safetensors import SafetensorError
+import numpy as np
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import load_file, save_file
 
 from tessera.modalities.mesh.canonical import MeshExample
+from tessera.run.directory import replacing_file
 
 
 def load_or_create(
@@ -26,14 +28,28 @@ def load_or_create(
     key = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:24]
     file = Path(folder) / f"{key}.safetensors"
     try:
-        tensors = load_file(file)
-        return MeshExample(tensors["vertices"], tensors["faces"], tensors["edges"], caption="")
-    except (OSError, SafetensorError, KeyError):
+        return read_example(file)
+    except (OSError, SafetensorError, KeyError, ValueError):
         example = create()
     file.parent.mkdir(parents=True, exist_ok=True)
-    temporary = file.with_suffix(f".{os.getpid()}.writing")
-    save_file(
-        {"vertices": example.vertices, "faces": example.faces, "edges": example.edges}, temporary
-    )
-    os.replace(temporary, file)
+    tensors = {"vertices": example.vertices, "faces": example.faces, "edges": example.edges}
+    with replacing_file(file, f".{os.getpid()}") as temporary:
+        save_file(tensors, temporary, metadata={"checksum": hash_tensors(tensors)})
     return example
+
+
+def read_example(file: Path) -> MeshExample:
+    """Read a cached example; raise ValueError if its bytes have changed."""
+    tensors = load_file(file)
+    with safe_open(file, "numpy") as opened:
+        checksum = (opened.metadata() or {}).get("checksum")
+    if checksum != hash_tensors(tensors):
+        raise ValueError("its checksum does not match")
+    return MeshExample(tensors["vertices"], tensors["faces"], tensors["edges"], caption="")
+
+
+def hash_tensors(tensors: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + tensor.tobytes())
+    return digest.hexdigest()
