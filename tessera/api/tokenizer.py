@@ -28,6 +28,7 @@ from tessera.data.tokens import TokensInfo
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch, Examples, Media
 from tessera.nn.quantize.features import code_features
+from tessera.objectives.generation import TokenizerProtocol
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.run.config import encode as encode_config
 from tessera.run.errors import UserError, as_user_error
@@ -203,12 +204,22 @@ class Tokenizer:
         self, dataset: ExampleDataset, batch_size: int, num_workers: int = 0
     ) -> Iterator[tuple[Batch, Tensor]]:
         """Encode the readable examples of a dataset, batch by batch in its order."""
-        seed = self.run.engine.seed
-        loader = EvalLoader(
-            dataset.without_captions(), seed=seed, batch_size=batch_size, num_workers=num_workers
-        )
-        for batch in loader.batches():
-            if len(batch):
-                yield batch, self.encode_examples(batch.to(self.device).examples).cpu()
-            else:
-                yield batch, torch.empty(0, dtype=torch.long)
+        return encode_dataset(self, dataset, batch_size, num_workers, self.device)
+
+
+def encode_dataset(
+    tokenizer: TokenizerProtocol,
+    dataset: ExampleDataset,
+    batch_size: int,
+    num_workers: int = 0,
+    device: torch.device | str = "cpu",
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Encode the readable examples of a dataset, batch by batch in its order."""
+    loader = EvalLoader(
+        dataset.without_captions(), seed=0, batch_size=batch_size, num_workers=num_workers
+    )
+    for batch in loader.batches():
+        if len(batch):
+            yield batch, tokenizer.encode_examples(batch.to(torch.device(device)).examples).cpu()
+        else:
+            yield batch, torch.empty(0, dtype=torch.long)

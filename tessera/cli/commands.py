@@ -27,7 +27,6 @@ from tessera.run.directory import (
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
-    from tessera.api.tokenizer import Tokenizer
     from tessera.cli.flags import TrainArguments
 
 Weights = Literal["ema", "raw"]
@@ -317,16 +316,16 @@ def tokenize(
         num_workers: The number of processes that load data.
     """
     from tessera.api.generator import data_at, get_tokenizer
-    from tessera.api.tokenizer import Tokenizer
+    from tessera.api.tokenizer import Tokenizer, encode_dataset
     from tessera.data.tokens import write_tokens
-    from tessera.objectives.generation import GeneratorTask
+    from tessera.objectives.generation import GeneratorTask, MediaTokenizer
     from tessera.run.load import load_run
 
     trained = load_run(run, weights)
     print_notices(trained.notices)
     dataset = data_at(trained, data).full(captions=False)
     signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
-    tokenizers: dict[str, Tokenizer] = {}
+    tokenizers: dict[str, MediaTokenizer] = {}
     if isinstance(trained.task, GeneratorTask):
         tokenizers |= {name: get_tokenizer(trained.task, name) for name in trained.task.tokenizers}
     else:
@@ -334,7 +333,9 @@ def tokenize(
     for name, tokenizer in tokenizers.items():
         folder = Path(out) / name
         with explain_write_errors(folder):
-            batches = tokenizer.encode_dataset(dataset, batch_size, num_workers)
+            batches = encode_dataset(
+                tokenizer, dataset, batch_size, num_workers, trained.dist.device
+            )
             rows = (
                 (batch.names, [signatures[one] for one in batch.names], codes)
                 for batch, codes in batches
