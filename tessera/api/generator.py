@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from tessera.api.tokenizer import Tokenizer
 from tessera.data.captions import match_name
 from tessera.data.dataset import DataConfig, ExampleDataset, spread_examples
 from tessera.data.errors import UnreadableFile
@@ -37,6 +36,7 @@ from tessera.objectives.generation import (
     GenerationRequest,
     GeneratorTask,
     MediaInputs,
+    MediaTokenizer,
     TokenizerProtocol,
     TokenPrompt,
 )
@@ -500,12 +500,10 @@ def check_not_external(task: Task) -> None:
         )
 
 
-def get_tokenizer(task: GeneratorTask, name: str) -> Tokenizer:
-    """Return a trained tokenizer of a generator."""
+def get_tokenizer(task: GeneratorTask, name: str) -> MediaTokenizer:
+    """Return a tokenizer of a generator that can encode media."""
     check_not_external(task)
-    tokenizer = task.tokenizers[name]
-    assert isinstance(tokenizer, Tokenizer)
-    return tokenizer
+    return cast(MediaTokenizer, task.tokenizers[name])
 
 
 def make_seeds(seed: int, count: int) -> list[int]:

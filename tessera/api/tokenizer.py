@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tessera.data.tokens import TokensInfo
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch, Examples, Media
 from tessera.nn.quantize.features import code_features
+from tessera.objectives.generation import TokenizerProtocol
 from tessera.objectives.reconstruction import TokenizerTask
 from tessera.run.config import encode as encode_config
 from tessera.run.errors import UserError, as_user_error
@@ -213,13 +215,34 @@ class Tokenizer:
 
         It begins at example `start`; of several processes each encodes every n-th batch.
         """
-        seed = self.run.engine.seed
-        loader = EvalLoader(
-            dataset.without_captions(), seed=seed, batch_size=batch_size, num_workers=num_workers
-        )
-        indices = range(start, len(dataset))
-        for batch in loader.batches(rank, world_size, indices):
-            if len(batch):
-                yield batch, self.encode_examples(batch.to(self.device).examples).cpu()
-            else:
-                yield batch, torch.empty(0, dtype=torch.long)
+        part = DatasetPart(start, rank, world_size)
+        return encode_dataset(self, dataset, batch_size, num_workers, self.device, part)
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """The examples from `start` on; of several processes each has every n-th batch."""
+
+    start: int = 0
+    rank: int = 0
+    world_size: int = 1
+
+
+def encode_dataset(
+    tokenizer: TokenizerProtocol,
+    dataset: ExampleDataset,
+    batch_size: int,
+    num_workers: int = 0,
+    device: torch.device | str = "cpu",
+    part: DatasetPart = DatasetPart(),
+) -> Iterator[tuple[Batch, Tensor]]:
+    """Encode the readable examples of a dataset, batch by batch in its order."""
+    loader = EvalLoader(
+        dataset.without_captions(), seed=0, batch_size=batch_size, num_workers=num_workers
+    )
+    indices = range(part.start, len(dataset))
+    for batch in loader.batches(part.rank, part.world_size, indices):
+        if len(batch):
+            yield batch, tokenizer.encode_examples(batch.to(torch.device(device)).examples).cpu()
+        else:
+            yield batch, torch.empty(0, dtype=torch.long)

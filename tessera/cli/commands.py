@@ -31,7 +31,6 @@ from tessera.run.directory import (
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:
-    from tessera.api.tokenizer import Tokenizer
     from tessera.cli.flags import TrainArguments
 
 Weights = Literal["ema", "raw"]
@@ -325,9 +324,9 @@ def tokenize(
         num_workers: The number of processes that load data; 0 loads it in this process.
     """
     from tessera.api.generator import data_at, get_tokenizer
-    from tessera.api.tokenizer import Tokenizer
+    from tessera.api.tokenizer import DatasetPart, Tokenizer, encode_dataset
     from tessera.data.tokens import TokenWriter
-    from tessera.objectives.generation import GeneratorTask
+    from tessera.objectives.generation import GeneratorTask, MediaTokenizer
     from tessera.run.load import load_run
 
     trained = load_run(run, weights)
@@ -336,7 +335,7 @@ def tokenize(
     signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
     identity = json_module.dumps([list(signatures.items()), batch_size])
     source = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
-    tokenizers: dict[str, Tokenizer] = {}
+    tokenizers: dict[str, MediaTokenizer] = {}
     if isinstance(trained.task, GeneratorTask):
         tokenizers |= {name: get_tokenizer(trained.task, name) for name in trained.task.tokenizers}
     else:
@@ -347,8 +346,9 @@ def tokenize(
             writer = TokenWriter(folder, tokenizer.info(), source)
             if writer.num_read:
                 print(f"Continuing after {writer.num_read:,} examples in {folder}")
-            for batch, codes in tokenizer.encode_dataset(
-                dataset, batch_size, num_workers, start=writer.num_read
+            device, part = trained.dist.device, DatasetPart(start=writer.num_read)
+            for batch, codes in encode_dataset(
+                tokenizer, dataset, batch_size, num_workers, device, part
             ):
                 num_read = min(batch_size, len(dataset) - writer.num_read)
                 writer.add(batch.names, [signatures[one] for one in batch.names], codes, num_read)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.notebook import figures_to_html
-from tessera.data.tokens import TokenizedBatch
+from tessera.data.tokens import TokenizedBatch, TokensInfo
 from tessera.engine.task import Alarm, Batch, Examples, Frozen, Media, Task, TaskConfig
 from tessera.sampling.guidance import Guidance
 from tessera.text.encoder import TextEncoder
@@ -42,6 +42,15 @@ class TokenizerProtocol(Protocol):
     def seconds(self) -> float | None: ...
     def encode_examples(self, examples: Examples) -> Tensor: ...
     def to_media(self, codes: Tensor) -> Sequence[Media]: ...
+
+
+class MediaTokenizer(TokenizerProtocol, Protocol):
+    """A tokenizer that can encode media, with the fingerprint of its codes."""
+
+    @property
+    def fingerprint(self) -> str: ...
+    def info(self) -> TokensInfo: ...
+    def with_data(self, data: Any) -> MediaTokenizer: ...
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Meshes: MeshGPT's autoencoder and transformer."""
+"""Meshes: MeshGPT's autoencoder and transformer, and a transformer along the edges."""
 
 from __future__ import annotations
 
@@ -38,23 +38,34 @@ MODALITY = Modality(
     ),
     demo=(
         DemoStep(
-            description="A mesh tokenizer is trained on 2,000 synthetic pieces of furniture.",
+            description="A text-to-mesh model is trained on 4,000 synthetic pieces of furniture.",
             command=(
                 "train",
-                "meshes-autoencoder",
+                "meshes-tree",
+                "--task.model.dropout",
+                "0",
                 "--steps",
-                "1000",
+                "700",
                 "--out",
-                "{out}/meshes-autoencoder",
+                "{out}/meshes-tree",
+            ),
+        ),
+        DemoStep(
+            description="New meshes are generated for prompts.",
+            command=(
+                "sample",
+                "{out}/meshes-tree",
+                "--prompt",
+                "a wide table with four legs",
+                "a narrow ladder with five rungs",
+                "a short bench with four legs and a back",
+                "a narrow bed with a low headboard and one pillow",
+                "--count",
+                "2",
+                "--out",
+                "{out}/samples",
             ),
         ),
     ),
-    demo_next=(
-        "train",
-        "meshes-transformer",
-        "--tokenizer",
-        "{out}/meshes-autoencoder",
-        "--out",
-        "{out}/meshes-transformer",
-    ),
+    demo_next=("evaluate", "{out}/meshes-tree"),
 )

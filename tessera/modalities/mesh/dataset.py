@@ -121,6 +121,10 @@ class MeshDataConfig(DataConfig):
         if self.on_large == "decimate":
             require_simplification()
 
+    def reading(self) -> tuple[FaceType, Up | None, int, OnLarge]:
+        """Return the settings with which a file is read."""
+        return self.polygons, self.up, self.max_faces, self.on_large
+
     def preprocessing(self) -> dict[str, object]:
         return {
             "bins": self.bins,
@@ -175,8 +179,7 @@ class MeshFolderDataset(FileDataset):
         scale, (rotation,), shift, (side,) = np.split(rng.uniform(-1, 1, 8), [3, 4, 7])
         caption = self.sample_caption(index, rng)
         with add_path(self.path(index)):
-            signature = file_signature(self.path(index))
-            settings = (config.polygons, config.up, config.max_faces, config.on_large)
+            signature, settings = file_signature(self.path(index)), config.reading()
             if config == config.without_augmentation():
                 example = load_example(signature, *settings, config.bins, config.cache_dir)
                 return replace(example, caption=caption)
@@ -236,6 +239,11 @@ def load_mesh(
 
 load_mesh_cached = lru_cache(maxsize=CACHED_MESHES)(load_mesh)
 """`load_mesh`, cached while the file stays the same."""
+
+
+def load_mesh_of(dataset: MeshFolderDataset, index: int) -> Mesh:
+    """Load a mesh of a dataset as it is before it is quantised."""
+    return load_mesh_cached(file_signature(dataset.path(index)), *dataset.config.reading())
 
 
 def augment(vertices: np.ndarray, scale: np.ndarray, degrees: float) -> np.ndarray:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tessera.modalities.mesh.grid_report import describe_training_grid
 from tessera.modalities.mesh.transformer import MeshTransformer, MeshTransformerConfig
 from tessera.modalities.mesh.tree_tokenizer import TreeTokenizer
 from tessera.modalities.mesh.tree_transformer import TreeTransformer, TreeTransformerConfig
@@ -60,6 +61,9 @@ class TreeGeneratorConfig(AutoregressiveConfig):
             raise ValueError(
                 "The tree tokenizer encodes triangles only: use --data.polygons triangles."
             )
+
+    def notice(self, data: MeshDataConfig) -> str:
+        return describe_training_grid(data)
 
     def build_model(self, tokenizer: TokenizerProtocol) -> TreeTransformer:
         return self.model.build()

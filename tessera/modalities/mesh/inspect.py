@@ -32,6 +32,7 @@ from tessera.data.inspect import (
 from tessera.modalities.mesh.adjacency import count_edges
 from tessera.modalities.mesh.canonical import canonicalize
 from tessera.modalities.mesh.dataset import MeshDataConfig
+from tessera.modalities.mesh.grid_report import GridReport, describe_grids, measure_grids
 from tessera.modalities.mesh.io import SUFFIXES
 from tessera.modalities.mesh.media import read_mesh
 
@@ -47,6 +48,8 @@ class MeshFileReport(FileReport):
     watertight: bool = False
     non_manifold: int = 0
     """The number of edges that three or more faces share."""
+    grids: tuple[GridReport, ...] = ()
+    """The effect of each of some numbers of bins."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,8 @@ class MeshReport(Report):
     """The number of usable watertight meshes."""
     non_manifold: int
     """The number of usable meshes with edges that three or more faces share."""
+    grids: list[str]
+    """One line for each of some numbers of bins: what quantization to so many does."""
     captions_without_mesh: list[str]
     """Names in the metadata for which there is no file."""
 
@@ -102,6 +107,7 @@ class MeshReport(Report):
         if self.non_manifold:
             files = count_nouns(self.non_manifold, "file")
             yield f"non-manifold: {files} with edges that three or more faces share"
+        yield from self.grids
 
 
 def inspect_folder(
@@ -140,6 +146,7 @@ def inspect_folder(
         max_faces=settings.max_faces,
         watertight=sum(file.watertight for file in scan.usable),
         non_manifold=sum(file.non_manifold > 0 for file in scan.usable),
+        grids=describe_grids([grid for file in scan.usable for grid in file.grids]),
         captions_without_mesh=list(scan.captions.unmatched),
     )
 
@@ -162,6 +169,7 @@ def inspect_file(
         triangles=len(mesh.triangles()),
         watertight=edges.watertight,
         non_manifold=edges.non_manifold,
+        grids=measure_grids(mesh),
     )
 
 

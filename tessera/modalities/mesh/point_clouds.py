@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-NUM_POINTS = 256
+NUM_POINTS = 128
 NUM_NEIGHBOURS = 5
 
 
@@ -40,8 +40,9 @@ def chamfer_distances(one_NP3: np.ndarray, other_MP3: np.ndarray) -> np.ndarray:
     rows = []
     for cloud in one_NP3:
         squares = (cloud**2).sum(1)[:, None] + squared - 2 * cloud @ flat.T
-        distances = np.sqrt(np.maximum(squares, 0)).reshape(-1, count, points)
-        rows.append((distances.min(axis=2).mean(axis=0) + distances.min(axis=0).mean(axis=1)) / 2)
+        squares = squares.reshape(-1, count, points)
+        forward, backward = (np.sqrt(np.maximum(squares.min(axis=axis), 0)) for axis in (2, 0))
+        rows.append((forward.mean(axis=0) + backward.mean(axis=1)) / 2)
     return np.array(rows).reshape(len(one_NP3), count)
 
 

@@ -19,6 +19,9 @@ ROUNDING_TOLERANCE = 1e-6
 """In bins. A coordinate halfway between two bins is rounded away from the centre on both sides,
 whatever its last bits are; otherwise a mesh would be off centre by half a bin, and would move when
 it is quantized again."""
+MAX_CROWDED = 20_000
+"""A mesh with more vertices that share bins is much finer than the grid, and its vertices are
+merged; they would take a second to move."""
 NEIGHBOURS = np.array(
     sorted(
         ((x, y, z) for x in (-1, 0, 1) for y in (-1, 0, 1) for z in (-1, 0, 1) if x or y or z),
@@ -71,7 +74,7 @@ def separate(rounded: np.ndarray, exact: np.ndarray, bins: int) -> np.ndarray:
     keys = rounded @ [1, bins, bins**2]
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     crowded = np.flatnonzero(counts[inverse] > 1)
-    if not len(crowded):
+    if not 0 < len(crowded) <= MAX_CROWDED:
         return rounded
     errors = np.abs(exact - rounded).sum(axis=1)
     order = crowded[np.lexsort((*exact[crowded].T, errors[crowded].round(6), keys[crowded]))]

@@ -19,6 +19,7 @@ from tessera.engine.task import Batch, BestMetric
 from tessera.losses.smoothed_cross_entropy import smoothed_cross_entropy
 from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig, target_bins
 from tessera.modalities.mesh.canonical import MeshBatch
+from tessera.modalities.mesh.grid_report import describe_training_grid
 from tessera.modalities.mesh.media import Mesh, clean_mesh
 from tessera.modalities.mesh.polygons import has_area
 from tessera.objectives.reconstruction import (
@@ -131,6 +132,9 @@ class MeshTokenizerConfig(TokenizerConfig):
     reconstruction: MeshReconstructionConfig = field(default_factory=MeshReconstructionConfig)
     adversary: None = None
     """Mesh tokenizers have no discriminator."""
+
+    def notice(self, data: MeshDataConfig) -> str:
+        return describe_training_grid(data)
 
     def build_adapter(self) -> MeshAdapter:
         return MeshAdapter()

@@ -3,16 +3,17 @@ what was asked for, and are new.
 
 - `eos_rate`: the fraction that ended with the end token. A mesh of the maximum length was cut off.
 - `valid_rate`: the fraction that ended, has faces, and is connected as real meshes are
-  (`modalities/mesh/connectivity.py`); `valid_rate_real` is the fraction of other real meshes that pass
-  the same test. The means of the statistics behind it have their names, and those of real meshes
-  end in `_real`.
-- `watertight_rate` and `watertight_rate_real`: the fraction without boundary and non-manifold edges.
+  (`modalities/mesh/connectivity.py`); `valid_rate_real` is the fraction of other real meshes that
+  pass the same test. The means of the statistics behind it have their names, and those of real
+  meshes end in `_real`.
+- `watertight_rate` and `watertight_rate_real`: the fraction without boundary and non-manifold
+  edges.
 - `coverage`, `min_matching_distance` and `nearest_neighbour_accuracy`: points on the surfaces of
   samples and of held-out meshes are compared (`modalities/mesh/point_clouds.py`). A distance is in
   sides of the cube. The values of training meshes in place of samples end in `_real`.
 - `category_accuracy`: the fraction of samples whose nearest training meshes are mostly of the
-  category in the prompt, one of the most frequent MAX_CATEGORIES; `category_accuracy_real` is that of
-  held-out meshes and `category_accuracy_chance` that of a guess.
+  category in the prompt, one of the most frequent MAX_CATEGORIES; `category_accuracy_real` is that
+  of held-out meshes and `category_accuracy_chance` that of a guess.
 - `novelty`: the fraction of the samples with at least one face that equal no training mesh in
   canonical form.
 - `nearest_chamfer_bins`: the distance of each such sample to the nearest training mesh, as the

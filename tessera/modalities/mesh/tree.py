@@ -180,14 +180,13 @@ class Traversal:
     def _advance(self) -> None:
         """Remove closed edges from the stack, and set the slot of the next token."""
         self.pending = []
-        stack, edges = self.stack, self._edges
-        while stack and (stack[-1].u, stack[-1].v) in edges:
-            stack.pop()
-        if not stack:
+        while self.stack and not self.is_open(self.stack[-1]):
+            self.stack.pop()
+        if not self.stack:
             self.slot = ROOT
             return
         self.slot = EDGE
-        u, v = stack[-1].u, stack[-1].v
+        u, v = self.gate.u, self.gate.v
         at_u = self._usable(self._leaving[u], u, v, ())
         at_v = self._usable(self._entering[v], u, v, at_u)
         self.candidates = [
@@ -209,6 +208,10 @@ class Traversal:
         return found
 
     # ---- triangles
+
+    def is_open(self, gate: Gate) -> bool:
+        """Return whether no triangle contains the edge u -> v yet."""
+        return (gate.u, gate.v) not in self._edges
 
     def may_add(self, u: Vertex, v: Vertex, w: Vertex) -> bool:
         """Return whether a triangle has an area and is not there already, either way round."""
@@ -375,11 +378,7 @@ def encode_mesh(mesh: CanonicalMesh, bins: int) -> list[int]:
                 number, third = found
                 visited[number] = True
                 emit(vertex_tokens(traversal, third))
-            elif any(
-                find(gate) is not None
-                for gate in traversal.stack
-                if (gate.u, gate.v) not in traversal._edges
-            ):
+            elif any(traversal.is_open(gate) and find(gate) for gate in traversal.stack):
                 emit([STOP])
             else:
                 break

@@ -1,21 +1,40 @@
-"""The tokenizer of `modalities/mesh/tree.py`: it encodes meshes exactly and is not trained."""
+"""The tokenizer of `modalities/mesh/tree.py`: it encodes meshes exactly and is not trained.
+
+tokenizer = TreeTokenizer(bins=64)
+codes = tokenizer.encode("chair.glb")        # (1, max_len), -1 after the last token
+tokenizer.to_media(codes)[0].save("chair on the grid.obj")
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tessera.data.tokens import TokensInfo
 from tessera.modalities.mesh import tree
-from tessera.modalities.mesh.canonical import CanonicalMesh, MeshBatch, dequantize_vertices
+from tessera.modalities.mesh.canonical import (
+    CanonicalMesh,
+    MeshBatch,
+    MeshExample,
+    collate,
+    dequantize_vertices,
+)
 from tessera.modalities.mesh.media import Mesh
+from tessera.run.errors import UserError
+
+if TYPE_CHECKING:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
 
 VERSION = 1
 """The version of the tokens; it is part of the fingerprint."""
+RECIPE = "meshes-tree"
 
 
 class TreeTokenizer:
@@ -26,9 +45,12 @@ class TreeTokenizer:
     seconds: float | None = None
     num_quantizers = 1
 
-    def __init__(self, bins: int, max_len: int):
+    def __init__(self, bins: int = 128, max_len: int = 2048):
         self.bins, self.max_len = bins, max_len
         self.network: nn.Module = nn.Identity()
+
+    def __repr__(self) -> str:
+        return f"TreeTokenizer(bins={self.bins}, max_len={self.max_len})"
 
     @property
     def vocab_size(self) -> int:
@@ -43,24 +65,82 @@ class TreeTokenizer:
         settings = json.dumps({"tree": VERSION, "bins": self.bins})
         return hashlib.sha256(settings.encode()).hexdigest()
 
+    def info(self) -> TokensInfo:
+        """Return the description that is stored with codes."""
+        return TokensInfo(self.fingerprint, self.vocab_size, RECIPE, 0, {"bins": self.bins})
+
+    def with_data(self, data: MeshDataConfig) -> TreeTokenizer:
+        """Return the same tokenizer; its tokens do not depend on the data."""
+        return self
+
+    # ---- encoding and decoding
+
+    def encode(self, media: object) -> Tensor:
+        """Encode a Mesh, a path, a pair of arrays (vertices, faces) or a list of these as codes
+        (B, max_len).
+
+        Raises:
+            UserError: If a mesh has more than `max_len` tokens.
+        """
+        items = media if isinstance(media, list) else [media]
+        if not items:
+            raise UserError("There is nothing to encode: the list is empty.")
+        examples = collate([self.load_example(item) for item in items])
+        lengths = [len(tokens) for tokens in self.tokenize(examples)]
+        if max(lengths) > self.max_len:
+            raise UserError(
+                f"The mesh has {max(lengths):,} tokens, but the maximum is {self.max_len:,}: "
+                "simplify it (Mesh.simplify), or use a larger max_len."
+            )
+        return self.encode_examples(examples)
+
+    def load_example(self, media: object) -> MeshExample:
+        from tessera.modalities.mesh.dataset import MeshDataConfig
+        from tessera.modalities.mesh.synthetic import MIN_FACES
+
+        # A triangle takes at least one token, so that no mesh that fits is rejected.
+        data = MeshDataConfig(bins=self.bins, max_faces=max(self.max_len, MIN_FACES))
+        if isinstance(media, (str, Path)):
+            example = data.example_from_file(str(media))
+        else:
+            example = data.example_from_media(media)
+        assert isinstance(example, MeshExample)
+        return example
+
     def encode_examples(self, examples: MeshBatch) -> Tensor:
         """Return codes (B, max_len), with -1 after the last; longer meshes are cut off."""
-        device = examples.vertices.device
-        arrays = [one.cpu().numpy() for one in (examples.vertices, examples.faces)]
-        counts = zip(examples.vertex_counts.tolist(), examples.face_counts.tolist(), strict=True)
-        codes = np.full((len(arrays[0]), self.max_len), -1, dtype=np.int64)
-        for row, (vertices, faces, (num_vertices, num_faces)) in enumerate(
-            zip(*arrays, counts, strict=True)
-        ):
-            mesh = CanonicalMesh(vertices[:num_vertices], faces[:num_faces])
-            tokens = tree.encode_mesh(mesh, self.bins)[: self.max_len]
-            codes[row, : len(tokens)] = tokens
-        return torch.from_numpy(codes).to(device)
+        codes = np.full((len(examples.vertices), self.max_len), -1, dtype=np.int64)
+        for row, tokens in zip(codes, self.tokenize(examples), strict=True):
+            row[: len(tokens)] = tokens[: self.max_len]
+        return torch.from_numpy(codes).to(examples.vertices.device)
+
+    def tokenize(self, examples: MeshBatch) -> list[list[int]]:
+        """Return the tokens of each mesh."""
+        rows = zip(
+            examples.vertices.cpu().numpy(),
+            examples.faces.cpu().numpy(),
+            examples.vertex_counts.tolist(),
+            examples.face_counts.tolist(),
+            strict=True,
+        )
+        meshes = [
+            CanonicalMesh(vertices[:num_vertices], faces[:num_faces])
+            for vertices, faces, num_vertices, num_faces in rows
+        ]
+        return [tree.encode_mesh(mesh, self.bins) for mesh in meshes]
+
+    def decode(self, codes: Tensor) -> list[CanonicalMesh]:
+        """Decode codes (B, N), or (N,) of one mesh, to meshes on the grid; an unfinished triangle
+        at the end is left out."""
+        rows = codes[None] if codes.ndim == 1 else codes
+        try:
+            return [tree.decode_mesh(row[row >= 0].tolist(), self.bins) for row in rows.cpu()]
+        except tree.InvalidToken as error:
+            raise UserError(f"The codes are not those of a mesh. {error}") from None
 
     def to_media(self, codes: Tensor) -> Sequence[Mesh]:
-        """Decode codes (B, N) to meshes in a cube with a side of 1."""
-        return [self.to_mesh(row[row >= 0].tolist()) for row in codes.cpu()]
-
-    def to_mesh(self, tokens: Sequence[int]) -> Mesh:
-        mesh = tree.decode_mesh(tokens, self.bins)
-        return Mesh(dequantize_vertices(mesh.vertices, self.bins), mesh.faces)
+        """Decode codes to meshes in a cube with a side of 1."""
+        return [
+            Mesh(dequantize_vertices(mesh.vertices, self.bins), mesh.faces)
+            for mesh in self.decode(codes)
+        ]

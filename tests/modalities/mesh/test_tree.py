@@ -1,0 +1,247 @@
+"""Meshes as a traversal of their edges: exact for every mesh, without invalid sequences."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tessera.data.errors import UnreadableFile
+from tessera.modalities.mesh import tree
+from tessera.modalities.mesh.adjacency import count_edges
+from tessera.modalities.mesh.canonical import CanonicalMesh, canonicalize
+from tessera.modalities.mesh.media import Mesh
+from tessera.modalities.mesh.synthetic import generate_object
+from tessera.modalities.mesh.tree_tokenizer import TreeTokenizer
+from tessera.run.errors import UserError
+
+BOX = np.array([[x, y, z] for z in (0, 1) for y in (0, 1) for x in (0, 1)], float)
+BOX_FACES = np.array(
+    [
+        *([0, 2, 3], [0, 3, 1], [4, 5, 7], [4, 7, 6], [0, 1, 5], [0, 5, 4]),
+        *([1, 3, 7], [1, 7, 5], [3, 2, 6], [3, 6, 7], [2, 0, 4], [2, 4, 6]),
+    ]
+)
+
+
+def random_soup(seed: int, count: int, vertices: int) -> Mesh:
+    """Return random triangles between few vertices: edges of many faces, flipped neighbours,
+    faces in one plane and separate parts."""
+    rng = np.random.default_rng(seed)
+    corners = rng.integers(0, 6, (vertices, 3)).astype(float)
+    return Mesh(corners, np.array([rng.permutation(vertices)[:3] for _ in range(count)]))
+
+
+def synthetic_mesh(number: int, bins: int = 64) -> CanonicalMesh:
+    mesh = generate_object(0, number).mesh
+    return canonicalize(Mesh(mesh.vertices, mesh.triangles()), bins)
+
+
+def assert_exact(mesh: CanonicalMesh, bins: int) -> list[int]:
+    tokens = tree.encode_mesh(mesh, bins)
+    decoded = tree.decode_mesh(tokens, bins)
+    assert np.array_equal(decoded.vertices, mesh.vertices)
+    assert np.array_equal(decoded.faces, mesh.faces)
+    assert not tokens or 0 <= min(tokens) <= max(tokens) < tree.vocab_size(bins)
+    return tokens
+
+
+@settings(max_examples=200)
+@given(
+    st.integers(0, 10**6),
+    st.integers(1, 40),
+    st.sampled_from([4, 8, 30]),
+    st.sampled_from([2, 3, 8, 64]),
+)
+def test_the_round_trip_is_exact_for_any_set_of_triangles(seed, count, vertices, bins):
+    try:
+        mesh = canonicalize(random_soup(seed, count, vertices), bins)
+    except UnreadableFile:
+        return
+    assert_exact(mesh, bins)
+
+
+def test_synthetic_meshes_take_at_most_two_and_a_half_tokens_per_face():
+    meshes = [synthetic_mesh(number) for number in range(40)]
+    tokens = [assert_exact(mesh, 64) for mesh in meshes]
+    assert sum(map(len, tokens)) / sum(len(mesh.faces) for mesh in meshes) < 2.5
+
+
+def test_a_box_takes_thirty_tokens_and_no_stop():
+    tokens = assert_exact(canonicalize(Mesh(BOX, BOX_FACES), 16), 16)
+    assert len(tokens) == 30 and tree.STOP not in tokens and tree.NEW not in tokens
+
+
+def test_an_open_part_is_left_with_one_token():
+    corner = BOX[[0, 1, 2]]
+    two = Mesh(np.concatenate([corner, corner + 3]), np.array([[0, 1, 2], [3, 4, 5]]))
+    tokens = assert_exact(canonicalize(two, 32), 32)
+    assert len(tokens) == 19 and tokens[9] == tree.NEW and tree.STOP not in tokens
+
+
+def test_orientation_is_kept():
+    turned = BOX_FACES.copy()
+    turned[::3] = turned[::3, ::-1]
+    for faces in (BOX_FACES, BOX_FACES[:, ::-1], turned):
+        assert_exact(canonicalize(Mesh(BOX, faces), 16), 16)
+
+
+def test_parts_follow_the_order_of_the_faces():
+    mesh = synthetic_mesh(3)
+    shuffled = CanonicalMesh(mesh.vertices, mesh.faces[::-1])
+    one, other = (tree.encode_mesh(each, 64) for each in (mesh, shuffled))
+    assert one != other
+    assert np.array_equal(tree.decode_mesh(other, 64).faces, mesh.faces)
+
+
+# ---- which tokens may follow
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.sampled_from([2, 3, 5, 16]))
+def test_any_sequence_of_allowed_tokens_is_a_well_formed_mesh(seed, bins):
+    """Random tokens among the allowed ones: there always is one, and no face is degenerate."""
+    rng, masks, traversal = np.random.default_rng(seed), tree.slot_masks(bins), tree.Traversal(bins)
+    for _ in range(120):
+        allowed = np.flatnonzero(traversal.allowed(masks))
+        assert len(allowed), "a mesh that can be neither continued nor ended"
+        token = int(rng.choice(allowed))
+        if token == tree.vocab_size(bins):
+            break
+        if rng.random() < 0.5 and tree.CLOSE in allowed:
+            token = tree.CLOSE
+        traversal.append(token)
+    mesh = tree.build_mesh(traversal.faces)
+    assert len(mesh.faces) == len(traversal.faces), "no face twice"
+    assert all(not tree.is_collinear(*face) for face in traversal.faces)
+    assert_exact(mesh, bins)
+
+
+def test_exactly_the_tokens_that_can_be_appended_are_allowed():
+    bins = 5
+    masks = tree.slot_masks(bins)
+    tokens = tree.encode_mesh(canonicalize(random_soup(3, 12, 8), bins), bins)
+    for length in range(len(tokens) + 1):
+        traversal = replay(tokens[:length], bins)
+        allowed = traversal.allowed(masks)
+        for token in range(tree.vocab_size(bins)):
+            fresh = replay(tokens[:length], bins)
+            try:
+                fresh.append(token)
+            except tree.InvalidToken:
+                assert not allowed[token]
+            else:
+                # A line without a free bin is excluded one token before it would lead nowhere.
+                assert allowed[token] or not fresh.allowed(masks).any()
+
+
+def replay(tokens: list[int], bins: int) -> tree.Traversal:
+    traversal = tree.Traversal(bins)
+    for token in tokens:
+        traversal.append(token)
+    return traversal
+
+
+def test_the_end_is_allowed_after_faces_and_not_within_a_vertex():
+    masks = tree.slot_masks(16)
+    tokens = tree.encode_mesh(canonicalize(Mesh(BOX, BOX_FACES), 16), 16)
+    may_end = [bool(replay(tokens[:n], 16).allowed(masks)[-1]) for n in range(len(tokens) + 1)]
+    assert may_end[0] and not any(may_end[1:9]) and may_end[9] and not may_end[10] and may_end[-1]
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_open_edges_are_exactly_those_that_tokens_leave_open(number):
+    """Without STOP and NEW, and with an empty stack at the end, a mesh has no boundary."""
+    mesh = synthetic_mesh(number)
+    for faces in (mesh.faces, mesh.faces[3:]):
+        tokens = tree.encode_mesh(CanonicalMesh(mesh.vertices, faces), 64)
+        left_open = tree.STOP in tokens or tree.NEW in tokens
+        left_open |= replay(tokens, 64).slot == tree.EDGE
+        assert left_open == (count_edges(faces).boundary > 0)
+
+
+# ---- context
+
+
+def test_the_context_names_the_points_around_the_edge():
+    bins = 16
+    tokens = tree.encode_mesh(canonicalize(Mesh(BOX, BOX_FACES), bins), bins)
+    traversal = replay(tokens[:9], bins)
+    slot, *points = traversal.context()
+    u, v, apex, opposite, *_ = np.reshape(points, (tree.NUM_ROLES, 3)).tolist()
+    assert slot == tree.EDGE and (tuple(u), tuple(v)) == (traversal.gate.u, traversal.gate.v)
+    assert sorted(map(tuple, (u, v, apex))) == sorted(traversal.part)
+    expected = np.clip(np.add(u, v) - apex, 0, bins - 1)
+    assert opposite == expected.tolist()
+
+
+def test_a_repeated_part_is_named_in_advance():
+    """The second of two equal boxes: the moved vertex of the first is the one that follows."""
+    bins = 32
+    twice = Mesh(np.concatenate([BOX, BOX + [3, 0, 0]]), np.concatenate([BOX_FACES, BOX_FACES + 8]))
+    tokens = tree.encode_mesh(canonicalize(twice, bins), bins)
+    traversal, right = tree.Traversal(bins), []
+    for token in tokens:
+        context = traversal.context()
+        if token >= tree.FIRST_COORDINATE and traversal.earlier_parts and len(traversal.part) >= 1:
+            axis = tree.AXIS[context[0]]
+            repeated = context[1 + 3 * 6 + axis]
+            right.append(repeated == token - tree.FIRST_COORDINATE - axis * bins)
+        traversal.append(token)
+    assert len(right) >= 15 and np.mean(right) > 0.7
+
+
+# ---- bad input
+
+
+def test_tokens_that_cannot_follow_are_an_error_and_change_nothing():
+    traversal = tree.Traversal(8)
+    for token in (tree.STOP, tree.NEW, tree.CLOSE, tree.vocab_size(8), -1, tree.vocab_size(8) - 1):
+        with pytest.raises(tree.InvalidToken):
+            traversal.append(token)
+    assert traversal.slot == tree.ROOT and not traversal.faces
+    tokens = [*tree.coordinate_tokens((0, 0, 0), 8), *tree.coordinate_tokens((0, 0, 1), 8)]
+    traversal = replay([*tokens, *tree.coordinate_tokens((0, 0, 2), 8)[:2]], 8)
+    with pytest.raises(tree.InvalidToken, match="no new triangle with area"):
+        traversal.append(tree.coordinate_tokens((0, 0, 2), 8)[2])
+
+
+def test_the_tokenizer_encodes_media_files_and_arrays(tmp_path):
+    tokenizer = TreeTokenizer(bins=32, max_len=64)
+    path = Mesh(BOX, BOX_FACES).save(tmp_path / "box.ply")
+    codes = tokenizer.encode([Mesh(BOX, BOX_FACES), str(path), (BOX * 3 + 1, BOX_FACES)])
+    assert codes.shape == (3, 64) and (codes[0] >= 0).sum() == 30
+    assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
+    [mesh] = tokenizer.decode(codes[0])
+    assert len(mesh.faces) == 12 and len(tokenizer.to_media(codes)) == 3
+    assert tokenizer.fingerprint == TreeTokenizer(bins=32).fingerprint
+    assert tokenizer.fingerprint != TreeTokenizer(bins=64).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("media", "message"),
+    [
+        ([], "the list is empty"),
+        (generate_object(0, 1).mesh, "simplify it"),
+        (Mesh(BOX, BOX_FACES[:, ::-1]), "30 tokens, but the maximum is 25"),
+        ("nothing.obj", "nothing.obj"),
+        (Mesh(np.full((3, 3), np.nan), np.array([[0, 1, 2]])), "not finite"),
+    ],
+    ids=["empty list", "huge", "too long", "missing file", "NaN"],
+)
+def test_media_that_cannot_be_encoded_are_an_error(media, message):
+    with pytest.raises(UserError, match=message):
+        TreeTokenizer(bins=32, max_len=25).encode(media)
+
+
+def test_codes_of_no_mesh_are_an_error_and_unfinished_ones_are_not():
+    tokenizer = TreeTokenizer(bins=32, max_len=64)
+    codes = tokenizer.encode(Mesh(BOX, BOX_FACES))
+    with pytest.raises(UserError, match="not those of a mesh"):
+        tokenizer.decode(codes.flip(1))
+    [cut] = tokenizer.decode(codes[:, :14])
+    assert 0 < len(cut.faces) < 12
+    [empty] = tokenizer.decode(torch.full((1, 8), -1))
+    assert len(empty.faces) == 0
