@@ -176,9 +176,17 @@ def read_checkpoint(folder: Path, step: int) -> dict[str, torch.Tensor]:
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of metrics.jsonl without times and memory."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k not in TIMINGS} for line in lines]
+    """Return the lines of metrics.jsonl without times and memory; each bin is a value."""
+    records = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record: dict[str, Any] = {}
+        for name, value in json.loads(line).items():
+            if isinstance(value, list):
+                record |= {f"{name}/{number}": one for number, one in enumerate(value)}
+            elif name not in TIMINGS:
+                record[name] = value
+        records.append(record)
+    return records
 
 
 def assert_same_run(one: Path, other: Path, step: int) -> None:
