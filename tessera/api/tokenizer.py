@@ -228,13 +228,16 @@ class DatasetPart:
     world_size: int = 1
 
 
+ALL_EXAMPLES = DatasetPart()
+
+
 def encode_dataset(
     tokenizer: TokenizerProtocol,
     dataset: ExampleDataset,
     batch_size: int,
     num_workers: int = 0,
     device: torch.device | str = "cpu",
-    part: DatasetPart = DatasetPart(),
+    part: DatasetPart = ALL_EXAMPLES,
 ) -> Iterator[tuple[Batch, Tensor]]:
     """Encode the readable examples of a dataset, batch by batch in its order."""
     loader = EvalLoader(
