@@ -29,11 +29,14 @@ class Shot:
     run: str | None
     ready: str
     """A condition of the page."""
-    prompt: str | None = None
-    """A prompt that is typed and sent first."""
+    form: int | None = None
+    """The form of the playground that is sent first, by its number."""
+    fill: tuple[tuple[str, str], ...] = ()
+    """Fields of the form and their texts."""
 
 
 SETTLED = "[...document.querySelectorAll('.sample img')].every(i => i.complete)"
+DONE = f"document.querySelector('.job')?.dataset.state === 'done' && {SETTLED}"
 SHOTS = (
     Shot("view-runs", "/", None, "document.querySelector('tr[data-run]')"),
     Shot(
@@ -66,8 +69,40 @@ SHOTS = (
         "view-playground",
         "/run/images-maskgit/playground",
         "images-maskgit",
-        f"document.querySelector('.job').dataset.state === 'done' && {SETTLED}",
-        prompt="a large red circle in the centre on white",
+        DONE,
+        form=0,
+        fill=(("textarea[name=prompt]", "a large red circle in the centre on white"),),
+    ),
+    Shot("view-round-trip", "/run/images-vqgan/playground", "images-vqgan", DONE, form=0),
+    Shot(
+        "view-mesh-playground",
+        "/run/meshes-transformer/playground",
+        "meshes-transformer",
+        f"{DONE} && [...document.querySelectorAll('.job canvas.mesh')].every(c => c.dataset.drawn)",
+        form=0,
+    ),
+    Shot("view-codec-playground", "/run/audio-codec/playground", "audio-codec", DONE, form=0),
+    Shot("view-index", "/run/music-mulan/playground", "music-mulan", DONE, form=1),
+    Shot(
+        "view-search",
+        "/run/music-mulan/playground",
+        "music-mulan",
+        f"{DONE} && document.querySelectorAll('.job .play:enabled').length === 4",
+        form=0,
+        fill=(("input[name=query]", "a slow harp"), ("input[name=top]", "4")),
+    ),
+    Shot(
+        "view-compare",
+        "/compare/images-vqgan,images-maskgit",
+        "images-maskgit",
+        "document.querySelector('.difference') && "
+        "document.querySelector('.chart').dataset.points > 0",
+    ),
+    Shot(
+        "view-events",
+        "/run/images-vqgan/events",
+        "images-vqgan",
+        "document.querySelector('.tab').children.length",
     ),
     Shot(
         "view-settings", "/run/images-vqgan/config", "images-vqgan", "document.querySelector('td')"
@@ -87,8 +122,11 @@ def take(page: Page, url: str, shot: Shot, path: Path) -> None:
     page.go("about:blank")
     page.go(f"{url}#{shot.address}")
     page.wait("document.body.dataset.ready")
-    if shot.prompt is not None:
-        page.fill("textarea[name=prompt]", shot.prompt)
+    if shot.form is not None:
+        if page.evaluate("document.querySelectorAll('.side .choice button').length"):
+            page.click(f".side .choice button:nth-of-type({shot.form + 1})")
+        for field, text in shot.fill:
+            page.fill(field, text)
         page.click(".form button.primary")
     page.wait(shot.ready)
     page.evaluate("scrollTo(0, 0)")

@@ -23,7 +23,7 @@ from tessera.recipes.registry import find_recipe
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 from tessera.view.library import RunLibrary
-from tessera.view.runs import FoundRun
+from tessera.view.runs import FoundRun, Kind
 
 Input = Literal["text", "lines", "integer", "integers", "number", "choice", "file", "run", "index"]
 
@@ -33,12 +33,17 @@ MAX_COUNT = 64
 """The number of samples of one job."""
 MAX_INTEGER = 2**31
 
-LABELS = {
-    "data": "Start from a file",
-    "like": "Recording to follow",
-    "prompt_audio": "Voice",
-    "mask": "Mask",
+LABELS: dict[Kind, dict[str, str]] = {
+    "tokenizer": {"data": "File"},
+    "generator": {
+        "data": "Start from a file",
+        "like": "Recording to follow",
+        "prompt_audio": "Voice",
+        "mask": "Mask",
+    },
+    "embedding": {},
 }
+"""Kind of run -> labels of its file fields."""
 HELP = {
     "generator": "Generate samples. Settings that are left empty are those of the run, and without "
     "a prompt held-out captions are used.",
@@ -280,8 +285,8 @@ def file_fields(run: FoundRun) -> list[Field]:
         suffixes = suffixes_of(modality)
         changes: Json = {"input": "file", "suffixes": suffixes, "modality": modality}
         changes = changes if is_file else {}
-        if info.kind == "generator" and name in LABELS:
-            changes["label"] = LABELS[name]
+        if name in LABELS[info.kind]:
+            changes["label"] = LABELS[info.kind][name]
         is_main = name != "mask"  # which is usually painted
         fields.append(make_field("sample", name, is_main=is_main, **changes))
     return fields

@@ -96,7 +96,7 @@ class Chart {
     const options = {
       width: Math.max(240, this.element.clientWidth),
       height: 180,
-      padding: [8, 12, 0, 0],
+      padding: [8, 26, 0, 0],
       title: this.spec.name,
       cursor: { sync: { key: "steps" }, drag: { x: true, y: false }, focus: { prox: 20 } },
       scales: { x: { time: false }, y: { distr: this.options.log ? 3 : 1 } },

@@ -41,7 +41,10 @@ export async function playground(source, id, run) {
     );
   }
 
-  const sections = forms.map((form) => new FormView(context, form, (job) => cards.has(job.id) || add(job)));
+  const sections = forms.map((form) => new FormView(context, form, (job) => {
+    if (!cards.has(job.id)) add(job);
+    cards.get(job.id).element.scrollIntoView({ block: "nearest", behavior: "smooth" });
+  }));
   const panel = h("div", { class: "forms" });
   const chooser = h("div", { class: "choice" }, forms.length > 1 ? sections.map((section, i) => h("button", { type: "button", class: "quiet", onclick: () => show(i) }, forms[i].title)) : null);
   function show(number) {

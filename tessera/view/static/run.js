@@ -31,6 +31,8 @@ export async function showRun(view, source, id, chosen) {
   );
   const body = h("div", { class: "tab", dataset: { tab } });
   replace(view, header, tabs, body);
+  const current = tabs.querySelector("[aria-current]");  // which may be outside of a narrow window
+  tabs.scrollLeft = current.offsetLeft - tabs.offsetLeft - (tabs.clientWidth - current.offsetWidth) / 2;
   const onState = (changed) => {
     Object.assign(summary, changed);
     drawHeader();
