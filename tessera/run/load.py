@@ -100,7 +100,14 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dependencies = load_dependencies(directory, run)
     notices += [line for one in dependencies.values() for line in one.trained.notices]
-    task = run.build_task(dependencies).to(device).eval()
+    try:
+        task = run.build_task(dependencies).to(device).eval()
+    except UserError:
+        raise
+    except Exception as error:  # settings of a damaged file, such as a width of -1
+        raise UserError(
+            f"The settings in {directory.config} cannot be used ({type(error).__name__}: {error})."
+        ) from error
     source = f"{weights} weights in {found.source.parent}"
     checkpoint.load_strictly(task.model, found.tensors, source)
     dist = Distributed(device=device)
