@@ -28,7 +28,7 @@ from tessera.run.directory import (
     remove_partial,
     write_atomically,
 )
-from tessera.run.errors import UserError, as_user_error
+from tessera.run.errors import UserError, as_user_error, printable
 
 if TYPE_CHECKING:
     from tessera.cli.flags import TrainArguments
@@ -70,6 +70,8 @@ def train(*arguments: str) -> int:
         print_summary,
     )
 
+    if parsed.out is not None and not parsed.out.strip():
+        raise UserError("--out is empty: give a folder, or leave it out.")
     out = Path(parsed.out or f"runs/{parsed.run.recipe.rpartition(':')[2]}")
     directory = RunDirectory(find_unused_folder(out) if parsed.fresh else out)
     directory.check_ownership()
@@ -78,9 +80,10 @@ def train(*arguments: str) -> int:
     if parsed.dry_run:
         dry_run(run)
         return 0
-    print_header(run, directory, resolved.remark)
-    build_engine(run, directory).run()
-    print_summary(run, directory)
+    with launch.forgiving_output():
+        print_header(run, directory, resolved.remark)
+        build_engine(run, directory, rescan=parsed.rescan).run()
+        print_summary(run, directory)
     return 0
 
 
@@ -467,10 +470,10 @@ def check(
         report = inspect_folder(path, modality)
     except UserError as error:  # a folder without any file of the modality
         content = {"path": path, "usable": 0, "reason": str(error)}
-        print(json_module.dumps(content) if json else error)
+        print(json_module.dumps(content) if json else printable(str(error)))
         return 1
     if not json:
-        print("\n".join(report.lines()), flush=True)
+        print(printable("\n".join(report.lines())), flush=True)
     from tessera.recipes.suggest import suggest_commands
 
     commands = suggest_commands(report, modality)
@@ -528,7 +531,8 @@ def search(
     """
     from tessera.api.search import search_index
 
-    print(search_index(index, query, top, how, as_json=json))
+    found = search_index(index, query, top, how, as_json=json)
+    print(found if json else printable(found))
     return 0
 
 
@@ -660,4 +664,4 @@ def print_sample_metrics(values: Mapping[str, float]) -> None:
 
 def print_notices(lines: list[str]) -> None:
     for line in lines:
-        print(line, file=sys.stderr)
+        print(printable(line), file=sys.stderr)

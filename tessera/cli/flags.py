@@ -36,6 +36,7 @@ class TrainArguments:
     out: str | None
     fresh: bool
     dry_run: bool
+    rescan: bool
 
 
 def parse(
@@ -75,7 +76,7 @@ def parse_settings(run: Run, arguments: list[str], program: str) -> TrainArgumen
     task = parsed.task.fit_data(parsed.data)
     run = dataclasses.replace(run, engine=parsed.engine, task=task, data=parsed.data)
     given = named_settings(arguments)
-    return TrainArguments(run, given, parsed.out, parsed.fresh, parsed.dry_run)
+    return TrainArguments(run, given, parsed.out, parsed.fresh, parsed.dry_run, parsed.rescan)
 
 
 def named_settings(arguments: list[str]) -> frozenset[str]:
@@ -117,6 +118,7 @@ def run_class(run: Run) -> type:
     switch = tyro.conf.FlagCreatePairsOff[bool]
     out_help = "The run directory; by default runs/RECIPE."
     fresh_help = "Start a new run in a new folder beside one that is in use."
+    rescan = "List the files again, and use those that were added since the run was started."
     dry_run_help = "Print the plan, try two steps, and keep nothing."
     return dataclasses.make_dataclass(
         "Flags",
@@ -127,6 +129,7 @@ def run_class(run: Run) -> type:
             ("out", Annotated[str | None, tyro.conf.arg(help=out_help)], None),
             ("fresh", Annotated[switch, tyro.conf.arg(help=fresh_help)], False),
             ("dry_run", Annotated[switch, tyro.conf.arg(help=dry_run_help)], False),
+            ("rescan", Annotated[switch, tyro.conf.arg(name="data.rescan", help=rescan)], False),
         ],
         kw_only=True,
     )

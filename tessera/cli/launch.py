@@ -7,14 +7,16 @@ silently starts one process.)
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn, TextIO
 
 
 def is_launched() -> bool:
@@ -48,11 +50,55 @@ def exit_process(code: int) -> NoReturn:
     finalisation (3 of 11 in a test) with exit code 134 (pytorch #190489). Destroying the process
     group does not help while gradient hooks refer to it.
     """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:  # a closed pipe or a full disk: Python would report it once more
+            discard_output(stream)
     if is_launched():
-        sys.stdout.flush()
-        sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def discard_output(stream: TextIO) -> None:
+    """Send what is written to a stream nowhere, from now on."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+class ForgivingStream:
+    """A stream whose writes never fail: a run outlives the program that reads its output, and a
+    full disk that holds its log."""
+
+    def __init__(self, stream: TextIO):
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            discard_output(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError:
+            discard_output(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def forgiving_output() -> Iterator[None]:
+    """Ignore failed writes to the output inside this context."""
+    previous = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = ForgivingStream(sys.stdout), ForgivingStream(sys.stderr)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = previous
 
 
 def stop_process(number: int, frame: FrameType | None) -> None:

@@ -6,11 +6,13 @@ signal.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import signal
 import sys
+from io import TextIOWrapper
 
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, printable
 
 USAGE = """\
 Tessera trains and samples discrete-token generative models of images, videos, audio, music and
@@ -42,17 +44,29 @@ def main(arguments: list[str] | None = None) -> None:
         signal.signal(signal.SIGINT, stop_process)
     from tessera.engine.signals import Interrupted
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # names of files may be no UTF-8
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = run_command(sys.argv[1:] if arguments is None else arguments)
     except (UserError, Interrupted) as error:
-        print(f"tessera: {error}", file=sys.stderr)
+        print_error(str(error))
         code = error.exit_code
     except KeyboardInterrupt:
-        print("tessera: stopped", file=sys.stderr)
+        print_error("stopped")
         code = 130
     except BrokenPipeError:  # the output is piped into a program that has ended
         code = 0
+    except OSError as error:  # of a disk or file, which no code can prevent
+        where = f"{error.filename}: " if error.filename else ""
+        print_error(f"{where}{error.strerror or error}")
+        code = 1
     exit_process(code)
+
+
+def print_error(message: str) -> None:
+    with contextlib.suppress(OSError):
+        print(f"tessera: {printable(message)}", file=sys.stderr)
 
 
 def run_command(arguments: list[str]) -> int:

@@ -134,7 +134,8 @@ def folder_caption(name: str) -> str:
 
 
 def join_lines(text: str) -> str:
-    return " ".join(text.split())
+    """Return a text in one line; halves of surrogate pairs, which are no text, are replaced."""
+    return " ".join(text.encode("utf-8", "replace").decode("utf-8").split())
 
 
 def match_name(text: str, names: Sequence[str]) -> str | None:

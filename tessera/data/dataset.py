@@ -266,6 +266,8 @@ class DataConfig:
             raise ValueError(
                 f"val_fraction must be at least 0 and below 1, got {self.val_fraction}."
             )
+        if self.path is not None and not self.path.strip():
+            raise ValueError("path must not be empty: give a folder, or leave it out.")
         if self.num_synthetic < 1:
             raise ValueError(f"num_synthetic must be at least 1, got {self.num_synthetic}.")
 

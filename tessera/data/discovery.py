@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 
 
@@ -43,14 +46,14 @@ class Found:
 
 def find_files(path: str | Path, suffixes: tuple[str, ...], noun: str) -> Found:
     """Find the files of a modality in a folder, or a single file; `noun` is "images", say."""
-    root = Path(path).expanduser()
+    root = expand_path(path, noun)
     if root.is_file():
         return find_single_file(root, suffixes, noun)
     if not root.is_dir():
         raise UserError(
             f"{path} does not exist (that is, {root.absolute()}): give a folder of {noun}."
         )
-    files = list_files(root)
+    files = list_fixed_files(root)
     names = [name for name in files if name.lower().endswith(suffixes)]
     if not names:
         instead = f"only {count_by_suffix(files)}" if files else "no files at all"
@@ -60,6 +63,51 @@ def find_files(path: str | Path, suffixes: tuple[str, ...], noun: str) -> Found:
         )
     wanted = set(names)
     return Found(root, names, [name for name in files if name not in wanted])
+
+
+def expand_path(path: str | Path, noun: str = "files") -> Path:
+    """Return a path with the home folder in place of ~; raise UserError if it cannot be one."""
+    if not str(path).strip():
+        raise UserError(f"The path of the data is empty: give a folder of {noun}.")
+    try:
+        root = Path(path).expanduser()
+        root.is_file()  # fails for names that are too long, or contain a zero
+        return root
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{str(path)[:200]} cannot be opened ({reason}): give a folder of {noun}."
+        ) from None
+
+
+@dataclass
+class Listing:
+    """The files of a folder as they were when a run started."""
+
+    files: list[str] | None = None
+    """None until the folder is listed."""
+
+
+_LISTING: ContextVar[Listing | None] = ContextVar("listing", default=None)
+
+
+@contextmanager
+def fixed_listing(listing: Listing) -> Iterator[None]:
+    """Use a listing instead of the present files of the folder, or fill it if it has none."""
+    token = _LISTING.set(listing)
+    try:
+        yield
+    finally:
+        _LISTING.reset(token)
+
+
+def list_fixed_files(root: Path) -> list[str]:
+    listing = _LISTING.get()
+    if listing is None:
+        return list_files(root)
+    if listing.files is None:
+        listing.files = list_files(root)
+    return listing.files
 
 
 def find_single_file(file: Path, suffixes: tuple[str, ...], noun: str) -> Found:
@@ -77,7 +125,8 @@ def list_files(folder: str | Path) -> list[str]:
     """List all visible files below a folder, sorted; 100,000 files take about a second.
 
     Links to folders are followed, each folder once and real folders first, so a link that leads
-    back up ends there. A link to a missing file is listed, so that it can be reported.
+    back up ends there. A link that leads nowhere is listed, so that it can be reported. Folders of
+    runs are left out: a run must not read its own samples.
     """
     names: list[str] = []
     visited: set[tuple[int, int]] = set()
@@ -85,14 +134,25 @@ def list_files(folder: str | Path) -> list[str]:
     linked: list[str] = []
     while folders or linked:
         prefix = folders.pop() if folders else linked.pop(0)
-        for entry in list_entries(os.path.join(folder, prefix), visited):
+        entries = list_entries(os.path.join(folder, prefix), visited)
+        has_config = any(entry.name == "config.json" for entry in entries)
+        if prefix and has_config and RunDirectory(os.path.join(folder, prefix)).is_run():
+            continue
+        for entry in entries:
             if entry.name.startswith("."):
                 continue
-            if entry.is_dir():
+            if is_folder(entry):
                 (linked if entry.is_symlink() else folders).append(f"{prefix}{entry.name}/")
-            elif entry.is_file() or entry.is_symlink():  # no pipe or socket: reading would block
+            elif entry.is_symlink() or entry.is_file():  # no pipe or socket: reading would block
                 names.append(prefix + entry.name)
     return sorted(names)
+
+
+def is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself, or into a folder that may not be entered
+        return False
 
 
 def list_entries(folder: str, visited: set[tuple[int, int]]) -> list[os.DirEntry[str]]:

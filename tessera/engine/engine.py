@@ -62,6 +62,9 @@ from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+MAX_COUNT = 10**12
+"""The largest number of steps or examples: a product of two of them has 64 bits or is an error."""
+MAX_SEED = 1 << 63
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +111,17 @@ class EngineConfig:
             "steps batch_size grad_accum_steps nproc log_every validate_every sample_every "
             "sample_count checkpoint_every keep_last max_skipped_steps"
         ).split():
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            if not 1 <= getattr(self, name) <= MAX_COUNT:
+                raise ValueError(
+                    f"{name} must be from 1 to {MAX_COUNT:,}, got {getattr(self, name)}."
+                )
         for name in ("num_workers", "keep_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+            if not 0 <= getattr(self, name) <= MAX_COUNT:
+                raise ValueError(
+                    f"{name} must be from 0 to {MAX_COUNT:,}, got {getattr(self, name)}."
+                )
+        if not -MAX_SEED <= self.seed < MAX_SEED:
+            raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}.")
         for name in self.log_with:
             if name not in TRACKERS:
                 raise ValueError(f"log_with must be among {', '.join(TRACKERS)}, got {name!r}.")
@@ -558,7 +567,8 @@ class Engine:
     def save(self) -> None:
         """Stage a copy on the main process and write it in the background."""
         if self.dist.is_main and self.global_step:
-            self.directory.fsync_metrics()
+            if problem := self.directory.fsync_metrics():
+                self.printer.print(f"metrics.jsonl may not be on the disk ({problem}).")
             self.writer.submit(self.snapshot(), prune=not self.guard.is_skipping)
         self.saved_step = self.global_step
 

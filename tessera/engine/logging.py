@@ -31,6 +31,7 @@ from tessera.engine.guards import AlarmMonitor
 from tessera.engine.task import Alarm, Batch
 from tessera.engine.tracked_media import log_samples
 from tessera.run.directory import Json, RunDirectory
+from tessera.run.errors import printable
 
 TRACKERS = ("tensorboard", "wandb", "trackio")
 SECONDS_BETWEEN_LINES = 10
@@ -245,7 +246,7 @@ class MetricLogger:
             if self._dist.is_main and name not in self._known_rejected:
                 self._known_rejected.add(name)
                 self._directory.note("rejected.jsonl", {"example": name, "reason": reason})
-                self._printer.print(f"Skipped {name}: {reason}")
+                self._printer.print(printable(f"Skipped {name}: {reason}"))
         self._new_rejected = []
 
     def close(self) -> None:

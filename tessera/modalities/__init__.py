@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
-from tessera.data.discovery import list_files
+from tessera.data.discovery import expand_path, list_files
 from tessera.data.inspect import Report
 
 
@@ -117,7 +116,7 @@ def detect_modality(path: str) -> Modality:
     GIF and WebP files can be images or videos and count for neither; a folder of only these is one
     of images.
     """
-    root = Path(path).expanduser()
+    root = expand_path(path)
     names = [name.lower() for name in (list_files(root) if root.is_dir() else [root.name])]
     candidates = {
         modality.name: modality.suffixes

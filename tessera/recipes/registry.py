@@ -104,6 +104,8 @@ def read_run(directory: RunDirectory) -> Run:
 
     values = directory.read_config()
     name = values.get("recipe")
+    if name is not None and not isinstance(name, str):
+        raise UserError(f"The recipe in {directory.config} must be a text, got {name!r}.")
     if name is None:
         raise UserError(
             f"The run in {directory.path} was trained from Python, on a task or a model that "

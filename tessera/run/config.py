@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import types
 import typing
 from collections.abc import Collection, Mapping
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from tessera.objectives.generation import TokenizerProtocol
 
 Dataclass = TypeVar("Dataclass", bound="DataclassInstance")
+
+NEVER_FROM_FILES = frozenset({"download"})
+"""Settings that only a command may enable: the configuration of a run may come from others, and
+must not make a program connect to another computer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +67,10 @@ def decode_run(values: Json, task: type[TaskConfig], data: type[DataConfig]) -> 
     for name in ("recipe", "task", "data", "engine", "reference"):
         if name not in values:
             raise UserError(f"config.json has no {name!r}: it is not complete.")
-    with as_user_error(ValueError):
+    for name in ("recipe", "reference"):
+        if not isinstance(values[name], str):
+            raise UserError(f"{name!r} in config.json must be a text, got {values[name]!r}.")
+    with as_user_error(ValueError, TypeError, ArithmeticError, LookupError, AttributeError):
         return Run(
             recipe=values["recipe"],
             task=decode(task, values["task"], "task."),
@@ -110,29 +118,86 @@ def decode(kind: type[Dataclass], values: Json, prefix: str = "") -> Dataclass:
     decoded = {
         name: decode_value(hints[name], value, f"{prefix}{name}") for name, value in values.items()
     }
+    for name in NEVER_FROM_FILES & decoded.keys():
+        decoded[name] = False
     with as_user_error(ValueError):
         try:
             return kind(**decoded)
-        except TypeError as error:
+        except (TypeError, ArithmeticError, LookupError, AttributeError) as error:
             raise UserError(f"{prefix or kind.__name__}: {error}.") from None
 
 
 def decode_value(hint: object, value: object, name: str) -> object:
+    """Convert a JSON value to the type of its field, or raise UserError with the expected type."""
+    if typing.get_origin(hint) is typing.Annotated:
+        hint = typing.get_args(hint)[0]
     candidates = dataclasses_in(hint)
-    if value is None or (not candidates and hint is Any):
-        return value
     if candidates and isinstance(value, dict):
         chosen = candidates[0]
         if len(candidates) > 1:
             value = dict(value)
             chosen = choose_class(candidates, value.pop("class", None), name)
         return decode(chosen, value, f"{name}.")
+    is_union = typing.get_origin(hint) in (Union, types.UnionType)
+    for option in typing.get_args(hint) if is_union else (hint,):
+        if has_type(value, option):
+            return convert_value(value, option)
+    shown = json.dumps(value)
+    raise UserError(
+        f"{name} must be {describe_type(hint)}, got {shown if len(shown) < 80 else shown[:80]}."
+    )
+
+
+def has_type(value: object, hint: object) -> bool:
+    """Return whether a JSON value can be converted to a type; unusual types accept anything."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return any(value == one and type(value) is type(one) for one in arguments)
+    if origin in (Union, types.UnionType):
+        return any(has_type(value, option) for option in arguments)
+    if hint is tuple or origin is tuple:
+        return isinstance(value, list) and has_item_types(value, arguments)
+    if hint is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if hint is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if hint in (bool, str, dict, list):
+        return isinstance(value, typing.cast(type, hint))
+    if hint is None or hint is type(None):
+        return value is None
+    return not (isinstance(hint, type) and dataclasses.is_dataclass(hint))
+
+
+def has_item_types(values: list[object], types_: tuple[object, ...]) -> bool:
+    if len(types_) == 2 and types_[1] is ...:
+        return all(has_type(value, types_[0]) for value in values)
+    return not types_ or (len(values) == len(types_) and all(map(has_type, values, types_)))
+
+
+def convert_value(value: object, hint: object) -> object:
+    """Convert whole numbers to floats and lists to tuples, where a type has these."""
+    if hint is float and isinstance(value, int):
+        with as_user_error(OverflowError):
+            return float(value)
     if isinstance(value, list):
-        return tuple(value)
-    takes_float = float in (hint, *typing.get_args(hint))
-    if takes_float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        arguments = typing.get_args(hint)
+        inner = arguments[0] if arguments else Any
+        return tuple(convert_value(item, inner) for item in value)
     return value
+
+
+def describe_type(hint: object) -> str:
+    """Return a type as in "a whole number or null"."""
+    if typing.get_origin(hint) in (Union, types.UnionType):
+        return " or ".join(describe_type(option) for option in typing.get_args(hint))
+    if typing.get_origin(hint) is typing.Literal:
+        return " or ".join(json.dumps(one) for one in typing.get_args(hint))
+    if hint is tuple or typing.get_origin(hint) is tuple:
+        return "a list"
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return "a JSON object"
+    names = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return "null" if hint is type(None) else names.get(hint, str(hint))  # type: ignore[call-overload]
 
 
 def choose_class(candidates: list[type], class_name: object, name: str) -> type:

@@ -286,11 +286,18 @@ class RunDirectory:
         self._unwritten.clear()
         return True
 
-    def fsync_metrics(self) -> None:
-        """Flush logged lines to the disk before a checkpoint, so that they survive a power cut."""
-        if self.metrics.exists():
-            with open(self.metrics, "rb") as file:
-                os.fsync(file.fileno())
+    def fsync_metrics(self) -> str:
+        """Flush logged lines to the disk before a checkpoint, so that they survive a power cut.
+
+        Returns the problem, or "": a checkpoint is worth more than its metrics.
+        """
+        try:
+            if self.metrics.exists():
+                with open(self.metrics, "rb") as file:
+                    os.fsync(file.fileno())
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def read_records(self, kind: str | None = None) -> list[Json]:
         """Return the records of metrics.jsonl, including those not yet written.

@@ -6,6 +6,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+def printable(text: str) -> str:
+    """Return a text in which control characters, such as escape sequences of a terminal, and
+    characters that are no UTF-8 are escaped; lines are kept."""
+    return "".join(
+        one if one.isprintable() or one == "\n" else one.encode("unicode_escape").decode()
+        for one in text
+    )
+
+
 class UserError(Exception):
     """A request that cannot be carried out.
 

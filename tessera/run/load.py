@@ -100,7 +100,14 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dependencies = load_dependencies(directory, run)
     notices += [line for one in dependencies.values() for line in one.trained.notices]
-    task = run.build_task(dependencies).to(device).eval()
+    try:
+        task = run.build_task(dependencies).to(device).eval()
+    except UserError:
+        raise
+    except Exception as error:  # settings of a damaged file, such as a width of -1
+        raise UserError(
+            f"The settings in {directory.config} cannot be used ({type(error).__name__}: {error})."
+        ) from error
     best = find_best(directory, run, task)
     if best is not None and best != found.source.parent:
         with suppress(FileNotFoundError):  # pruned by a run that is training: keep the newest

@@ -17,6 +17,7 @@ from rich.table import Table
 
 from tessera import __version__
 from tessera.data.dataset import ExampleDataset, Split, Subset
+from tessera.data.discovery import Listing, fixed_listing, list_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
 from tessera.engine import checkpoint
@@ -30,15 +31,18 @@ from tessera.run.directory import (
     VERSION,
     Json,
     RunDirectory,
+    read_json,
     remove_partial,
     write_atomically,
 )
-from tessera.run.errors import UserError, as_user_error
+from tessera.run.errors import UserError, as_user_error, printable
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
     from tessera.objectives.generation import TokenizerProtocol
 
+FILES = "files.json"
+"""The files of the data when the run was started: a run does not change while its folder grows."""
 CARD_MARK = "trained with Tessera"
 """What every model card contains."""
 NO_DEPENDENCIES: Mapping[str, TokenizerProtocol] = {}
@@ -58,6 +62,7 @@ def build_engine(
     split: Split | None = None,
     extra_settings: Json | None = None,
     on_log: Callable[[Json], None] | None = None,
+    rescan: bool = False,
 ) -> Engine:
     """Build an engine at the newest checkpoint of the directory, or at step 0.
 
@@ -70,9 +75,15 @@ def build_engine(
         split: The examples, if they are not those of `run.data`.
         extra_settings: Settings that are no part of `run`; they are compared and stored too.
         on_log: Receives every record.
+        rescan: Whether files that were added since the run was started are used.
     """
     dist = Distributed.from_environment()
-    split = split or run.data.build(captions=run.task.uses_captions)
+    listing = Listing()
+    if split is None and run.data.path is not None and not rescan:
+        listing.files = dist.on_main(lambda: read_listing(directory))
+    if split is None:
+        with fixed_listing(listing):
+            split = run.data.build(captions=run.task.uses_captions)
     dependencies: dict[str, Tokenizer] = {}
     if run.task.dependencies():
         from tessera.run.dependencies import find_dependencies
@@ -88,6 +99,8 @@ def build_engine(
     captions = read_captions(split.train) if run.task.uses_captions else []
     settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
     dist.on_main(lambda: claim_directory(directory, settings))
+    if listing.files is not None:
+        dist.on_main(lambda: write_listing(directory, listing.files or [], run.data.path or ""))
     with directory.explain_write_errors():
         if run.task.uses_captions:
             prepare_text(task, captions, split.train, directory, dist)
@@ -138,6 +151,27 @@ def build_train_loader(
         num_workers=config.num_workers,
         contiguous=contiguous,
     )
+
+
+def read_listing(directory: RunDirectory) -> list[str] | None:
+    """Return the files that a run was started with, if it has started."""
+    stored = read_json(directory.path / FILES)
+    is_list = isinstance(stored, list) and all(isinstance(name, str) for name in stored)
+    return stored if is_list and directory.has_started else None  # type: ignore[return-value]
+
+
+def write_listing(directory: RunDirectory, files: list[str], path: str) -> None:
+    """Store the files of a run, and report those that were added since."""
+    root = Path(path).expanduser()
+    added = set(list_files(root)) - set(files) if root.is_dir() else set()
+    if added:
+        print(
+            f"{len(added):,} file(s) were added to {path} since the run was started and are left "
+            "out; --data.rescan uses them."
+        )
+    if read_json(directory.path / FILES) != files:
+        with directory.explain_write_errors():
+            write_atomically(directory.path / FILES, json.dumps(files, indent=0) + "\n")
 
 
 def claim_directory(directory: RunDirectory, settings: Json) -> None:
@@ -243,7 +277,7 @@ def prepare_tokens(
 
 
 def print_line(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 def ignore_line(line: str) -> None:

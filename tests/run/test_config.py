@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import re
 import typing
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from tessera import modalities
 from tessera.engine.engine import EngineConfig
 from tessera.modalities.audio.recipes import audio_soundstorm
+from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.recipes import images_maskgit_superres, images_vqgan
+from tessera.modalities.image.reconstruction import ImageTokenizerConfig
 from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
 from tessera.recipes.presets import Preset
 from tessera.run.config import (
@@ -24,7 +29,9 @@ from tessera.run.config import (
     flatten,
     list_differences,
 )
+from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
+from tessera.text.pretrained import PretrainedTextConfig
 
 PRESETS = typing.get_args(Preset)
 
@@ -154,7 +161,7 @@ def encode_with(path: str, value: object) -> dict:
         ("engine.steps", 0, "steps must be at least 1, got 0"),
         ("engine.num_workers", -1, "num_workers must be at least 0, got -1"),
         ("engine.batch_size", "many", "engine"),
-        ("task.optimizer.lr", -1.0, "The learning rate must be above 0, got -1.0"),
+        ("task.optimizer.lr", -1.0, "The learning rate must be above 0 and finite, got -1.0"),
         ("data.size", 15, "multiple of 4: use 12 or 16"),
     ],
 )
@@ -284,3 +291,52 @@ def test_batch_that_cannot_be_divided_is_rejected_with_a_valid_size(
 def test_unknown_tracker_is_rejected_with_the_known_ones():
     with pytest.raises(ValueError, match="among tensorboard, wandb, trackio, got 'mlflow'"):
         EngineConfig(log_with=("mlflow",))
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        (("engine", "steps"), "many", 'engine.steps must be a whole number, got "many"'),
+        (("engine", "steps"), 1.5, "must be a whole number"),
+        (("engine", "steps"), True, "must be a whole number"),
+        (("engine", "precision"), "fp8", 'must be "auto" or "fp32"'),
+        (("engine", "log_with"), "wandb", "must be a list"),
+        (("engine", "log_with"), [1], "must be a list"),
+        (("engine", "ema"), 3, "must be a JSON object"),
+        (("engine", "ema", "decay"), None, "must be a number"),
+        (("data", "flip"), "yes", "must be true or false"),
+        (("data", "path"), 3, "must be a text or null"),
+        (("task", "model", "dim"), [16], "must be a whole number"),
+        (("recipe",), ["images-vqgan"], "must be a text"),
+        (("reference",), 1, "must be a text"),
+    ],
+)
+def test_values_of_wrong_types_are_rejected_by_name(path, value, expected):
+    values = encode(images_vqgan("tiny"))
+    inner = values
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    with pytest.raises(UserError, match=re.escape(expected)):
+        decode_run(values, ImageTokenizerConfig, ImageDataConfig)
+
+
+def test_every_recipe_survives_encoding_and_decoding():
+    """The types of all fields are understood."""
+    for name, recipe in modalities.recipes().items():
+        for preset in ("tiny", "paper"):
+            run = modalities.resolve(recipe.build)(preset)
+            task, data = modalities.resolve(recipe.task), modalities.resolve(recipe.data)
+            decoded = decode_run(json.loads(json.dumps(encode(run))), task, data)
+            assert decoded == dataclasses.replace(run, recipe=name)
+
+
+def test_deep_json_is_rejected_with_a_message(tmp_path):
+    (tmp_path / "config.json").write_text('{"recipe": ' + "[" * 100_000)
+    with pytest.raises(UserError, match="not valid JSON"):
+        RunDirectory(tmp_path).read_config()
+
+
+def test_a_file_cannot_allow_downloads():
+    config = PretrainedTextConfig(name="some/model", download=True)
+    assert decode(PretrainedTextConfig, encode(config)).download is False

@@ -158,12 +158,14 @@ class Audio:
         try:
             if suffix == ".ogg" and self.rate_hz > MAX_OGG_RATE_HZ:
                 raise soundfile.SoundFileError(f"{MAX_OGG_RATE_HZ:,} Hz are supported at most")
-            self.encode(path, suffix)
+            content = BytesIO()  # in memory, since libsndfile hides the reason of a failed write
+            self.encode(content, suffix)
         except soundfile.SoundFileError as error:
             raise ValueError(
                 f"{path} cannot hold {len(self.samples)} channel(s) at {self.rate_hz:,} Hz "
                 f"({error}): use .wav, another rate or fewer channels."
             ) from error
+        path.write_bytes(content.getvalue())
         return path
 
     def encode(self, file: Path | BinaryIO, suffix: str) -> None:
