@@ -77,6 +77,13 @@ def overfit_mesh_generator(recipe: Callable[..., Run]) -> Run:
     return overfit(with_all_captions(build_tiny(recipe)), examples=8, steps=200)
 
 
+def overfit_mesh_tree(recipe: Callable[..., Run]) -> Run:
+    """Use the tiny preset without dropout, with eight captions."""
+    run = with_all_captions(recipe("tiny"))
+    model = replace(run.task.model, dropout=0.0)
+    return overfit(replace(run, task=replace(run.task, model=model)), examples=8, steps=150)
+
+
 def overfit_music(recipe: Callable[..., Run]) -> Run:
     """Use the tiny preset on tunes of one second, each found by any of its captions."""
     run = recipe("tiny")
@@ -121,6 +128,7 @@ EXPECTED: dict[str, tuple[Callable[[Callable[..., Run]], Run], dict[str, float]]
     "images-maskgit-superres": (overfit_image_generator, {"accuracy": 0.97}),
     "meshes-autoencoder": (overfit_mesh_tokenizer, {"triangle_accuracy": 0.99}),
     "meshes-transformer": (overfit_mesh_generator, {"accuracy": 0.97, "eos_accuracy": 0.99}),
+    "meshes-tree": (overfit_mesh_tree, {"accuracy": 0.97, "eos_accuracy": 0.99}),
     "music-mulan": (overfit_music, {"text_to_media_R@1": 0.99, "media_to_text_R@1": 0.99}),
     "videos-magvit2": (overfit_video_tokenizer, {"psnr": 28.0}),
 }

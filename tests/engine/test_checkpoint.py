@@ -23,6 +23,7 @@ from tessera.engine import checkpoint
 from tessera.engine.checkpoint import (
     Snapshot,
     Writer,
+    best_step,
     find_corruption,
     find_newest,
     list_steps,
@@ -540,3 +541,14 @@ def test_after_a_kill_the_old_or_new_checkpoint_is_complete(prepare, checkpoints
     assert not killed, "the last call finished"
     assert len(outcomes) > 20 and set(outcomes) == {20, 30}
     assert outcomes == sorted(outcomes), "once the new checkpoint exists, it stays"
+
+
+@pytest.mark.parametrize(("higher_is_better", "best"), [(False, 20), (True, 10)])
+def test_the_best_step_has_the_best_validation_of_those_that_exist(higher_is_better, best):
+    records = [
+        {"step": step, "val_ema/loss": loss}
+        for step, loss in ((5, 0.1), (10, 3.0), (20, 1.0), (30, 2.0), (40, None))
+    ]
+    assert best_step([10, 20, 30, 40], records, "loss", higher_is_better) == best
+    assert best_step([40], records, "loss", higher_is_better) is None
+    assert best_step([], [], "loss", higher_is_better) is None

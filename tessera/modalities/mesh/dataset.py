@@ -174,9 +174,10 @@ class MeshFolderDataset(FileDataset):
     config: MeshDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
-        """Draw eight random numbers: three scales, a rotation, three shifts and a reflection."""
+        """Draw nine random numbers: three scales, a rotation, three shifts, a reflection and an
+        order."""
         config = self.config
-        scale, (rotation,), shift, (side,) = np.split(rng.uniform(-1, 1, 8), [3, 4, 7])
+        scale, (rotation,), shift, (side, order) = np.split(rng.uniform(-1, 1, 9), [3, 4, 7])
         caption = self.sample_caption(index, rng)
         with add_path(self.path(index)):
             signature, settings = file_signature(self.path(index)), config.reading()
@@ -189,7 +190,7 @@ class MeshFolderDataset(FileDataset):
             if config.mirror and side < 0:
                 moved = mirror(moved)
             example = MeshExample.from_mesh(moved, config.bins, caption, shift * config.jitter)
-            return shuffle_parts(example, rng) if config.shuffle_parts else example
+            return shuffle_parts(example, order) if config.shuffle_parts else example
 
     def collate(self, examples: list[MeshExample]) -> MeshBatch:
         return collate(examples)
@@ -258,8 +259,10 @@ def mirror(mesh: Mesh) -> Mesh:
     return Mesh(mesh.vertices * np.array([-1.0, 1.0, 1.0]), mesh.faces[:, ::-1])
 
 
-def shuffle_parts(example: MeshExample, rng: np.random.Generator) -> MeshExample:
-    """Put the connected parts of an example in random order; the faces of a part stay in order."""
+def shuffle_parts(example: MeshExample, order: float) -> MeshExample:
+    """Put the connected parts of an example in an order that a number of -1 to 1 determines; the
+    faces of a part stay in order."""
+    rng = np.random.default_rng(int((order + 1) * 2**31))
     labels_F = label_parts(example.faces, len(example.vertices))[example.faces[:, 0]]
     rank = rng.permutation(len(example.vertices))
     faces = example.faces[np.argsort(rank[labels_F], kind="stable")]

@@ -8,8 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tessera.data.errors import UnreadableFile
+from tessera.modalities.mesh.adjacency import count_edges
 from tessera.modalities.mesh.canonical import CanonicalMesh, canonicalize, dequantize_vertices
 from tessera.modalities.mesh.media import Mesh
+from tessera.modalities.mesh.simplify import BOX_CORNERS, BOX_TRIANGLES
 from tessera.modalities.mesh.synthetic import generate_object
 
 
@@ -19,6 +21,10 @@ def random_mesh(seed: int, corners: int = 3, count: int = 30) -> Mesh:
     rng = np.random.default_rng(seed)
     vertices = rng.integers(0, 7, (count, 3)) * rng.uniform(0.01, 5, 3) + rng.normal(size=3) * 10
     return Mesh(vertices, np.array([rng.permutation(count)[:corners] for _ in range(count)]))
+
+
+def box(width: float, depth: float, height: float) -> Mesh:
+    return Mesh(BOX_CORNERS * [width, depth, height], BOX_TRIANGLES)
 
 
 def equal(one: CanonicalMesh, other: CanonicalMesh) -> bool:
@@ -107,17 +113,53 @@ def test_every_coordinate_moves_by_at_most_half_a_bin():
 
 
 def test_degenerate_duplicate_and_empty_faces_are_removed():
-    vertices = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0.001, 0, 0], [0.5, 0, 0], [1, 1, 1]])
-    faces = np.array([[0, 1, 2], [0, 3, 2], [0, 4, 1], [1, 0, 2], [3, 1, 2], [1, 5, 2]])
+    vertices = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 0], [0.5, 0, 0], [1, 1, 1]])
+    faces = np.array([[0, 1, 2], [0, 3, 2], [0, 1, 1], [1, 0, 2], [3, 1, 2], [1, 5, 2]])
     canonical = canonicalize(Mesh(vertices, faces), 16)
     assert len(canonical.faces) == 2 and len(canonical.vertices) == 4
 
 
 def test_remaining_faces_are_scaled_to_the_whole_cube():
     """A removed sliver, a hundred times as long as the rest, does not affect the scale."""
-    vertices = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [100, 0, 0], [100, 0.001, 0]])
+    vertices = np.array([[0.0, 0, 0], [1, 0, 0], [0, 1, 0], [50, 0, 0], [100, 0, 0]])
     canonical = canonicalize(Mesh(vertices, np.array([[0, 1, 2], [1, 3, 4]])), 300)
     assert len(canonical.faces) == 1 and canonical.vertices.max() == 299
+
+
+def test_a_board_thinner_than_a_bin_stays_a_closed_board():
+    board = box(1.0, 0.7, 0.002)
+    canonical = canonicalize(board, 64)
+    assert len(canonical.vertices) == 8 and count_edges(canonical.faces).watertight
+    heights = canonical.vertices[:, 2]
+    assert np.ptp(heights) == 1 and len(canonical.faces) == 12
+
+
+def test_near_vertices_keep_apart_unless_the_grid_is_full():
+    rng = np.random.default_rng(0)
+    points = rng.uniform(0, 1, (60, 3)) * 0.1 + 0.45
+    vertices = np.concatenate([points, [[0, 0, 0], [1, 1, 1]]])
+    faces = np.array([[i, i + 1, 60 + i % 2] for i in range(59)])
+    assert len(canonicalize(Mesh(vertices, faces), 64).vertices) == 62
+    assert len(canonicalize(Mesh(vertices, faces), 4).vertices) < 62
+
+
+def test_vertices_at_the_same_position_are_merged():
+    twice = Mesh(np.repeat(box(1, 1, 1).vertices, 2, axis=0), box(1, 1, 1).faces * 2 + 1)
+    both = Mesh(twice.vertices, np.concatenate([twice.faces[:6], twice.faces[6:] - 1]))
+    assert len(canonicalize(both, 16).vertices) == 8
+
+
+def test_the_slit_of_a_flat_triangle_is_closed_by_its_neighbour():
+    """The side of a box is cut by a needle whose middle vertex rounds onto its long side."""
+    vertices = np.array(
+        [[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0], [0.5, 0.001, 0], [0.5, 0.5, 1]]
+    )
+    base = [[0, 4, 3], [4, 1, 2], [4, 2, 3], [0, 1, 4]]
+    sides = [[1, 0, 5], [2, 1, 5], [3, 2, 5], [0, 3, 5]]
+    mesh = Mesh(vertices, np.array([face[::-1] for face in base] + [face[::-1] for face in sides]))
+    assert count_edges(mesh.faces).watertight
+    canonical = canonicalize(mesh, 33)
+    assert count_edges(canonical.faces).watertight
 
 
 def test_a_mesh_without_remaining_faces_raises_an_error():

@@ -139,6 +139,9 @@ AUGMENTATIONS: dict[str, dict[str, Any]] = {
 }
 
 
+ORDER = {"mirror": True, "shuffle_parts": True}
+
+
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS.values(), ids=AUGMENTATIONS)
 def test_augmentation_depends_on_the_generator_of_the_example_only(folder, augmentation):
     dataset = MeshDataConfig(path=str(folder), val_fraction=0.0, **augmentation).build().train
@@ -157,7 +160,7 @@ def test_generator_has_no_influence_without_augmentation(folder):
 
 def test_all_settings_draw_the_same_number_of_random_numbers(folder):
     following = set()
-    for settings in ({}, *AUGMENTATIONS.values(), {"polygons": "quads"}):
+    for settings in ({}, *AUGMENTATIONS.values(), ORDER, {"polygons": "quads"}):
         for index in range(2):
             rng = np.random.default_rng(0)
             MeshDataConfig(path=str(folder), **settings).folder_dataset().item(index, rng)
@@ -182,6 +185,43 @@ def test_rotation_is_about_the_vertical_axis(tmp_path):
     heights = [np.unique(vertices[:, 2]).tolist() for vertices in rotated]
     assert heights == [[0, 127]] * 20, "top and bottom stay level"
     assert len({np.ptp(vertices[:, 0]) for vertices in rotated}) > 5
+
+
+def test_mirrored_meshes_keep_their_outside_and_half_of_them_are(tmp_path):
+    mesh = generate_object(0, 2).mesh
+    (tmp_path / "one.obj").write_text(Mesh(mesh.vertices, mesh.triangles()).to_y_up().to_obj())
+    dataset = MeshDataConfig(path=str(tmp_path), mirror=True, val_fraction=0.0).build().train
+    plain = MeshDataConfig(path=str(tmp_path), val_fraction=0.0).build().train
+    original = plain.item(0, np.random.default_rng(0))
+    seen = [dataset.item(0, np.random.default_rng(seed)) for seed in range(40)]
+    volumes = [signed_volume(one) for one in seen]
+    assert np.allclose(volumes, signed_volume(original)) and signed_volume(original) > 0
+    same = [np.array_equal(one.vertices, original.vertices) for one in seen]
+    assert 8 < sum(same) < 32 or np.array_equal(seen[0].vertices, original.vertices)
+    for one in seen:
+        reflected = one.vertices * [-1, 1, 1] + [127, 0, 0]
+        rows = {tuple(row) for row in one.vertices.tolist()}
+        expected = {tuple(row) for row in original.vertices.tolist()}
+        assert rows == expected or {tuple(row) for row in reflected.tolist()} == expected
+
+
+def signed_volume(example):
+    a, b, c = example.vertices[example.faces].transpose(1, 0, 2).astype(float)
+    return float((np.cross(a, b) * c).sum() / 6)
+
+
+def test_shuffled_parts_have_the_same_faces_in_another_order(tmp_path):
+    mesh = generate_object(0, 2).mesh
+    (tmp_path / "one.obj").write_text(Mesh(mesh.vertices, mesh.triangles()).to_y_up().to_obj())
+    plain, shuffled = (
+        MeshDataConfig(path=str(tmp_path), val_fraction=0.0, shuffle_parts=shuffle).build().train
+        for shuffle in (False, True)
+    )
+    original = plain.item(0, np.random.default_rng(0))
+    orders = [shuffled.item(0, np.random.default_rng(seed)).faces for seed in range(6)]
+    assert len({order.tobytes() for order in orders}) > 1
+    for faces in orders:
+        assert sorted(faces.tolist()) == original.faces.tolist()
 
 
 def test_held_out_meshes_are_not_augmented(folder):

@@ -13,7 +13,9 @@ import trimesh
 
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.dataset import MeshDataConfig
+from tessera.modalities.mesh.grid_report import GridReport, describe_training_grid
 from tessera.modalities.mesh.inspect import build_histogram, inspect_folder
+from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.run.errors import UserError
 
@@ -132,3 +134,30 @@ def test_every_number_of_triangles_has_a_histogram_bin():
 def test_inspection_imports_no_torch():
     code = "import sys, tessera.modalities.mesh.inspect; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_the_report_compares_numbers_of_bins(mixed_folder):
+    report = inspect_folder(mixed_folder)
+    text = "\n".join(report.lines())
+    for bins in (64, 128, 256):
+        assert f"grid: {bins} bins lose " in text
+    assert "watertight meshes stay so" in text and json.dumps(report.as_json())
+
+
+def test_the_grid_report_counts_what_is_lost():
+    rng = np.random.default_rng(0)
+    fine = Mesh(
+        rng.uniform(0, 1, (300, 3)), rng.permuted(np.tile(np.arange(300), (60, 1)), axis=1)[:, :3]
+    )
+    coarse, exact = (GridReport.measure(fine, bins) for bins in (3, 4096))
+    assert coarse.vertices_left < exact.vertices_left == len(np.unique(fine.faces))
+    assert coarse.faces_left < exact.faces_left == 60
+    total = GridReport.total([coarse, coarse, exact], 3)
+    assert (total.meshes, total.faces) == (2, 120)
+    assert "3 bins lose" in total.describe() and "watertight" not in total.describe()
+
+
+def test_training_on_a_folder_describes_its_grid(mixed_folder):
+    line = describe_training_grid(MeshDataConfig(path=str(mixed_folder), bins=64))
+    assert line.startswith("Grid, on ") and "64 bins lose" in line
+    assert describe_training_grid(MeshDataConfig()) == ""

@@ -13,17 +13,12 @@ from tessera.modalities.mesh import tree
 from tessera.modalities.mesh.adjacency import count_edges
 from tessera.modalities.mesh.canonical import CanonicalMesh, canonicalize
 from tessera.modalities.mesh.media import Mesh
+from tessera.modalities.mesh.simplify import BOX_CORNERS, BOX_TRIANGLES
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.modalities.mesh.tree_tokenizer import TreeTokenizer
 from tessera.run.errors import UserError
 
-BOX = np.array([[x, y, z] for z in (0, 1) for y in (0, 1) for x in (0, 1)], float)
-BOX_FACES = np.array(
-    [
-        *([0, 2, 3], [0, 3, 1], [4, 5, 7], [4, 7, 6], [0, 1, 5], [0, 5, 4]),
-        *([1, 3, 7], [1, 7, 5], [3, 2, 6], [3, 6, 7], [2, 0, 4], [2, 4, 6]),
-    ]
-)
+BOX, BOX_FACES = BOX_CORNERS.astype(float), BOX_TRIANGLES
 
 
 def random_soup(seed: int, count: int, vertices: int) -> Mesh:
