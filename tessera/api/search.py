@@ -32,7 +32,7 @@ from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch
 from tessera.objectives.contrastive import ContrastiveTask
 from tessera.run.dependencies import publish
-from tessera.run.directory import Json, write_atomically
+from tessera.run.directory import Json, is_file, write_atomically
 from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
@@ -151,8 +151,8 @@ class Index:
             raise UserError(f"--top must be at least 1, got {top}.")
         if not str(query).strip():
             raise UserError("The query is empty: give a text, or the path of a file.")
-        is_file = Path(query).is_file()
-        query_1D = self.model.embed_file(query) if is_file else self.model.embed_texts([str(query)])
+        embed_text, embed_file = self.model.embed_texts, self.model.embed_file
+        query_1D = embed_file(query) if is_file(query) else embed_text([str(query)])
         search = search_exactly if how == "exact" else search_with_faiss
         similarities, indices = search(self.embeddings_ND, query_1D, min(top, len(self.names)))
         found = zip(similarities.tolist(), indices.tolist(), strict=True)

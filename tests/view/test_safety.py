@@ -322,6 +322,28 @@ def test_only_the_commands_of_the_forms_can_be_called(served):
     assert answer.status == 415
 
 
+def test_a_text_to_search_for_is_never_opened_as_a_path(tmp_path):
+    run = write_run(tmp_path / "runs" / "a", recipe="music-mulan")
+    (run / "checkpoints" / "000020").mkdir(parents=True)
+    (run / "checkpoints" / "000020" / "manifest.json").write_text("{}")
+    index = tmp_path / "runs" / "index"
+    index.mkdir()
+    (index / "index.json").write_text("{}")
+    (index / "embeddings.safetensors").write_bytes(b"")
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes(b"RIFF")
+    with serve(tmp_path / "runs") as one:
+        answer = one.start("a", "search", index=str(index), query=str(secret))
+        assert answer.status == 400 and "Upload the recording" in answer.error
+        answer = one.start("a", "search", index=str(secret), query="a slow harp")
+        assert answer.status == 400 and "must be one of" in answer.error
+        found = one.view.library.get("a")
+        long = {"command": "search", "values": {"index": str(index), "query": "slow harp " * 60}}
+        assert (
+            one.view.playground.build_job(found, long, "1").call.positional[1] == "slow harp " * 60
+        )
+
+
 def test_texts_are_bounded(served):
     answer = served.start("images-maskgit", "sample", prompt=["x" * 5000])
     assert answer.status == 400 and "at most 4,000" in answer.error
