@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -12,7 +13,7 @@ import pytest
 
 from tessera.view import server, storage, uploads
 from tests.cli_runner import run_invalid
-from tests.view.served import Served, serve
+from tests.view.served import SECONDS, Served, serve
 from tests.view.test_runs import write_run
 
 EVIL = "evil.example"
@@ -129,6 +130,25 @@ def test_an_open_address_gets_a_token(monkeypatch, capsys, folder):
     serve_forever([folder / "runs"], host="127.0.0.1", **options)
     started["app"].state.view.storage.close()
     assert "token" not in capsys.readouterr().out
+
+
+def test_the_page_is_opened_where_there_is_a_browser(monkeypatch, capsys, folder):
+    from tessera.view.main import serve as serve_forever
+
+    def run(self, sockets):
+        self.config.app.state.view.storage.close()
+        sockets[0].close()
+
+    opened = queue.SimpleQueue()
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    monkeypatch.setattr("webbrowser.open", opened.put)
+    monkeypatch.setenv("DISPLAY", ":0")
+    options = {"host": "127.0.0.1", "port": 0, "token": None}
+    serve_forever([folder / "runs"], **options, open_browser=False)
+    serve_forever([folder / "runs"], **options, open_browser=True)
+    first, second = capsys.readouterr().out.splitlines()
+    address = opened.get(timeout=SECONDS)
+    assert address in second and address not in first and opened.empty()
 
 
 # ---- what
