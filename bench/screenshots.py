@@ -81,7 +81,13 @@ SHOTS = (
         f"{DONE} && [...document.querySelectorAll('.job canvas.mesh')].every(c => c.dataset.drawn)",
         form=0,
     ),
-    Shot("view-codec-playground", "/run/audio-codec/playground", "audio-codec", DONE, form=0),
+    Shot(
+        "view-codec-playground",
+        "/run/audio-codec/playground",
+        "audio-codec",
+        f"{DONE} && !document.querySelector('.job .play:disabled')",
+        form=0,
+    ),
     Shot("view-index", "/run/music-mulan/playground", "music-mulan", DONE, form=1),
     Shot(
         "view-search",

@@ -35,7 +35,7 @@ from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch
 from tessera.objectives.contrastive import ContrastiveTask
 from tessera.run.dependencies import publish
-from tessera.run.directory import PARTIAL, Json, replacing_file, write_atomically
+from tessera.run.directory import PARTIAL, Json, is_file, replacing_file, write_atomically
 from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
@@ -156,8 +156,8 @@ class Index:
             raise UserError(f"--top must be at least 1, got {top}.")
         if not str(query).strip():
             raise UserError("The query is empty: give a text, or the path of a file.")
-        is_file = is_existing_file(query)
-        query_1D = self.model.embed_file(query) if is_file else self.model.embed_texts([str(query)])
+        embed_text, embed_file = self.model.embed_texts, self.model.embed_file
+        query_1D = embed_file(query) if is_file(query) else embed_text([str(query)])
         search = search_exactly if how == "exact" else search_with_faiss
         similarities, indices = search(self.embeddings_ND, query_1D, min(top, len(self.names)))
         found = zip(similarities.tolist(), indices.tolist(), strict=True)
@@ -228,14 +228,6 @@ class Index:
                 f"{len(embeddings_ND)} embeddings. Create it again."
             )
         return cls(Search.load(folder / MODEL_FOLDER), info, names, captions, embeddings_ND, [])
-
-
-def is_existing_file(query: str | Path) -> bool:
-    """Return whether a query is the path of a file; a text may be too long for a path."""
-    try:
-        return Path(query).is_file()
-    except (OSError, ValueError):
-        return False
 
 
 def search_exactly(embeddings_ND: Tensor, query_1D: Tensor, top: int) -> tuple[Tensor, Tensor]:

@@ -67,6 +67,14 @@ MAX_COUNT = 10**12
 MAX_SEED = 1 << 63
 
 
+def check_count(name: str, value: int, *, at_least: int) -> None:
+    """Raise ValueError if a setting is out of its range."""
+    if value < at_least:
+        raise ValueError(f"{name} must be at least {at_least}, got {value}.")
+    if value > MAX_COUNT:
+        raise ValueError(f"{name} must be at most {MAX_COUNT:,}, got {value}.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     steps: int = 1000
@@ -111,15 +119,9 @@ class EngineConfig:
             "steps batch_size grad_accum_steps nproc log_every validate_every sample_every "
             "sample_count checkpoint_every keep_last max_skipped_steps"
         ).split():
-            if not 1 <= getattr(self, name) <= MAX_COUNT:
-                raise ValueError(
-                    f"{name} must be from 1 to {MAX_COUNT:,}, got {getattr(self, name)}."
-                )
+            check_count(name, getattr(self, name), at_least=1)
         for name in ("num_workers", "keep_every"):
-            if not 0 <= getattr(self, name) <= MAX_COUNT:
-                raise ValueError(
-                    f"{name} must be from 0 to {MAX_COUNT:,}, got {getattr(self, name)}."
-                )
+            check_count(name, getattr(self, name), at_least=0)
         if not -MAX_SEED <= self.seed < MAX_SEED:
             raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}.")
         for name in self.log_with:

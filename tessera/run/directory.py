@@ -473,3 +473,11 @@ def next_free_folder(folder: Path, name: str) -> Path:
     while (folder / f"{name}-{number:03d}").exists():
         number += 1
     return folder / f"{name}-{number:03d}"
+
+
+def is_file(text: str | Path) -> bool:
+    """Return whether a text is the path of a file; one that is too long for a path is not."""
+    try:
+        return Path(text).is_file()
+    except (OSError, ValueError):  # too long, or with a null character
+        return False

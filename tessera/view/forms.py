@@ -248,7 +248,7 @@ def search_forms(run: FoundRun, library: RunLibrary) -> list[Form]:
     indexes = tuple(one["path"] for one in library.indexes())
     search = [
         make_field("search", "index", input="index", choices=indexes, is_main=True),
-        make_field("search", "query", is_main=True),
+        make_field("search", "query", help="A description of the music.", is_main=True),
         make_field(
             "search",
             "query",

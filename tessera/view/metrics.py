@@ -233,6 +233,7 @@ def find_last(file: BinaryIO, size: int) -> tuple[Json, Json]:
 
 def sample_records(file: BinaryIO, size: int) -> Iterator[Json]:
     """Yield records at equal distances over the file."""
+    last_step = None
     for number in range(SPARK_POINTS):
         offset = size * number // SPARK_POINTS
         file.seek(offset)
@@ -241,5 +242,7 @@ def sample_records(file: BinaryIO, size: int) -> Iterator[Json]:
         for line in lines[1 if offset else 0 : 3]:
             record = None if b'"validation"' in line else parse_record(line)
             if record is not None:
-                yield record
+                if record["step"] != last_step:  # a short file has fewer lines than points
+                    yield record
+                last_step = record["step"]
                 break

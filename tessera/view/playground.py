@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tessera.run.directory import Json
+from tessera.run.directory import Json, is_file
 from tessera.run.errors import UserError
 from tessera.view.calls import Call
 from tessera.view.forms import Field, Form, forms_of, parse_value
@@ -94,6 +94,8 @@ class Playground:
             query = options.pop("query", None)
             if (recording is None) == (query is None):
                 raise UserError("Give either a text or a recording to search for.")
+            if query is not None and is_file(query):  # which the command would open
+                raise UserError("The text is the path of a file. Upload the recording instead.")
             if "index" not in options:
                 raise UserError("Choose an index, or build one first.")
             return options.pop("index"), recording or query

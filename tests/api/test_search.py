@@ -86,6 +86,10 @@ def test_audio_finds_itself(folder: Path, music: Path, number: int) -> None:
     assert second.similarity < 0.999
 
 
+def test_a_text_may_be_longer_than_a_path(folder: Path) -> None:
+    assert Index.load(folder).search("a slow harp " * 60)
+
+
 def test_captions_find_their_audio(folder: Path, tunes: SyntheticMusic) -> None:
     index = Index.load(folder)
     best = [index.search(tunes.caption(number), top=1)[0].name for number in range(8)]

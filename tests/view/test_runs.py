@@ -60,6 +60,7 @@ def test_a_row_has_state_pace_metric_and_a_spark_line(tmp_path):
     assert row.steps_per_second == 2.0
     assert row.seconds_left is None  # it does not run
     assert row.spark[0] > row.spark[-1] == pytest.approx(1 / 20)
+    assert row.spark[:-1] == sorted(set(row.spark[:-1]), reverse=True)  # no step twice
 
 
 def test_a_run_at_its_last_step_is_done(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import shutil
 from pathlib import Path
 from urllib.parse import quote, urlencode
@@ -12,7 +13,7 @@ import pytest
 
 from tessera.view import server, storage, uploads
 from tests.cli_runner import run_invalid
-from tests.view.served import Served, serve
+from tests.view.served import SECONDS, Served, serve
 from tests.view.test_runs import write_run
 
 EVIL = "evil.example"
@@ -129,6 +130,25 @@ def test_an_open_address_gets_a_token(monkeypatch, capsys, folder):
     serve_forever([folder / "runs"], host="127.0.0.1", **options)
     started["app"].state.view.storage.close()
     assert "token" not in capsys.readouterr().out
+
+
+def test_the_page_is_opened_where_there_is_a_browser(monkeypatch, capsys, folder):
+    from tessera.view.main import serve as serve_forever
+
+    def run(self, sockets):
+        self.config.app.state.view.storage.close()
+        sockets[0].close()
+
+    opened = queue.SimpleQueue()
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    monkeypatch.setattr("webbrowser.open", opened.put)
+    monkeypatch.setenv("DISPLAY", ":0")
+    options = {"host": "127.0.0.1", "port": 0, "token": None}
+    serve_forever([folder / "runs"], **options, open_browser=False)
+    serve_forever([folder / "runs"], **options, open_browser=True)
+    first, second = capsys.readouterr().out.splitlines()
+    address = opened.get(timeout=SECONDS)
+    assert address in second and address not in first and opened.empty()
 
 
 # ---- what
@@ -320,6 +340,28 @@ def test_only_the_commands_of_the_forms_can_be_called(served):
     form = b'{"command": "sample", "values": {}}'
     answer = served.request("POST", "/api/jobs?run=images-vqgan", form, content_type="text/plain")
     assert answer.status == 415
+
+
+def test_a_text_to_search_for_is_never_opened_as_a_path(tmp_path):
+    run = write_run(tmp_path / "runs" / "a", recipe="music-mulan")
+    (run / "checkpoints" / "000020").mkdir(parents=True)
+    (run / "checkpoints" / "000020" / "manifest.json").write_text("{}")
+    index = tmp_path / "runs" / "index"
+    index.mkdir()
+    (index / "index.json").write_text("{}")
+    (index / "embeddings.safetensors").write_bytes(b"")
+    secret = tmp_path / "secret.wav"
+    secret.write_bytes(b"RIFF")
+    with serve(tmp_path / "runs") as one:
+        answer = one.start("a", "search", index=str(index), query=str(secret))
+        assert answer.status == 400 and "Upload the recording" in answer.error
+        answer = one.start("a", "search", index=str(secret), query="a slow harp")
+        assert answer.status == 400 and "must be one of" in answer.error
+        found = one.view.library.get("a")
+        long = {"command": "search", "values": {"index": str(index), "query": "slow harp " * 60}}
+        assert (
+            one.view.playground.build_job(found, long, "1").call.positional[1] == "slow harp " * 60
+        )
 
 
 def test_texts_are_bounded(served):
