@@ -42,7 +42,7 @@ class TensorExamples:
     captions: list[str] = field(default_factory=list)
 
     def to(self, device: torch.device, /) -> TensorExamples:
-        return TensorExamples(move_tensors(self.data, device))
+        return TensorExamples(move_tensors(self.data, device), self.captions)
 
 
 def move_tensors(data: Any, device: torch.device) -> Any:
@@ -114,10 +114,10 @@ class Source(Protocol):
     def name(self, index: int) -> str:
         """Return the name of an example, by which it is held out or not."""
 
-    def item(self, index: int, rng: Any) -> Any:
+    def item(self, index: int, rng: Any) -> object:
         """Return one example; everything random about it is drawn from `rng`."""
 
-    def collate(self, examples: list[Any]) -> Any:
+    def collate(self, examples: list[Any]) -> Examples:
         """Make a batch of examples: an object with `to(device)`."""
 
 

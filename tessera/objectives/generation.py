@@ -215,7 +215,7 @@ class GeneratorConfig(TaskConfig):
     def dependencies(self) -> dict[str, str]:
         return {"tokenizer": self.tokenizer} | self.conditioning()
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: object) -> str:
         return f"Tokenizer: {self.tokenizer}."
 
     def validate_data(self, data: Any) -> None:

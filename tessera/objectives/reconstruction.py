@@ -256,8 +256,8 @@ class TokenizerConfig(TaskConfig):
             if part is not None and hasattr(part, "validate_data"):
                 part.validate_data(data)
 
-    def fit_data(self, data: Any) -> Self:
-        parts: dict[str, Any] = {
+    def fit_data(self, data: object) -> Self:
+        parts: dict[str, object] = {
             "model": self.model,
             "reconstruction": self.reconstruction,
             "adversary": self.adversary,
@@ -265,7 +265,7 @@ class TokenizerConfig(TaskConfig):
         fitted = {n: part.fit_data(data) for n, part in parts.items() if hasattr(part, "fit_data")}
         return replace(self, **fitted)
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: object) -> str:
         return self.reconstruction.notice(data)
 
     def for_inference(self) -> Self:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -80,11 +79,11 @@ def find_ema(content: Json, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in ema.items() if name in own}
 
 
-def strip_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+def strip_prefix(content: Mapping[str, object], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
+        for name, value in content.items()
+        if name.startswith(prefix) and isinstance(value, Tensor)
     }
 
 

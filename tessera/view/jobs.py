@@ -14,7 +14,7 @@ import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tessera.run.directory import Json
 from tessera.view.forms import Call
@@ -62,7 +62,7 @@ class Job:
             "python": self.call.as_python(),
         }
 
-    def update(self, **values: Any) -> None:
+    def update(self, **values: object) -> None:
         for name, value in values.items():
             setattr(self, name, value)
         self.changed.set()
