@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tessera.data.captions import Captions, read_captions
 from tessera.data.discovery import Found, count_by_suffix
-from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
 if TYPE_CHECKING:
@@ -188,7 +187,7 @@ class Report:
         yield from list_problems("unusable", self.unusable, noun, "skipped in training")
 
 
-def common_fields(path: str | Path, scan: FolderScan[AnyFileReport]) -> Json:
+def common_fields(path: str | Path, scan: FolderScan[AnyFileReport]) -> dict[str, Any]:
     """Return the fields that the reports of all modalities share."""
     found = scan.found
     unusable = [{"name": file.name, "reason": file.reason} for file in scan.files if file.reason]

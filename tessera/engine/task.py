@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +40,8 @@ class Examples(Protocol):
     def to(self, device: torch.device, /) -> Self: ...
 
 
+DataSettings: TypeAlias = Any
+"""The data configuration of a run. Each part of a task annotates that of its own modality."""
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -315,10 +327,10 @@ class TaskConfig:
         """Whether captions are needed; where they are not, no caption file is opened."""
         return False
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataSettings) -> None:
         """Raise ValueError if the task cannot be trained on these data."""
 
-    def fit_data(self, data: Any) -> Self:
+    def fit_data(self, data: DataSettings) -> Self:
         """Return the configuration for these data, with their channels for example."""
         return self
 
@@ -326,7 +338,7 @@ class TaskConfig:
         """Return the runs that this task needs, as names and paths."""
         return {}
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: DataSettings) -> str:
         """Return remarks about training on these data, which are printed before."""
         return ""
 
