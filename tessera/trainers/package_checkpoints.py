@@ -45,7 +45,7 @@ def read_package_checkpoint(path: Path, engine: Engine) -> Snapshot:
             tensors[f"optimizer.{name}"] = name_optimizer_state(stored, model, state, path)
     if not any(name.startswith("optimizer.") for name in tensors):
         engine.printer.print(
-            f"{path} holds no state of the optimizer that can be restored; it starts anew."
+            f"{path} holds no state of the optimizer that can be restored, so it starts empty."
         )
     return Snapshot(find_step(content, path), tensors, own_snapshot.state)
 
