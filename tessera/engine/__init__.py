@@ -7,7 +7,7 @@ first use, so that reading a run directory imports no torch.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from tessera.engine.ema import EMAConfig as EMAConfig
@@ -55,7 +55,7 @@ _MODULES = {
 __all__ = list(_MODULES)
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _MODULES:
         raise AttributeError(f"module 'tessera.engine' has no attribute {name!r}")
     return getattr(importlib.import_module(_MODULES[name]), name)

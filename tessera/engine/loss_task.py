@@ -8,7 +8,6 @@ or an object with `loss`, as models of Hugging Face do.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -74,9 +73,9 @@ class LossTask(Task):
         return parse_result(result)
 
 
-def parse_result(result: Any) -> tuple[Tensor, dict[str, Tensor]]:
+def parse_result(result: object) -> tuple[Tensor, dict[str, Tensor]]:
     """Split what a module returned into its loss and further scalars."""
-    others: Any = {}
+    others: Mapping[str, object] = {}
     if isinstance(result, Mapping):
         others, loss = result, result.get("loss")
     elif isinstance(result, (tuple, list)) and result:

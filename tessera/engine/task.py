@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import add
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Literal, Protocol, Self, TypeVar, runtime_checkable
+from typing import (
+    Any,
+    ClassVar,
+    Generic,
+    Literal,
+    Protocol,
+    Self,
+    TypeAlias,
+    TypeVar,
+    runtime_checkable,
+)
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +40,8 @@ class Examples(Protocol):
     def to(self, device: torch.device, /) -> Self: ...
 
 
+DataSettings: TypeAlias = Any
+"""The data configuration of a run. Each part of a task annotates that of its own modality."""
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -42,7 +54,7 @@ class TensorExamples:
     captions: list[str] = field(default_factory=list)
 
     def to(self, device: torch.device, /) -> TensorExamples:
-        return TensorExamples(move_tensors(self.data, device))
+        return TensorExamples(move_tensors(self.data, device), self.captions)
 
 
 def move_tensors(data: Any, device: torch.device) -> Any:
@@ -114,10 +126,10 @@ class Source(Protocol):
     def name(self, index: int) -> str:
         """Return the name of an example, by which it is held out or not."""
 
-    def item(self, index: int, rng: Any) -> Any:
+    def item(self, index: int, rng: Any) -> object:
         """Return one example; everything random about it is drawn from `rng`."""
 
-    def collate(self, examples: list[Any]) -> Any:
+    def collate(self, examples: list[Any]) -> Examples:
         """Make a batch of examples: an object with `to(device)`."""
 
 
@@ -322,10 +334,10 @@ class TaskConfig:
         """Whether captions are needed; where they are not, no caption file is opened."""
         return False
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataSettings) -> None:
         """Raise ValueError if the task cannot be trained on these data."""
 
-    def fit_data(self, data: Any) -> Self:
+    def fit_data(self, data: DataSettings) -> Self:
         """Return the configuration for these data, with their channels for example."""
         return self
 
@@ -333,7 +345,7 @@ class TaskConfig:
         """Return the runs that this task needs, as names and paths."""
         return {}
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: DataSettings) -> str:
         """Return remarks about training on these data, which are printed before."""
         return ""
 

@@ -49,7 +49,7 @@ class DemoStep:
     description: str
     """Printed before the step."""
     command: tuple[str, ...]
-    """Arguments of `tessera`; `{out}` stands for the demo's folder."""
+    """Arguments of `tessera`; `{out}` is replaced by the demo's folder."""
 
 
 @dataclass(frozen=True, kw_only=True)

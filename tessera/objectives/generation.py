@@ -12,7 +12,16 @@ from torch import Tensor, nn
 
 from tessera.data.notebook import figures_to_html
 from tessera.data.tokens import TokenizedBatch, TokensInfo
-from tessera.engine.task import Alarm, Batch, Examples, Frozen, Media, Task, TaskConfig
+from tessera.engine.task import (
+    Alarm,
+    Batch,
+    DataSettings,
+    Examples,
+    Frozen,
+    Media,
+    Task,
+    TaskConfig,
+)
 from tessera.sampling.guidance import Guidance
 from tessera.text.encoder import TextEncoder
 
@@ -166,9 +175,9 @@ class PromptEncoder(Protocol):
     """Access to a run's tokenizers for the prompts of a modality."""
 
     @property
-    def data(self) -> Any: ...
+    def data(self) -> DataSettings: ...
     def encode_file(self, path: str) -> Tensor: ...
-    def encode_with(self, tokenizers: Sequence[str], data: Any) -> list[Tensor]: ...
+    def encode_with(self, tokenizers: Sequence[str], data: DataSettings) -> list[Tensor]: ...
     @property
     def tokenizers(self) -> Mapping[str, Any]: ...
 
@@ -240,10 +249,10 @@ class TokenizedGeneratorConfig(GeneratorConfig):
     def dependencies(self) -> dict[str, str]:
         return {"tokenizer": self.tokenizer} | self.conditioning()
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: object) -> str:
         return f"Tokenizer: {self.tokenizer}."
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataSettings) -> None:
         if self.tokens != "live" and data != data.without_augmentation():
             raise ValueError(
                 "Augmented examples cannot be tokenized in advance: disable augmentation (for "

@@ -373,7 +373,7 @@ class MaskedTask(GeneratorTask):
             return None
 
         def report(step: int, steps: int, tokens_BNS: Tensor) -> None:
-            # Levels that are decoded later are still masked; code 0 stands for them.
+            # Levels that are decoded later are still masked and have code 0 here.
             tokens = tokens_BNS.masked_fill(tokens_BNS == mask_token_id, 0)
             on_step(step, steps, layout.unpatchify(tokens.masked_fill(~valid_BN1, -1)))
 

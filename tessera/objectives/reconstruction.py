@@ -24,6 +24,7 @@ from tessera.engine.task import (
     AnyExamples,
     Batch,
     BestMetric,
+    DataSettings,
     Loss,
     Media,
     ProcessGroup,
@@ -121,14 +122,14 @@ class ReconstructionLoss(nn.Module):
 class ReconstructionConfig:
     """Base class of the configurations of reconstruction losses."""
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataSettings) -> None:
         """Raise ValueError if reconstructions of these data cannot be measured."""
 
-    def fit_data(self, data: Any) -> Self:
+    def fit_data(self, data: DataSettings) -> Self:
         """Return the configuration without metrics that these data are too small for."""
         return self
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: DataSettings) -> str:
         return ""
 
     def for_inference(self) -> Self:
@@ -189,10 +190,10 @@ class AdversaryConfig:
     """Whether the gradient penalty is taken at originals only, or at reconstructions too."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    def validate_data(self, data: Any) -> None:
+    def validate_data(self, data: DataSettings) -> None:
         """Raise ValueError if a discriminator cannot be applied to these data."""
 
-    def fit_data(self, data: Any) -> Self:
+    def fit_data(self, data: DataSettings) -> Self:
         """Return the configuration with discriminators for these data."""
         return self
 
@@ -256,8 +257,8 @@ class TokenizerConfig(TaskConfig):
             if part is not None and hasattr(part, "validate_data"):
                 part.validate_data(data)
 
-    def fit_data(self, data: Any) -> Self:
-        parts: dict[str, Any] = {
+    def fit_data(self, data: object) -> Self:
+        parts: dict[str, object] = {
             "model": self.model,
             "reconstruction": self.reconstruction,
             "adversary": self.adversary,
@@ -265,7 +266,7 @@ class TokenizerConfig(TaskConfig):
         fitted = {n: part.fit_data(data) for n, part in parts.items() if hasattr(part, "fit_data")}
         return replace(self, **fitted)
 
-    def notice(self, data: Any) -> str:
+    def notice(self, data: object) -> str:
         return self.reconstruction.notice(data)
 
     def for_inference(self) -> Self:

@@ -78,7 +78,7 @@ def import_reference(name: str) -> Any:
     return getattr(module, attribute)
 
 
-def check_recipe(recipe: Any, name: str) -> Callable[..., Run]:
+def check_recipe(recipe: Callable[..., Run], name: str) -> Callable[..., Run]:
     """Return the function if its annotation states that it returns a Run.
 
     config.json may name any module, so that no other function may be called because of it.

@@ -15,7 +15,7 @@ from torch import nn
 
 from tessera.data.dataset import ExampleDataset, Split, split_dataset
 from tessera.data.loader import check_num_examples
-from tessera.data.source import DatasetSource
+from tessera.data.source import DatasetSource, require_items
 from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine, EngineConfig
@@ -28,12 +28,12 @@ from tessera.run.train import claim_directory, open_engine
 
 def fit(
     task: Task,
-    data: Any,
+    data: object,
     *,
     out: str | Path,
-    validation: Any = None,
+    validation: object = None,
     val_fraction: float = 0.05,
-    collate: Callable[[list[Any]], Any] | None = None,
+    collate: Callable[..., object] | None = None,
     settings: Json | None = None,
     on_log: Callable[[Json], None] | None = None,
     **engine: Any,
@@ -79,10 +79,10 @@ def fit(
 
 
 def build_split(
-    data: Any,
-    validation: Any,
+    data: object,
+    validation: object,
     val_fraction: float,
-    collate: Callable[[list[Any]], Any] | None,
+    collate: Callable[..., object] | None,
 ) -> Split:
     train = as_source(data, collate)
     if validation is not None:
@@ -91,11 +91,12 @@ def build_split(
         return split_dataset(train, val_fraction)
 
 
-def as_source(data: Any, collate: Callable[[list[Any]], Any] | None) -> ExampleDataset:
+def as_source(data: object, collate: Callable[..., object] | None) -> ExampleDataset:
     """Return a source unchanged, and any other object with a length and items as one."""
     if isinstance(data, Source):
         return data  # type: ignore[return-value]
-    return DatasetSource(data) if collate is None else DatasetSource(data, collate)
+    items = require_items(data)
+    return DatasetSource(items) if collate is None else DatasetSource(items, collate)
 
 
 def load_weights(

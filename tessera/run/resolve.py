@@ -10,11 +10,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tessera.recipes.registry import read_run
 from tessera.run.config import Run
-from tessera.run.directory import RunDirectory
+from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import as_user_error
 
 
@@ -52,7 +51,7 @@ def with_settings(
     run: Run, settings: Mapping[str, object], missing: Collection[str], reason: str
 ) -> ResolvedRun:
     """Return a run with some settings of the data, and the sentence that lists them."""
-    chosen: dict[str, Any] = {name: settings[name] for name in missing if name in settings}
+    chosen: Json = {name: settings[name] for name in missing if name in settings}
     with as_user_error(ValueError, TypeError):
         data = dataclasses.replace(run.data, **chosen)
         resolved = dataclasses.replace(run, data=data, task=run.task.fit_data(data))

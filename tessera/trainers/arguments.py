@@ -10,7 +10,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any, ParamSpec, Union, get_args, get_origin, get_type_hints
+from typing import ParamSpec, Union, get_args, get_origin, get_type_hints
 
 from tessera.engine.ema import EMAConfig
 from tessera.engine.engine import EngineConfig, Precision
@@ -104,13 +104,13 @@ def build_ema_config(enabled: bool, beta: float, update_after: int, update_every
     )
 
 
-def translate_accelerate_kwargs(accelerate_kwargs: Mapping[str, Any], parameter: str) -> Json:
+def translate_accelerate_kwargs(accelerate_kwargs: Mapping[str, object], parameter: str) -> Json:
     """Translate arguments of `accelerate.Accelerator` to fields of EngineConfig."""
     fields: Json = {}
     for name, value in accelerate_kwargs.items():
-        if name == "mixed_precision" and value in PRECISIONS:
+        if name == "mixed_precision" and isinstance(value, str) and value in PRECISIONS:
             fields["precision"] = PRECISIONS[value]
-        elif name == "log_with":
+        elif name == "log_with" and isinstance(value, (str, list, tuple)):
             fields["log_with"] = (value,) if isinstance(value, str) else tuple(value)
         else:
             raise UserError(

@@ -36,10 +36,10 @@ B examples, T acoustic frames, t semantic frames, L quantizers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ from tessera.api.generator import check_not_external, make_seeds, run_task
 from tessera.api.tokenizer import Tokenizer
 from tessera.data.dataset import ExampleDataset, Split, split_dataset
 from tessera.data.errors import UnreadableFile
-from tessera.data.source import check_has_items
+from tessera.data.source import Items, require_items
 from tessera.engine.ema import EMAConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig
@@ -246,17 +246,17 @@ class SoundStormTrainer(Trainer[MaskedModel]):
     def task(self) -> MaskedTask:
         return cast(MaskedTask, self.engine.task)
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def generate(self, *args: object, **kwargs: object) -> Tensor:
         """Generate with the EMA weights.
 
         For a model of this package the arguments are those of `generate_tokens`, for another one
         those of its own `generate`.
         """
-        if isinstance(self.run, ForeignRun):
-            generate: Any = self.model.generate
-            with self.engine.ema.applied(), eval_mode(self.engine.task):
-                return generate(*args, **kwargs)
-        return self.generate_tokens(*args, **kwargs)
+        generate: Callable[..., Tensor] = self.generate_tokens
+        if not isinstance(self.run, ForeignRun):
+            return generate(*args, **kwargs)
+        with self.engine.ema.applied(), eval_mode(self.engine.task):
+            return self.engine.task.model.generate(*args, **kwargs)
 
     def generate_tokens(
         self,
@@ -425,7 +425,7 @@ def check_foreign_dataset(
     tokenizer: str | Path | None,
     semantic: str | Path | None,
     data_max_length: int | None,
-) -> AudioSource:
+) -> Items:
     """Return the dataset of a model that was not built by this package."""
     if tokenizer is not None or semantic is not None or data_max_length is not None:
         raise UserError(
@@ -437,7 +437,7 @@ def check_foreign_dataset(
             f"dataset is {dataset!r}, but this model is trained on pairs of semantic and acoustic "
             "tokens: give a dataset of them."
         )
-    return dataset
+    return require_items(dataset)
 
 
 def check_dataset(
@@ -462,8 +462,7 @@ def check_dataset(
                 "recordings: add tokenizer=RUN and semantic=RUN."
             )
         return dataset
-    check_has_items(dataset)
-    if not len(dataset):
+    if not len(require_items(dataset)):
         raise UserError("dataset is empty, but training needs examples: give at least one.")
     return dataset
 

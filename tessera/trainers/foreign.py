@@ -15,7 +15,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -119,10 +118,10 @@ def freeze_vgg(model: nn.Module) -> list[str]:
 class ForeignDataset(DatasetSource):
     """Items of an object, each parsed on its own, so that unusable ones are skipped and noted."""
 
-    parse: Callable[[Any], Any] = field(kw_only=True)
+    parse: Callable[[object], object] = field(kw_only=True)
     """A function of one item that raises UnreadableFile if it cannot be used."""
 
-    def item(self, index: int, rng: np.random.Generator) -> Any:
+    def item(self, index: int, rng: np.random.Generator) -> object:
         return self.parse(super().item(index, rng))
 
 
@@ -131,7 +130,7 @@ class ConvertedDataset(ExampleDataset):
     """The examples of files, converted to what a foreign model takes."""
 
     dataset: ExampleDataset
-    convert: Callable[[Any], Tensor]
+    convert: Callable[..., Tensor]
     """A function of one example."""
 
     def __len__(self) -> int:
@@ -147,7 +146,7 @@ class ConvertedDataset(ExampleDataset):
         return TensorExamples(torch.stack(examples))
 
 
-def convert_split(split: Split, convert: Callable[[Any], Tensor]) -> Split:
+def convert_split(split: Split, convert: Callable[..., Tensor]) -> Split:
     """Convert the examples of files."""
     return Split(
         ConvertedDataset(split.train, convert), ConvertedDataset(split.validation, convert)
@@ -180,8 +179,8 @@ class ForeignLoss:
     breakdown: dict[str, Tensor] = field(default_factory=dict)
 
     def to_loss(self) -> Loss:
-        metrics: dict[str, Any] = {name: value.detach() for name, value in self.breakdown.items()}
-        return Loss({"total": self.total}, metrics)
+        metrics = {name: value.detach() for name, value in self.breakdown.items()}
+        return Loss({"total": self.total}, {**metrics})
 
 
 class ForeignTask(Task):

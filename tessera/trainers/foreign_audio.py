@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.source import Items
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch
 from tessera.trainers.foreign import (
@@ -55,14 +56,14 @@ class ForeignSoundStormTask(SingleLossTask):
         return ForeignLoss(total, breakdown)
 
 
-def build_pairs(dataset: object, model: nn.Module) -> ForeignDataset:
+def build_pairs(dataset: Items, model: nn.Module) -> ForeignDataset:
     """Return pairs of semantic and acoustic tokens, padded as the model expects."""
     return ForeignDataset(dataset, TokenPairCollate(model), parse=parse_token_pair)
 
 
 def parse_token_pair(item: object) -> dict[str, Tensor]:
     """Return semantic tokens (t,) and acoustic tokens (T, L)."""
-    pair = {}
+    pair: dict[str, Tensor] = {}
     for (name, value), ndim in zip(sorted(parse_pair(item).items()), (2, 1), strict=True):
         tokens = to_tensor(f"the value of its {name} tokens", value)
         if tokens.ndim != ndim or tokens.is_floating_point():

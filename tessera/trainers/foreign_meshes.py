@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.source import Items
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric
 from tessera.run.errors import UserError
@@ -30,6 +30,8 @@ from tessera.trainers.foreign import (
 from tessera.trainers.in_memory_meshes import get_field_names, parse_fields
 
 TEXT_FIELDS = ("texts", "text_embeds")
+ForeignMesh = dict[str, Tensor | str]
+"""Vertices, faces and other values by name; a text is a string."""
 
 
 class ForeignMeshAutoencoderTask(SingleLossTask):
@@ -69,7 +71,7 @@ class ForeignMeshTransformerTask(SingleLossTask):
 
 
 def build_meshes(
-    dataset: object, data_kwargs: Sequence[str], pad_id: int, *, texts: bool
+    dataset: Items, data_kwargs: Sequence[str], pad_id: int, *, texts: bool
 ) -> ForeignDataset:
     """Return meshes as dictionaries or tuples; without `texts` their texts are left out."""
     field_names = get_field_names(dataset, data_kwargs)
@@ -77,22 +79,20 @@ def build_meshes(
     return ForeignDataset(dataset, MeshCollate(pad_id), parse=parse)
 
 
-def parse_mesh(item: object, field_names: Sequence[str], texts: bool) -> dict[str, Any]:
+def parse_mesh(item: object, field_names: Sequence[str], texts: bool) -> ForeignMesh:
     """Return vertices (V, 3), faces (F, 3 or 4) and the other values of an item by name."""
     fields = parse_fields(item, field_names)
-    mesh: dict[str, Any] = {}
-    for name, value in fields.items():
-        if name not in TEXT_FIELDS:
-            mesh[name] = to_tensor(f"the value of its {name}", value)
-        elif texts:
-            mesh[name] = value if isinstance(value, str) else to_tensor(f"its {name}", value)
-    if mesh["faces"].is_floating_point() or mesh["faces"].ndim != 2 or mesh["vertices"].ndim != 2:
-        shapes = {name: tuple(mesh[name].shape) for name in ("vertices", "faces")}
+    vertices, faces = (to_tensor(f"its {name}", fields.pop(name)) for name in ("vertices", "faces"))
+    if faces.is_floating_point() or faces.ndim != 2 or vertices.ndim != 2:
         raise UnreadableFile(
-            f"its faces are {mesh['faces'].dtype} with the shapes {shapes}, but must be integers "
-            "(faces, corners) with vertices (vertices, 3): name the values of a tuple with "
-            "data_kwargs"
+            f"its faces are {faces.dtype} of shape {tuple(faces.shape)} and its vertices of shape "
+            f"{tuple(vertices.shape)}, but faces must be integers (faces, corners) and vertices "
+            "(vertices, 3): name the values of a tuple with data_kwargs"
         )
+    mesh: ForeignMesh = {"vertices": vertices, "faces": faces}
+    for name, value in fields.items():
+        if texts or name not in TEXT_FIELDS:
+            mesh[name] = value if isinstance(value, str) else to_tensor(f"its {name}", value)
     return mesh
 
 
@@ -100,8 +100,8 @@ def parse_mesh(item: object, field_names: Sequence[str], texts: bool) -> dict[st
 class MeshCollate:
     pad_id: int
 
-    def __call__(self, meshes: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        data: dict[str, Any] = {}
+    def __call__(self, meshes: Sequence[ForeignMesh]) -> dict[str, object]:
+        data: dict[str, object] = {}
         for name in {name: None for mesh in meshes for name in mesh}:
             if any(name not in mesh for mesh in meshes):
                 raise UserError(
@@ -109,6 +109,6 @@ class MeshCollate:
                     "of them or to none."
                 )
             values = [mesh[name] for mesh in meshes]
-            is_tensor = isinstance(values[0], Tensor)
-            data[name] = pad_rows(values, self.pad_id) if is_tensor else values
+            tensors = [value for value in values if isinstance(value, Tensor)]
+            data[name] = pad_rows(tensors, self.pad_id) if tensors else values
         return data

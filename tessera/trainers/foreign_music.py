@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.source import Items
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch
 from tessera.run.errors import UserError
@@ -43,21 +43,28 @@ class ForeignMuLaNTask(SingleLossTask):
         return super().eval_loss(batch) if len(batch) > 1 else None  # nothing to compare with
 
 
-def build_pairs(dataset: object, max_length: int | None) -> ForeignDataset:
+@dataclass(frozen=True)
+class MusicPair:
+    waveform: Tensor
+    token_ids: Tensor | None
+    text: str
+    """The text, if it is not given as token ids."""
+
+
+def build_pairs(dataset: Items, max_length: int | None) -> ForeignDataset:
     """Return waveforms with a text or token ids, by name or by type and in any order."""
     return ForeignDataset(dataset, MusicCollate(max_length), parse=parse_pair)
 
 
-def parse_pair(item: object) -> dict[str, Any]:
-    """Return `wavs` and either `texts` or `raw_texts`."""
+def parse_pair(item: object) -> MusicPair:
     fields = parse_item(item)
-    pair: dict[str, Any] = {"wavs": to_tensor("its waveform", fields["waveform"]).float()}
+    waveform = to_tensor("its waveform", fields["waveform"]).float()
     if "token ids" in fields:
-        return pair | {"texts": to_tensor("the value of its token ids", fields["token ids"])}
+        return MusicPair(waveform, to_tensor("its list of token ids", fields["token ids"]), "")
     text = fields["text"]
     if not isinstance(text, str):
         raise UnreadableFile(f"its text is a {type(text).__name__}, but must be one string")
-    return pair | {"raw_texts": text}
+    return MusicPair(waveform, None, text)
 
 
 @dataclass(frozen=True)
@@ -66,15 +73,16 @@ class MusicCollate:
 
     max_length: int | None
 
-    def __call__(self, pairs: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        if any(pair.keys() != pairs[0].keys() for pair in pairs):
+    def __call__(self, pairs: Sequence[MusicPair]) -> dict[str, object]:
+        length = min(pair.waveform.shape[-1] for pair in pairs)
+        if self.max_length is not None:
+            length = min(length, self.max_length)
+        wavs = torch.stack([pair.waveform[..., :length] for pair in pairs])
+        token_ids = [pair.token_ids for pair in pairs if pair.token_ids is not None]
+        if not token_ids:
+            return {"wavs": wavs, "raw_texts": [pair.text for pair in pairs]}
+        if len(token_ids) < len(pairs):
             raise UserError(
                 "Some items of the dataset have a text and others token ids: give one of them."
             )
-        length = min(pair["wavs"].shape[-1] for pair in pairs)
-        if self.max_length is not None:
-            length = min(length, self.max_length)
-        wavs = torch.stack([pair["wavs"][..., :length] for pair in pairs])
-        if "texts" in pairs[0]:
-            return {"wavs": wavs, "texts": pad_rows([pair["texts"] for pair in pairs], 0)}
-        return {"wavs": wavs, "raw_texts": [pair["raw_texts"] for pair in pairs]}
+        return {"wavs": wavs, "texts": pad_rows(token_ids, 0)}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from tessera.data.dataset import Split
 from tessera.data.errors import UnreadableFile
+from tessera.data.source import Items
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Loss, Update
 from tessera.modalities.video.dataset import VideoDataConfig
@@ -142,7 +143,7 @@ def to_video(values: Tensor) -> Video:
     return Video.from_floats(video.numpy(), DEFAULT_RATE_HZ)
 
 
-def build_videos(dataset: object) -> ForeignDataset:
+def build_videos(dataset: Items) -> ForeignDataset:
     """Return videos in memory; of an item with several values, the video is the largest."""
     return ForeignDataset(dataset, stack_videos, parse=parse_video)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 from torch import nn
 
@@ -44,7 +44,7 @@ class NoData:
     def __len__(self) -> int:
         return 0
 
-    def micro_batches(self, *args: Any) -> Any:
+    def micro_batches(self, *args: object) -> NoReturn:
         raise UserError("An imported checkpoint has no data: train it with a trainer.")
 
     batches = spread = micro_batches

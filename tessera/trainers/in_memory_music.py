@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -25,7 +25,7 @@ from tessera.run.config import did_you_mean
 MAX_CHANNELS = 16
 """More rows than this are those of a spectrogram."""
 Field = Literal["waveform", "text", "token ids"]
-Fields = dict[Field, Any]
+Fields = dict[Field, object]
 """The values of an item by their meaning; what they are is checked where they are used."""
 FIELDS: dict[str, Field] = {
     "wavs": "waveform",
@@ -212,7 +212,10 @@ def parse_captions(fields: Fields, takes_token_ids: bool) -> list[str]:
         captions = [" ".join(map(str, token_ids))]
     else:
         text = fields["text"]
-        captions = [text] if isinstance(text, str) else list(text)
+        texts = text if isinstance(text, (list, tuple)) else [text]
+        captions = [one for one in texts if isinstance(one, str)]
+        if len(captions) < len(texts):
+            raise UnreadableFile("its text must be a string or a list of strings, and is not")
     captions = [" ".join(caption.split()) for caption in captions if caption.strip()]
     if not captions:
         raise UnreadableFile("its text is empty, but training needs a caption")

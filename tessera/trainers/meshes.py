@@ -29,23 +29,21 @@ vertices (V, 3), faces (F, 3) or (F, 4) and, for the transformer, a text
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.errors import UnreadableFile
-from tessera.data.source import check_has_items
+from tessera.data.source import require_items
 from tessera.engine.engine import EngineConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
 from tessera.modalities.mesh.autoencoder import MeshAutoencoder
-from tessera.modalities.mesh.canonical import MeshBatch
 from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.mesh.generation import MeshGeneratorConfig
 from tessera.modalities.mesh.reconstruction import MeshTokenizerConfig
@@ -204,7 +202,7 @@ class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
         """A copy of the autoencoder with the current EMA weights."""
         return self.ema_model
 
-    def tokenize(self, *args: Any, **kwargs: Any) -> Tensor:
+    def tokenize(self, *args: object, **kwargs: object) -> Tensor:
         """Encode meshes with the EMA weights.
 
         For a model of this package the argument is a sequence of items of a dataset, for another
@@ -214,12 +212,13 @@ class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
             Codes (B, F, K), or (B, F, K, L) of a residual quantizer. Faces are in canonical order,
             with -1 after the last face of smaller meshes.
         """
+        tokenize: Callable[..., Tensor] = self._tokenize_items
+        if isinstance(self.run, ForeignRun):
+            tokenize = self.model.tokenize
         with self.engine.ema.applied(), eval_mode(self.engine.task):
-            if isinstance(self.run, ForeignRun):
-                return self.model.tokenize(*args, **kwargs)
-            return self.model.tokenize(self._collate(*args, **kwargs))
+            return tokenize(*args, **kwargs)
 
-    def _collate(self, meshes: Sequence[object]) -> MeshBatch:
+    def _tokenize_items(self, meshes: Sequence[object]) -> Tensor:
         assert isinstance(self.run, Run) and isinstance(self.run.data, MeshDataConfig)
         names = get_field_names(meshes, self._data_kwargs)
         dataset = InMemoryMeshes(meshes, names, self.run.data)
@@ -229,7 +228,7 @@ class MeshAutoencoderTrainer(MeshTrainer[MeshAutoencoder]):
                 examples.append(dataset.parse(index).example)
             except UnreadableFile as error:
                 raise UserError(f"The mesh with index {index} cannot be used: {error}.") from None
-        return dataset.collate(examples).to(self.engine.device)
+        return self.model.tokenize(dataset.collate(examples).to(self.engine.device))
 
 
 class MeshTransformerTrainer(MeshTrainer[MeshTransformer]):
@@ -402,7 +401,9 @@ def split_foreign_meshes(
                 "meshes as tensors: give a dataset with vertices and faces."
             )
     pad_id = task.model.pad_id
-    built = [build_meshes(source, data_kwargs, pad_id, texts=texts) for source in sources]
+    built = [
+        build_meshes(require_items(source), data_kwargs, pad_id, texts=texts) for source in sources
+    ]
     return Split(built[0], Subset(built[-1], range(num_validated)))
 
 
@@ -432,7 +433,7 @@ def build_dataset(run: Run, dataset: MeshSource, data_kwargs: Sequence[str]) -> 
     if isinstance(dataset, (str, Path)):
         return replace(data, path=str(dataset)).full(captions=run.task.uses_captions)
     data.require_libraries()
-    check_has_items(dataset)
+    require_items(dataset)
     field_names = get_field_names(dataset, data_kwargs)
     is_tokenized = bool(run.task.dependencies())  # before the first step, by the autoencoder
     return InMemoryMeshes(dataset, field_names, data, keep_parsed=is_tokenized)

@@ -16,7 +16,7 @@ from pathlib import Path
 from torch import nn
 
 from tessera.data.dataset import Split, split_dataset
-from tessera.data.source import check_has_items
+from tessera.data.source import require_items
 from tessera.engine.ema import EMAConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.modalities.music.contrastive import MusicContrastiveConfig
@@ -177,7 +177,7 @@ def check_data_arguments(
         found = "neither a dataset nor" if dataset is None else "both a dataset and"
         raise UserError(f"Got {found} a folder, but training needs one of them: give one.")
     if dataset is not None:
-        check_has_items(dataset)
+        require_items(dataset)
     if dataset is not None and len(dataset) < 2:
         raise UserError(
             f"dataset has {len(dataset)} pair(s), but the loss compares pairs with each other: "

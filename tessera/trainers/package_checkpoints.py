@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +45,7 @@ def read_package_checkpoint(path: Path, engine: Engine) -> Snapshot:
             tensors[f"optimizer.{name}"] = name_optimizer_state(stored, model, state, path)
     if not any(name.startswith("optimizer.") for name in tensors):
         engine.printer.print(
-            f"{path} holds no state of the optimizer that can be restored; it starts anew."
+            f"{path} holds no state of the optimizer that can be restored, so it starts empty."
         )
     return Snapshot(find_step(content, path), tensors, own_snapshot.state)
 
@@ -80,11 +79,11 @@ def find_ema(content: Json, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: value for name, value in ema.items() if name in own}
 
 
-def strip_prefix(tensors: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+def strip_prefix(content: Mapping[str, object], prefix: str) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): value
-        for name, value in tensors.items()
-        if name.startswith(prefix)
+        for name, value in content.items()
+        if name.startswith(prefix) and isinstance(value, Tensor)
     }
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
@@ -25,10 +25,11 @@ from tessera.trainers.arguments import SCHEDULER_KWARGS, translate_kwargs
 class TorchSchedule:
     """The learning rates that a scheduler class of torch sets, by step."""
 
-    def __init__(self, scheduler: type[LRScheduler], kwargs: Mapping[str, Any], lr: float):
+    def __init__(self, scheduler: type[LRScheduler], kwargs: Mapping[str, object], lr: float):
         optimizer = torch.optim.AdamW([torch.zeros(1)], lr=lr)
+        build: Callable[..., LRScheduler] = scheduler
         try:
-            self._scheduler = scheduler(optimizer, **kwargs)
+            self._scheduler = build(optimizer, **kwargs)
         except (TypeError, ValueError, KeyError) as error:
             raise UserError(
                 f"scheduler is {scheduler.__name__}, which cannot be constructed with "
@@ -70,7 +71,7 @@ class ScheduleArguments:
     fields: Json
     """The fields of OptimizerConfig."""
     scheduler: type[LRScheduler] | None = None
-    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    kwargs: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def settings(self) -> Json:
@@ -99,7 +100,7 @@ class ScheduleArguments:
 
 
 def parse_schedule(
-    scheduler: object, scheduler_kwargs: Mapping[str, Any] | None, warmup_steps: int
+    scheduler: object, scheduler_kwargs: Mapping[str, object] | None, warmup_steps: int
 ) -> ScheduleArguments:
     """Return a schedule after a linear warm-up; without a scheduler the rate stays constant."""
     constant = {

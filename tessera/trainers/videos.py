@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from tessera.data.dataset import split_dataset
-from tessera.data.source import check_has_items
+from tessera.data.source import require_items
 from tessera.engine.checkpoint import step_name
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
@@ -315,7 +315,7 @@ def check_data_arguments(
         found = "neither a dataset nor" if dataset is None else "both a dataset and"
         raise UserError(f"Got {found} a dataset_folder, but training needs one of them: give one.")
     if dataset is not None:
-        check_has_items(dataset)
+        require_items(dataset)
     if dataset_type not in ("videos", "images"):
         raise UserError(f"dataset_type must be 'videos' or 'images', got {dataset_type!r}.")
     if dataset is not None and dataset_kwargs:

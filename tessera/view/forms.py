@@ -103,8 +103,8 @@ class Form:
 @dataclass(frozen=True)
 class Parameter:
     name: str
-    type: Any
-    default: Any
+    type: object
+    default: object
     help: str
 
 
@@ -127,7 +127,7 @@ def read_arguments(docstring: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in zip(found[::2], found[1::2])}
 
 
-def choices_of(hint: Any) -> tuple[str, ...]:
+def choices_of(hint: object) -> tuple[str, ...]:
     """Return the values of a Literal, also within an optional type."""
     if typing.get_origin(hint) is Literal:
         return typing.get_args(hint)
@@ -136,7 +136,7 @@ def choices_of(hint: Any) -> tuple[str, ...]:
     return ()
 
 
-def input_of(hint: Any) -> Input:
+def input_of(hint: object) -> Input:
     if choices_of(hint):
         return "choice"
     kinds = {hint, *typing.get_args(hint)}
@@ -147,7 +147,7 @@ def input_of(hint: Any) -> Input:
     return "number" if float in kinds else "text"
 
 
-def make_field(command: str, name: str, /, **changes: Any) -> Field:
+def make_field(command: str, name: str, /, **changes: object) -> Field:
     parameter = parameters_of(command)[name]
     is_required = parameter.default is inspect.Parameter.empty
     default = None if is_required else parameter.default
@@ -340,7 +340,7 @@ def parse_value(field: Field, value: Any) -> Any:
     return number
 
 
-def check_text(field: Field, value: Any) -> str:
+def check_text(field: Field, value: object) -> str:
     if not isinstance(value, str):
         raise UserError(f"{field.label} must be a text, got {value!r}.")
     if len(value) > MAX_TEXT:
@@ -350,7 +350,7 @@ def check_text(field: Field, value: Any) -> str:
     return value
 
 
-def parse_integer(field: Field, value: Any) -> int:
+def parse_integer(field: Field, value: str | float) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tessera.run.directory import Json
 from tessera.view.calls import Call
@@ -71,7 +71,7 @@ class Job:
             "python": self.call.as_python(),
         }
 
-    def update(self, **values: Any) -> None:
+    def update(self, **values: object) -> None:
         for name, value in values.items():
             setattr(self, name, value)
         self.version += 1

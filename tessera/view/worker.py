@@ -45,7 +45,7 @@ class Worker:
         self.loaded: dict[Any, Any] = {}
         self.next_preview = 0.0
 
-    def send(self, job: str, event: str, **values: Any) -> None:
+    def send(self, job: str, event: str, **values: object) -> None:
         self.output.write(json.dumps({"job": job, "event": event, **values}) + "\n")
         self.output.flush()
 
