@@ -102,7 +102,8 @@ class Attack:
 
     def tokenizer(self, recipe: str, name: str) -> Path:
         """Train the tokenizer of a recipe, once."""
-        wanted = default_dependency(recipe, name)
+        default = default_dependency(recipe, name)
+        wanted = default if default in recipes() else "images-vqgan"
         is_large = recipe == "images-maskgit-superres" and name == "tokenizer"
         run = self.work_dir / f"{wanted}{'-large' if is_large else ''}"
         if not run.exists():
