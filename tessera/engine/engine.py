@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -664,7 +664,7 @@ class Engine:
         best = self.task.best_metric
         records = self.directory.read_records("validation")
         scores = {record["step"]: record.get(f"val_ema/{best.name}") for record in records}
-        scored = {step: scores[step] for step in steps[:-1] if scores.get(step) is not None}
+        scored = {step: float(scores[step] or 0) for step in steps[:-1] if is_number(scores, step)}
         if scored:
             choose = max if best.higher_is_better else min
             kept.add(choose(scored, key=lambda step: scored[step]))
@@ -698,6 +698,11 @@ class Engine:
         self.writer.close()
         self.signals.__exit__()
         self.directory.unlock()
+
+
+def is_number(scores: Json, step: Any) -> bool:
+    """Return whether a step has a score; a value that was not finite is null in metrics.jsonl."""
+    return isinstance(scores.get(step), (int, float))
 
 
 def find_newest_path(checkpoints: Path, warn: Callable[[str], None]) -> str | None:
