@@ -403,6 +403,13 @@ def test_any_is_rare_in_annotations():
     assert len(found) < 60, found
 
 
+def test_limits_of_time_in_tests_are_generous():
+    """A machine may be eight times slower; only limits of CPU time may be tight."""
+    limits = find_text(r"(?<=timeout=)[0-9.]+|(?<=wait\()[0-9.]+(?=\))", below="tests")
+    short = [location for location, number in limits.items() if float(number) < 600]
+    assert limits and not short, as_lines(short)
+
+
 def test_no_todo_is_left():
     found = find_text("[T]ODO|[F]IXME")
     assert not found, as_lines(found)

@@ -94,7 +94,7 @@ class ForgivingStream:
 def forgiving_output() -> Iterator[None]:
     """Ignore failed writes to the output inside this context."""
     previous = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = ForgivingStream(sys.stdout), ForgivingStream(sys.stderr)  # type: ignore[assignment]
+    sys.stdout, sys.stderr = ForgivingStream(sys.stdout), ForgivingStream(sys.stderr)
     try:
         yield
     finally:

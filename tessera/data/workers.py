@@ -224,7 +224,7 @@ class WorkerPool(Generic[Result]):
         results_in, results_out = context.Pipe(duplex=False)
         enlarge_pipe(results_in)
         arguments = (requests_in, results_out, self.load, current)
-        process = context.Process(target=serve, args=arguments, daemon=True)  # type: ignore[attr-defined]
+        process = context.Process(target=serve, args=arguments, daemon=True)
         with stop_signals_blocked(), warnings.catch_warnings():
             # Python 3.12 warns about any fork of a process with threads.
             warnings.simplefilter("ignore", DeprecationWarning)

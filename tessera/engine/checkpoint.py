@@ -253,7 +253,8 @@ def best_step(
         metric: The name of the metric, without the prefix of EMA weights.
     """
     scores = {record["step"]: record.get(f"val_ema/{metric}") for record in records}
-    scored = {step: scores[step] for step in steps if scores.get(step) is not None}
+    # A value that was not finite is null in metrics.jsonl.
+    scored = {step: scores[step] for step in steps if isinstance(scores.get(step), (int, float))}
     choose = max if higher_is_better else min
     return choose(scored, key=lambda step: scored[step]) if scored else None
 

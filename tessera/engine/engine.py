@@ -65,14 +65,11 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 MAX_COUNT = 10**12
 """The largest number of steps or examples: a product of two of them has 64 bits or is an error."""
 MAX_SEED = 1 << 63
-
-
-def check_count(name: str, value: int, *, at_least: int) -> None:
-    """Raise ValueError if a setting is out of its range."""
-    if value < at_least:
-        raise ValueError(f"{name} must be at least {at_least}, got {value}.")
-    if value > MAX_COUNT:
-        raise ValueError(f"{name} must be at most {MAX_COUNT:,}, got {value}.")
+COUNTS = frozenset(
+    "steps batch_size grad_accum_steps nproc log_every validate_every sample_every sample_count "
+    "checkpoint_every keep_last max_skipped_steps num_workers keep_every".split()
+)
+"""The settings of the engine that are numbers of things."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,13 +112,17 @@ class EngineConfig:
     """The trackers that receive metrics and samples too: tensorboard, wandb, trackio."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "steps batch_size grad_accum_steps nproc log_every validate_every sample_every "
-            "sample_count checkpoint_every keep_last max_skipped_steps"
-        ).split():
-            check_count(name, getattr(self, name), at_least=1)
+        for name in sorted(COUNTS - {"num_workers", "keep_every"}):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("num_workers", "keep_every"):
-            check_count(name, getattr(self, name), at_least=0)
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        for name in sorted(COUNTS):
+            if getattr(self, name) > MAX_COUNT:
+                raise ValueError(
+                    f"{name} must be at most {MAX_COUNT:,}, got {getattr(self, name)}."
+                )
         if not -MAX_SEED <= self.seed < MAX_SEED:
             raise ValueError(f"seed must be an integer of 64 bits, got {self.seed}.")
         for name in self.log_with:

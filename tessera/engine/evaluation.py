@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -134,7 +134,7 @@ def gather_samples(made: list[tuple[int, list[Sample]]], dist: Distributed) -> l
     if dist.world_size == 1:
         return [sample for _, samples in made for sample in samples]
     arrays: dict[str, Tensor] = {}
-    rows = [
+    rows: list[Any] = [
         [number, one.name, one.caption, pack_media(one.media, f"{number}/{i}", arrays)]
         for number, samples in made
         for i, one in enumerate(samples)
@@ -169,8 +169,8 @@ def pack_media(media: object, key: str, arrays: dict[str, Tensor]) -> Json:
 def unpack_media(content: Json, tensors: dict[str, Tensor]) -> Media:
     """Build a medium of a class that is already imported: a dataclass that can be saved."""
     module, name = content["class"]
-    kind = functools.reduce(getattr, name.split("."), sys.modules[module])
-    if not dataclasses.is_dataclass(kind) or not hasattr(kind, "save"):
+    kind: Any = functools.reduce(getattr, name.split("."), sys.modules[module])
+    if not hasattr(kind, "__dataclass_fields__") or not hasattr(kind, "save"):
         raise TypeError(f"{module}.{name} is not a class of media.")
     fields = {}
     for name, value in content["fields"].items():
@@ -179,7 +179,8 @@ def unpack_media(content: Json, tensors: dict[str, Tensor]) -> Media:
         elif isinstance(value, dict) and "media" in value:
             value = unpack_media(value["media"], tensors)
         fields[name] = value
-    return kind(**fields)  # type: ignore[operator, return-value]
+    medium: Media = kind(**fields)
+    return medium
 
 
 def interleave(stream: EvalStream) -> list[int]:

@@ -342,7 +342,9 @@ class RunDirectory:
             for path in folder.iterdir():
                 is_later = path.name.isascii() and path.name.isdigit() and int(path.name) > step
                 if is_later and path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
+                    # Renamed first, so that a kill leaves no part of a checkpoint.
+                    removed = path.rename(path.with_name(f".deleting-{path.name}"))
+                    shutil.rmtree(removed, ignore_errors=True)
 
     def note(self, file_name: str, record: Json) -> None:
         """Append a line to a file of skipped examples, non-finite steps or alarms."""

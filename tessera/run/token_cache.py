@@ -108,11 +108,14 @@ class TokenCache:
         """
         tokenizer = self.tokenizers[name]
         rows: dict[str, Tensor] = {}
-        if name == "tokenizer" and self.given is not None and self.dist.is_main:
-            rows = self.read_given(dataset, tokenizer, self.given)
-        known = self.dist.on_main(lambda: list(rows))
-        others = set(known)
-        missing = Subset(dataset, [i for i in range(len(dataset)) if dataset.name(i) not in others])
+
+        def read_given() -> list[str]:
+            if name == "tokenizer" and self.given is not None:
+                rows.update(self.read_given(dataset, tokenizer, self.given))
+            return list(rows)
+
+        given = set(self.dist.on_main(read_given))
+        missing = Subset(dataset, [i for i in range(len(dataset)) if dataset.name(i) not in given])
         if len(missing) == 0:
             return rows
         names = [missing.name(i) for i in range(len(missing))]
@@ -179,8 +182,13 @@ class TokenCache:
         """
         self.notify(f"Tokenizing {len(dataset):,} examples, once; the codes are kept in {folder}")
         rank, world_size = self.dist.rank, self.dist.world_size
-        writer = TokenWriter(folder, tokenizer.info(), folder.name) if self.dist.is_main else None
-        start = self.dist.on_main(lambda: writer.num_read if writer is not None else 0)
+        writers: list[TokenWriter] = []  # one, on the main process
+
+        def open_writer() -> int:
+            writers.append(TokenWriter(folder, tokenizer.info(), folder.name))
+            return writers[0].num_read
+
+        start = self.dist.on_main(open_writer)
         if start:
             self.notify(f"{start:,} of them were tokenized before.")
         signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
@@ -198,7 +206,7 @@ class TokenCache:
             ):
                 for example, reason in rejected:
                     self.notify(f"Skipped {example}: {reason}")
-                if writer is not None:
+                for writer in writers:
                     begin = min(len(dataset), first + number * BATCH_SIZE)
                     end = min(len(dataset), begin + BATCH_SIZE)
                     marks = [signatures[name] for name in names]
@@ -207,5 +215,5 @@ class TokenCache:
                 next_notice += NOTICE_SECONDS
                 done = min(len(dataset), first + BATCH_SIZE * world_size)
                 self.notify(f"{done:,} of {len(dataset):,} examples are tokenized.")
-        if writer is not None:
+        for writer in writers:
             writer.finish()

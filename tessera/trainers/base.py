@@ -91,7 +91,8 @@ class Trainer(Generic[AnyModel]):
             pass
         if self.is_main and isinstance(self.run, Run):
             directory = self.engine.directory
-            write_model_card(self.run, directory, read_results(directory))
+            if results := read_results(directory):
+                write_model_card(self.run, directory, results)
 
     def train_step(self) -> dict[str, float]:
         """Train one step and return its losses; return {} after the last step.

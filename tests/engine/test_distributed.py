@@ -147,7 +147,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
         )
         for rank in range(2)
     ]
-    errors = [child.communicate(timeout=120)[1] for child in children]
+    errors = [child.communicate(timeout=1200)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0], "\n".join(errors)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 

@@ -145,3 +145,16 @@ def test_samples_that_cannot_be_saved_do_not_stop_the_run(tmp_path, monkeypatch,
 def test_invalid_settings_are_rejected_with_a_remedy(settings, message):
     with pytest.raises(ValueError, match=message):
         EngineConfig(**settings)
+
+
+def test_kept_checkpoints_do_not_depend_on_the_validation_of_the_newest(tmp_path):
+    """Its validation may or may not be finished when older ones are removed."""
+    engine = small_engine(tmp_path, steps=6, keep_last=1)
+    name = f"val_ema/{engine.task.best_metric.name}"
+    values = {2: 5.0, 4: 1.0} if engine.task.best_metric.higher_is_better else {2: 1.0, 4: 5.0}
+    for step, value in values.items():
+        engine.directory.log({"step": step, "kind": "validation", name: value})
+    before = engine.select_checkpoints([2, 4, 6])
+    best = 100.0 if engine.task.best_metric.higher_is_better else -100.0
+    engine.directory.log({"step": 6, "kind": "validation", name: best})
+    assert engine.select_checkpoints([2, 4, 6]) == before == {2, 6}

@@ -170,7 +170,7 @@ def test_two_processes_have_the_learning_rates_and_losses_of_one(tmp_path: Path)
         children.append(
             subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
         )
-    errors = [child.communicate(timeout=120)[1] for child in children]
+    errors = [child.communicate(timeout=1200)[1] for child in children]
     assert [child.returncode for child in children] == [0, 0], "\n".join(errors)
     one_process = train_and_record_lr(build_distributed_trainer(tmp_path / "one"))
     assert one_process == {

@@ -1,0 +1,200 @@
+"""Processes for adversary.py: forked children with faults at chosen file operations.
+
+Starting Python and importing torch takes seconds, so everything is imported once, and each attempt
+is a fork of this process. File operations are observed through Python's audit events; those without
+an event (fsync, and the files that safetensors writes) are wrapped in the child.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import resource
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+WRITE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
+ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+ESCAPED = 99
+"""The exit code of a child in which an exception was not turned into a message."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a child ended."""
+
+    code: int
+    """The exit code, or minus the number of the signal."""
+    seconds: float
+    cpu_seconds: float
+    memory_mb: float
+    output: str
+
+    @property
+    def is_orderly(self) -> bool:
+        return self.code in (0, 1, 2, 130, 143) and "Traceback" not in self.output
+
+
+@dataclass
+class Child:
+    pid: int
+    output: Any
+    start: float
+
+    def ends_within(self, seconds: float) -> bool:
+        descriptor = os.pidfd_open(self.pid)
+        try:
+            return bool(select.select([descriptor], [], [], max(0.0, seconds))[0])
+        finally:
+            os.close(descriptor)
+
+    def signal_group(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.pid, number)
+
+    def signal(self, number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def wait(self, seconds: float) -> Outcome:
+        """Wait for the end; a child that takes longer is killed and has the code -9."""
+        if not self.ends_within(seconds):
+            self.signal_group(signal.SIGKILL)
+        _, status, usage = os.wait4(self.pid, 0)
+        self.signal_group(signal.SIGKILL)  # processes that it started
+        self.output.seek(0)
+        text = self.output.read().decode(errors="replace")
+        self.output.close()
+        code = os.waitstatus_to_exitcode(status)
+        cpu = usage.ru_utime + usage.ru_stime
+        return Outcome(code, time.monotonic() - self.start, cpu, usage.ru_maxrss / 1024, text)
+
+
+def start_child(function: Callable[..., Any], *args: Any, memory_mb: int = 0) -> Child:
+    """Fork a process group of its own that calls a function, with its output in a file."""
+    output = tempfile.TemporaryFile()  # noqa: SIM115
+    start = time.monotonic()
+    pid = os.fork()
+    if pid:
+        with contextlib.suppress(PermissionError):
+            os.setpgid(pid, pid)
+        return Child(pid, output, start)
+    code = ESCAPED
+    try:
+        os.setpgid(0, 0)
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        if memory_mb:
+            limit = memory_mb << 20
+            resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        function(*args)
+        code = 0
+    except SystemExit as stopped:
+        code = stopped.code if isinstance(stopped.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        from tessera.data.workers import kill_workers
+
+        with contextlib.suppress(BaseException):
+            kill_workers()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def run_child(
+    function: Callable[..., Any], *args: Any, seconds: float = 600, memory_mb: int = 0
+) -> Outcome:
+    return start_child(function, *args, memory_mb=memory_mb).wait(seconds)
+
+
+def run_tessera(*arguments: str, folder: Path | None = None, **environment: str) -> None:
+    """Run a command in this process, as the command line would."""
+    os.environ.update(environment)
+    if folder is not None:
+        os.chdir(folder)
+    from tessera.cli.main import main
+
+    main(list(arguments))
+
+
+# ---- faults at file operations
+
+
+@dataclass
+class Operations:
+    """Counts the operations that change files below a folder, and fails at one of them."""
+
+    folder: str
+    at: int = 0
+    """The number of the operation; 0 for none."""
+    error: int = 0
+    """The error that it raises; 0 kills the process."""
+    count: int = 0
+    count_file: Path | None = None
+
+    def reach(self) -> None:
+        self.count += 1
+        if self.count != self.at:
+            if self.count_file is not None:
+                self.count_file.write_text(str(self.count))
+            return
+        if self.error == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise OSError(self.error, os.strerror(self.error))
+
+    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
+        is_write = event in WRITE_EVENTS or (
+            event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
+        )
+        if is_write and isinstance(arguments[0], (str, os.PathLike)):
+            path = os.path.abspath(os.fspath(arguments[0]))
+            if path.startswith(self.folder) and path != str(self.count_file):
+                self.reach()
+
+    @contextlib.contextmanager
+    def watched(self) -> Iterator[None]:
+        """Watch the operations of this process, which ends with the context."""
+        from tessera.engine import checkpoint
+
+        def first(function: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.reach()
+                return function(*args, **kwargs)
+
+            return call
+
+        sys.addaudithook(self.audit)
+        os.fsync = first(os.fsync)
+        checkpoint.save_file = first(checkpoint.save_file)
+        yield
+
+
+def train_with_faults(operations: Operations, arguments: list[str]) -> None:
+    with operations.watched():
+        run_tessera(*arguments, folder=Path(operations.folder).parent)
+
+
+def train_rank(folder: Path, rank: int, world_size: int, port: int, arguments: list[str]) -> None:
+    """Train as one of several processes."""
+    run_tessera(
+        *arguments,
+        folder=folder,
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+    )
