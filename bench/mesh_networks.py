@@ -10,7 +10,8 @@ each call, so one timed step is STEPS_AT_ONCE training steps on both sides.
 
 A sample is one or more meshes of 16 faces (96 tokens), from the top 10 % of the codes of an
 untrained network, with key-value caches. The end token is excluded on both sides, so that both
-generate the same number of tokens. The tokens are not decoded.
+generate the same number of tokens. The tokens are not decoded. The transformer along the edges
+(meshes-tree) is compared at the same width and number of blocks, on the same number of faces.
 
 DIFFERENCES lists what is not the same.
 """
@@ -202,6 +203,59 @@ def build_our_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> Worklo
     return Workload(our_transformer_info(task), sample)
 
 
+def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> Workload:
+    """Generate with the transformer along the edges, of as many blocks as theirs has in both of its
+    transformers.
+
+    Tokens that attach no face are excluded, so that every face takes at most three tokens: a mesh
+    of this length has at least SAMPLED_FACES faces. Trained models need fewer tokens.
+    """
+    from tessera.engine.modes import seed
+    from tessera.modalities.mesh import tree
+    from tessera.modalities.mesh.generation import TreeGeneratorConfig
+    from tessera.modalities.mesh.tree_transformer import TreeTransformerConfig
+    from tessera.objectives.generation import GenerationRequest
+    from tessera.sampling.autoregressive import AutoregressiveSampling
+    from tessera.sampling.guidance import Guidance
+
+    seed(0)
+    max_len = tree.EDGE + 3 * (SAMPLED_FACES - 1)
+    config = TreeGeneratorConfig(
+        model=TreeTransformerConfig(
+            bins=BINS,
+            dim=DIM,
+            depth=DEPTH + FINE_DEPTH,
+            heads=HEADS,
+            max_len=max_len,
+            dropout=0.0,
+            text=None,
+        ),
+        optimizer=optimizer_config(lr=2e-4),
+    )
+    task = config.build().eval()
+    task.model.masks[:, [tree.STOP, tree.NEW, task.model.eos_token_id]] = False
+    sampling = AutoregressiveSampling(top_k=math.ceil(TOP_FRACTION * task.model.vocab_size))
+    guidance, seeds = Guidance(scale=1.0), itertools.count()
+
+    def sample() -> None:
+        for _ in range(meshes // batch_size):
+            request = GenerationRequest(
+                prompts=[""] * batch_size,
+                seeds=[next(seeds) for _ in range(batch_size)],
+                sampling=sampling,
+                guidance=guidance,
+            )
+            check_tree_sample(task.tokenizers["tokenizer"].decode(task.generate(request)))
+
+    codes = task.generate(GenerationRequest(prompts=[""], seeds=[0], guidance=guidance))
+    info = ModelInfo(
+        parameters={"model": count_parameters(task.model)},
+        mflop={"model": count_mflop(lambda: task.model.predict(codes[..., None], None))},
+        packages=package_versions("torch"),
+    )
+    return Workload(info, sample)
+
+
 def build_our_task(max_faces: int) -> Any:
     from tessera.engine.modes import seed
     from tessera.modalities.mesh.generation import MeshGeneratorConfig
@@ -373,6 +427,16 @@ def random_codes() -> Any:
         (NUM_MESHES, NUM_FACES, TOKENS_PER_FACE),
         generator=torch.Generator().manual_seed(7),
     )
+
+
+def check_tree_sample(meshes: Any) -> None:
+    """Exit if a sample has too few faces."""
+    fewest = min(len(mesh.faces) for mesh in meshes)
+    if fewest < SAMPLED_FACES:
+        raise SystemExit(
+            f"A sample has {fewest} faces, but at least {SAMPLED_FACES} were expected: it cannot "
+            "be compared."
+        )
 
 
 def check_sample(codes: Any) -> None:

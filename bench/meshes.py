@@ -59,6 +59,8 @@ OURS: dict[str, Callable[[Path], Workload]] = {
     "live tokens": partial(mesh_networks.build_our_transformer, tokens="live"),
     "our sampler": partial(mesh_networks.build_our_sampler, meshes=1, batch_size=1),
     "our 8 at once": partial(mesh_networks.build_our_sampler, meshes=8, batch_size=8),
+    "our tree": partial(mesh_networks.build_our_tree_sampler, meshes=1, batch_size=1),
+    "our 8 trees at once": partial(mesh_networks.build_our_tree_sampler, meshes=8, batch_size=8),
 }
 OUR_ADJACENCY, THEIR_ADJACENCY = "our adjacency", "their adjacency"
 
@@ -80,6 +82,14 @@ COMPARISONS = (
     ),
     Comparison(
         "sample", f"8 meshes of {SAMPLED_FACES} faces", "our 8 at once", "their 8 in turn", None
+    ),
+    Comparison("sample", f"a mesh of {SAMPLED_FACES} faces", "our tree", "their sampler", 10.0),
+    Comparison(
+        "sample",
+        f"8 meshes of {SAMPLED_FACES} faces",
+        "our 8 trees at once",
+        "their 8 at once",
+        10.0,
     ),
 )
 MAX_EXPONENT = 1.2

@@ -39,7 +39,11 @@ from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_
 from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.image.synthetic import SyntheticImages, draw
-from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
+from tessera.modalities.mesh.recipes import (
+    meshes_autoencoder,
+    meshes_transformer,
+    meshes_tree,
+)
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
@@ -419,6 +423,7 @@ CHOICES = [
     ),
     *((meshes_autoencoder, f"--quantizer {quantizer}") for quantizer in ("lfq", "vq", "fsq")),
     (meshes_transformer, ""),
+    (meshes_tree, ""),
     (music_mulan, ""),
     *(
         (audio_codec, f"--quantizer {quantizer} --adversary on")

@@ -15,7 +15,11 @@ from torch import nn
 from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
-from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
+from tessera.modalities.mesh.recipes import (
+    meshes_autoencoder,
+    meshes_transformer,
+    meshes_tree,
+)
 from tessera.modalities.music.recipes import music_mulan
 from tessera.modalities.video.recipes import videos_magvit2
 from tessera.modalities.video.reconstruction import VideoAdversaryConfig
@@ -117,6 +121,24 @@ def mesh_generator_row(preset: Preset) -> list[str]:
     ]
 
 
+def mesh_tree_row(preset: Preset) -> list[str]:
+    run: Any = meshes_tree(preset)
+    config = run.task.model
+    with torch.device("meta"):
+        model = config.build()
+    return [
+        f"{config.bins}",
+        f"{run.data.max_faces:,}",
+        f"{config.max_len:,}",
+        f"{config.dim:,}",
+        f"{config.depth}",
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        run.task.optimizer.name,
+        learning_rate(run),
+    ]
+
+
 def music_row(preset: Preset) -> list[str]:
     run: Any = music_mulan(preset)
     audio = run.task.model.audio
@@ -195,6 +217,7 @@ ROWS = {
     "videos-magvit2": video_tokenizer_row,
     "meshes-autoencoder": mesh_tokenizer_row,
     "meshes-transformer": mesh_generator_row,
+    "meshes-tree": mesh_tree_row,
     "music-mulan": music_row,
     "audio-codec": codec_row,
     "audio-semantic": semantic_row,

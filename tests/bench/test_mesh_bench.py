@@ -83,6 +83,22 @@ def test_mesh_files_hold_the_same_meshes(meshes, tmp_path):
     assert torch.equal(one.edges, other.edges)
 
 
+@pytest.mark.parametrize("name", ["our tree", "our 8 trees at once"])
+def test_our_trees_have_at_least_as_many_faces(meshes, tmp_path, name, monkeypatch):
+    samples = []
+    check = meshes.mesh_networks.check_tree_sample
+    monkeypatch.setattr(
+        meshes.mesh_networks, "check_tree_sample", lambda made: samples.append(made) or check(made)
+    )
+    workload = meshes.OURS[name](tmp_path)
+    workload.step()
+    assert [len(made) for made in samples] == [8 if "8" in name else 1]
+    assert all(len(mesh.faces) >= 16 for mesh in samples[0])
+    assert workload.info.mflop["model"] > 1
+    with pytest.raises(SystemExit, match="cannot be compared"):
+        check([Namespace(faces=[[0, 1, 2]])])
+
+
 @pytest.mark.parametrize("name", ["our sampler", "our 8 at once"])
 def test_our_samples_all_have_the_same_length(meshes, tmp_path, name, monkeypatch):
     samples = []
@@ -200,6 +216,8 @@ def test_every_comparison_has_its_workers_and_target(meshes):
         ("cached tokens", "their transformer"): 1.3,
         ("our sampler", "their sampler"): 2.0,
         ("our 8 at once", "their 8 at once"): 6.0,
+        ("our tree", "their sampler"): 10.0,
+        ("our 8 trees at once", "their 8 at once"): 10.0,
     }
 
 

@@ -245,7 +245,7 @@ def read_mesh(
 def validate_polygons(content: Polygons) -> None:
     """Raise UnreadableFile if there are no faces, or if they have missing or non-finite
     vertices."""
-    if not content.by_corners:
+    if not any(polygons.size for polygons in content.by_corners.values()):
         points = [f"{len(content.vertices):,} points"] if len(content.vertices) else []
         others = [content.other_content] if content.other_content else []
         present = " and ".join([*points, *others])

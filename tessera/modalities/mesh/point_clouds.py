@@ -63,8 +63,8 @@ def compare_sets(samples_NP3: np.ndarray, real_MP3: np.ndarray) -> dict[str, flo
 def nearest_neighbour_accuracy(
     samples_NN: np.ndarray, real_MM: np.ndarray, across_NM: np.ndarray
 ) -> float:
-    """Return how often the nearest other mesh is of the same set; 0.5 if the sets cannot be told
-    apart."""
+    """Return how often the nearest other mesh is of the same set; 0.5 for sets of the same
+    distribution."""
     top = np.concatenate([samples_NN, across_NM], axis=1)
     bottom = np.concatenate([across_NM.T, real_MM], axis=1)
     distances = np.concatenate([top, bottom])

@@ -105,7 +105,7 @@ class TreeTransformer(nn.Module):
         nn.init.zeros_(self.pointer.bias)
         with torch.no_grad():
             self.coordinate_embedding.weight.copy_(initial_coordinates(bins).repeat(3, 1))
-        masks = torch.from_numpy(tree.slot_masks(bins))
+        masks = torch.as_tensor(tree.slot_masks(bins))
         axes = torch.arange(3).repeat(tree.NUM_ROLES)
         self.register_buffer("masks", masks, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
