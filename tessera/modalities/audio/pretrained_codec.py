@@ -31,7 +31,6 @@ from tessera._optional import require
 from tessera.modalities.audio.features import group_by_value, num_frames
 from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
 from tessera.nn.reconstruction import Reconstruction
-from tessera.run.directory import Json
 from tessera.text.huggingface import (
     LOCAL_ONLY,
     check_model_folder,
@@ -63,7 +62,7 @@ class PretrainedCodecConfig:
         check_supported(self)
 
     @cached_property
-    def model_config(self) -> Json:
+    def model_config(self) -> dict[str, Any]:
         return json.loads(self.config_json)
 
     @property
