@@ -251,7 +251,9 @@ def attack_with_signals(attack: Attack) -> Row:
             has_stepped = metrics.exists() and metrics.stat().st_size > 0
             has_checkpoint = any((run / "checkpoints").glob("[0-9]*"))
             lost = has_stepped and not has_checkpoint
-            if outcome.code != 128 + code or "Traceback" in outcome.output or lost:
+            # Before the first instruction of a command, the signal itself ends the process.
+            is_stopped = outcome.code in (128 + code, -code)
+            if not is_stopped or "Traceback" in outcome.output or lost:
                 row.fail(
                     f"{recipe}, {code.name}: {outcome.code}, checkpoint {has_checkpoint}\n"
                     f"{outcome.output[-2000:]}"
@@ -393,11 +395,11 @@ def main(arguments: list[str] | None = None) -> int:
             rng = random.Random(f"{args.seed} {name}")
             attack = Attack(work_dir, rng, args.seconds, args.count, args.recipes)
             found = SECTIONS[name](attack)
-            rows += found if isinstance(found, list) else [found]
-            print(format_table(rows[-1:]).splitlines()[-1], flush=True)
-    for row in rows:
-        for problem in row.problems[:5]:
-            print(f"\n{row.section}: {problem}")
+            for row in found if isinstance(found, list) else [found]:
+                rows.append(row)
+                print(format_table([row]).splitlines()[-1], flush=True)
+                for problem in row.problems[:5]:
+                    print(f"\n{row.section}: {problem}", flush=True)
     print("\n" + format_table(rows))
     return 1 if any(row.problems for row in rows) else 0
 

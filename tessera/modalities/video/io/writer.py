@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -38,8 +37,7 @@ def write_mp4(video: Video, path: Path) -> None:
     padded = np.pad(video.frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
     rate = Fraction(video.rate_hz).limit_denominator(1001)
     encoder = next(name for name in ENCODERS if name in av.codecs_available)
-    content = BytesIO()  # in memory, so that a failed write is an OSError
-    with av.open(content, "w", format="mp4", options={"movflags": "faststart"}) as container:
+    with av.open(f"file:{path}", "w", format="mp4", options={"movflags": "faststart"}) as container:
         stream = container.add_stream(
             encoder, rate=rate, options=X264_OPTIONS if encoder == "libx264" else {}
         )
@@ -51,7 +49,6 @@ def write_mp4(video: Video, path: Path) -> None:
             frame.pts, frame.time_base = number, 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-    path.write_bytes(content.getvalue())
 
 
 def write_gif(video: Video, file: Path | BinaryIO) -> None:
