@@ -225,8 +225,10 @@ def best_step(
         records: The records of validations.
         metric: The name of the metric, without the prefix of EMA weights.
     """
-    scores = {record["step"]: record.get(f"val_ema/{metric}") for record in records}
-    scored = {step: scores[step] for step in steps if scores.get(step) is not None}
+    values = {record["step"]: record.get(f"val_ema/{metric}") for record in records}
+    scored: dict[int, float] = {
+        step: float(value) for step in steps if (value := values.get(step)) is not None
+    }
     choose = max if higher_is_better else min
     return choose(scored, key=lambda step: scored[step]) if scored else None
 
