@@ -252,9 +252,12 @@ def best_step(
         records: The records of validations.
         metric: The name of the metric, without the prefix of EMA weights.
     """
-    scores = {record["step"]: record.get(f"val_ema/{metric}") for record in records}
-    # A value that was not finite is null in metrics.jsonl.
-    scored = {step: scores[step] for step in steps if isinstance(scores.get(step), (int, float))}
+    values = {record["step"]: record.get(f"val_ema/{metric}") for record in records}
+    scored: dict[int, float] = {
+        step: float(value)
+        for step in steps
+        if isinstance(value := values.get(step), (int, float))  # null if it was not finite
+    }
     choose = max if higher_is_better else min
     return choose(scored, key=lambda step: scored[step]) if scored else None
 
