@@ -298,9 +298,7 @@ def other_captions(captions: Sequence[str]) -> list[str] | None:
     if len(set(captions)) < 2:
         return None
     doubled = [*captions, *captions]
-    return [
-        next(one for one in doubled[i + 1 :] if one != own) for i, own in enumerate(captions)
-    ]
+    return [next(one for one in doubled[i + 1 :] if one != own) for i, own in enumerate(captions)]
 
 
 PROMPT_IGNORED = Alarm(
