@@ -545,7 +545,7 @@ def demo(
 
     At the end, it prints the path of a contact sheet of samples and a command to try next.
 
-    Times on two CPU cores: image 7 minutes, video 3 minutes, audio 9 minutes, music 2 minutes, mesh
+    Times on two CPU cores: image 8 minutes, video 3 minutes, audio 9 minutes, music 2 minutes, mesh
     2 minutes.
 
     Args:

@@ -63,6 +63,18 @@ MODALITY = Modality(
                 "images-maskgit",
                 "--tokenizer",
                 "{out}/images-vqgan",
+                # A caption of these images leaves little open: fewer layers and more steps learn
+                # it in the same time, and a low temperature gives even outlines.
+                "--task.model.depth",
+                "3",
+                "--steps",
+                "3000",
+                "--task.sampling.choice-temperature",
+                "2",
+                "--task.sampling.temperature",
+                "0.5",
+                "--task.sampling.decoding-steps",
+                "24",
                 "--out",
                 "{out}/images-maskgit",
             ),

@@ -378,7 +378,7 @@ def _maskgit_small() -> _MaskGITPreset:
             synthetic_plain=True,
         ),
         superres_size=64,
-        sampling=MaskedSampling(decoding_steps=12, choice_temperature=1.0),
+        sampling=MaskedSampling(decoding_steps=12, choice_temperature=4.5),
         guidance=Guidance(
             scale=1.5
         ),  # a larger scale makes the samples of a small model incoherent
