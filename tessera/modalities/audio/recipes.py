@@ -112,7 +112,7 @@ def audio_codec(
         task=AudioTokenizerConfig(
             model=parts.spectral if is_spectral else parts.soundstream,
             reconstruction=AudioReconstructionConfig(
-                rate_hz=parts.data.rate_hz, mel=parts.mel_weight
+                rate_hz=parts.data.rate_hz, mel=1.0 if is_spectral else parts.soundstream_mel
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -139,7 +139,8 @@ class _CodecPreset:
     steps: int
     batch_size: int
     lr: float
-    mel_weight: float = 1.0
+    soundstream_mel: float = 1.0
+    """The weight of the mel distance for the network on samples."""
     sample_count: int = 8
     num_workers: int = 0
     reference: str = ""
@@ -209,7 +210,7 @@ def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
         lr=1e-3,
         # A short run must fit the phase before the spectral loss helps: with a weight of 1,
         # synthetic audio stayed at -35 dB for 1,200 steps.
-        mel_weight=0.3,
+        soundstream_mel=0.3,
     )
 
 
