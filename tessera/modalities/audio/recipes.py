@@ -19,7 +19,6 @@ from tessera.recipes.presets import (
 )
 
 if TYPE_CHECKING:
-    from tessera.modalities.audio.codec import AudioCodecConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
@@ -30,10 +29,13 @@ if TYPE_CHECKING:
         SpeechFeaturesConfig,
         VoiceFeaturesConfig,
     )
+    from tessera.modalities.audio.soundstream import SoundStreamConfig
+    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
     from tessera.nn.quantize import ResidualConfig
     from tessera.run.config import Run
 
 AudioQuantizerChoice = Literal["vq", "fsq", "lfq"]
+CodecNetworkChoice = Literal["auto", "spectral", "soundstream"]
 
 SOUNDSTREAM = (
     "SoundStream (Zeghidour 2021, arXiv 2107.03312): 24 kHz, strides 2, 4, 5 and 8, 8 residual "
@@ -58,8 +60,9 @@ def audio_codec(
     quantizer: AudioQuantizerChoice = "vq",
     adversary: AdversaryChoice = "auto",
     codec: str = "own",
+    network: CodecNetworkChoice = "auto",
 ) -> Run:
-    """Train an audio codec (SoundStream, with parts of DAC): audio to tokens per frame, and back.
+    """Train an audio codec (residual quantization as in SoundStream): audio to tokens, and back.
 
     Args:
         preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
@@ -70,6 +73,8 @@ def audio_codec(
             on for base and paper.
         codec: The codec: own trains one; the local folder of a Hugging Face EnCodec or DAC makes a
             run of that codec, unchanged, in one step.
+        network: The network: spectral computes on MDCT coefficients at the rate of the frames,
+            soundstream on samples; auto is soundstream for base and paper, else spectral.
     """
     if codec != "own":
         return _build_pretrained_codec_run(codec)
@@ -87,6 +92,7 @@ def audio_codec(
         "paper": _codec_paper,
     }
     parts = builders[preset](quantizer)
+    is_spectral = network == "spectral" or (network == "auto" and preset in ("tiny", "small"))
     optimizer = replace(
         tokenizer_optimizer(parts.lr, steps=parts.steps), betas=(0.8, 0.99), max_grad_norm=1.0
     )
@@ -104,9 +110,9 @@ def audio_codec(
     return Run(
         recipe="audio-codec",
         task=AudioTokenizerConfig(
-            model=parts.model,
+            model=parts.spectral if is_spectral else parts.soundstream,
             reconstruction=AudioReconstructionConfig(
-                rate_hz=parts.data.rate_hz, mel=parts.mel_weight
+                rate_hz=parts.data.rate_hz, mel=1.0 if is_spectral else parts.soundstream_mel
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -125,35 +131,47 @@ def audio_codec(
 
 @dataclass(frozen=True, kw_only=True)
 class _CodecPreset:
-    model: AudioCodecConfig
+    spectral: SpectralCodecConfig
+    soundstream: SoundStreamConfig
     period_discriminator: PeriodDiscriminatorConfig
     band_discriminator: BandDiscriminatorConfig
     data: AudioDataConfig
     steps: int
     batch_size: int
     lr: float
-    mel_weight: float = 1.0
+    soundstream_mel: float = 1.0
+    """The weight of the mel distance for the network on samples."""
     sample_count: int = 8
     num_workers: int = 0
     reference: str = ""
 
 
 def _codec_tiny(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.codec import AudioCodecConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
         PeriodDiscriminatorConfig,
     )
+    from tessera.modalities.audio.soundstream import SoundStreamConfig
+    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 
+    levels = _build_residual_config(quantizer, bits=6, code_dim=8, num_quantizers=2)
     return _CodecPreset(
-        model=AudioCodecConfig(
+        spectral=SpectralCodecConfig(
+            mdct_hop=10,
+            dim=16,
+            encoder_depth=1,
+            decoder_depth=1,
+            kernel_size=3,
+            quantizer=levels,
+        ),
+        soundstream=SoundStreamConfig(
             dim=4,
             max_channels=16,
             strides=(4, 5),
             dilations=(1,),
             plain_stages=1,
-            quantizer=_build_residual_config(quantizer, bits=6, code_dim=8, num_quantizers=2),
+            quantizer=levels,
         ),
         period_discriminator=PeriodDiscriminatorConfig(periods=(2, 5), dim=4, max_channels=64),
         band_discriminator=BandDiscriminatorConfig(dim=4, windows=(256,)),
@@ -166,20 +184,23 @@ def _codec_tiny(quantizer: AudioQuantizerChoice) -> _CodecPreset:
 
 
 def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.codec import AudioCodecConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
         PeriodDiscriminatorConfig,
     )
+    from tessera.modalities.audio.soundstream import SoundStreamConfig
+    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 
+    levels = _build_residual_config(quantizer, bits=8, dropout=0.25)
     return _CodecPreset(
-        model=AudioCodecConfig(
+        spectral=SpectralCodecConfig(mdct_hop=160, dim=256, quantizer=levels),
+        soundstream=SoundStreamConfig(
             dim=16,
             max_channels=128,
             strides=(8, 5, 4, 2),
             plain_stages=1,
-            quantizer=_build_residual_config(quantizer, bits=8, dropout=0.25),
+            quantizer=levels,
         ),
         period_discriminator=PeriodDiscriminatorConfig(periods=(2, 5), dim=8, max_channels=128),
         band_discriminator=BandDiscriminatorConfig(dim=8, windows=(256,)),
@@ -189,24 +210,29 @@ def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
         lr=1e-3,
         # A short run must fit the phase before the spectral loss helps: with a weight of 1,
         # synthetic audio stayed at -35 dB for 1,200 steps.
-        mel_weight=0.3,
+        soundstream_mel=0.3,
     )
 
 
 def _codec_base(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.codec import AudioCodecConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
         PeriodDiscriminatorConfig,
     )
+    from tessera.modalities.audio.soundstream import SoundStreamConfig
+    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 
+    levels = _build_residual_config(quantizer, bits=10)
     return _CodecPreset(
-        model=AudioCodecConfig(
+        spectral=SpectralCodecConfig(
+            mdct_hop=160, dim=768, encoder_depth=6, decoder_depth=10, quantizer=levels
+        ),
+        soundstream=SoundStreamConfig(
             dim=32,
             max_channels=512,
             strides=(2, 4, 5, 8),
-            quantizer=_build_residual_config(quantizer, bits=10),
+            quantizer=levels,
         ),
         period_discriminator=PeriodDiscriminatorConfig(
             periods=(2, 3, 5, 7, 11), dim=32, max_channels=512
@@ -221,20 +247,25 @@ def _codec_base(quantizer: AudioQuantizerChoice) -> _CodecPreset:
 
 
 def _codec_paper(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.codec import AudioCodecConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
         PeriodDiscriminatorConfig,
     )
+    from tessera.modalities.audio.soundstream import SoundStreamConfig
+    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 
+    levels = _build_residual_config(quantizer, bits=10)
     return _CodecPreset(
-        model=AudioCodecConfig(
+        spectral=SpectralCodecConfig(
+            mdct_hop=160, dim=768, encoder_depth=6, decoder_depth=10, quantizer=levels
+        ),
+        soundstream=SoundStreamConfig(
             dim=32,
             max_channels=512,
             strides=(2, 4, 5, 8),
             activation="elu",
-            quantizer=_build_residual_config(quantizer, bits=10),
+            quantizer=levels,
         ),
         period_discriminator=PeriodDiscriminatorConfig(
             periods=(2, 3, 5, 7, 11), dim=32, max_channels=512

@@ -17,7 +17,6 @@ from tessera.losses.spectral import mel_distance_B, stft_distance_B
 from tessera.metrics.audio import si_sdr_B
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.speech import stoi_B
-from tessera.modalities.audio.codec import AudioCodecConfig
 from tessera.modalities.audio.discriminators import (
     BandDiscriminatorConfig,
     PeriodDiscriminatorConfig,
@@ -25,6 +24,8 @@ from tessera.modalities.audio.discriminators import (
 )
 from tessera.modalities.audio.media import Audio, AudioBatch
 from tessera.modalities.audio.pretrained_codec import PretrainedCodecConfig
+from tessera.modalities.audio.soundstream import SoundStreamConfig
+from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 from tessera.modalities.audio.speech_detection import detect_speech
 from tessera.modalities.audio.speech_quality import pesq, pesq_available
 from tessera.nn.precision import to_fp32
@@ -287,7 +288,9 @@ class AudioAdversaryConfig(AdversaryConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class AudioTokenizerConfig(TokenizerConfig):
-    model: AudioCodecConfig | PretrainedCodecConfig = field(default_factory=AudioCodecConfig)
+    model: SpectralCodecConfig | SoundStreamConfig | PretrainedCodecConfig = field(
+        default_factory=SpectralCodecConfig
+    )
     reconstruction: AudioReconstructionConfig = field(default_factory=AudioReconstructionConfig)
     adversary: AudioAdversaryConfig | None = None
     """Discriminators that are trained with the codec; None disables them."""

@@ -23,7 +23,6 @@ from tessera.losses.adversarial import feature_matching_B
 from tessera.metrics.audio import si_sdr_B
 from tessera.metrics.speech import stoi_B
 from tessera.modalities.audio import reconstruction as reconstruction_module
-from tessera.modalities.audio.codec import AudioCodecConfig
 from tessera.modalities.audio.discriminators import (
     BandDiscriminatorConfig,
     PeriodDiscriminatorConfig,
@@ -39,6 +38,7 @@ from tessera.modalities.audio.reconstruction import (
 )
 from tessera.modalities.audio.semantic import SemanticConfig
 from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
+from tessera.modalities.audio.soundstream import SoundStreamConfig
 from tessera.modalities.audio.speech_quality import pesq
 from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.nn.quantize import FSQConfig, ResidualConfig
@@ -47,7 +47,7 @@ from tessera.recipes.presets import Preset
 
 RATE_HZ, SAMPLES, HOP = 8_000, 2_000, 20
 QUANTIZER = ResidualConfig(quantizer=FSQConfig(levels=(4, 4, 4)), num_quantizers=3)
-MODEL = AudioCodecConfig(
+MODEL = SoundStreamConfig(
     dim=4, max_channels=16, strides=(4, 5), dilations=(1,), quantizer=QUANTIZER
 )
 RECONSTRUCTION = AudioReconstructionConfig(

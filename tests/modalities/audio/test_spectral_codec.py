@@ -1,0 +1,74 @@
+"""The spectral network: the MDCT is exact, also in chunks, and the decoder is late by its hop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tessera.metrics.audio import si_sdr_B
+from tessera.modalities.audio.mdct import MDCT, InverseMDCT, mdct_basis
+from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
+from tessera.nn.causal_conv import StreamingState
+from tests.modalities.audio.test_codec import SPECTRAL, build_codec, random_audio
+
+
+@pytest.mark.parametrize(("hop", "stack"), [(5, 2), (10, 1), (4, 3)])
+def test_the_inverse_mdct_gives_the_samples_back_late_by_one_hop(hop, stack):
+    forward, inverse = MDCT(hop, stack).double(), InverseMDCT(hop, stack).double()
+    samples_BN1 = random_audio(120).mT
+    audio_BN1 = inverse(forward(samples_BN1, StreamingState()), StreamingState())
+    torch.testing.assert_close(audio_BN1[:, hop:], samples_BN1[:, :-hop], rtol=0, atol=1e-6)
+
+
+def test_the_mdct_is_orthonormal():
+    basis_Wh = mdct_basis(6)
+    torch.testing.assert_close(basis_Wh.mT @ basis_Wh, torch.eye(6, dtype=torch.float64))
+    overlap = basis_Wh[6:].mT @ basis_Wh[:6]  # neighbouring windows, in the half that they share
+    torch.testing.assert_close(overlap, torch.zeros_like(overlap))
+
+
+def test_a_tone_is_in_the_coefficient_of_its_frequency():
+    tone_BN1 = torch.sin(torch.pi * 12.5 / 40 * torch.arange(400))[None, :, None]
+    energy = MDCT(40, 1)(tone_BN1, StreamingState())[0, 2:].square().mean(0)
+    assert energy.argmax() == 12 and energy[10:15].sum() > 0.99 * energy.sum()
+
+
+def test_decoded_chunks_are_late_by_one_mdct_hop_and_end_complete():
+    model = build_codec(SPECTRAL)
+    codes = model.encode(random_audio(70))
+    sizes = [chunk.shape[2] for chunk in model.decode_chunks(codes.split([2, 4, 1], dim=1))]
+    assert sizes == [15, 40, 10, 5]
+
+
+def test_loudness_passes_through_an_untrained_network():
+    torch.manual_seed(0)
+    model = replace(SPECTRAL, dim=64).build()
+    with torch.no_grad():
+        quiet, loud = (model.encode_latent(level * random_audio().float()) for level in (0.1, 0.2))
+    torch.testing.assert_close(2 * quiet, loud)
+
+
+def test_a_spectral_codec_overfits_tones():
+    torch.manual_seed(0)
+    config = SpectralCodecConfig(mdct_hop=20, dim=48, encoder_depth=1, decoder_depth=2)
+    model, time = config.build(), torch.arange(1600) / 8000
+    audio = (
+        0.3 * torch.sin(2 * torch.pi * torch.tensor([[220.0], [330.0], [700.0]]) * time)[:, None]
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
+    for _ in range(120):
+        optimizer.zero_grad()
+        output = model.decode_latent(model.encode_latent(audio))
+        (output - audio).abs().mean().backward()
+        optimizer.step()
+    assert si_sdr_B(output.detach(), audio).mean() > 20
+
+
+@pytest.mark.parametrize(
+    "setting", ["mdct_hop", "stack", "dim", "kernel_size", "expansion", "decoder_depth"]
+)
+def test_invalid_settings_give_an_error(setting):
+    with pytest.raises(ValueError, match=f"{setting} must be at least"):
+        replace(SPECTRAL, **{setting: -1})
