@@ -110,7 +110,7 @@ CASES: dict[str, Callable[[], Run]] = {
     "videos-magvit2 adversarial": lambda: videos_magvit2("tiny", adversary="on"),
     "videos-magvit2 lfq": lambda: videos_magvit2("tiny", quantizer="lfq"),
     "music-mulan sigmoid, two layers": lambda: with_two_layers(music_mulan("tiny", loss="sigmoid")),
-    "audio-codec adversarial": lambda: audio_codec("tiny", adversary="on"),
+    "audio-codec adversarial": lambda: audio_codec("tiny", adversary="on", network="soundstream"),
     "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
     "audio-soundstorm critic": lambda: build_tiny(audio_soundstorm, critic="own"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
