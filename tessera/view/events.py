@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -117,7 +116,7 @@ class EventStreams:
         self, request: Request, run: str, describe: Callable[[Job], Awaitable[Json]]
     ) -> AsyncIterator[bytes]:
         """Yield the states of the jobs of a run whenever they change."""
-        sent: dict[str, Any] = {}
+        sent: Json = {}
         while not await request.is_disconnected():
             changed = self.queue.changed
             jobs = [job for job in self.queue.jobs.values() if job.run == run]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tessera.run.directory import Json, is_file
 from tessera.run.errors import UserError
 from tessera.view.calls import Call
@@ -52,11 +50,9 @@ class Playground:
         call = Call(command, positional, options, run.read_info().kind, shown_out)
         return Job(job_id, run.id, call, out, files, values)
 
-    def read_values(
-        self, run: FoundRun, form: Form, values: Json
-    ) -> tuple[dict[str, Any], list[Json]]:
+    def read_values(self, run: FoundRun, form: Form, values: Json) -> tuple[Json, list[Json]]:
         """Return the arguments of the command, and the files among them with their modality."""
-        options: dict[str, Any] = {}
+        options: Json = {}
         files: list[Json] = []
         for name, value in values.items():
             field = form.field(name)
@@ -72,7 +68,7 @@ class Playground:
                 options.setdefault(field.name, field.default)
         return options, files
 
-    def find_input(self, run: FoundRun, value: Any) -> str:
+    def find_input(self, run: FoundRun, value: object) -> str:
         """Return the path of an upload, or of a sample to start from."""
         value = value if isinstance(value, dict) else {}
         folder, name = value.get("folder"), value.get("name")
@@ -85,9 +81,7 @@ class Playground:
             raise UserError("There is no such file.")
         return str(path)
 
-    def positional_arguments(
-        self, run: FoundRun, command: str, options: dict[str, Any]
-    ) -> tuple[str, ...]:
+    def positional_arguments(self, run: FoundRun, command: str, options: Json) -> tuple[str, ...]:
         """Take the arguments without a flag out of the options."""
         if command == "search":
             recording = options.pop("query_file", None)
