@@ -266,7 +266,7 @@ class TokenizerConfig(TaskConfig):
         fitted = {n: part.fit_data(data) for n, part in parts.items() if hasattr(part, "fit_data")}
         return replace(self, **fitted)
 
-    def notice(self, data: object) -> str:
+    def notice(self, data: DataSettings) -> str:
         return self.reconstruction.notice(data)
 
     def for_inference(self) -> Self:

@@ -114,11 +114,12 @@ class AudioCodec(AudioTokenizer):
     def last_layer(self) -> nn.Parameter:
         """The weight at which gradient norms of two losses are compared (Esser 2021, arXiv
         2012.09841, eq. 7)."""
-        return next(
-            layer.weight  # type: ignore[misc]
-            for layer in reversed(self.decoder)
-            if isinstance(getattr(layer, "weight", None), nn.Parameter)
-        )
+        weights = [
+            weight
+            for layer in self.decoder
+            if isinstance(weight := getattr(layer, "weight", None), nn.Parameter)
+        ]
+        return weights[-1]
 
     def forward(
         self,
