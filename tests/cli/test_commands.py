@@ -500,5 +500,7 @@ def test_a_signal_inside_an_import_ends_the_command(number, code, tmp_path):
         capture_output=True,
         text=True,
         timeout=600,
+        # A shell starts commands in the background with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert (ended.returncode, ended.stderr) == (code, "tessera: stopped\n")

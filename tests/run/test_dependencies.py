@@ -10,14 +10,14 @@ from typing import Literal
 
 import pytest
 
-from tessera import __version__
 from tessera.api.generator import Generator
 from tessera.api.tokenizer import Tokenizer
 from tessera.engine.checkpoint import list_steps
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.run.config import Run, encode
-from tessera.run.directory import VERSION, RunDirectory
+from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
+from tessera.run.train import claim_directory
 from tests.cli_runner import read_files, run_invalid, tessera
 from tests.runs import build_tiny, engine_in, read_metrics, tokenizer, train
 
@@ -129,10 +129,12 @@ def test_unfinished_tokenizer_is_used_with_a_warning(own_tokenizer, tmp_path):
 
 def test_interrupted_copy_is_repeated(tmp_path):
     run = shorten(build_tiny(images_maskgit), 1)
-    partial = tmp_path / "run" / "dependencies" / ".tokenizer.writing"
+    directory = RunDirectory(tmp_path / "run")
+    claim_directory(directory, encode(run))
+    directory.unlock()
+    partial = directory.dependencies / ".tokenizer.writing"
     partial.mkdir(parents=True)
     (partial / "config.json").write_text("{")
-    RunDirectory(tmp_path / "run").write_config(encode(run) | {VERSION: __version__})
     train(tmp_path / "run", run)
     copies = [path.name for path in (tmp_path / "run" / "dependencies").iterdir()]
     assert copies == ["tokenizer"]
