@@ -216,8 +216,6 @@ def test_every_comparison_has_its_workers_and_target(meshes):
         ("cached tokens", "their transformer"): 1.3,
         ("our sampler", "their sampler"): 2.0,
         ("our 8 at once", "their 8 at once"): 6.0,
-        ("our tree", "their sampler"): 10.0,
-        ("our 8 trees at once", "their 8 at once"): 10.0,
     }
 
 

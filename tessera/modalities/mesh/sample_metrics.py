@@ -115,7 +115,7 @@ class MeshSampleMetric:
         reference = RealConnectivity.from_statistics(statistics_real)
         present = [mesh for mesh in meshes if mesh is not None]
         valid = np.zeros(len(meshes), dtype=bool)
-        values = {}
+        values: dict[str, float] = {}
         if present:
             statistics = stack_statistics(present)
             index = [number for number, mesh in enumerate(meshes) if mesh is not None]

@@ -262,15 +262,15 @@ class Traversal:
 
     def _free_on(self, line: tuple[int, int], named: Sequence[Vertex]) -> np.ndarray:
         """Return (bins,) bool: the x of a line along x at which a vertex may be."""
+        free = np.ones(self.bins, dtype=bool)
         if len(named) == 1:
-            free = np.ones(self.bins, dtype=bool)
             if line == named[0][:2]:
                 free[named[0][2]] = False
             return free
         u, v = named
         points = np.empty((self.bins, 3), dtype=np.int64)
         points[:, 0], points[:, 1], points[:, 2] = *line, np.arange(self.bins)
-        free = np.cross(points - np.array(u), np.subtract(v, u)).any(axis=1)
+        free &= np.cross(points - np.array(u), np.subtract(v, u)).any(axis=1)
         for vertex in self._thirds.get(undirected(u, v), ()):
             if vertex[:2] == line:
                 free[vertex[2]] = False

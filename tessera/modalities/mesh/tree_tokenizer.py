@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.tokens import TokensInfo
+from tessera.engine.task import Examples
 from tessera.modalities.mesh import tree
 from tessera.modalities.mesh.canonical import (
     CanonicalMesh,
@@ -107,8 +108,9 @@ class TreeTokenizer:
         assert isinstance(example, MeshExample)
         return example
 
-    def encode_examples(self, examples: MeshBatch) -> Tensor:
+    def encode_examples(self, examples: Examples) -> Tensor:
         """Return codes (B, max_len), with -1 after the last; longer meshes are cut off."""
+        assert isinstance(examples, MeshBatch)
         codes = np.full((len(examples.vertices), self.max_len), -1, dtype=np.int64)
         for row, tokens in zip(codes, self.tokenize(examples), strict=True):
             row[: len(tokens)] = tokens[: self.max_len]

@@ -15,7 +15,7 @@ from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transform
 from tests.cli_runner import run_invalid, tessera
 from tests.runs import build_tiny, mesh_tokenizer, tiny, train
 
-SAMPLE_METRICS = {"eos_rate", "valid_rate", "training_valid_rate"}
+SAMPLE_METRICS = {"eos_rate", "valid_rate", "valid_rate_real"}
 NOVELTY_METRICS = {"novelty", "nearest_chamfer_bins"}
 
 
