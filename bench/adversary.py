@@ -180,6 +180,8 @@ def kill_once(attack: Attack, command: list[str], run: Path, operations: int, np
         ]
         if not children[0].ends_within(attack.rng.uniform(0.3, 4.0)):
             children[attack.rng.randrange(2)].signal(signal.SIGKILL)
+            for child in children:  # as the launcher does
+                child.signal(signal.SIGKILL)
         outcomes = [child.wait(120) for child in children]
         return any(outcome.code == -signal.SIGKILL for outcome in outcomes)
     if attack.rng.random() < 0.3:
