@@ -99,6 +99,7 @@ def test_dropout_depends_on_the_example_alone_and_is_off_in_evaluation():
     assert torch.equal(plain.logits_MV, task.model.predict(tokens, condition).logits_MV)
 
 
+@torch.no_grad()
 def test_a_mesh_that_was_cut_off_has_no_end():
     short = build_task(max_len=40)
     predictions = short.predict(build_batch(0), [DATA.caption(0)])
