@@ -429,6 +429,7 @@ CHOICES = [
         (audio_codec, f"--quantizer {quantizer} --adversary on")
         for quantizer in ("vq", "fsq", "lfq")
     ),
+    (audio_codec, "--network soundstream"),
     *((audio_semantic, f"--features {features}") for features in ("mel", "a-folder")),
     *((audio_soundstorm, f"--critic {critic}") for critic in ("own", "head")),
     (images_maskgit, "--text an-encoder"),
@@ -480,5 +481,5 @@ def test_flags_named_on_a_page_exist(page: Path, known_flags: set[str]) -> None:
 def test_every_recipe_has_a_page() -> None:
     recipes = {recipe_name(recipe) for recipe in RECIPES}
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
-    others = {"design", "benchmarks", "view", "migrating", "your-own-task"}
+    others = {"design", "benchmarks", "view", "migrating", "your-own-task", "reliability"}
     assert pages == recipes | others

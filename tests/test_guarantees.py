@@ -19,6 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 from tessera.data.loader import TrainLoader
+from tessera.engine.checkpoint import list_steps
 from tessera.engine.engine import Engine
 from tessera.engine.guards import Diverged
 from tessera.engine.signals import Interrupted
@@ -388,7 +389,9 @@ def test_a_diverged_run_stops_with_a_message_and_a_valid_checkpoint(
     inject_nan(engine, -3)
     with pytest.raises(Diverged, match="not finite in 3 consecutive steps"):
         engine.run()
-    assert all(value.isfinite().all() for value in read_checkpoint(tmp_path, 4).values())
+    # No checkpoint is written after a skipped step, so that of step 2 is the newest.
+    assert list_steps(RunDirectory(tmp_path).checkpoints) == [2]
+    assert all(value.isfinite().all() for value in read_checkpoint(tmp_path, 2).values())
 
 
 # ---- 9. signals

@@ -545,22 +545,22 @@ def demo(
 
     At the end, it prints the path of a contact sheet of samples and a command to try next.
 
-    Times on two CPU cores: image 8 minutes, video 3 minutes, audio 9 minutes, music 2 minutes, mesh
-    2 minutes.
+    Approximate times on two CPU cores: image 8 minutes, video 3 minutes, audio 5 minutes, music 2
+    minutes, mesh 7 minutes.
 
     Args:
         medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
-            (an embedding of music and text), mesh (a tokenizer), or all.
+            (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
+    from tessera.cli.main import run_command
     from tessera.modalities import MODALITIES
 
     chosen = [one for one in MODALITIES.values() if medium in (one.name, "all") and one.demo]
     for modality in chosen:
         for step in modality.demo:
             print(step.description, flush=True)
-            command, *arguments = (argument.format(out=out) for argument in step.command)
-            COMMANDS[command](*arguments)
+            run_command([argument.format(out=out) for argument in step.command])
             print()
     for modality in chosen:
         if sheet := find_sheet(RunDirectory(modality.demo_run.format(out=out))):

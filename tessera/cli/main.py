@@ -78,7 +78,7 @@ def run_command(arguments: list[str]) -> int:
 
         print(__version__)
         return 0
-    from tessera.cli.commands import COMMANDS, list_recipes, train
+    from tessera.cli.commands import COMMANDS, list_recipes
 
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
@@ -86,7 +86,7 @@ def run_command(arguments: list[str]) -> int:
         hint = f": did you mean {near[0]!r}?" if near else f".\n\n{USAGE}"
         raise UserError(f"There is no command {name!r}{hint}")
     if name == "train":
-        return train(*rest)
+        return COMMANDS[name](*rest)  # it parses its flags itself
     if name == "recipes" and not rest:
         return list_recipes()
     import tyro

@@ -275,7 +275,7 @@ def serve(requests: Connection, results: Connection, load: LoadBlock[Any], curre
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
         ForkingPickler.register(torch.Tensor, reduce_by_value)
-    outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    outbox: queue.SimpleQueue[object] = queue.SimpleQueue()
     threading.Thread(target=send_results, args=(results, outbox), daemon=True).start()
     while True:
         try:
@@ -297,7 +297,7 @@ def load_safely(load: LoadBlock[Any], block: Sequence[int], monitor: Monitor) ->
         monitor.end()
 
 
-def send_results(results: Connection, outbox: queue.SimpleQueue[Any]) -> None:
+def send_results(results: Connection, outbox: queue.SimpleQueue[object]) -> None:
     with contextlib.suppress(OSError):  # the pool was closed
         while True:
             send_object(results, outbox.get())

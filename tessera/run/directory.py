@@ -158,9 +158,11 @@ class RunDirectory:
         return isinstance(config, dict) and "recipe" in config and VERSION in config
 
     def _has_only_created(self) -> bool:
-        """Return whether nothing but what `create` and `lock` make is there."""
+        """Return whether nothing but what `create` and `lock` make is there, or imported
+        checkpoints."""
         return all(
-            (entry.name in ("checkpoints", "samples") and entry.is_dir() and is_empty(entry))
+            (entry.name == "samples" and entry.is_dir() and is_empty(entry))
+            or (entry.name == "checkpoints" and has_only_checkpoints(entry))
             or (entry.name == "lock" and is_lock(entry))
             or (entry.name == f".config.json{PARTIAL}")
             for entry in self.path.iterdir()
@@ -475,6 +477,11 @@ def next_free_folder(folder: Path, name: str) -> Path:
     while (folder / f"{name}-{number:03d}").exists():
         number += 1
     return folder / f"{name}-{number:03d}"
+
+
+def has_only_checkpoints(folder: Path) -> bool:
+    """Return whether a folder is empty or holds nothing but complete checkpoints."""
+    return folder.is_dir() and all((one / "manifest.json").is_file() for one in folder.iterdir())
 
 
 def is_file(text: str | Path) -> bool:

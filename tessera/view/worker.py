@@ -110,6 +110,10 @@ class Worker:
             if command == "search":
                 write_hits(positional, options, out)
                 return
+            if command == "index":
+                # Read in this process, which is replaced if a file ends it. A fork of it would
+                # wait forever for the lock of the input that `read_requests` holds.
+                options = options | {"num_workers": 0}
             COMMANDS[command](*positional, **options, out=str(out))
             if command == "sample" and request["kind"] == "tokenizer":
                 write_tokens(positional[0], options, out)

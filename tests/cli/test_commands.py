@@ -392,8 +392,23 @@ def test_check_fails_if_nothing_is_usable(tmp_path):
 
 
 ALL_RECIPES = (
-    "images-vqgan images-maskgit videos-magvit2 audio-codec music-mulan meshes-autoencoder"
+    "images-vqgan images-maskgit videos-magvit2 audio-codec music-mulan meshes-tree"
 ).split()
+
+
+def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) -> None:
+    """Replace `evaluate` and `sample` by functions that only note the run."""
+
+    def evaluate(run: str, /) -> int:
+        used.append(run)
+        return 0
+
+    def sample(run: str, /, *, prompt: tuple[str, ...] = (), count: int, out: str = "") -> int:
+        used.append(run)
+        return 0
+
+    monkeypatch.setitem(COMMANDS, "evaluate", evaluate)
+    monkeypatch.setitem(COMMANDS, "sample", sample)
 
 
 @pytest.mark.parametrize(
@@ -403,18 +418,19 @@ ALL_RECIPES = (
         ("video", ["videos-magvit2"]),
         ("audio", ["audio-codec"]),
         ("music", ["music-mulan"]),
-        ("mesh", ["meshes-autoencoder"]),
+        ("mesh", ["meshes-tree"]),
         ("all", ALL_RECIPES),
     ],
 )
 def test_demo_of_a_medium_trains_its_recipes(medium, recipes, monkeypatch):
     trained: list[tuple[str, ...]] = []
-    evaluated: list[str] = []
+    used: list[str] = []
     monkeypatch.setitem(COMMANDS, "train", lambda *arguments: trained.append(arguments))
-    monkeypatch.setitem(COMMANDS, "evaluate", evaluated.append)
+    replace_commands_of_demos(monkeypatch, used)
     assert tessera("demo", "--medium", medium, "--out", "demo").code == 0
     assert [recipe for recipe, *_ in trained] == recipes
-    assert evaluated == (["demo/images-maskgit"] if "images-maskgit" in recipes else [])
+    generators = [f"demo/{one}" for one in recipes if one in ("images-maskgit", "meshes-tree")]
+    assert sorted(used) == generators
     for recipe, *arguments in trained:
         parsed = flags.parse(get_recipe(recipe), arguments)
         assert parsed.run.recipe == recipe and parsed.out == f"demo/{recipe}"
@@ -425,8 +441,8 @@ def test_demo_of_a_medium_trains_its_recipes(medium, recipes, monkeypatch):
 )
 def test_demo_ends_with_a_sheet_and_the_next_command(modality, tmp_path, monkeypatch):
     original = dict(COMMANDS)
-    for command in ("train", "evaluate"):
-        monkeypatch.setitem(COMMANDS, command, lambda *_: 0)
+    monkeypatch.setitem(COMMANDS, "train", lambda *_: 0)
+    replace_commands_of_demos(monkeypatch, [])
     run = Path(modality.demo_run.format(out=tmp_path))
     for step, suffix in (("000500", "png"), ("001000", "png"), ("001000", "txt")):
         sheet = run / "samples" / step / f"sheet.{suffix}"

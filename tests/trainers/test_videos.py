@@ -335,7 +335,9 @@ def test_save_writes_to_checkpoints_folder_and_load_restores(tmp_path: Path) -> 
     saved = {name: value.clone() for name, value in trainer.engine.task.state_dict().items()}
     for path in ("saved/000003", "elsewhere"):
         other = build_trainer(
-            tmp_path / path.replace("/", "-"), discriminators=FRAMES_ONLY, learning_rate=1e-3
+            tmp_path / f"of {path.replace('/', ' ')}",
+            discriminators=FRAMES_ONLY,
+            learning_rate=1e-3,
         )
         other.load(tmp_path / path)
         assert other.steps == 3

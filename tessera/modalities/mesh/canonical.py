@@ -69,6 +69,8 @@ def quantize_mesh(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the used vertices as bin indices, without two at the same place, and the faces that
     are left."""
+    if not len(faces):
+        raise UnreadableFile("it has no faces: none is left")
     corners = vertices[faces].reshape(-1, 3)
     positions, indices = np.unique(corners, axis=0, return_inverse=True)
     quantized = quantize_vertices(positions, bins)
