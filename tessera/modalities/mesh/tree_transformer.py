@@ -310,7 +310,8 @@ class TreeDecodingState:
 def initial_coordinates(bins: int) -> Tensor:
     """Return (bins + 1, E): sines and cosines of the coordinates, so that near ones are similar;
     the last row is 0."""
-    frequencies = torch.logspace(0, math.log10(bins / 4), COORDINATE_DIM // 2) * math.pi
-    angles = torch.linspace(-1, 1, bins)[:, None] * frequencies
-    values = torch.cat([angles.sin(), angles.cos()], dim=1)
-    return F.pad(values, (0, 0, 0, 1))
+    # With numpy: torch.linspace ignores the device of a context once torch.compile was imported.
+    frequencies = np.pi * np.logspace(0, np.log10(bins / 4), COORDINATE_DIM // 2)
+    angles = np.linspace(-1, 1, bins)[:, None] * frequencies
+    values = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+    return torch.as_tensor(np.pad(values, ((0, 1), (0, 0))), dtype=torch.float32)
