@@ -89,6 +89,9 @@ class NoiseBatches:
     def __len__(self) -> int:
         return self.batch_size * len(self.examples)
 
+    def spread(self, count: int) -> list[int]:
+        return list(range(min(count, len(self))))
+
     def batches(
         self, rank: int, world_size: int, indices: Sequence[int] | None = None
     ) -> Iterator[Batch[Any]]:
