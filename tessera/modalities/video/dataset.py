@@ -16,9 +16,11 @@ import numpy as np
 import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
+from tessera.data.collection import FileCollection, FolderFiles
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import Found, find_files
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.modalities.image.dataset import ImageDataConfig, crop_square
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, VideoInfo, import_av
 from tessera.modalities.video.io.files import (
@@ -36,9 +38,12 @@ from tessera.run.errors import UserError
 @dataclass(frozen=True, kw_only=True)
 class VideoDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 5
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "videos"
 
     path: str | None = None
-    """A folder of videos, with subfolders, or one video; None generates synthetic videos."""
+    """A folder of videos, with subfolders, one video, tar shards, a table or a list of paths; None
+    generates synthetic videos."""
     size: int = 64
     """The side of the square frames in pixels."""
     frames: int = 17
@@ -93,8 +98,10 @@ class VideoDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
-        found = find_videos(str(self.path), self.images, self.folders)
-        return VideoFolderDataset.from_found(found, self, captions)
+        return VideoFolderDataset.from_files(self.find_files(), self, captions)
+
+    def find_files(self) -> FileCollection:
+        return find_videos(str(self.path), self.images, self.folders, self.source_options)
 
     def check_libraries(self) -> None:
         import_av()
@@ -151,16 +158,22 @@ def find_videos(
     path: str | Path,
     images: Literal["single", "skip"] = "single",
     folders: Literal["images", "videos"] = "images",
-) -> Found:
+    options: SourceOptions = DEFAULT_OPTIONS,
+) -> FileCollection:
     """Find videos: files and, if requested, folders of frames ("." is the folder itself)."""
     suffixes = IMAGE_SUFFIXES if images == "single" or folders == "videos" else ()
-    found = find_files(path, SUFFIXES + suffixes, "videos")
+    found = find_files(path, SUFFIXES + suffixes, "videos", options)
     if folders == "images" or Path(path).expanduser().is_file():
         return found
+    if not isinstance(found, FolderFiles):
+        raise UserError(
+            f"{path} is no folder, and only a folder on the disk can hold folders of frames: leave "
+            "--data.folders videos out, or unpack it."
+        )
     frames = {name for name in found.names if name.lower().endswith(IMAGE_SUFFIXES)}
     frame_folders = {posixpath.dirname(name) or "." for name in frames}
     names = sorted(frame_folders | set(found.names) - frames)
-    return Found(found.root, names, found.other_files)
+    return FolderFiles(found.root, names, found.other_files)
 
 
 @dataclass(frozen=True)
@@ -171,14 +184,14 @@ class VideoFolderDataset(FileDataset):
         """Draw five random numbers: one for the start and four for the crop."""
         u = rng.random()
         position = u if self.config.crop == "random" else 0.5
-        video = self.load_part(self.path(index), position)
+        video = self.load_part(self.file(index), position)
         squares = crop_frames(video, self.config.frame_config(), rng)
         return pad_frames(squares, self.config.frames, self.sample_caption(index, rng))
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
-    def load_part(self, path: str, position: float) -> Video:
+    def load_part(self, path: AnyFile, position: float) -> Video:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         info = probe(path)
         if info.still:
@@ -191,12 +204,12 @@ class VideoFolderDataset(FileDataset):
             )
         return video
 
-    def load_image(self, path: str) -> Video:
+    def load_image(self, path: AnyFile) -> Video:
         if self.config.images == "skip":
             raise UnreadableFile(f"{path}: it is an image, and images are skipped")
         return read_video(path, 0.0, 1, 1.0, min_side=self.config.frame_config().decode_size)
 
-    def read_part(self, path: str, info: VideoInfo, position: float) -> Video:
+    def read_part(self, path: AnyFile, info: VideoInfo, position: float) -> Video:
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
             video = self.read_at(path, info, info.seconds, position)
@@ -208,7 +221,7 @@ class VideoFolderDataset(FileDataset):
             pass
         return self.read_at(path, info, decode_all(path).seconds, position)
 
-    def read_at(self, path: str, info: VideoInfo, seconds: float, position: float) -> Video:
+    def read_at(self, path: AnyFile, info: VideoInfo, seconds: float, position: float) -> Video:
         """Read a part of a file that is `seconds` long."""
         config = self.config
         start = config.part_start(info.rate_hz, seconds, position)
