@@ -286,6 +286,10 @@ class DataConfig:
         """Return the settings that an example's tokens depend on."""
         return {}
 
+    def inherited(self) -> dict[str, object]:
+        """Return the settings that a generator takes from its tokenizer if it is given none."""
+        return self.preprocessing()
+
     def propose(self, task: Any) -> Proposal | None:
         """Read some files of the path, and return settings that suit them and the task.
 

@@ -30,7 +30,7 @@ from tessera.modalities.video.io.files import (
 )
 from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_video
 from tessera.modalities.video.synthetic import SyntheticVideos
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +100,10 @@ class VideoDataConfig(DataConfig):
         import_av()
 
     def preprocessing(self) -> dict[str, object]:
+        """Return the size of the frames; a causal tokenizer takes any number, at any rate."""
+        return {"size": self.size}
+
+    def inherited(self) -> dict[str, object]:
         return {
             "size": self.size,
             "frames": self.frames,
@@ -120,6 +124,46 @@ class VideoDataConfig(DataConfig):
         last = last_start(video_rate_hz, seconds)
         num_later = max(0, math.floor((last - span) * video_rate_hz))
         return min(num_later, int(position * (num_later + 1))) / video_rate_hz
+
+    def read_beginning(self, path: str, count: int) -> Video:
+        """Read the first `count` frames of a file, or fewer, cropped as those of an example.
+
+        An image has one frame.
+        """
+        with as_user_error(UnreadableFile):
+            info = probe(path)
+            rate_hz = 1.0 if info.still else self.frame_rate_hz(info.rate_hz)
+            config = self.without_augmentation().frame_config()
+            video = read_video(path, 0.0, 1 if info.still else count, rate_hz)
+        height, width = video.frames.shape[1:3]
+        if min(height, width) < self.size:
+            raise UserError(
+                f"{path} is {width} x {height}, but this model has frames of {self.size} x "
+                f"{self.size} pixels: give larger ones."
+            )
+        return crop_frames(video, config, np.random.default_rng(0))
+
+    def read_mask(self, path: str, clip: str) -> np.ndarray:
+        """Return which pixels of a mask are white, (T, S, S), cropped as the frames of a clip.
+
+        An image holds for all frames; a video has one mask for each.
+        """
+        with as_user_error(UnreadableFile):
+            sizes = [read_video(one, 0.0, 1, 1.0).frames.shape[1:3] for one in (path, clip)]
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"The mask {path} is {sizes[0][1]} x {sizes[0][0]}, but the video is {sizes[1][1]} "
+                f"x {sizes[1][0]}: give a mask of the same size, white where to generate."
+            )
+        frames = self.read_beginning(path, self.frames).frames
+        if len(frames) == 1:
+            frames = np.repeat(frames, self.frames, axis=0)
+        if len(frames) < self.frames:
+            raise UserError(
+                f"The mask {path} has {len(frames)} frames, but {self.frames} are generated: give "
+                "an image for all frames, or a longer video."
+            )
+        return frames.mean(3) > 127
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
