@@ -28,7 +28,7 @@ from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
 from tessera.data.sample_metrics import Reference, Samples
 from tessera.engine.evaluation import make_samples
-from tessera.engine.modes import hash_seed
+from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.modes import seed as seed_all
 from tessera.engine.task import Batch, Media, Task
 from tessera.objectives.generation import (
@@ -473,6 +473,12 @@ def evaluate_samples(
     samples = Samples(generated.media, request.prompts, generated.codes, reference)
     results = [metric(samples) for metric in metrics]
     values = {name: value for one in results for name, value in one.values.items()}
+    batches = EvalLoader(reference.validation, seed=seed, batch_size=BATCH_SIZE).batches(
+        indices=reference.chosen[:count]
+    )
+    device = generator.device
+    with eval_mode(trained.task):
+        values |= generator.task.measure_conditions((one.to(device) for one in batches), seed)
     protocol: Json = {"samples": len(samples.media), "seed": seed, **generated.settings}
     for one in results:
         protocol |= one.protocol

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
@@ -320,6 +320,13 @@ class GeneratorTask(Task):
     def generate(self, request: GenerationRequest) -> Tensor:
         """Generate codes (B, *grid), with -1 after the end of a sample."""
         raise NotImplementedError
+
+    def measure_conditions(self, batches: Iterable[Batch], seed: int) -> dict[str, float]:
+        """Return metrics of samples that start from a part of held-out examples.
+
+        By default there are none, and nothing is read.
+        """
+        return {}
 
     def sample(self, batch: Batch) -> Sequence[Media]:
         return self.tokenizers["tokenizer"].to_media(self.generate(self.request_like(batch)))

@@ -10,7 +10,7 @@ import math
 import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import PIL.Image
@@ -31,6 +31,9 @@ from tessera.modalities.video.io.files import (
 from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_video
 from tessera.modalities.video.synthetic import SyntheticVideos
 from tessera.run.errors import UserError, as_user_error
+
+if TYPE_CHECKING:
+    from tessera.data.sample_metrics import SampleMetric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,9 @@ class VideoDataConfig(DataConfig):
     """The number of synthetic training videos; the held-out ones come on top."""
     synthetic_seed: int = 0
     """The seed of the synthetic videos."""
+    synthetic_plain: bool = False
+    """Generate videos of one moving shape in a flat colour, whose captions state direction, speed
+    and what changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,12 +95,24 @@ class VideoDataConfig(DataConfig):
 
     def synthetic_dataset(self) -> SyntheticVideos:
         return SyntheticVideos(
-            self.num_synthetic, size=self.size, frames=self.frames, seed=self.synthetic_seed
+            self.num_synthetic,
+            size=self.size,
+            frames=self.frames,
+            seed=self.synthetic_seed,
+            plain=self.synthetic_plain,
         )
 
     def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
         found = find_videos(str(self.path), self.images, self.folders)
         return VideoFolderDataset.from_found(found, self, captions)
+
+    def sample_metrics(self) -> list[SampleMetric]:
+        """Compare samples with real videos, and synthetic videos with their prompts."""
+        from tessera.modalities.video.prompt_match import VideoPromptMatch
+        from tessera.modalities.video.sample_metrics import VideoSetMetric
+
+        metrics: list[SampleMetric] = [VideoSetMetric()]
+        return metrics if self.path is not None else [VideoPromptMatch(), *metrics]
 
     def check_libraries(self) -> None:
         import_av()

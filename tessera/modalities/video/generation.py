@@ -12,7 +12,7 @@ at a time is in memory besides the codes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, cast
 
@@ -21,11 +21,18 @@ import torch
 from torch import Tensor
 
 from tessera.engine.modes import hash_seed
+from tessera.engine.task import Batch
 from tessera.modalities.video.dataset import VideoDataConfig
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
 from tessera.modalities.video.magvit2 import VideoTokenizer
 from tessera.modalities.video.masking import VideoMaskingConfig
 from tessera.modalities.video.media import Video
+from tessera.modalities.video.prediction import (
+    MAX_VIDEOS,
+    frames_to_give,
+    measure_prediction,
+    repeat_first,
+)
 from tessera.objectives.generation import (
     GenerationRequest,
     MediaInputs,
@@ -242,6 +249,34 @@ class VideoGeneratorTask(MaskedTask):
             )
             codes = torch.cat([codes, last[:, overlap:]], dim=1)
         return codes[:, :total]
+
+    def measure_conditions(self, batches: Iterable[Batch], seed: int) -> dict[str, float]:
+        """Predict the frames of held-out videos from the first ones (`prediction.py`)."""
+        codec = cast(VideoCodec, self.tokenizers["tokenizer"])
+        time_factor, real, generated = codec.model.config.time_factor, [], []
+        num_given = frames_to_give(
+            1 + time_factor * (self.layout.grid[0] - 1), time_factor
+        )
+        num_latent = -(-(num_given - 1) // time_factor) + 1
+        if num_latent >= self.layout.grid[0]:
+            return {}
+        for batch in batches:
+            if not len(batch) or sum(map(len, (one.captions for one in real))) >= MAX_VIDEOS:
+                continue
+            delayed, skip = repeat_first(batch.examples.videos, time_factor, num_given)
+            codes = codec.encode(delayed)
+            mask = torch.zeros_like(codes, dtype=torch.bool)
+            mask[:, num_latent:] = True
+            has_text = self.network.text is not None
+            request = GenerationRequest(
+                prompts=batch.examples.captions if has_text else [""] * len(batch),
+                seeds=[hash_seed(seed, one) for one in batch.seeds],
+                start=TokenPrompt(codes, mask),
+                sampling=replace(self.config.sampling, temperature=0.0),
+            )
+            real.append(batch.examples)
+            generated.append(codec.decode(self.generate(request))[:, :, skip:])
+        return measure_prediction(real, generated, num_given) if real else {}
 
     def encode_end(self, codes: Tensor, overlap: int) -> Tensor:
         """Encode the last frames of a window as the first `overlap` latent frames of a clip."""
