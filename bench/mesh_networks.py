@@ -245,9 +245,10 @@ def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> W
                 sampling=sampling,
                 guidance=guidance,
             )
-            check_tree_sample(task.tokenizers["tokenizer"].decode(task.generate(request)))
+            check_length(task.generate(request), max_len)
 
     codes = task.generate(GenerationRequest(prompts=[""], seeds=[0], guidance=guidance))
+    check_tree_sample(task.tokenizers["tokenizer"].decode(codes))
     info = ModelInfo(
         parameters={"model": count_parameters(task.model)},
         mflop={"model": count_mflop(lambda: task.model.predict(codes, None))},
@@ -427,6 +428,16 @@ def random_codes() -> Any:
         (NUM_MESHES, NUM_FACES, TOKENS_PER_FACE),
         generator=torch.Generator().manual_seed(7),
     )
+
+
+def check_length(codes: Any, positions: int) -> None:
+    """Exit if a sample along the edges has too few positions, each of which adds a face."""
+    fewest = int((codes[..., 0] >= 0).sum(1).min())
+    if fewest < positions:
+        raise SystemExit(
+            f"A sample has {fewest} positions, but {positions} were expected: it cannot be "
+            "compared."
+        )
 
 
 def check_tree_sample(meshes: Any) -> None:

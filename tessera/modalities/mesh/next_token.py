@@ -87,9 +87,7 @@ class TextConditionedTransformer(nn.Module):
             [bool(text) and not drop for text, drop in zip(texts, dropped)],
             device=states.mask.device,
         )
-        return self.transformer.project_context(
-            States(states.values, states.mask & kept[:, None])
-        )
+        return self.transformer.project_context(States(states.values, states.mask & kept[:, None]))
 
 
 class RowPadding:

@@ -397,7 +397,7 @@ def _tree_small() -> _TreePreset:
         heads=4,
         max_len=300,
         dropout=0.1,
-        data=MeshDataConfig(bins=64, max_faces=200, num_synthetic=4000, val_fraction=0.025),
+        data=MeshDataConfig(bins=128, max_faces=200, num_synthetic=4000, val_fraction=0.025),
         steps=2000,
         batch_size=8,
     )

@@ -33,6 +33,7 @@ from tessera.nn.transformer import ContextKV, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
+
 @dataclass(frozen=True, kw_only=True)
 class MeshTransformerConfig:
     dim: int = 256

@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
@@ -33,7 +32,7 @@ from tessera.modalities.mesh.next_token import (
     RowPadding,
     TextConditionedTransformer,
 )
-from tessera.nn.causal_transformer import KVCache
+from tessera.nn.causal_transformer import KVCache, build_feed_forward_step, build_norm_step
 from tessera.nn.precision import to_fp32
 from tessera.nn.transformer import ContextKV, FeedForward, Norm, linear
 from tessera.text.learned import LearnedTextConfig
@@ -270,16 +269,15 @@ class TreeTransformer(TextConditionedTransformer):
         """Start decoding after these positions, as many for each mesh and possibly none."""
         return TreeDecodingState(self, condition, prefix_BNS)
 
-    @cached_property
-    def numpy_masks(self) -> np.ndarray:
-        return self.masks.cpu().numpy()
-
 
 class TreeDecodingState:
     """Decodes a batch of meshes: called with the tokens just chosen, it returns the next logits.
 
     Tokens that no well-formed mesh continues with have logit -inf. A row whose token is one of
     these has ended, and its further logits have no meaning.
+
+    The same computation as `TreeTransformer.predict`, with embeddings that are summed in advance
+    and with few calls: each does so little work that call overhead dominates.
     """
 
     def __init__(
@@ -288,15 +286,16 @@ class TreeDecodingState:
         self.model, self.device = model, prefix_BNS.device
         self.padding = RowPadding(len(prefix_BNS), prefix_BNS.device)
         self.condition = self.padding.pad_context(condition)
-        self.cache = KVCache()
+        self.transformer, self.cache = model.transformer, KVCache()
         self.traversals = [tree.Traversal(model.config.bins) for _ in range(len(prefix_BNS))]
         self.number = 0
         """The number of the next token in its position."""
-        self.position_BS = prefix_BNS.new_full(
-            (len(prefix_BNS), tree.POSITION_SIZE), model.eos_token_id
-        )
+        self.position_BS = np.full((len(prefix_BNS), tree.POSITION_SIZE), model.eos_token_id)
         """The tokens of the last position, and the first ones of the unfinished one."""
-        self.table = self.fused_table()
+        self.rows_B1 = np.arange(len(prefix_BNS))[:, None]
+        self.tables = DecodingTables(model)
+        self.coordinate_layer = build_feed_forward_step(model.coordinate_layer)
+        self.coordinate_norm = build_norm_step(model.coordinate_norm)
         for position_BS in prefix_BNS.unbind(1):
             self.step()
             for token_B in position_BS.unbind(1):
@@ -309,11 +308,10 @@ class TreeDecodingState:
             self.append(tokens_B)
         if self.number == 0:
             self.step()
-        allowed_BV = torch.from_numpy(self.allowed_tokens()).to(self.device)
-        logits_BV = self.token_logits()
-        if self.number:
-            logits_BV[:, tree.PAD] = 0  # the only token of a position without coordinates
-        return to_fp32(logits_BV).masked_fill(~allowed_BV, -math.inf)
+        states_BW = self.coordinate_states() if self.number else self.states_BW
+        logits_BQ = to_fp32(F.linear(states_BW, self.tables.head, self.tables.head_bias))
+        logits_BV = self.mask_logits(logits_BQ[: len(self.traversals)].cpu().numpy())
+        return torch.from_numpy(logits_BV).to(self.device)
 
     def append(self, tokens_B: Tensor, is_prefix: bool = False) -> None:
         tokens = tokens_B.tolist()
@@ -325,7 +323,7 @@ class TreeDecodingState:
             except tree.InvalidToken as error:
                 if is_prefix:
                     raise ValueError(f"The prefix is not a valid mesh. {error}") from None
-        self.position_BS[:, self.number] = tokens_B
+        self.position_BS[:, self.number] = tokens
         self.number = (self.number + 1) % tree.POSITION_SIZE
 
     def expects_pad(self, traversal: tree.Traversal) -> bool:
@@ -334,47 +332,89 @@ class TreeDecodingState:
 
     def step(self) -> None:
         """Run the transformer on the next position."""
-        model = self.model
-        contexts = [traversal.context() for traversal in self.traversals]
-        self.context_BC = torch.tensor(contexts, device=self.device)
-        points_BP = self.context_BC[:, 1:]
-        rows_BP = points_BP.where(points_BP >= 0, model.config.bins) + self.offsets
-        x_BW = F.embedding_bag(rows_BP, self.table, mode="sum")
-        x_BW = x_BW + F.embedding_bag(self.position_BS, model.token_embedding.weight, mode="sum")
-        x_BW = x_BW + model.slot_embedding(self.context_BC[:, 0])
-        self.states_BW = model.transformer.decode_step(
+        contexts = np.array([traversal.context() for traversal in self.traversals])
+        self.slots_B, points_BP = contexts[:, 0], contexts[:, 1:]
+        self.points_BR3 = points_BP.reshape(len(contexts), tree.NUM_ROLES, 3)
+        x_BW = self.tables.sum_inputs(self.slots_B, points_BP, self.position_BS)
+        self.states_BW = self.transformer.decode_step(
             self.padding.pad(x_BW), self.condition, self.cache
         )
 
-    def token_logits(self) -> Tensor:
-        """Return the logits of the next token, (B, V + 1)."""
-        pad, model = self.padding.pad, self.model
-        context_BC, position_BS = pad(self.context_BC), pad(self.position_BS)
-        number_B = torch.full((len(context_BC),), self.number, device=self.device)
-        states_BW = self.states_BW
-        if self.number:
-            states_BW = model.coordinate_states(states_BW, context_BC, position_BS, number_B)
-        return model.logits(states_BW, context_BC, number_B)[: len(self.traversals)]
+    def coordinate_states(self) -> Tensor:
+        """Return the states from which the second or third coordinates are predicted."""
+        same_BQ = np.zeros((len(self.traversals), 2 * tree.NUM_ROLES), dtype=np.int64)
+        rows_B3 = np.full((len(self.traversals), 3), tree.PAD)
+        rows_B3[:, 2] = self.model.vocab_size + 1 + self.slots_B + self.number
+        for axis in range(self.number):
+            tokens_B = rows_B3[:, axis] = self.position_BS[:, axis]
+            value_B1 = tokens_B[:, None] - self.tables.first_tokens[axis]
+            start = axis * tree.NUM_ROLES
+            same_BQ[:, start : start + tree.NUM_ROLES] = self.points_BR3[:, :, axis] == value_B1
+        inputs_BW = self.tables.sum_coordinates(rows_B3, same_BQ)
+        x_BW = self.states_BW + self.padding.pad(inputs_BW)
+        return self.coordinate_norm(x_BW + self.coordinate_layer(x_BW))
 
-    def allowed_tokens(self) -> np.ndarray:
-        """Return (B, V + 1) bool: which tokens may follow."""
-        allowed_BV = self.model.numpy_masks[[one.slot for one in self.traversals]]
-        for row_V, traversal in zip(allowed_BV, self.traversals, strict=True):
+    def mask_logits(self, logits_BQ: np.ndarray) -> np.ndarray:
+        """Add what the pointers predict, and exclude impossible tokens, (B, V + 1)."""
+        vocab = self.model.vocab_size + 1
+        logits_BV = logits_BQ[:, :vocab] + self.tables.log_masks[self.slots_B + self.number]
+        values_BR = self.points_BR3[:, :, self.number]
+        bonus_BR = np.where(values_BR >= 0, logits_BQ[:, vocab:], 0)
+        tokens_BR = self.tables.first_tokens[self.number] + np.maximum(values_BR, 0)
+        np.add.at(logits_BV, (self.rows_B1, tokens_BR), bonus_BR)
+        for row_V, traversal in zip(logits_BV, self.traversals, strict=True):
             if self.expects_pad(traversal):
-                row_V[:] = False
-                row_V[tree.PAD] = True
-            else:
-                row_V[traversal.excluded()] = False
-        return allowed_BV
+                row_V[:] = -math.inf
+                row_V[tree.PAD] = 0
+            elif excluded := traversal.excluded():
+                row_V[excluded] = -math.inf
+        return logits_BV
 
-    def fused_table(self) -> Tensor:
-        """Return one row of inputs for each coordinate of each point, (3 R (bins + 1), W)."""
-        model, rows = self.model, self.model.config.bins + 1
-        self.offsets = torch.arange(3 * tree.NUM_ROLES, device=self.device) * rows
+
+class DecodingTables:
+    """The weights of a model in the form that decoding needs: sums of embeddings by index."""
+
+    def __init__(self, model: TreeTransformer):
+        self.device, self.bins = model.token_embedding.weight.device, model.config.bins
+        rows, num_points = self.bins + 1, 3 * tree.NUM_ROLES
         by_axis = model.coordinate_embedding.weight.unflatten(0, (3, rows))
-        weights = model.to_input.weight.unflatten(1, (3 * tree.NUM_ROLES, COORDINATE_DIM))
-        tables = [by_axis[p % 3] @ weights[:, p].T for p in range(3 * tree.NUM_ROLES)]
-        return torch.cat(tables)
+        weights = model.to_input.weight.unflatten(1, (num_points, COORDINATE_DIM))
+        points = [by_axis[p % 3] @ weights[:, p].T for p in range(num_points)]
+        tokens, slots = model.token_embedding.weight, model.slot_embedding.weight
+        self.inputs = torch.cat([*points, tokens, slots])
+        """A row for each coordinate of each point, each token and each slot, (rows, W)."""
+        self.point_offsets = np.arange(num_points) * rows
+        self.token_offset = num_points * rows
+        self.slot_offset = self.token_offset + len(tokens)
+        no_match = tokens.new_zeros(1, tokens.shape[1])
+        self.coordinates = torch.cat([tokens, slots, no_match, model.match_embedding.weight.T])
+        """A row for each token, each slot and each match of a point, (rows, W)."""
+        self.match_offset = len(tokens) + len(slots)
+        self.match_numbers = np.arange(1, 2 * tree.NUM_ROLES + 1)
+        pointer = model.pointer
+        self.head = torch.cat([model.head.weight, pointer.weight])
+        self.head_bias = F.pad(pointer.bias, (len(model.head.weight), 0))
+        self.log_masks = np.where(model.masks.cpu().numpy(), 0, -np.inf).astype(np.float32)
+        """(slots, V + 1): 0, or -inf for tokens that a slot cannot have."""
+        self.first_tokens = [tree.FIRST_COORDINATE + axis * self.bins for axis in range(3)]
+
+    def sum_inputs(
+        self, slots_B: np.ndarray, points_BP: np.ndarray, position_BS: np.ndarray
+    ) -> Tensor:
+        """Return the inputs of the transformer, (B, W)."""
+        points = np.where(points_BP >= 0, points_BP, self.bins) + self.point_offsets
+        slots = self.slot_offset + slots_B[:, None]
+        rows = np.concatenate([points, position_BS + self.token_offset, slots], axis=1)
+        return self.sum_rows(self.inputs, rows)
+
+    def sum_coordinates(self, rows_B3: np.ndarray, same_BQ: np.ndarray) -> Tensor:
+        """Return the inputs of the layer that predicts coordinates, (B, W)."""
+        matches = self.match_offset + same_BQ * self.match_numbers
+        return self.sum_rows(self.coordinates, np.concatenate([rows_B3, matches], axis=1))
+
+    def sum_rows(self, table: Tensor, rows: np.ndarray) -> Tensor:
+        picked = table.index_select(0, torch.from_numpy(rows.ravel()).to(self.device))
+        return picked.view(*rows.shape, -1).sum(1)
 
 
 def initial_coordinates(bins: int) -> Tensor:
