@@ -115,7 +115,8 @@ class Image:
             raise ValueError(
                 "Image expects uint8 pixels of shape (height, width, 3), or 1 or 4 channels, got "
                 f"{self.pixels.dtype} of shape {shape}: for floats in [-1, 1] of shape (3, height, "
-                "width) use Image.from_floats"
+                "width) use Image.from_floats; several grey images need an axis for the channel, "
+                "(count, height, width, 1)"
             )
 
     def __repr__(self) -> str:
