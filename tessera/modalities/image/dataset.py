@@ -14,7 +14,6 @@ import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
 from tessera.data.dataset import DataConfig, FileDataset, Proposal
-from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import (
     CHANNELS,
@@ -40,10 +39,13 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class ImageDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 4
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "images"
     proposes = ("size", "channels", "val_fraction")
 
     path: str | None = None
-    """A folder of images, with subfolders, or one image; None generates synthetic images."""
+    """A folder of images, with subfolders, one image, tar shards, a table or a list of paths; None
+    generates synthetic images."""
     size: int = 64
     """The side of the square images in pixels."""
     channels: int = 3
@@ -105,14 +107,13 @@ class ImageDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> ImageFolderDataset:
-        found = find_files(str(self.path), SUFFIXES, "images")
-        return ImageFolderDataset.from_found(found, self, captions)
+        return ImageFolderDataset.from_files(self.find_files(), self, captions)
 
     def preprocessing(self) -> dict[str, object]:
         return {"size": self.size, "channels": self.channels}
 
     def propose(self, task: ImageTokenizerConfig) -> Proposal | None:
-        facts = read_facts(find_files(str(self.path), SUFFIXES, "images"))
+        facts = read_facts(self.find_files())
         return self.propose_for(facts, task) if facts is not None else None
 
     def propose_for(self, facts: ImageFacts, task: ImageTokenizerConfig) -> Proposal:
@@ -160,9 +161,8 @@ class ImageDataConfig(DataConfig):
 
     def read_mask(self, path: str) -> np.ndarray:
         """Return which pixels of a mask are white, (S, S), cropped as the image in `self.path`."""
-        found = find_files(str(self.path), SUFFIXES, "images")
         with as_user_error(UnreadableFile):
-            image, mask = open_image(found.root / found.names[0]), open_image(path)
+            image, mask = open_image(self.find_files().file(0)), open_image(path)
         if mask.size != image.size:
             raise UserError(
                 f"The mask {path} is {mask.width} x {mask.height}, but the image is "
@@ -178,11 +178,11 @@ class ImageFolderDataset(FileDataset):
     config: ImageDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
-        path = self.path(index)
-        image = open_image(path, self.config.decode_size, self.config.channels)
+        file = self.file(index)
+        image = open_image(file, self.config.decode_size, self.config.channels)
         if self.config.on_small == "skip" and min(image.size) < self.config.size:
             raise UnreadableFile(
-                f"{path}: the image is {image.width} x {image.height}, smaller than the requested "
+                f"{file}: the image is {image.width} x {image.height}, smaller than the requested "
                 f"{self.config.size}"
             )
         square = crop_square(image, self.config, rng)

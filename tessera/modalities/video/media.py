@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
+from tessera.data.files import AnyFile
 from tessera.data.notebook import data_uri
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import enlargement
@@ -219,7 +220,7 @@ class Video:
 
 
 def read_video(
-    path: str | Path, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
+    path: AnyFile, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
 ) -> Video:
     """Read `count` frames from `start_seconds` on, or fewer; see `read_frames`."""
     return Video(read_frames(path, start_seconds, count, rate_hz, min_side), rate_hz)
