@@ -130,7 +130,7 @@ def videos_magvit2(
             reconstruction=VideoReconstructionConfig(
                 chroma_weight=parts.chroma_weight,
                 motion_weight=parts.motion_weight,
-                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper"))
+                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper")),
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -337,9 +337,7 @@ def _maskgit_tiny() -> _VideoMaskGITPreset:
         depth=2,
         heads=2,
         max_positions=None,
-        data=VideoDataConfig(
-            size=16, frames=5, crop="centre", num_synthetic=32, val_fraction=0.25
-        ),
+        data=VideoDataConfig(size=16, frames=5, crop="centre", num_synthetic=32, val_fraction=0.25),
         sampling=MaskedSampling(decoding_steps=4),
         guidance=Guidance(scale=3.0),
         steps=20,
