@@ -26,7 +26,7 @@ from tessera.modalities.video.dataset import VideoDataConfig
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
 from tessera.modalities.video.magvit2 import VideoTokenizer
 from tessera.modalities.video.masking import VideoMaskingConfig
-from tessera.modalities.video.media import Video
+from tessera.modalities.video.media import Video, VideoBatch
 from tessera.modalities.video.prediction import (
     MAX_VIDEOS,
     frames_to_give,
@@ -253,15 +253,15 @@ class VideoGeneratorTask(MaskedTask):
     def measure_conditions(self, batches: Iterable[Batch], seed: int) -> dict[str, float]:
         """Predict the frames of held-out videos from the first ones (`prediction.py`)."""
         codec = cast(VideoCodec, self.tokenizers["tokenizer"])
-        time_factor, real, generated = codec.model.config.time_factor, [], []
-        num_given = frames_to_give(
-            1 + time_factor * (self.layout.grid[0] - 1), time_factor
-        )
+        time_factor, window = codec.model.config.time_factor, self.layout.grid[0]
+        num_given = frames_to_give(1 + time_factor * (window - 1), time_factor)
         num_latent = -(-(num_given - 1) // time_factor) + 1
-        if num_latent >= self.layout.grid[0]:
+        if num_latent >= window:
             return {}
+        real: list[VideoBatch] = []
+        generated: list[Tensor] = []
         for batch in batches:
-            if not len(batch) or sum(map(len, (one.captions for one in real))) >= MAX_VIDEOS:
+            if not len(batch) or sum(len(one.captions) for one in real) >= MAX_VIDEOS:
                 continue
             delayed, skip = repeat_first(batch.examples.videos, time_factor, num_given)
             codes = codec.encode(delayed)

@@ -204,7 +204,9 @@ class VideoTokenizerConfig:
     @property
     def decoder_specs(self) -> list[LayerSpec]:
         """The parsed layers of the decoder, in the order of the encoder."""
-        return self.parse_layers(self.layers if self.decoder_layers is None else self.decoder_layers)
+        return self.parse_layers(
+            self.layers if self.decoder_layers is None else self.decoder_layers
+        )
 
     def parse_layers(self, layers: tuple[str, ...]) -> list[LayerSpec]:
         specs: list[LayerSpec] = []

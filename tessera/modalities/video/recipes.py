@@ -44,14 +44,24 @@ TINY_LAYERS = ("compress_space", "compress_time", "residual", "compress_time", "
 SMALL_LAYERS = (
     "compress_space",
     "compress_space",
-    "residual",
     "compress_time",
-    "residual",
     "compress_time",
-    "residual",
+    "factorized_residual",
 )
-"""There is no residual layer before space is compressed twice: one at half the resolution makes a
-step 1.4 times as long."""
+SMALL_DECODER_LAYERS = (
+    "compress_space",
+    "compress_space",
+    "factorized_residual",
+    "compress_time",
+    "factorized_residual",
+    "compress_time",
+    "factorized_residual:2",
+)
+"""Most layers are in the decoder, as in the image tokenizer, and at the lowest resolution.
+
+At equal CPU time (45 s on animated emoji, 64 x 64, one seed) this was 1.9 dB ahead of 3 x 3 x 3
+convolutions in encoder and decoder with 1,000 codes and batches of 4; of these, 0.9 dB are 4,096
+codes and batches of 2, and 1.0 dB the layers."""
 
 PAPER_LAYERS = (
     "consecutive_residual:4",
@@ -118,7 +128,9 @@ def videos_magvit2(
         task=VideoTokenizerTaskConfig(
             model=parts.model,
             reconstruction=VideoReconstructionConfig(
-                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper"))
+                chroma_weight=parts.chroma_weight,
+                motion_weight=parts.motion_weight,
+                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper")),
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -143,6 +155,8 @@ class _MAGVIT2Preset:
     steps: int
     batch_size: int
     lr: float
+    chroma_weight: float = 0.0
+    motion_weight: float = 0.0
     num_workers: int = 0
     reference: str = ""
 
@@ -179,7 +193,9 @@ def _magvit2_small(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
             dim=16,
             max_channels=64,
             layers=SMALL_LAYERS,
-            quantizer=build_quantizer_config(quantizer, 10),
+            decoder_layers=SMALL_DECODER_LAYERS,
+            overlapping_upsample=True,
+            quantizer=build_quantizer_config(quantizer, 12, diversity=0.003),
             input_kernel=3,
             heads=4,
             head_dim=16,
@@ -187,9 +203,11 @@ def _magvit2_small(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
         discriminator_dim=16,
         discriminator_layers=3,
         data=VideoDataConfig(size=64, frames=9),
-        steps=2000,
-        batch_size=4,
+        steps=4000,
+        batch_size=2,
         lr=2e-3,
+        chroma_weight=0.5,
+        motion_weight=0.5,
     )
 
 
@@ -319,9 +337,7 @@ def _maskgit_tiny() -> _VideoMaskGITPreset:
         depth=2,
         heads=2,
         max_positions=None,
-        data=VideoDataConfig(
-            size=16, frames=5, crop="centre", num_synthetic=32, val_fraction=0.25
-        ),
+        data=VideoDataConfig(size=16, frames=5, crop="centre", num_synthetic=32, val_fraction=0.25),
         sampling=MaskedSampling(decoding_steps=4),
         guidance=Guidance(scale=3.0),
         steps=20,

@@ -59,7 +59,7 @@ def sample_plain_scene(seed: int, number: int) -> MovingScene:
     radius = MAX_RADIUS if change == "shrinking" else RADIUS
     shape = sample_shape(rng, background, kind, colour, "medium", radius, (0.5, 0.5))
     shape = replace(shape, texture="plain", rotation=0.0, rgb=COLOURS[colour])
-    others = [name for name in colours if is_different(name, colour)]
+    others = tuple(name for name in colours if is_different(name, colour))
     final = pick(rng, others) if change == "becoming" else None
     direction, speed = pick(rng, DIRECTIONS["moving"]), pick(rng, tuple(DISTANCES))
     actor = place_actor(rng, Actor(shape, "moving", direction), DISTANCES[speed])
