@@ -328,6 +328,59 @@ def sample(
     return 0
 
 
+def speak(
+    run: str,
+    /,
+    *,
+    text: str,
+    voice: str | None = None,
+    speed: float = 1.0,
+    temperature: float | None = None,
+    soundstorm: str | None = None,
+    seed: int = 0,
+    out: str | None = None,
+    weights: Weights = "ema",
+) -> int:
+    """Speak a text with a run of audio-text2semantic.
+
+    It writes the speech and its plot, and prints what the recogniser of the run reads in it.
+
+    Args:
+        run: The run directory.
+        text: The text; several sentences are spoken one after the other.
+        voice: A recording of the voice to use; without it any voice is used.
+        speed: The speed of speech, from 0.25 to 4.
+        temperature: The sampling temperature of the semantic tokens.
+        soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
+        seed: The seed of the speech.
+        out: The output folder; by default a new folder among the samples of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+    """
+    from tessera.api.speaker import Speaker
+    from tessera.metrics.text import character_error
+    from tessera.text.characters import normalize_text
+
+    speaker = Speaker.load(run, soundstorm, weights)
+    print_notices(speaker.trained.notices)
+    samples = RunDirectory(run).samples
+    folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
+    speech = speaker.speak(text, voice=voice, speed=speed, temperature=temperature, seed=seed)
+    read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
+    error = character_error([read], [normalize_text(text)])
+    settings = {"run": run, "weights": weights, "seed": seed, "count": 1, "examples": [text]}
+    content = settings | speech.settings | {"recognised": read, "character_error": error}
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if earlier := move_earlier_samples(folder):
+            print(f"The samples that were there before are in {earlier}.")
+        write_json(folder / "settings.json", content | {"complete": False})
+        file = speech.media[0].save(folder / "0000.wav")
+        write_json(folder / "settings.json", content)
+    print(f"{file}: {speech.media[0].seconds:.1f} s")  # type: ignore[attr-defined]
+    print(printable(f"The recogniser reads {read!r}, a character error of {error:.0%}."))
+    return 0
+
+
 def tokenize(
     run: str,
     /,
@@ -649,6 +702,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "import": import_checkpoint,
     "sample": sample,
+    "speak": speak,
     "tokenize": tokenize,
     "evaluate": evaluate,
     "index": index,

@@ -39,6 +39,7 @@ from tessera.modalities.audio.synthetic import (
     MIN_SYNTHETIC_SECONDS,
     SyntheticAudio,
 )
+from tessera.modalities.audio.synthetic_speech import SyntheticSpeech
 from tessera.run.errors import UserError, as_user_error
 
 
@@ -64,6 +65,9 @@ class AudioDataConfig(DataConfig):
     example); None leaves it unchanged."""
     on_short: Literal["pad", "skip"] = "pad"
     """What to do with shorter files: append silence, or skip them."""
+    on_long: Literal["crop", "skip"] = "crop"
+    """What to do with longer files: use a part, or skip them, since a transcript belongs to a whole
+    recording."""
     val_fraction: float = 0.05
     """The fraction held out, chosen by file name; 0 validates on the training examples."""
     split_seed: int = 0
@@ -72,6 +76,9 @@ class AudioDataConfig(DataConfig):
     """The number of synthetic training examples; the held-out ones come on top."""
     synthetic_seed: int = 0
     """The seed of the synthetic audio."""
+    synthetic_content: Literal["mixed", "speech"] = "mixed"
+    """What synthetic audio is: voices, instruments and drums with captions that describe them, or
+    voices with captions that are transcripts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,8 +109,9 @@ class AudioDataConfig(DataConfig):
         """The number of samples of an example."""
         return round(self.seconds * self.rate_hz) if self.samples is None else self.samples
 
-    def synthetic_dataset(self) -> SyntheticAudio:
-        return SyntheticAudio(
+    def synthetic_dataset(self) -> SyntheticAudio | SyntheticSpeech:
+        kind = SyntheticSpeech if self.synthetic_content == "speech" else SyntheticAudio
+        return kind(
             self.num_synthetic,
             samples=self.length,
             rate_hz=self.rate_hz,
@@ -206,7 +214,13 @@ class AudioFolderDataset(FileDataset):
     def load_part(self, path: AnyFile, position: float) -> Audio:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         config = self.config
-        audio = self.read_part(path, probe(path), position)
+        info = probe(path)
+        if config.on_long == "skip" and info.seconds * config.rate_hz > config.length + 1:
+            raise UnreadableFile(
+                f"{path}: it has {info.seconds:.2f} s, more than the "
+                f"{config.length / config.rate_hz:.2f} s of an example (--data.seconds)"
+            )
+        audio = self.read_part(path, info, position)
         if audio.samples.shape[1] < config.length and config.on_short == "skip":
             raise UnreadableFile(
                 f"{path}: it has {audio.seconds:.2f} s, less than the requested "
