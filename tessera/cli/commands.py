@@ -367,7 +367,14 @@ def speak(
     speech = speaker.speak(text, voice=voice, speed=speed, temperature=temperature, seed=seed)
     read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
     error = character_error([read], [normalize_text(text)])
-    settings = {"run": run, "weights": weights, "seed": seed, "count": 1, "examples": [text]}
+    settings = {
+        "run": run,
+        "step": speaker.trained.steps,
+        "weights": weights,
+        "seed": seed,
+        "count": 1,
+        "examples": [text],
+    }
     content = settings | speech.settings | {"recognised": read, "character_error": error}
     with explain_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)

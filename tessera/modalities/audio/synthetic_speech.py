@@ -36,6 +36,8 @@ SYLLABLE_SECONDS = (0.17, 0.22)
 """The range of the duration of a syllable."""
 PAUSE_SECONDS = 0.07
 """The pause between two words."""
+NOISE = 3e-4
+"""The noise of the recording, 70 dB below full scale: no two frames are equal, as in real audio."""
 MAX_WORDS = 6
 VOICES = tuple(one for one in SPEAKERS if one.breathiness < 1)
 """The speakers without the whispering one, which has no pitch."""
@@ -65,6 +67,7 @@ class Utterance:
             )
             parts += [spoken / max(float(np.abs(spoken).max()), 1e-9), pause]
         samples = self.peak * np.concatenate(parts)[:max_samples]
+        samples += rng.normal(0.0, NOISE, len(samples))
         return samples.astype(np.float32)[None]
 
 

@@ -55,9 +55,9 @@ class CharacterEncoderConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextToSemanticConfig:
-    dim: int = 192
+    dim: int = 128
     """The embedding dimension."""
-    depth: int = 4
+    depth: int = 3
     """The number of blocks of the transformer over tokens."""
     heads: int = 4
     """The number of attention heads."""
@@ -155,7 +155,7 @@ class TextToSemantic(nn.Module):
         self.recognizer = Frozen(recognizer)
         dim = config.dim
         self.text = CharacterEncoder(config.text, recognizer.vocab, dim, config.heads)
-        self.duration_head = linear(dim, MAX_DURATION)
+        self.duration_head = nn.Linear(dim, MAX_DURATION)
         self.transformer = CausalTransformer(dim, config.depth, config.heads, max_len)
         self.token_embedding = nn.Embedding(self.vocab_size + 1, dim)
         self.offset_embedding = nn.Embedding(MAX_OFFSET, dim)
@@ -163,6 +163,9 @@ class TextToSemantic(nn.Module):
         self.head = linear(dim, self.vocab_size)
         for layer in (self.duration_head, self.head):
             nn.init.normal_(layer.weight, std=0.02)
+        # Durations are short, a mean of about 3 frames, until they are trained.
+        with torch.no_grad():
+            self.duration_head.bias.copy_(-0.3 * torch.arange(MAX_DURATION))
 
     @property
     def eos_token_id(self) -> int:
