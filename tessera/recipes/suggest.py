@@ -17,8 +17,13 @@ MAX_LONGER = 8
 """The largest factor by which a suggested run is longer than its preset."""
 
 
-def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]:
-    """Return the commands that train the stages of a modality one after the other."""
+def suggest_commands(
+    report: Report, modality: modalities.Modality, group_by: str | None = None
+) -> list[str]:
+    """Return the commands that train the stages of a modality one after the other.
+
+    With `group_by`, they hold out these groups.
+    """
     commands: list[str] = []
     name = Path(report.path).resolve().stem
     runs: dict[str, str] = {}
@@ -36,6 +41,8 @@ def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]
         examples = (
             report.captioned if run.task.uses_captions and report.captioned else report.usable
         )
+        if group_by is not None:
+            flags["data.group-by"] = group_by
         flags |= proposed_flags(report, run)
         flags["steps"] = suggest_steps(run, examples)
         flags["out"] = runs[recipe.name]

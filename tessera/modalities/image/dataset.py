@@ -63,6 +63,9 @@ class ImageDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training images."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each image alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training images; the held-out ones come on top."""
     synthetic_seed: int = 0

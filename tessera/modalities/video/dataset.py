@@ -17,7 +17,7 @@ import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
 from tessera.data.collection import FileCollection, FolderFiles
-from tessera.data.dataset import DataConfig, FileDataset
+from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile
@@ -72,6 +72,9 @@ class VideoDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training videos."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each video alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training videos; the held-out ones come on top."""
     synthetic_seed: int = 0
@@ -238,9 +241,33 @@ def find_videos(
     return FolderFiles(found.root, names, found.other_files)
 
 
+PIECE_FRAMES = 16
+"""Frames of one piece of a whole video, about as many as a training example has."""
+
+
 @dataclass(frozen=True)
 class VideoFolderDataset(FileDataset):
     config: VideoDataConfig
+    piece_length: ClassVar[int | None] = PIECE_FRAMES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        if info.still:
+            return Extent(1, DEFAULT_RATE_HZ)
+        rate_hz = self.config.frame_rate_hz(info.rate_hz)
+        last = last_start(info.rate_hz, info.seconds)
+        return Extent(max(1, math.floor(last * rate_hz) + 1), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> VideoExample:
+        path, config = self.file(index), self.config.without_augmentation().frame_config()
+        info = probe(path)
+        rate_hz = DEFAULT_RATE_HZ if info.still else self.config.frame_rate_hz(info.rate_hz)
+        if info.still:
+            video = self.load_image(path)
+        else:
+            video = read_video(path, start / rate_hz, count, rate_hz, min_side=config.decode_size)
+        squares = crop_frames(video, config, np.random.default_rng(0))
+        return VideoExample(squares.to_floats(), len(squares.frames), rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         """Draw five random numbers: one for the start and four for the crop."""

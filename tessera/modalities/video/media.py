@@ -8,12 +8,12 @@ A `Video` holds (T, H, W, 3) uint8, with T frames. Models take float32 of shape 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
@@ -24,7 +24,7 @@ from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import enlargement
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.io.files import probe, read_frames
-from tessera.modalities.video.io.writer import write_gif, write_mp4
+from tessera.modalities.video.io.writer import write_gif, write_mp4, write_mp4_pieces
 
 if TYPE_CHECKING:  # listing, inspecting and rendering videos must not import torch
     import torch
@@ -92,6 +92,8 @@ class Video:
     """Uint8 of shape (T, H, W, 3)."""
     rate_hz: float
     """Frames per second."""
+    suffixes: ClassVar[tuple[str, ...]] = SAVE_SUFFIXES
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         if (
@@ -146,6 +148,22 @@ class Video:
         write_mp4(self, resolved)
         if resolved != Path(path):  # the suffix was appended
             write_gif(self, Path(f"{path}.gif"))
+        return resolved
+
+    @classmethod
+    def write_pieces(cls, pieces: Iterable[Video], path: str | Path) -> Path:
+        """Write a video that arrives in pieces of one size and rate; return the path.
+
+        An MP4 is written in bounded memory; a GIF is joined first.
+        """
+        resolved = resolve_suffix(path, ".mp4", cls.suffixes)
+        resolved.parent.mkdir(parents=True, exist_ok=True)
+        if resolved.suffix.lower() == ".gif":
+            videos = list(pieces)
+            joined = cls(np.concatenate([one.frames for one in videos]), videos[0].rate_hz)
+            write_gif(joined, resolved)
+        else:
+            write_mp4_pieces(pieces, resolved)
         return resolved
 
     def to_gif(self) -> bytes:
