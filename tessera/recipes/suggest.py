@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tessera.modalities as modalities
@@ -17,10 +18,12 @@ MAX_LONGER = 8
 """The largest factor by which a suggested run is longer than its preset."""
 
 
-def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]:
+def suggest_commands(
+    report: Report, modality: modalities.Modality, columns: Sequence[str] = ()
+) -> list[str]:
     """Return the commands that train the stages of a modality one after the other."""
     commands: list[str] = []
-    name = Path(report.path).resolve().stem
+    name = re.sub(r"[{}*?:]", "", Path(report.path).resolve().stem)
     runs: dict[str, str] = {}
     """The suggested run directory of each recipe."""
     for recipe in modality.recipes:
@@ -39,7 +42,8 @@ def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]
         flags |= proposed_flags(report, run)
         flags["steps"] = suggest_steps(run, examples)
         flags["out"] = runs[recipe.name]
-        commands.append(f"tessera train {recipe.name} {format_flags(flags)}")
+        named = f" --data.columns {shlex.join(columns)}" if columns else ""
+        commands.append(f"tessera train {recipe.name} {format_flags(flags)}{named}")
     return commands
 
 
