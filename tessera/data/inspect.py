@@ -122,7 +122,7 @@ def file_size(file: AnyFile) -> int:
     """Return the size of a file or of the files in a folder; 0 if it cannot be determined."""
     try:
         return file_signature(file).bytes
-    except OSError:
+    except Exception:  # of a cell in a damaged table, nearly any type
         return 0
 
 

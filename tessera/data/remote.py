@@ -62,8 +62,8 @@ def check_address(address: str) -> None:
 def cached_file(address: str) -> Path:
     """Return the place of a file in the cache, whose name cannot lead out of it."""
     key = hashlib.sha256(address.encode(errors="surrogateescape")).hexdigest()[:24]
-    name = os.path.basename(urlsplit(address).path) or "file"
-    return cache_folder("downloads") / key / name
+    name = os.path.basename(urlsplit(address).path)
+    return cache_folder("downloads") / key / ("file" if name in ("", ".", "..") else name)
 
 
 def fetch_file(address: str, label: str) -> None:
