@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tessera._optional import require
+from tessera.cli.pack import pack
 from tessera.run.directory import (
     Json,
     RunDirectory,
@@ -604,6 +605,8 @@ def check(
     /,
     *,
     medium: Literal["auto", "image", "video", "audio", "mesh"] = "auto",
+    columns: tuple[str, ...] = (),
+    download: bool = False,
     group_by: str | None = None,
     json: bool = False,
 ) -> int:
@@ -612,18 +615,22 @@ def check(
     Every file is opened once. The exit code is 1 if nothing can be used.
 
     Args:
-        path: A folder or file.
+        path: A folder or file, tar shards, a table, or a text file that lists paths.
         medium: The kind of files; auto takes the kind of most files.
+        columns: The columns of a table to read: that of the files, then those of the captions.
+        download: Download data at an address to the cache.
         group_by: Show which groups of files a run would hold out: by folder, prefix or a column
             of the metadata, such as speaker.
         json: Print JSON instead of lines.
     """
     from tessera.cli.splits import describe_split
+    from tessera.data.discovery import SourceOptions
     from tessera.modalities import MODALITIES, detect_modality, inspect_folder
 
+    options = SourceOptions(columns, download)
     try:
-        modality = detect_modality(path) if medium == "auto" else MODALITIES[medium]
-        report = inspect_folder(path, modality)
+        modality = detect_modality(path, options) if medium == "auto" else MODALITIES[medium]
+        report = inspect_folder(path, modality, options)
     except UserError as error:  # a folder without any file of the modality
         content = {"path": path, "usable": 0, "reason": str(error)}
         print(json_module.dumps(content) if json else printable(str(error)))
@@ -633,7 +640,7 @@ def check(
         print(printable("\n".join([*report.lines(), *split.lines()])), flush=True)
     from tessera.recipes.suggest import suggest_commands
 
-    commands = suggest_commands(report, modality, group_by)
+    commands = suggest_commands(report, modality, columns, group_by)
     if json:
         print(report.as_json(commands, split.as_dict()))
     elif commands:
@@ -791,6 +798,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "index": index,
     "search": search,
     "check": check,
+    "pack": pack,
     "view": view,
     "demo": demo,
 }

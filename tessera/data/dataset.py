@@ -42,6 +42,11 @@ class ExampleDataset(Generic[Example]):
     reads_files: bool = False
     """Whether examples are read from files, whose content may cause any error."""
 
+    @property
+    def notices(self) -> Sequence[str]:
+        """What cannot be used of the data as a whole, in sentences."""
+        return ()
+
     def __len__(self) -> int:
         raise NotImplementedError
 
@@ -188,6 +193,10 @@ class FileDataset(ExampleDataset[Example]):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    @property
+    def notices(self) -> Sequence[str]:
+        return self.files.notices
 
     def select(self, indices: Iterable[int]) -> Self:
         return replace(self, files=self.files.select(indices))

@@ -64,6 +64,22 @@ def find_files(
     return find_in_folder(source.root, path, suffixes, noun)
 
 
+def list_names(path: str | Path, suffixes: tuple[str, ...], options: SourceOptions) -> list[str]:
+    """List the names of what is at a path, to detect its modality by the suffixes."""
+    source = resolve_source(path, suffixes, "files", options)
+    if isinstance(source, Shards):
+        from tessera.data.shards import list_suffixes
+
+        return list_suffixes(source.files)
+    if isinstance(source, Tables):
+        from tessera.data.tables import list_pseudo_names
+
+        return list_pseudo_names(source.files)
+    if isinstance(source, PathList):
+        return read_path_list(source.file)
+    return list_files(source.root) if source.root.is_dir() else [source.root.name]
+
+
 # ---- what a path is
 
 

@@ -124,9 +124,10 @@ def read_index(file: Path, path: Path, status: os.stat_result) -> ShardIndex:
         if found != (status.st_size, status.st_mtime_ns):
             raise ValueError("it describes a file of another size or modification time")
         index = ShardIndex(
-            str(path),
-            *found,
-            *(opened.get_tensor(name) for name in ARRAYS),
+            path=str(path),
+            bytes=status.st_size,
+            modified_ns=status.st_mtime_ns,
+            **{name: opened.get_tensor(name) for name in ARRAYS},
             folders=read_texts(stored["folders"]),
             suffixes=read_texts(stored["suffixes"]),
             notices=read_texts(stored["notices"]),

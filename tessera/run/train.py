@@ -86,6 +86,9 @@ def build_engine(
     if split is None:
         with fixed_listing(listing):
             split = run.data.build(captions=run.task.uses_captions)
+        if dist.is_main:
+            for line in split.train.notices:
+                print_line(line)
     dependencies: dict[str, Tokenizer] = {}
     if run.task.dependencies():
         from tessera.run.dependencies import check_companions, find_dependencies

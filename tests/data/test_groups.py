@@ -16,6 +16,8 @@ from tessera.data.split import split_names
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.run.errors import UserError
 from tests.cli_runner import tessera
+from tests.data.test_shards import png, write_tar
+from tests.data.test_tables import image_table, write_parquet
 
 SPEAKERS = ("anna", "ben", "carl", "dora")
 NAMES = [f"{speaker}/{speaker}-{number}.png" for speaker in SPEAKERS for number in range(5)]
@@ -107,3 +109,18 @@ def test_unusable_groups_are_rejected(group_by: str, expected: str, folder: Path
 def test_files_without_a_value_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 21 files have no such value.*new\.png"):
         group_names(files_of(folder, [*NAMES, "new.png"]), "sentence")
+
+
+def test_groups_are_fields_of_shards_and_columns_of_tables(tmp_path: Path) -> None:
+    members = {}
+    for number in range(4):
+        members[f"{number}.png"] = png(number)
+        members[f"{number}.json"] = json.dumps({"speaker": number % 2}).encode()
+    write_tar(tmp_path / "shard.tar", members)
+    write_parquet(tmp_path / "table.parquet", image_table(4, speaker=[0, 1, 0, 1]))
+    for name in ("shard.tar", "table.parquet"):
+        config = ImageDataConfig(path=str(tmp_path / name), size=16)
+        dataset = config.folder_dataset(captions=False)
+        assert group_names(dataset.files, "speaker") == ["0", "1", "0", "1"]
+        with pytest.raises(UserError, match="use one of file, folder, prefix, speaker"):
+            group_names(dataset.files, "voice")
