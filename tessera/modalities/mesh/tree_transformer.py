@@ -103,7 +103,7 @@ class TreeTransformer(TextConditionedTransformer):
         self.coordinate_embedding = nn.Embedding(3 * (bins + 1), COORDINATE_DIM)
         self.to_input = linear(3 * tree.NUM_ROLES * COORDINATE_DIM, dim)
         self.match_embedding = linear(2 * tree.NUM_ROLES, dim)
-        self.coordinate_layer = FeedForward(dim)
+        self.coordinate_layer = FeedForward(dim, inner=dim)
         self.coordinate_norm = Norm(dim)
         self.head = linear(dim, self.vocab_size + 1)
         self.pointer = nn.Linear(dim, tree.NUM_ROLES)
@@ -301,16 +301,16 @@ class TreeDecodingState:
             for token_B in position_BS.unbind(1):
                 self.append(token_B, is_prefix=True)
 
-    @torch.no_grad()
     def __call__(self, tokens_B: Tensor | None) -> Tensor:
         """Return logits (B, V + 1) for the token after `tokens_B`, which is None at first."""
         if tokens_B is not None:
             self.append(tokens_B)
-        if self.number == 0:
-            self.step()
-        states_BW = self.coordinate_states() if self.number else self.states_BW
-        logits_BQ = to_fp32(F.linear(states_BW, self.tables.head, self.tables.head_bias))
-        logits_BV = self.mask_logits(logits_BQ[: len(self.traversals)].cpu().numpy())
+        with torch.no_grad():
+            if self.number == 0:
+                self.step()
+            states_BW = self.coordinate_states() if self.number else self.states_BW
+            logits_BQ = F.linear(states_BW, self.tables.head, self.tables.head_bias)
+        logits_BV = self.mask_logits(to_fp32(logits_BQ).cpu().numpy()[: len(self.traversals)])
         return torch.from_numpy(logits_BV).to(self.device)
 
     def append(self, tokens_B: Tensor, is_prefix: bool = False) -> None:
