@@ -286,6 +286,11 @@ class DataConfig:
         """Return the settings that an example's tokens depend on."""
         return {}
 
+    def inherited_settings(self) -> tuple[str, ...]:
+        """Return the names of the settings that a generator takes from its tokenizer if a command
+        leaves them out."""
+        return tuple(self.preprocessing())
+
     def propose(self, task: Any) -> Proposal | None:
         """Read some files of the path, and return settings that suit them and the task.
 

@@ -27,7 +27,7 @@ class ResolvedRun:
 def resolve_run(run: Run, given: Collection[str], directory: RunDirectory) -> ResolvedRun:
     """Choose the settings of the data that are not among those `given`, such as `data.size`."""
     tokenizer = run.task.dependencies().get("tokenizer")
-    names = run.data.proposes if tokenizer is None else tuple(run.data.preprocessing())
+    names = run.data.proposes if tokenizer is None else run.data.inherited_settings()
     missing = [name for name in names if f"data.{name}" not in given]
     if not missing:
         return ResolvedRun(run)
