@@ -170,6 +170,10 @@ def sample(
     like: str | None = None,
     prompt_audio: str | None = None,
     seconds: float | None = None,
+    first_frame: str | None = None,
+    last_frame: str | None = None,
+    frames_given: int | None = None,
+    frames: int | None = None,
     count: int = 16,
     seed: int = 0,
     out: str | None = None,
@@ -200,12 +204,18 @@ def sample(
         prompt: The text prompts. By default the captions of held-out examples are used.
         negative_prompt: The text that guidance leads away from.
         data: A folder or file: the examples that a tokenizer reconstructs, the source of captions
-            for a generator, or with a mask the image to change. By default held-out examples are
-            used.
-        mask: An image of the same size, white where the image is generated again (inpainting).
+            for a generator, or with a mask the image or video to change. By default held-out
+            examples are used.
+        mask: An image of the same size, white where the image is generated again (inpainting). For
+            a video, an image for all frames or a video.
         like: A recording whose content is followed, for audio-soundstorm.
         prompt_audio: A recording of the voice to use; without it any voice is used.
         seconds: The length of the recording to follow; by default all of it.
+        first_frame: An image that a generated video begins with.
+        last_frame: An image that it ends with, for interpolation.
+        frames_given: The number of first frames of the video in `data` that are continued.
+        frames: The number of frames of a generated video, by default that of the training videos;
+            longer ones are generated window by window.
         count: The number of samples for each prompt.
         seed: The seed of the samples.
         out: The output folder; by default a new folder among the samples of the run.
@@ -234,6 +244,16 @@ def sample(
 
     if count < 1:
         raise UserError(f"--count must be at least 1, got {count}.")
+    media_prompts = drop_none(
+        mask=mask,
+        like=like,
+        prompt_audio=prompt_audio,
+        seconds=seconds,
+        first_frame=first_frame,
+        last_frame=last_frame,
+        frames_given=frames_given,
+        frames=frames,
+    )
     trained = load_run(run, weights)
     print_notices(trained.notices)
     samples = RunDirectory(run).samples
@@ -252,6 +272,10 @@ def sample(
             like=like,
             prompt_audio=prompt_audio,
             seconds=seconds,
+            first_frame=first_frame,
+            last_frame=last_frame,
+            frames_given=frames_given,
+            frames=frames,
             decoding_steps=decoding_steps,
             decoding_steps_per_level=decoding_steps_per_level,
             guidance=guidance,
@@ -269,15 +293,13 @@ def sample(
             superres_decoding_steps=superres_decoding_steps,
         )
     else:
-        media_prompts = (mask, like, prompt_audio, seconds)
-        if prompt or negative_prompt or superres or media_prompts != (None,) * 4:
+        if prompt or negative_prompt or superres or media_prompts:
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
                 "prompt, mask or second run: those are for generators, such as images-maskgit."
             )
         generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
     print_notices(generated.notices)
-    media = drop_none(mask=mask, like=like, prompt_audio=prompt_audio, seconds=seconds)
     settings = {
         "run": run,
         "superres_run": superres,
@@ -293,7 +315,7 @@ def sample(
         if earlier := move_earlier_samples(folder):
             print(f"The samples that were there before are in {earlier}.")
         remove_partial(folder)
-        content = settings | media | generated.settings
+        content = settings | media_prompts | generated.settings
         # First of all, so that the folder is recognised if this process is killed.
         write_json(folder / "settings.json", content | {"complete": False})
         pairs = zip(generated.media, generated.names, strict=True)
@@ -303,6 +325,66 @@ def sample(
         f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
         f"contact sheet: {sheet}"
     )
+    return 0
+
+
+def speak(
+    run: str,
+    /,
+    *,
+    text: str,
+    voice: str | None = None,
+    speed: float = 1.0,
+    temperature: float | None = None,
+    soundstorm: str | None = None,
+    seed: int = 0,
+    out: str | None = None,
+    weights: Weights = "ema",
+) -> int:
+    """Speak a text with a run of audio-text2semantic.
+
+    It writes the speech and its plot, and prints what the recogniser of the run reads in it.
+
+    Args:
+        run: The run directory.
+        text: The text; several sentences are spoken one after the other.
+        voice: A recording of the voice to use; without it any voice is used.
+        speed: The speed of speech, from 0.25 to 4.
+        temperature: The sampling temperature of the semantic tokens.
+        soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
+        seed: The seed of the speech.
+        out: The output folder; by default a new folder among the samples of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+    """
+    from tessera.api.speaker import Speaker
+    from tessera.metrics.text import character_error
+    from tessera.text.characters import normalize_text
+
+    speaker = Speaker.load(run, soundstorm, weights)
+    print_notices(speaker.trained.notices)
+    samples = RunDirectory(run).samples
+    folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
+    speech = speaker.speak(text, voice=voice, speed=speed, temperature=temperature, seed=seed)
+    read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
+    error = character_error([read], [normalize_text(text)])
+    settings = {
+        "run": run,
+        "step": speaker.trained.steps,
+        "weights": weights,
+        "seed": seed,
+        "count": 1,
+        "examples": [text],
+    }
+    content = settings | speech.settings | {"recognised": read, "character_error": error}
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if earlier := move_earlier_samples(folder):
+            print(f"The samples that were there before are in {earlier}.")
+        write_json(folder / "settings.json", content | {"complete": False})
+        file = speech.media[0].save(folder / "0000.wav")
+        write_json(folder / "settings.json", content)
+    print(f"{file}: {speech.media[0].seconds:.1f} s")  # type: ignore[attr-defined]
+    print(printable(f"The recogniser reads {read!r}, a character error of {error:.0%}."))
     return 0
 
 
@@ -627,6 +709,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "import": import_checkpoint,
     "sample": sample,
+    "speak": speak,
     "tokenize": tokenize,
     "evaluate": evaluate,
     "index": index,

@@ -20,7 +20,6 @@ import csv
 import json
 import posixpath
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,12 +74,6 @@ class Captions:
         else:
             captions = [folder_caption(name)] if self.by_folder else []
         return [caption for one in captions if (caption := join_lines(one))]
-
-    def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return how many of these files have a caption, by its source."""
-        sources = Counter(self.source(name) for name in names)
-        known = ("text files", "metadata", "folder names")
-        return {source: sources[source] for source in known if sources[source]}
 
     def unrelated(self, names: Sequence[str], others: Sequence[str]) -> list[str]:
         """Return the files that are neither among `names` nor captions of them."""
@@ -202,10 +195,16 @@ def read_metadata(root: Path, files: Sequence[str]) -> dict[str, MetadataRow]:
                     f"{origin}: {name!r} was named before, in {origins[name]}: keep one line for "
                     "each file"
                 )
-            texts = parse_texts(line.fields.get("text", line.fields.get("caption")), origin)
-            tags = parse_tags(line.fields.get("tags"), origin)
-            rows[name], origins[name] = MetadataRow(texts, tags), origin
+            rows[name], origins[name] = parse_metadata(line.fields, origin), origin
     return rows
+
+
+def parse_metadata(fields: object, origin: str) -> MetadataRow:
+    """Parse the texts and tags of a JSON object; anything else has none."""
+    if not isinstance(fields, dict):
+        return MetadataRow((), ())
+    texts = parse_texts(fields.get("text", fields.get("caption")), origin)
+    return MetadataRow(texts, parse_tags(fields.get("tags"), origin))
 
 
 def get_file_name(line: MetadataLine, origin: str) -> str:

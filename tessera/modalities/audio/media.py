@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO, Self
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.data.notebook import data_uri, to_html
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.io.base import import_soundfile, import_soxr
@@ -249,7 +250,7 @@ class AudioPair(Audio):
         return Image.side_by_side(self.left.plot(), self.right.plot())
 
 
-def read_segment(path: str | Path, start_seconds: float, count: int, rate_hz: int) -> Audio:
+def read_segment(path: AnyFile, start_seconds: float, count: int, rate_hz: int) -> Audio:
     """Read `count` samples at `rate_hz`, mixed to one channel; fewer where the file ends.
 
     Only the segment and the margin of the resampling filter are decoded, and the samples equal

@@ -14,7 +14,6 @@ import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
 from tessera.data.dataset import DataConfig, FileDataset, Proposal
-from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import (
     CHANNELS,
@@ -44,10 +43,13 @@ that divides the short side, if that is smaller: a tokenizer that fits the one f
 @dataclass(frozen=True, kw_only=True)
 class ImageDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 4
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "images"
     proposes = ("size", "channels", "val_fraction")
 
     path: str | None = None
-    """A folder of images, with subfolders, or one image; None generates synthetic images."""
+    """A folder of images, with subfolders, one image, tar shards, a table or a list of paths; None
+    generates synthetic images."""
     size: int = 64
     """The side of the square images in pixels, or the short side with another aspect."""
     aspect: float = 1.0
@@ -130,18 +132,17 @@ class ImageDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> ImageFolderDataset:
-        found = find_files(str(self.path), SUFFIXES, "images")
-        return ImageFolderDataset.from_found(found, self, captions)
+        return ImageFolderDataset.from_files(self.find_files(), self, captions)
 
     def preprocessing(self) -> dict[str, object]:
         square: dict[str, object] = {"size": self.size, "channels": self.channels}
         return square if self.aspect == 1 else square | {"aspect": self.aspect}
 
-    def inherited_settings(self) -> tuple[str, ...]:
-        return ("size", "channels", "aspect")
+    def inherited(self) -> dict[str, object]:
+        return {"size": self.size, "channels": self.channels, "aspect": self.aspect}
 
     def propose(self, task: ImageTokenizerConfig) -> Proposal | None:
-        facts = read_facts(find_files(str(self.path), SUFFIXES, "images"))
+        facts = read_facts(self.find_files())
         return self.propose_for(facts, task) if facts is not None else None
 
     def propose_for(self, facts: ImageFacts, task: ImageTokenizerConfig) -> Proposal:
@@ -189,9 +190,8 @@ class ImageDataConfig(DataConfig):
 
     def read_mask(self, path: str) -> np.ndarray:
         """Return which pixels of a mask are white, (H, W), cropped as the image in `self.path`."""
-        found = find_files(str(self.path), SUFFIXES, "images")
         with as_user_error(UnreadableFile):
-            image, mask = open_image(found.root / found.names[0]), open_image(path)
+            image, mask = open_image(self.find_files().file(0)), open_image(path)
         if mask.size != image.size:
             raise UserError(
                 f"The mask {path} is {mask.width} x {mask.height}, but the image is "
@@ -207,12 +207,12 @@ class ImageFolderDataset(FileDataset):
     config: ImageDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
-        path = self.path(index)
-        image = open_image(path, self.config.decode_size, self.config.channels)
+        file = self.file(index)
+        image = open_image(file, self.config.decode_size, self.config.channels)
         height, width = self.config.shape
         if self.config.on_small == "skip" and (image.width < width or image.height < height):
             raise UnreadableFile(
-                f"{path}: the image is {image.width} x {image.height}, smaller than the requested "
+                f"{file}: the image is {image.width} x {image.height}, smaller than the requested "
                 f"{width} x {height}"
             )
         pixels = Image.from_pillow(crop_image(image, self.config, rng)).to_floats()

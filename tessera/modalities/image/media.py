@@ -24,6 +24,7 @@ from PIL.Image import Transpose
 from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import (
     BACKGROUND,
@@ -238,7 +239,7 @@ class Image:
         )
 
 
-def open_image(path: str | Path, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
+def open_image(path: AnyFile, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
     """Read an image file upright with 1, 3 or 4 channels; for `min_side` see `decode`.
 
     Raises:

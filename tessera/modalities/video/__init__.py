@@ -1,4 +1,4 @@
-"""Videos: the MAGVIT-v2 tokenizer."""
+"""Videos: the MAGVIT-v2 tokenizer, and masked generation (MAGVIT)."""
 
 from __future__ import annotations
 
@@ -18,6 +18,21 @@ MODALITY = Modality(
             kind="tokenizer",
             metric="psnr",
             media_inputs=("data",),
+        ),
+        Recipe(
+            build="tessera.modalities.video.recipes:videos_maskgit",
+            task="tessera.modalities.video.generation:VideoGeneratorConfig",
+            data="tessera.modalities.video.dataset:VideoDataConfig",
+            kind="generator",
+            metric="cross_entropy",
+            media_inputs=(
+                "data",
+                "mask",
+                "first_frame",
+                "last_frame",
+                "frames_given",
+                "frames",
+            ),
         ),
     ),
     demo=(
