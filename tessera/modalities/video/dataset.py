@@ -21,7 +21,7 @@ from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile
-from tessera.modalities.image.dataset import ImageDataConfig, crop_square
+from tessera.modalities.image.dataset import ImageDataConfig, crop_image
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, VideoInfo, import_av
 from tessera.modalities.video.io.files import (
     IMAGE_SUFFIXES,
@@ -331,7 +331,7 @@ def crop_frames(video: Video, config: ImageDataConfig, rng: np.random.Generator)
     squares = []
     for frame in video.frames:
         rng.bit_generator.state = state
-        squares.append(np.asarray(crop_square(PIL.Image.fromarray(frame), config, rng)))
+        squares.append(np.asarray(crop_image(PIL.Image.fromarray(frame), config, rng)))
     return Video(np.stack(squares), video.rate_hz)
 
 
