@@ -709,12 +709,12 @@ def demo(
 
     At the end, it prints the path of a contact sheet of samples and a command to try next.
 
-    Approximate times on two CPU cores: image 8 minutes, video 3 minutes, audio 5 minutes, music 2
+    Approximate times on two CPU cores: image 8 minutes, video 6 minutes, audio 5 minutes, music 2
     minutes, mesh 7 minutes.
 
     Args:
-        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
-            (an embedding of music and text), mesh (text to mesh), or all.
+        medium: image (a tokenizer and text to image), video (a tokenizer and text to video), audio
+            (a codec), music (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
     from tessera.cli.main import run_command
