@@ -239,6 +239,7 @@ def sample(
     from tessera.cli.files import find_whole_files
     from tessera.data.pieces import TimeRange
     from tessera.engine.evaluation import Sample, save_samples
+    from tessera.objectives.contrastive import ContrastiveTask
     from tessera.objectives.generation import GeneratorTask
     from tessera.run.load import load_run
 
@@ -281,6 +282,12 @@ def sample(
         )
     else:
         media_prompts = (mask, like, prompt_audio)
+        if isinstance(trained.task, ContrastiveTask) and prompt:
+            raise UserError(
+                f"A run of {trained.run.recipe} generates nothing for a prompt; it finds music: "
+                f"tessera index {run} --data FOLDER --out INDEX, then tessera search INDEX "
+                f"{shlex.quote(prompt[0])}."
+            )
         if prompt or negative_prompt or superres or media_prompts != (None,) * 3:
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
@@ -314,6 +321,11 @@ def sample(
         f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
         f"contact sheet: {sheet}"
     )
+    if isinstance(trained.task, ContrastiveTask):
+        print(
+            f"To find music by a text or a recording: tessera index {run} --data FOLDER --out "
+            'INDEX, then tessera search INDEX "TEXT"'
+        )
     return 0
 
 
@@ -639,6 +651,8 @@ def demo(
     chosen = [one for one in MODALITIES.values() if medium in (one.name, "all") and one.demo]
     for modality in chosen:
         for step in modality.demo:
+            if step.creates and Path(step.creates.format(out=out)).exists():
+                continue
             print(step.description, flush=True)
             run_command([argument.format(out=out) for argument in step.command])
             print()
