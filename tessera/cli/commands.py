@@ -250,6 +250,7 @@ def sample(
     from tessera.cli.files import find_whole_files
     from tessera.data.pieces import TimeRange
     from tessera.engine.evaluation import Sample, save_samples
+    from tessera.objectives.contrastive import ContrastiveTask
     from tessera.objectives.generation import GeneratorTask
     from tessera.run.load import load_run
 
@@ -304,6 +305,12 @@ def sample(
             superres_decoding_steps=superres_decoding_steps,
         )
     else:
+        if isinstance(trained.task, ContrastiveTask) and prompt:
+            raise UserError(
+                f"A run of {trained.run.recipe} generates nothing for a prompt; it finds music: "
+                f"tessera index {run} --data FOLDER --out INDEX, then tessera search INDEX "
+                f"{shlex.quote(prompt[0])}."
+            )
         if prompt or negative_prompt or superres or media_prompts:
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
@@ -337,6 +344,11 @@ def sample(
         f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
         f"contact sheet: {sheet}"
     )
+    if isinstance(trained.task, ContrastiveTask):
+        print(
+            f"To find music by a text or a recording: tessera index {run} --data FOLDER --out "
+            'INDEX, then tessera search INDEX "TEXT"'
+        )
     return 0
 
 
@@ -723,6 +735,8 @@ def demo(
     chosen = [one for one in MODALITIES.values() if medium in (one.name, "all") and one.demo]
     for modality in chosen:
         for step in modality.demo:
+            if step.creates and Path(step.creates.format(out=out)).exists():
+                continue
             print(step.description, flush=True)
             run_command([argument.format(out=out) for argument in step.command])
             print()

@@ -416,7 +416,8 @@ ALL_RECIPES = (
 
 
 def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) -> None:
-    """Replace `evaluate` and `sample` by functions that only note the run."""
+    """Replace `evaluate` and `sample` by functions that only note the run, and those of a search
+    by functions that do nothing."""
 
     def evaluate(run: str, /) -> int:
         used.append(run)
@@ -426,8 +427,14 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
         used.append(run)
         return 0
 
-    monkeypatch.setitem(COMMANDS, "evaluate", evaluate)
-    monkeypatch.setitem(COMMANDS, "sample", sample)
+    def index(run: str, /, *, out: str) -> int:
+        return 0
+
+    def search(index: str, query: str, /, *, top: int = 10) -> int:
+        return 0
+
+    for command in (evaluate, sample, index, search):
+        monkeypatch.setitem(COMMANDS, command.__name__, command)
 
 
 @pytest.mark.parametrize(
@@ -475,7 +482,25 @@ def test_demo_ends_with_a_sheet_and_the_next_command(modality, tmp_path, monkeyp
         assert flags.parse(get_recipe(arguments[0]), arguments[1:]).out != str(run)
     else:
         given = tyro.cli(returning_arguments(original[command]), args=arguments)
-        assert given[0] == str(run)
+        assert Path(given[0]).parent == tmp_path
+
+
+def test_step_of_a_demo_is_skipped_if_its_file_exists(tmp_path, monkeypatch):
+    called: list[str] = []
+    monkeypatch.setitem(COMMANDS, "train", lambda *_: 0)
+    replace_commands_of_demos(monkeypatch, [])
+
+    def index(run: str, /, *, out: str) -> int:
+        called.append(out)
+        (Path(out)).mkdir()
+        (Path(out) / "index.json").touch()
+        return 0
+
+    monkeypatch.setitem(COMMANDS, "index", index)
+    for _ in range(2):
+        result = tessera("demo", "--medium", "music", "--out", tmp_path)
+        assert result.code == 0 and "The nearest tunes to a text:" in result.out
+    assert called == [f"{tmp_path}/music-index"]
 
 
 def returning_arguments(command: Callable[..., int]) -> Callable[..., tuple[Any, ...]]:

@@ -29,6 +29,7 @@ from tessera.modalities.audio.io.base import (
     import_soundfile,
 )
 from tessera.modalities.audio.io.stream import AudioStreamReader
+from tessera.modalities.audio.io.wav import declared_ratio
 
 SUFFIXES = (*MODALITY.suffixes, ".webm")
 """Suffixes of files that are read as audio; .webm may also be a video."""
@@ -187,10 +188,12 @@ def _scan_blocks(signature: FileSignature, on_block: Callable[[np.ndarray], None
         num_samples = block.end
     if not num_samples:
         raise UnreadableFile(f"nothing of it can be read ({blocks.error})")
+    declared = round(info.num_samples * declared_ratio(signature.path))
     # The header of a compressed file may state slightly more than the file holds.
-    truncated = num_samples < info.num_samples - 0.25 * info.rate_hz
+    tolerance = 0 if declared > info.num_samples else 0.25 * info.rate_hz
+    truncated = num_samples < declared - tolerance
     reason = blocks.error or ("the data ends there" if truncated else "")
-    position = f"{num_samples / info.rate_hz:.2f} s of {info.seconds:.2f} s"
+    position = f"{num_samples / info.rate_hz:.2f} s of {declared / info.rate_hz:.2f} s"
     return AudioScan(num_samples, f"it is damaged at {position} ({reason})" if reason else "")
 
 
