@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_optional": set(),
     "_device": set(),
     "engine": {"_device", "run.directory", "run.errors"},
-    "data": {"_device", "run.directory", "run.errors", "engine.task", "engine.modes"},
+    "data": {"_device", "_optional", "run.directory", "run.errors", "engine.task", "engine.modes"},
     "nn": {"losses.spectrogram", "_device", "_optional"},
     "text": {"nn", "_device", "_optional", "engine.task.Frozen", "run.directory"},
     "losses": {"nn.precision"},

@@ -183,12 +183,9 @@ class MaskedTask(GeneratorTask):
         """Draw masks, condition dropout and sampling noise, and find the tokens to predict."""
         randomness = ExampleRandomness.draw(batch)
         count, lengths = self.count_positions(batch.examples)
-        vocab_size, slots = self.model.network.mask_token_id, self.layout.tokens_per_position
-        masking, masks = self.config.masking, []
-        for length, generator in zip(lengths, randomness.generators, strict=True):
-            region_NS = masking.draw_region(self.layout, generator)
-            masks.append(masking.draw((length, slots), vocab_size, generator, region_NS))
-        mask = TokenMask.pad(masks, (count, slots))
+        rows = zip(lengths, randomness.generators, strict=True)
+        masks = [self.draw_mask(length, generator) for length, generator in rows]
+        mask = TokenMask.pad(masks, (count, self.layout.tokens_per_position))
         u_M = None
         if self.model.critic is not None:
             shape = mask.loss_mask.shape[1:]
@@ -205,6 +202,12 @@ class MaskedTask(GeneratorTask):
             critic_text=prepare_texts(self.model.critic_backbone, captions),
             critic_u_M=u_M,
         )
+
+    def draw_mask(self, length: int, generator: torch.Generator) -> TokenMask:
+        """Draw the mask of one example."""
+        masking, shape = self.config.masking, (length, self.layout.tokens_per_position)
+        region_NS = masking.draw_region(self.layout, generator)
+        return masking.draw(shape, self.model.network.mask_token_id, generator, region_NS)
 
     def count_positions(self, examples: Examples) -> tuple[int, list[int]]:
         """Return the number of positions of a batch and the number of valid ones of each example.
@@ -228,7 +231,8 @@ class MaskedTask(GeneratorTask):
 
     def get_padded_tokens(self, examples: Examples) -> Tensor:
         """Return tokens (B, N, S), which are -1 after the end of an example."""
-        return self.layout.patchify(self.get_codes(examples))
+        codes = self.get_codes(examples)
+        return self.layout.for_length(codes.shape[1]).patchify(codes)
 
     def get_tokens(self, examples: Examples) -> TokenBatch:
         return TokenBatch.from_padded(self.get_padded_tokens(examples))

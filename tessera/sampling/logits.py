@@ -96,8 +96,8 @@ def sample_columns(logits_MK: Tensor, uniform_M: Tensor) -> Tensor:
 
 
 def cumulative_probs(logits_MK: Tensor) -> Tensor:
-    dtype = torch.promote_types(logits_MK.dtype, torch.float32)
-    return logits_MK.softmax(-1, dtype=dtype).cumsum(-1)
+    is_half = logits_MK.dtype in (torch.float16, torch.bfloat16)
+    return logits_MK.softmax(-1, dtype=torch.float32 if is_half else None).cumsum(-1)
 
 
 def invert_cumulative(cumulative_MK: Tensor, uniform_M: Tensor) -> Tensor:
