@@ -401,16 +401,15 @@ def split_names(
     """
     if not 0 <= val_fraction < 1:
         raise ValueError(f"val_fraction must be at least 0 and below 1, got {val_fraction}.")
-    indices = list(range(len(names)))
     if val_fraction == 0 or len(names) < 2:
-        return indices, indices
-    hashes = [hash_name(name, seed) for name in names]
-    held_out = {i for i in indices if hashes[i] < val_fraction}
-    if not held_out:
-        held_out = {min(indices, key=hashes.__getitem__)}
-    if len(held_out) == len(names):
-        held_out.remove(max(indices, key=hashes.__getitem__))
-    return [i for i in indices if i not in held_out], sorted(held_out)
+        return list(range(len(names))), list(range(len(names)))
+    hashes = np.fromiter((hash_name(name, seed) for name in names), np.float64, len(names))
+    is_held_out = hashes < val_fraction
+    if not is_held_out.any():
+        is_held_out[hashes.argmin()] = True
+    if is_held_out.all():
+        is_held_out[hashes.argmax()] = False
+    return np.flatnonzero(~is_held_out).tolist(), np.flatnonzero(is_held_out).tolist()
 
 
 def spread_examples(dataset: ExampleDataset, count: int) -> list[int]:
