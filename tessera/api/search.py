@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tessera import __version__
 from tessera.api.generator import data_at
+from tessera.api.pretrained import Pretrained
 from tessera.data.loader import EvalLoader
 from tessera.engine.checkpoint import describe_file
 from tessera.engine.modes import eval_mode
@@ -54,7 +55,7 @@ class Hit:
     caption: str
 
 
-class Search:
+class Search(Pretrained):
     """The embeddings of a trained contrastive run."""
 
     def __init__(self, trained: TrainedRun):
