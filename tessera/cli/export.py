@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 
-def export(
-    run: str, /, *, out: str, format: Literal["safetensors", "onnx"] = "safetensors"
-) -> int:
+def export(run: str, /, *, out: str, format: Literal["safetensors", "onnx"] = "safetensors") -> int:
     """Write the model of a run without what only training needs.
 
     The folder has config.json, the EMA weights, the tokenizers of a generator, and a model card

@@ -184,19 +184,31 @@ def read_metadata(root: Path, files: Sequence[str]) -> dict[str, MetadataRow]:
     """Read every file name in the metadata with its texts and tags."""
     rows: dict[str, MetadataRow] = {}
     origins: dict[str, str] = {}
+    for name, line, origin in read_metadata_lines(root, files):
+        if name in rows:
+            raise UserError(
+                f"{origin}: {name!r} was named before, in {origins[name]}: keep one line for each "
+                "file"
+            )
+        rows[name], origins[name] = parse_metadata(line.fields, origin), origin
+    return rows
+
+
+def read_metadata_fields(root: Path, files: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Read every file name in the metadata with all fields of its line."""
+    return {name: line.fields for name, line, _ in read_metadata_lines(root, files)}
+
+
+def read_metadata_lines(
+    root: Path, files: Sequence[str]
+) -> Iterator[tuple[str, MetadataLine, str]]:
+    """Yield the name of a file, its line, and the origin of the line for error messages."""
     for file in files:
         read = read_jsonl if file.endswith(".jsonl") else read_csv
         for line in read(root / file):
             origin = f"{root / file}, line {line.number}"
-            folder = posixpath.dirname(file)
-            name = posixpath.normpath(posixpath.join(folder, get_file_name(line, origin)))
-            if name in rows:
-                raise UserError(
-                    f"{origin}: {name!r} was named before, in {origins[name]}: keep one line for "
-                    "each file"
-                )
-            rows[name], origins[name] = parse_metadata(line.fields, origin), origin
-    return rows
+            name = posixpath.join(posixpath.dirname(file), get_file_name(line, origin))
+            yield posixpath.normpath(name), line, origin
 
 
 def parse_metadata(fields: object, origin: str) -> MetadataRow:

@@ -10,12 +10,12 @@ import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
 
-from tessera.data.captions import Captions, read_captions
+from tessera.data.captions import METADATA, Captions, read_captions, read_metadata_fields
 from tessera.data.files import StoredFile, file_signature
 
 CAPTION_SOURCES = ("text files", "metadata", "class labels", "columns", "folder names")
@@ -60,6 +60,10 @@ class FileCollection(ABC):
     def tags(self, index: int) -> tuple[str, ...]:
         """Return the tags of a file."""
         return ()
+
+    def metadata(self) -> Sequence[Mapping[str, object]]:
+        """Return the fields of the metadata of each file, such as its speaker."""
+        return [{}] * len(self)
 
     def classes(self) -> list[str]:
         """Return the class names if the captions are classes, else nothing."""
@@ -118,6 +122,11 @@ class FolderFiles(FileCollection):
 
     def tags(self, index: int) -> tuple[str, ...]:
         return self.read.tags.get(self.names[index], ())
+
+    def metadata(self) -> Sequence[Mapping[str, object]]:
+        tables = [name for name in self.other_files if posixpath.basename(name) in METADATA]
+        fields = read_metadata_fields(self.root, tables)
+        return [fields.get(name, {}) for name in self.names]
 
     def classes(self) -> list[str]:
         if not self.read.by_folder:

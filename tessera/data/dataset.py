@@ -8,9 +8,7 @@ its name alone, so a folder can grow without moving a held-out file to the train
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -22,6 +20,8 @@ from tessera.data.collection import FileCollection
 from tessera.data.discovery import SourceOptions, find_files
 from tessera.data.errors import guard_reading
 from tessera.data.files import StoredFile
+from tessera.data.groups import group_names
+from tessera.data.split import split_names
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
@@ -110,6 +110,20 @@ def choose_caption(captions: list[str], rng: np.random.Generator) -> str:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How long a medium with a time axis is."""
+
+    length: int
+    """The number of samples or frames."""
+    rate_hz: float
+    """Samples or frames per second."""
+
+    @property
+    def seconds(self) -> float:
+        return self.length / self.rate_hz
+
+
+@dataclass(frozen=True)
 class Split:
     train: ExampleDataset
     """The training set, augmented as its configuration specifies."""
@@ -164,6 +178,9 @@ class FileDataset(ExampleDataset[Example]):
     files: FileCollection
     config: DataConfig
     reads_files = True
+    piece_length: ClassVar[int | None] = None
+    """The samples or frames that are loaded at a time of a whole file; None for media without a
+    time axis."""
 
     @classmethod
     def from_files(cls, files: FileCollection, config: DataConfig, captions: bool = True) -> Self:
@@ -192,6 +209,14 @@ class FileDataset(ExampleDataset[Example]):
 
     def location(self, index: int) -> str:
         return str(self.files.file(index))
+
+    def extent(self, index: int) -> Extent:
+        """Return the length of a file by its header, at the rate of the data."""
+        raise NotImplementedError
+
+    def load_piece(self, index: int, start: int, count: int) -> Example:
+        """Load `count` samples or frames from `start` on, preprocessed; fewer at the end."""
+        raise NotImplementedError
 
     def all_captions(self, index: int) -> list[str]:
         return self.files.captions(index)
@@ -260,6 +285,7 @@ class DataConfig:
     there already is read."""
     val_fraction = 0.05
     split_seed = 0
+    group_by = "file"
     num_synthetic = 2000
     batch_ndim: ClassVar[int | None] = None
     """The dimensions of an array of several examples in [-1, 1]; None if examples are not such
@@ -280,6 +306,10 @@ class DataConfig:
             )
         if self.path is not None and not self.path.strip():
             raise ValueError("path must not be empty: give a folder, or leave it out.")
+        if not self.group_by.strip():
+            raise ValueError(
+                "group_by must not be empty: use file, folder, prefix or a column of the metadata."
+            )
         if self.num_synthetic < 1:
             raise ValueError(f"num_synthetic must be at least 1, got {self.num_synthetic}.")
 
@@ -305,6 +335,10 @@ class DataConfig:
     def preprocessing(self) -> dict[str, object]:
         """Return the settings that an example's tokens depend on."""
         return {}
+
+    def inherited(self) -> dict[str, object]:
+        """Return the settings that a generator takes from its tokenizer if it is given none."""
+        return self.preprocessing()
 
     def propose(self, task: Any) -> Proposal | None:
         """Read some files of the path, and return settings that suit them and the task.
@@ -357,7 +391,8 @@ class DataConfig:
         return self.split_files(self.folder_dataset(captions))
 
     def split_files(self, dataset: FileDataset) -> Split:
-        train, held_out = split_names(dataset.names, self.val_fraction, self.split_seed)
+        groups = group_names(dataset.files, self.group_by)
+        train, held_out = split_names(groups, self.val_fraction, self.split_seed)
         validation = replace(dataset.select(held_out), config=self.without_augmentation())
         return Split(train=dataset.select(train), validation=validation)
 
@@ -388,28 +423,6 @@ def split_dataset(
     train, held_out = split_names(names, val_fraction, split_seed)
     without_augmentation = dataset if validation is None else validation
     return Split(Subset(dataset, train), Subset(without_augmentation, held_out))
-
-
-def split_names(
-    names: Sequence[str], val_fraction: float, seed: int = 0
-) -> tuple[list[int], list[int]]:
-    """Return the indices of the training set and of the held-out set.
-
-    Where the hash leaves a side empty, as in a folder of a few files, the file with the lowest hash
-    is held out or the one with the highest is trained on. With a fraction of 0, or a single file,
-    both sets contain everything.
-    """
-    if not 0 <= val_fraction < 1:
-        raise ValueError(f"val_fraction must be at least 0 and below 1, got {val_fraction}.")
-    if val_fraction == 0 or len(names) < 2:
-        return list(range(len(names))), list(range(len(names)))
-    hashes = np.fromiter((hash_name(name, seed) for name in names), np.float64, len(names))
-    is_held_out = hashes < val_fraction
-    if not is_held_out.any():
-        is_held_out[hashes.argmin()] = True
-    if is_held_out.all():
-        is_held_out[hashes.argmax()] = False
-    return np.flatnonzero(~is_held_out).tolist(), np.flatnonzero(is_held_out).tolist()
 
 
 def spread_examples(dataset: ExampleDataset, count: int) -> list[int]:
@@ -445,11 +458,3 @@ def spread_indices(total: int, count: int) -> list[int]:
     """Return `count` indices spread evenly over `total`, or all of them if there are fewer."""
     count = min(count, total)
     return [i * total // count for i in range(count)]
-
-
-def hash_name(name: str, seed: int = 0) -> float:
-    """Hash a name to [0, 1); accents are normalised, since file systems differ in their form."""
-    normalised = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
-    salt = seed.to_bytes(8, "big", signed=True)
-    digest = hashlib.blake2b(normalised, digest_size=8, salt=salt).digest()
-    return int.from_bytes(digest, "big") / 2**64

@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
@@ -186,9 +186,11 @@ class Report:
         """Return settings that suit these files, where the modality has such settings."""
         return None
 
-    def as_json(self, commands: Sequence[str] = ()) -> str:
-        """Return the report with the commands that train on the folder."""
-        content = asdict(self) | {"commands": list(commands)}
+    def as_json(
+        self, commands: Sequence[str] = (), split: Mapping[str, object] | None = None
+    ) -> str:
+        """Return the report with the split and the commands that train on the folder."""
+        content = asdict(self) | {"split": split, "commands": list(commands)}
         return json.dumps(content, indent=2, ensure_ascii=False)
 
     def size_lines(self) -> Iterator[str]:

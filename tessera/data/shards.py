@@ -14,7 +14,7 @@ import json
 import os
 import posixpath
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -214,6 +214,20 @@ class ShardFiles(FileCollection):
         if not self.reads_captions or kind == NONE or SOURCES[kind] != "metadata":
             return ()
         return self.read_metadata(row).tags
+
+    def metadata(self) -> Sequence[Mapping[str, object]]:
+        """Return the JSON member of each example; one that cannot be parsed has no fields."""
+        return [self.read_fields(int(row)) for row in self.rows]
+
+    def read_fields(self, row: int) -> dict[str, object]:
+        kind = int(self.members.caption_kind_N[row])
+        if kind == NONE or SOURCES[kind] != "metadata":
+            return {}
+        try:
+            fields = json.loads(self.read_caption(row))
+        except (ValueError, RecursionError):
+            return {}
+        return fields if isinstance(fields, dict) else {}
 
     def classes(self) -> list[str]:
         if not self.reads_captions:

@@ -14,7 +14,7 @@ import hashlib
 import io
 import json
 import posixpath
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -336,6 +336,21 @@ class TableFiles(FileCollection):
             texts += column_texts(column, value)
         split = [line for text in texts for line in text.split("\n")] if lines else texts
         return [caption for one in split if (caption := join_lines(one))]
+
+    def metadata(self) -> Sequence[Mapping[str, object]]:
+        """Return the columns of each row that hold a text, a class or a number."""
+        return [self.read_fields(index) for index in range(len(self))]
+
+    def read_fields(self, index: int) -> dict[str, object]:
+        fields: dict[str, object] = {}
+        for column in self.tables[0].columns:
+            if column.kind == "file":
+                continue
+            cell = self.cell(index, column.name)
+            value = read_cell(cell.path, cell.modified_ns, cell.row, column.name)
+            if isinstance(value, (str, int)):
+                fields[column.name] = value
+        return fields
 
     def caption_source(self, index: int) -> str:
         if not self.reads_captions or not self.caption_columns:

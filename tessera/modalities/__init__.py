@@ -53,6 +53,8 @@ class DemoStep:
     """Printed before the step."""
     command: tuple[str, ...]
     """Arguments of `tessera`; `{out}` is replaced by the demo's folder."""
+    creates: str = ""
+    """A file that the step creates; if it exists, the step is skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -256,7 +256,8 @@ class MaskedTask(GeneratorTask):
     # ---- inputs
 
     def get_tokens(self, examples: Examples) -> TokenBatch:
-        return TokenBatch.from_padded(self.layout.patchify(self.get_codes(examples)))
+        codes = self.get_codes(examples)
+        return TokenBatch.from_padded(self.layout.for_length(codes.shape[1]).patchify(codes))
 
     def mask(self, token_batch: TokenBatch, randomness: ExampleRandomness) -> MaskedTokens:
         """Mask each example with its own generator; padding is masked and not predicted."""
@@ -266,10 +267,19 @@ class MaskedTask(GeneratorTask):
         loss_mask = torch.zeros_like(input_ids, dtype=torch.bool)
         rows = zip(tokens_BNS.cpu(), token_batch.lengths, randomness.generators, strict=True)
         for row, (tokens_NS, length, generator) in enumerate(rows):
-            one = self.config.masking.mask(tokens_NS[:length], mask_token_id, generator)
+            one = self.mask_example(tokens_NS[:length], mask_token_id, generator)
             input_ids[row, :length], loss_mask[row, :length] = one.input_ids, one.loss_mask
         device = tokens_BNS.device
         return MaskedTokens(input_ids.to(device), loss_mask.to(device), token_batch.valid_BN)
+
+    def mask_example(
+        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
+    ) -> MaskedTokens:
+        masking = self.config.masking
+        if isinstance(masking, LevelMaskingConfig):
+            return masking.mask(tokens_NS, mask_token_id, generator)
+        region_NS = masking.draw_region(self.layout, generator)
+        return masking.mask(tokens_NS, mask_token_id, generator, region_NS)
 
     def get_condition(
         self,

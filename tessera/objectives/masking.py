@@ -37,19 +37,37 @@ class MaskingConfig:
         """Return the mean number of masked tokens of an example."""
         return layout.num_positions * layout.tokens_per_position * mean_mask_ratio(self.schedule)
 
+    given_noise = 0.0
+
+    def draw_region(self, layout: Layout, generator: torch.Generator) -> Tensor | None:
+        """Draw which tokens of an example are generated, (N, S), while the others are given.
+
+        None generates all and draws nothing.
+        """
+        return None
+
     def mask(
-        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
+        self,
+        tokens_NS: Tensor,
+        mask_token_id: int,
+        generator: torch.Generator,
+        region_NS: Tensor | None = None,
     ) -> MaskedTokens:
         """Mask one example; the number of random draws does not depend on the settings."""
         tokens_NS, count = tokens_NS.cpu(), tokens_NS.numel()
         time = float(torch.rand((), generator=generator))
         order, u = torch.rand(2, *tokens_NS.shape, generator=generator)
         random_tokens = torch.randint(mask_token_id, tokens_NS.shape, generator=generator)
+        if region_NS is not None:  # given tokens come last, and none of them is masked
+            count, order = int(region_NS.sum()), torch.where(region_NS, order, 2.0)
         num_masked = max(1, round(mask_ratio(self.schedule, time) * count))
         masked = order.flatten().argsort().argsort().view(tokens_NS.shape) < num_masked
         input_ids = tokens_NS.masked_fill(masked, mask_token_id)
         input_ids = torch.where(masked & (u < self.keep), tokens_NS, input_ids)
         replaced = masked & (u >= self.keep) & (u < self.keep + self.replace)
+        if region_NS is not None:
+            noisy = ~region_NS & (u < self.given_noise)
+            replaced, masked = replaced | noisy, masked | noisy
         return MaskedTokens(torch.where(replaced, random_tokens, input_ids), masked)
 
 

@@ -19,9 +19,15 @@ MAX_LONGER = 8
 
 
 def suggest_commands(
-    report: Report, modality: modalities.Modality, columns: Sequence[str] = ()
+    report: Report,
+    modality: modalities.Modality,
+    columns: Sequence[str] = (),
+    group_by: str | None = None,
 ) -> list[str]:
-    """Return the commands that train the stages of a modality one after the other."""
+    """Return the commands that train the stages of a modality one after the other.
+
+    With `group_by`, they hold out these groups.
+    """
     commands: list[str] = []
     name = re.sub(r"[{}*?:]", "", Path(report.path).resolve().stem)
     runs: dict[str, str] = {}
@@ -39,6 +45,8 @@ def suggest_commands(
         examples = (
             report.captioned if run.task.uses_captions and report.captioned else report.usable
         )
+        if group_by is not None:
+            flags["data.group-by"] = group_by
         flags |= proposed_flags(report, run)
         flags["steps"] = suggest_steps(run, examples)
         flags["out"] = runs[recipe.name]

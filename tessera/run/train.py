@@ -21,6 +21,7 @@ from tessera.data.discovery import Listing, fixed_listing, list_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
 from tessera.data.shard_index import INDEX_SUFFIX
+from tessera.data.tokens import TokenDataset
 from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine, EngineConfig
@@ -41,7 +42,7 @@ from tessera.run.load import EXPORTED, find_weights
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
-    from tessera.objectives.generation import TokenizerProtocol
+    from tessera.objectives.generation import TokenizedGeneratorConfig, TokenizerProtocol
 
 FILES = "files.json"
 """The files of the data when the run was started: a run does not change while its folder grows."""
@@ -91,9 +92,10 @@ def build_engine(
                 print_line(line)
     dependencies: dict[str, Tokenizer] = {}
     if run.task.dependencies():
-        from tessera.run.dependencies import find_dependencies
+        from tessera.run.dependencies import check_companions, find_dependencies
 
         dependencies = find_dependencies(run, directory)
+        check_companions(run, directory)
         notices = [line for one in dependencies.values() for line in one.trained.notices]
         if dist.is_main:
             print(*notices, sep="\n", end="\n" if notices else "")
@@ -274,10 +276,11 @@ def prepare_tokens(
 ) -> Split:
     """Copy the tokenizers and tokenize both sides of the split, unless that is done live."""
     from tessera.objectives.generation import TokenizedGeneratorConfig
-    from tessera.run.dependencies import copy_dependencies
+    from tessera.run.dependencies import copy_companions, copy_dependencies
     from tessera.run.token_cache import TokenCache
 
     copy_dependencies(run, directory, dist)
+    copy_companions(run, directory, dist)
     assert isinstance(run.task, TokenizedGeneratorConfig)
     if run.task.tokens == "live":
         return split
@@ -285,7 +288,21 @@ def prepare_tokens(
     notify = print_line if dist.is_main else ignore_line
     cache = TokenCache(tokenizers, given, directory.cache, dist, notify)
     with as_user_error(ValueError):
-        return cache.tokenize_split(split)
+        return prepare_split(run.task, cache.tokenize_split(split), tokenizers)
+
+
+def prepare_split(
+    task: TokenizedGeneratorConfig, split: Split, tokenizers: Mapping[str, TokenizerProtocol]
+) -> Split:
+    """Return both sides of a tokenized split as the task is trained on them."""
+    train, validation = split.train, split.validation
+    assert isinstance(train, TokenDataset) and isinstance(validation, TokenDataset)
+    prepared = task.prepare_dataset(train, tokenizers)
+    held_out = prepared
+    if validation is not train:
+        held_out = task.prepare_dataset(validation, tokenizers)
+    assert isinstance(prepared, ExampleDataset) and isinstance(held_out, ExampleDataset)
+    return Split(prepared, held_out)
 
 
 def print_line(line: str) -> None:

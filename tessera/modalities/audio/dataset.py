@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tessera.data.arrays import check_range, is_array, is_float, to_numpy
-from tessera.data.dataset import DataConfig, FileDataset
+from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile
 from tessera.modalities.audio.io.base import AudioInfo, import_soundfile, import_soxr
@@ -22,6 +22,7 @@ from tessera.modalities.audio.io.files import (
     MIN_SECONDS,
     RATE_RANGE_HZ,
     SUFFIXES,
+    measure_level,
     probe,
     scan_audio,
 )
@@ -30,6 +31,7 @@ from tessera.modalities.audio.media import (
     AudioBatch,
     AudioExample,
     collate,
+    loudness_gain,
     normalize_loudness,
     pad_samples,
     read_segment,
@@ -39,6 +41,7 @@ from tessera.modalities.audio.synthetic import (
     MIN_SYNTHETIC_SECONDS,
     SyntheticAudio,
 )
+from tessera.modalities.audio.synthetic_speech import SyntheticSpeech
 from tessera.run.errors import UserError, as_user_error
 
 
@@ -64,14 +67,23 @@ class AudioDataConfig(DataConfig):
     example); None leaves it unchanged."""
     on_short: Literal["pad", "skip"] = "pad"
     """What to do with shorter files: append silence, or skip them."""
+    on_long: Literal["crop", "skip"] = "crop"
+    """What to do with longer files: use a part, or skip them, since a transcript belongs to a whole
+    recording."""
     val_fraction: float = 0.05
     """The fraction held out, chosen by file name; 0 validates on the training examples."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each one alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as speaker."""
     num_synthetic: int = 2000
     """The number of synthetic training examples; the held-out ones come on top."""
     synthetic_seed: int = 0
     """The seed of the synthetic audio."""
+    synthetic_content: Literal["mixed", "speech"] = "mixed"
+    """What synthetic audio is: voices, instruments and drums with captions that describe them, or
+    voices with captions that are transcripts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,8 +114,9 @@ class AudioDataConfig(DataConfig):
         """The number of samples of an example."""
         return round(self.seconds * self.rate_hz) if self.samples is None else self.samples
 
-    def synthetic_dataset(self) -> SyntheticAudio:
-        return SyntheticAudio(
+    def synthetic_dataset(self) -> SyntheticAudio | SyntheticSpeech:
+        kind = SyntheticSpeech if self.synthetic_content == "speech" else SyntheticAudio
+        return kind(
             self.num_synthetic,
             samples=self.length,
             rate_hz=self.rate_hz,
@@ -182,9 +195,29 @@ class AudioDataConfig(DataConfig):
         return replace(self, path=str(path), samples=samples, crop="start", on_short="pad")
 
 
+PIECE_SAMPLES = 1 << 19
+"""Samples of one piece of a whole file: 33 seconds at 16 kHz."""
+
+
 @dataclass(frozen=True)
 class AudioFolderDataset(FileDataset):
     config: AudioDataConfig
+    piece_length: ClassVar[int | None] = PIECE_SAMPLES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        rate_hz = self.config.rate_hz
+        return Extent(math.ceil(info.num_samples * rate_hz / info.rate_hz), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> AudioExample:
+        """Load a piece; with `loudness_db`, all pieces get the gain of the whole file."""
+        path, rate_hz = self.file(index), self.config.rate_hz
+        samples = read_segment(path, start / rate_hz, count, rate_hz).samples
+        if self.config.loudness_db is not None:
+            level = measure_level(path)
+            gain = loudness_gain(level.rms, level.peak, self.config.loudness_db)
+            samples = (samples * np.float32(gain)).clip(-1, 1)
+        return AudioExample(samples, samples.shape[1], rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
         """Draw one random number, for the start."""
@@ -206,7 +239,13 @@ class AudioFolderDataset(FileDataset):
     def load_part(self, path: AnyFile, position: float) -> Audio:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         config = self.config
-        audio = self.read_part(path, probe(path), position)
+        info = probe(path)
+        if config.on_long == "skip" and info.seconds * config.rate_hz > config.length + 1:
+            raise UnreadableFile(
+                f"{path}: it has {info.seconds:.2f} s, more than the "
+                f"{config.length / config.rate_hz:.2f} s of an example (--data.seconds)"
+            )
+        audio = self.read_part(path, info, position)
         if audio.samples.shape[1] < config.length and config.on_short == "skip":
             raise UnreadableFile(
                 f"{path}: it has {audio.seconds:.2f} s, less than the requested "

@@ -80,6 +80,9 @@ class MeshDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training meshes."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each mesh alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training meshes; the held-out ones come on top."""
     synthetic_seed: int = 0

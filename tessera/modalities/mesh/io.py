@@ -137,7 +137,8 @@ def detect_format(data: bytes) -> MeshFormat:
     if start.startswith(b"{") and b'"asset"' in data:
         return "glTF"
     # Only blanks within a line: with \s, the time grew with the square of the empty lines.
-    if re.search(rb"^[ \t]*v[ \t]+[-+.\d]\S*[ \t]+\S+[ \t]+\S+", data, re.MULTILINE):
+    number = rb"[ \t]+[-+]?(?:[.\d]\S*|nan\S*|inf\S*)"
+    if re.search(rb"^[ \t]*v" + 3 * number, data, re.MULTILINE | re.IGNORECASE):
         return "OBJ"
     raise UnreadableFile(
         f"it is not an OBJ, PLY, STL, GLB, glTF or OFF mesh (it starts with {data[:8]!r})"

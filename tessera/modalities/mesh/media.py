@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -52,6 +52,8 @@ class Mesh:
     """(V, 3) float64."""
     faces: np.ndarray
     """(F, 3) or (F, 4) int64: vertex indices, counterclockwise as seen from outside."""
+    suffixes: ClassVar[tuple[str, ...]] = SAVED_SUFFIXES
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         self.vertices, self.faces = np.asarray(self.vertices, np.float64), np.asarray(self.faces)

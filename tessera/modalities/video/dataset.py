@@ -10,18 +10,18 @@ import math
 import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
 from tessera.data.collection import FileCollection, FolderFiles
-from tessera.data.dataset import DataConfig, FileDataset
+from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile
-from tessera.modalities.image.dataset import ImageDataConfig, crop_square
+from tessera.modalities.image.dataset import ImageDataConfig, crop_image
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, VideoInfo, import_av
 from tessera.modalities.video.io.files import (
     IMAGE_SUFFIXES,
@@ -32,7 +32,10 @@ from tessera.modalities.video.io.files import (
 )
 from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_video
 from tessera.modalities.video.synthetic import SyntheticVideos
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
+
+if TYPE_CHECKING:
+    from tessera.data.sample_metrics import SampleMetric
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +72,16 @@ class VideoDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training videos."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each video alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training videos; the held-out ones come on top."""
     synthetic_seed: int = 0
     """The seed of the synthetic videos."""
+    synthetic_plain: bool = False
+    """Generate videos of one moving shape in a flat colour, whose captions state direction, speed
+    and what changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,7 +103,11 @@ class VideoDataConfig(DataConfig):
 
     def synthetic_dataset(self) -> SyntheticVideos:
         return SyntheticVideos(
-            self.num_synthetic, size=self.size, frames=self.frames, seed=self.synthetic_seed
+            self.num_synthetic,
+            size=self.size,
+            frames=self.frames,
+            seed=self.synthetic_seed,
+            plain=self.synthetic_plain,
         )
 
     def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
@@ -103,10 +116,22 @@ class VideoDataConfig(DataConfig):
     def find_files(self) -> FileCollection:
         return find_videos(str(self.path), self.images, self.folders, self.source_options)
 
+    def sample_metrics(self) -> list[SampleMetric]:
+        """Compare samples with real videos, and synthetic videos with their prompts."""
+        from tessera.modalities.video.prompt_match import VideoPromptMatch
+        from tessera.modalities.video.sample_metrics import VideoSetMetric
+
+        metrics: list[SampleMetric] = [VideoSetMetric()]
+        return metrics if self.path is not None else [VideoPromptMatch(), *metrics]
+
     def check_libraries(self) -> None:
         import_av()
 
     def preprocessing(self) -> dict[str, object]:
+        """Return the size of the frames; a causal tokenizer takes any number, at any rate."""
+        return {"size": self.size}
+
+    def inherited(self) -> dict[str, object]:
         return {
             "size": self.size,
             "frames": self.frames,
@@ -127,6 +152,46 @@ class VideoDataConfig(DataConfig):
         last = last_start(video_rate_hz, seconds)
         num_later = max(0, math.floor((last - span) * video_rate_hz))
         return min(num_later, int(position * (num_later + 1))) / video_rate_hz
+
+    def read_beginning(self, path: str, count: int) -> Video:
+        """Read the first `count` frames of a file, or fewer, cropped as those of an example.
+
+        An image has one frame.
+        """
+        with as_user_error(UnreadableFile):
+            info = probe(path)
+            rate_hz = 1.0 if info.still else self.frame_rate_hz(info.rate_hz)
+            config = self.without_augmentation().frame_config()
+            video = read_video(path, 0.0, 1 if info.still else count, rate_hz)
+        height, width = video.frames.shape[1:3]
+        if min(height, width) < self.size:
+            raise UserError(
+                f"{path} is {width} x {height}, but this model has frames of {self.size} x "
+                f"{self.size} pixels: give larger ones."
+            )
+        return crop_frames(video, config, np.random.default_rng(0))
+
+    def read_mask(self, path: str, clip: str) -> np.ndarray:
+        """Return which pixels of a mask are white, (T, S, S), cropped as the frames of a clip.
+
+        An image holds for all frames; a video has one mask for each.
+        """
+        with as_user_error(UnreadableFile):
+            sizes = [read_video(one, 0.0, 1, 1.0).frames.shape[1:3] for one in (path, clip)]
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"The mask {path} is {sizes[0][1]} x {sizes[0][0]}, but the video is {sizes[1][1]} "
+                f"x {sizes[1][0]}: give a mask of the same size, white where to generate."
+            )
+        frames = self.read_beginning(path, self.frames).frames
+        if len(frames) == 1:
+            frames = np.repeat(frames, self.frames, axis=0)
+        if len(frames) < self.frames:
+            raise UserError(
+                f"The mask {path} has {len(frames)} frames, but {self.frames} are generated: give "
+                "an image for all frames, or a longer video."
+            )
+        return frames.mean(3) > 127
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
@@ -176,9 +241,33 @@ def find_videos(
     return FolderFiles(found.root, names, found.other_files)
 
 
+PIECE_FRAMES = 16
+"""Frames of one piece of a whole video, about as many as a training example has."""
+
+
 @dataclass(frozen=True)
 class VideoFolderDataset(FileDataset):
     config: VideoDataConfig
+    piece_length: ClassVar[int | None] = PIECE_FRAMES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        if info.still:
+            return Extent(1, DEFAULT_RATE_HZ)
+        rate_hz = self.config.frame_rate_hz(info.rate_hz)
+        last = last_start(info.rate_hz, info.seconds)
+        return Extent(max(1, math.floor(last * rate_hz) + 1), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> VideoExample:
+        path, config = self.file(index), self.config.without_augmentation().frame_config()
+        info = probe(path)
+        rate_hz = DEFAULT_RATE_HZ if info.still else self.config.frame_rate_hz(info.rate_hz)
+        if info.still:
+            video = self.load_image(path)
+        else:
+            video = read_video(path, start / rate_hz, count, rate_hz, min_side=config.decode_size)
+        squares = crop_frames(video, config, np.random.default_rng(0))
+        return VideoExample(squares.to_floats(), len(squares.frames), rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         """Draw five random numbers: one for the start and four for the crop."""
@@ -242,7 +331,7 @@ def crop_frames(video: Video, config: ImageDataConfig, rng: np.random.Generator)
     squares = []
     for frame in video.frames:
         rng.bit_generator.state = state
-        squares.append(np.asarray(crop_square(PIL.Image.fromarray(frame), config, rng)))
+        squares.append(np.asarray(crop_image(PIL.Image.fromarray(frame), config, rng)))
     return Video(np.stack(squares), video.rate_hz)
 
 

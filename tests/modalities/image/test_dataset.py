@@ -11,9 +11,10 @@ import PIL.Image
 import pytest
 import torch
 
-from tessera.data.dataset import FileDataset, split_names
+from tessera.data.dataset import FileDataset
 from tessera.data.discovery import find_files, list_files
 from tessera.data.errors import UnreadableFile
+from tessera.data.split import split_names
 from tessera.modalities.image.dataset import ImageDataConfig, ImageFolderDataset
 from tessera.modalities.image.inspect import inspect_folder
 from tessera.modalities.image.media import SUFFIXES, Image

@@ -457,7 +457,7 @@ def test_config_can_be_encoded_and_decoded():
         (("cond_atend_time",), "did you mean 'attend_time'"),
         (
             ("xyzzy",),
-            r"no layer 'xyzzy'\. The layers are residual, consecutive_residual, compress_space",
+            r"no layer 'xyzzy'\. The layers are residual, consecutive_residual, factorized",
         ),
         (("residual:two",), "no layer 'residual:two': did you mean 'residual'"),
         (("",), "no layer ''"),

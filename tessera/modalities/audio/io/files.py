@@ -29,6 +29,7 @@ from tessera.modalities.audio.io.base import (
     import_soundfile,
 )
 from tessera.modalities.audio.io.stream import AudioStreamReader
+from tessera.modalities.audio.io.wav import declared_ratio
 
 SUFFIXES = (*MODALITY.suffixes, ".webm")
 """Suffixes of files that are read as audio; .webm may also be a video."""
@@ -55,6 +56,14 @@ class AudioScan:
     """Where and why decoding stopped early; "" if the file is intact."""
 
 
+@dataclass(frozen=True)
+class Level:
+    """The level of a whole file, mixed to one channel."""
+
+    rms: float
+    peak: float
+
+
 def probe(path: AnyFile) -> AudioInfo:
     """Read the rate, the channels and the length without decoding more than the beginning.
 
@@ -79,6 +88,12 @@ def scan_blocks(path: AnyFile, on_block: Callable[[np.ndarray], None]) -> AudioS
     """Do the same as `scan_audio` and call `on_block` with every block, (C, n)."""
     with add_path(path):
         return _scan_blocks(file_signature(path), on_block)
+
+
+def measure_level(path: AnyFile) -> Level:
+    """Decode the whole file and measure its level. Cached until the file changes."""
+    with add_path(path):
+        return _measure_level(file_signature(path))
 
 
 def read_samples(path: AnyFile, start: int = 0, count: int | None = None) -> np.ndarray:
@@ -173,11 +188,24 @@ def _scan_blocks(signature: FileSignature, on_block: Callable[[np.ndarray], None
         num_samples = block.end
     if not num_samples:
         raise UnreadableFile(f"nothing of it can be read ({blocks.error})")
+    declared = round(info.num_samples * declared_ratio(signature.path))
     # The header of a compressed file may state slightly more than the file holds.
-    truncated = num_samples < info.num_samples - 0.25 * info.rate_hz
+    tolerance = 0 if declared > info.num_samples else 0.25 * info.rate_hz
+    truncated = num_samples < declared - tolerance
     reason = blocks.error or ("the data ends there" if truncated else "")
-    position = f"{num_samples / info.rate_hz:.2f} s of {info.seconds:.2f} s"
+    position = f"{num_samples / info.rate_hz:.2f} s of {declared / info.rate_hz:.2f} s"
     return AudioScan(num_samples, f"it is damaged at {position} ({reason})" if reason else "")
+
+
+@lru_cache(maxsize=1 << 16)
+def _measure_level(signature: FileSignature) -> Level:
+    count, squares, peak = 0, 0.0, 0.0
+    for block in ReadableBlocks(open_reader(signature.file).blocks(0)):
+        mono = validate_samples(block.samples).mean(axis=0)
+        count += len(mono)
+        squares += float(np.square(mono, dtype=np.float64).sum())
+        peak = max(peak, float(np.abs(mono).max(initial=0)))
+    return Level((squares / max(1, count)) ** 0.5, peak)
 
 
 def open_reader(path: AnyFile) -> Reader:
