@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tessera._optional import require
+from tessera.cli.export import export
 from tessera.cli.pack import pack
 from tessera.run.directory import (
     Json,
@@ -813,6 +814,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "search": search,
     "check": check,
     "pack": pack,
+    "export": export,
     "view": view,
     "demo": demo,
 }
