@@ -30,6 +30,7 @@ _MODULES = {
     "OptimizerConfig": "tessera.engine.optim.config",
     "Run": "tessera.run.config",
     "Search": "tessera.api.search",
+    "Speaker": "tessera.api.speaker",
     "SoundStormConfig": "tessera.trainers",
     "SoundStormTrainer": "tessera.trainers",
     "Task": "tessera.engine.task",

@@ -35,7 +35,12 @@ import tyro
 from tessera.cli import flags
 from tessera.cli.commands import COMMANDS
 from tessera.modalities.audio.media import Audio
-from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
+from tessera.modalities.audio.recipes import (
+    audio_codec,
+    audio_semantic,
+    audio_soundstorm,
+    audio_text2semantic,
+)
 from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.image.synthetic import SyntheticImages, draw
@@ -432,7 +437,8 @@ CHOICES = [
         for quantizer in ("vq", "fsq", "lfq")
     ),
     (audio_codec, "--network soundstream"),
-    *((audio_semantic, f"--features {features}") for features in ("mel", "a-folder")),
+    *((audio_semantic, f"--features {features}") for features in ("mel", "ctc", "a-folder")),
+    (audio_text2semantic, ""),
     *((audio_soundstorm, f"--critic {critic}") for critic in ("own", "head")),
     (images_maskgit, "--text an-encoder"),
 ]

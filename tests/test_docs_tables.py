@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
+from tessera.modalities.audio.recipes import (
+    audio_codec,
+    audio_semantic,
+    audio_soundstorm,
+    audio_text2semantic,
+)
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.mesh.recipes import (
@@ -234,6 +239,23 @@ def soundstorm_row(preset: Preset) -> list[str]:
     ]
 
 
+def text_to_semantic_row(preset: Preset) -> list[str]:
+    run: Any = audio_text2semantic(preset)
+    recognizer: Any = audio_semantic(preset, features="ctc").task.model
+    grid = recognizer.grid(run.data)
+    model = run.task.model.build(recognizer.build(), 2 * grid[0])
+    return [
+        audio_length(run),
+        f"{recognizer.token_rate_hz:g}",
+        f"{run.task.model.dim}",
+        f"{run.task.model.depth}",
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        run.task.optimizer.name,
+        learning_rate(run),
+    ]
+
+
 ROWS = {
     "images-vqgan": image_tokenizer_row,
     "images-maskgit": image_generator_row,
@@ -246,6 +268,7 @@ ROWS = {
     "audio-codec": codec_row,
     "audio-semantic": semantic_row,
     "audio-soundstorm": soundstorm_row,
+    "audio-text2semantic": text_to_semantic_row,
 }
 
 

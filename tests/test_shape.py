@@ -32,7 +32,7 @@ imports `view`."""
 MAY_IMPORT: dict[str, set[str]] = {
     "_optional": set(),
     "engine": {"run.directory", "run.errors"},
-    "data": {"run.directory", "run.errors", "engine.task", "engine.modes"},
+    "data": {"_optional", "run.directory", "run.errors", "engine.task", "engine.modes"},
     "nn": {"losses.spectrogram", "_optional"},
     "text": {"nn", "_optional", "engine.task.Frozen", "run.directory"},
     "losses": {"nn.precision"},

@@ -350,14 +350,14 @@ class Generator:
                 "recording to follow (--like RECORDING) or recordings (--data)."
             )
         names = request.names or [prompt or "unconditional" for prompt in request.prompts]
-        settings = describe_request(request)
+        settings = describe_request(request, self.takes_prompts)
         last, last_sampling = self.task, None
         if self.superres is not None:
             last, last_sampling = self.superres, self.superres.config.sampling
             if superres_decoding_steps is not None:
                 last_sampling = override(last_sampling, {"decoding_steps": superres_decoding_steps})
             settings["superres"] = {
-                "sampling": dataclasses.asdict(last_sampling),
+                "sampling": describe_sampling(last_sampling),
                 "guidance": dataclasses.asdict(last.config.guidance),
             }
         generated = Generated(names=list(names), settings=settings)
@@ -531,14 +531,27 @@ def make_seeds(seed: int, count: int) -> list[int]:
     return [hash_seed(seed, i) for i in range(count)]
 
 
-def describe_request(request: GenerationRequest) -> Json:
-    """Return the settings of a request for settings.json."""
-    return {
+def describe_request(request: GenerationRequest, has_text: bool) -> Json:
+    """Return the settings of a request for settings.json: those that have an effect.
+
+    Guidance needs a text condition.
+    """
+    settings: Json = {
         "prompts": list(request.prompts),
         "negative_prompt": request.negative_prompt,
-        "sampling": dataclasses.asdict(request.sampling) if request.sampling else None,
-        "guidance": dataclasses.asdict(request.guidance) if request.guidance else None,
+        "sampling": describe_sampling(request.sampling) if request.sampling else None,
     }
+    if has_text:
+        settings["guidance"] = dataclasses.asdict(request.guidance) if request.guidance else None
+    return settings
+
+
+def describe_sampling(sampling: DataclassInstance) -> Json:
+    """Return sampling settings; with steps for each level, the common number has no effect."""
+    settings = dataclasses.asdict(sampling)
+    if settings.get("decoding_steps_per_level"):
+        del settings["decoding_steps"]
+    return settings
 
 
 def drop_none(**settings: object) -> dict[str, object]:

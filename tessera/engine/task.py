@@ -345,6 +345,11 @@ class TaskConfig:
         """Return the runs that this task needs, as names and paths."""
         return {}
 
+    def companions(self) -> dict[str, str]:
+        """Return trained runs that are copied into the run directory and that only the use of the
+        run needs, as names and paths."""
+        return {}
+
     def notice(self, data: DataSettings) -> str:
         """Return remarks about training on these data, which are printed before."""
         return ""

@@ -73,6 +73,10 @@ class Layout:
     def tokens_per_position(self) -> int:
         return math.prod(self.patch_sides) * self.num_quantizers
 
+    def for_length(self, length: int) -> Layout:
+        """Return the layout of a sequence of another length; other grids do not change."""
+        return replace(self, grid=(length,)) if len(self.grid) == 1 else self
+
     def patchify(self, codes: Tensor) -> Tensor:
         """Rearrange codes (B, *grid) or (B, *grid, num_quantizers) to tokens (B, N, S)."""
         axes = len(self.grid)

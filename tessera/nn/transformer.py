@@ -389,11 +389,12 @@ class FeedForward(nn.Module):
     """SwiGLU with an inner size of 8/3 of the model dimension, rounded up to a multiple of 16.
 
     It costs as much as an ungated layer with an inner size of four times the model dimension.
+    `inner` is another inner size.
     """
 
-    def __init__(self, dim: int):
+    def __init__(self, dim: int, inner: int | None = None):
         super().__init__()
-        inner = (8 * dim // 3 + 15) // 16 * 16
+        inner = inner or (8 * dim // 3 + 15) // 16 * 16
         self.norm = Norm(dim)
         self.to_inner = linear(dim, 2 * inner)
         self.out = zero_init_(linear(inner, dim))

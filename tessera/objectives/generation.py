@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.notebook import figures_to_html
-from tessera.data.tokens import TokenizedBatch, TokensInfo
+from tessera.data.tokens import TokenDataset, TokenizedBatch, TokensInfo
 from tessera.engine.task import (
     Alarm,
     Batch,
@@ -19,6 +19,7 @@ from tessera.engine.task import (
     Examples,
     Frozen,
     Media,
+    Source,
     Task,
     TaskConfig,
 )
@@ -258,6 +259,12 @@ class TokenizedGeneratorConfig(GeneratorConfig):
 
     def dependencies(self) -> dict[str, str]:
         return {"tokenizer": self.tokenizer} | self.conditioning()
+
+    def prepare_dataset(
+        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+    ) -> Source:
+        """Return tokenized examples as they are trained on, such as several joined to one."""
+        return dataset
 
     def notice(self, data: object) -> str:
         return f"Tokenizer: {self.tokenizer}."

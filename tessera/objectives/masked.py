@@ -256,7 +256,8 @@ class MaskedTask(GeneratorTask):
     # ---- inputs
 
     def get_tokens(self, examples: Examples) -> TokenBatch:
-        return TokenBatch.from_padded(self.layout.patchify(self.get_codes(examples)))
+        codes = self.get_codes(examples)
+        return TokenBatch.from_padded(self.layout.for_length(codes.shape[1]).patchify(codes))
 
     def mask(self, token_batch: TokenBatch, randomness: ExampleRandomness) -> MaskedTokens:
         """Mask each example with its own generator; padding is masked and not predicted."""

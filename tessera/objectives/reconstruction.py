@@ -10,10 +10,10 @@ media, and a `ReconstructionLoss`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -55,7 +55,20 @@ class CastableInput(Protocol):
 
 ModelInput = TypeVar("ModelInput", bound=CastableInput)
 AnyDataConfig = TypeVar("AnyDataConfig")
+AnyModel: TypeAlias = Any
+"""The model of a tokenizer. Each adapter annotates that of its own modality."""
 AnyMedia = TypeVar("AnyMedia", bound=Media)
+
+
+@runtime_checkable
+class ChunkedModel(Protocol):
+    """A model that encodes and decodes chunks along time, with the codes of the whole."""
+
+    def encode_chunks(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield codes (B, t, ...) of a medium that arrives in chunks of any lengths."""
+
+    def decode_chunks(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the output for codes that arrive in chunks."""
 
 
 class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
@@ -91,6 +104,22 @@ class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
 
     def show_pairs(self, output: Tensor, batch: Batch) -> list[AnyMedia]:
         """Return each original side by side with its reconstruction."""
+        raise NotImplementedError
+
+    # ---- whole recordings and videos, in pieces along time
+
+    def encode_pieces(self, model: AnyModel, pieces: Iterable[AnyExamples]) -> Tensor:
+        """Encode one medium, which arrives in pieces, as codes (t, ...)."""
+        raise NotImplementedError
+
+    def decode_pieces(
+        self, model: AnyModel, codes: Tensor, length: int, rate_hz: float
+    ) -> Iterator[AnyMedia]:
+        """Decode codes (t, ...) to a medium of `length` samples or frames, in pieces."""
+        raise NotImplementedError
+
+    def original(self, examples: AnyExamples) -> AnyMedia:
+        """Return the medium of a batch of one piece."""
         raise NotImplementedError
 
 

@@ -81,11 +81,11 @@ def sample_from_logits(logits_MK: Tensor, uniform_M: Tensor, temperature: float)
         return logits_MK.argmax(-1)
     if temperature != 1:
         logits_MK = (logits_MK - logits_MK.amax(-1, keepdim=True)) / temperature
-    cumulative_MK = logits_MK.softmax(
-        -1, dtype=torch.promote_types(logits_MK.dtype, torch.float32)
-    ).cumsum(-1)
-    if cumulative_MK[:, -1].isnan().any():
+    is_half = logits_MK.dtype in (torch.float16, torch.bfloat16)
+    cumulative_MK = logits_MK.softmax(-1, dtype=torch.float32 if is_half else None).cumsum(-1)
+    total_M1 = cumulative_MK[:, -1:]
+    if total_M1.isnan().any():
         raise FloatingPointError("The network returned logits that are not finite.")
     # Below the total also after rounding, since uniform numbers are below 1.
-    target_M1 = uniform_M[:, None] * cumulative_MK[:, -1:]
+    target_M1 = uniform_M[:, None] * total_M1
     return torch.searchsorted(cumulative_MK, target_M1, right=True)[:, 0]

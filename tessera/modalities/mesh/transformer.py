@@ -20,19 +20,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera.modalities.mesh.next_token import (
+    NextTokenPredictions,
+    RowPadding,
+    TextConditionedTransformer,
+)
 from tessera.nn.causal_transformer import CausalTransformer, KVCache
 from tessera.nn.precision import to_fp32
-from tessera.nn.transformer import ContextKV, States, linear
-from tessera.text.encoder import TextEncoder
+from tessera.nn.transformer import ContextKV, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
-
-MIN_ROWS = 4
-"""Some CPUs round matrix products of fewer rows differently, and the mesh of a seed would depend on
-the batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,39 +67,21 @@ class MeshTransformerConfig:
         return MeshTransformer(self, vocab_size, corners, num_quantizers)
 
 
-@dataclass
-class NextTokenPredictions:
-    """The logits and targets of all M tokens of a batch, ends included and padding excluded."""
-
-    logits_MV: Tensor
-    """(M, V + 1); the end has logit -inf within a face."""
-    targets_M: Tensor
-    """The true token ids."""
-    example_M: Tensor
-    """The row of the batch that each token belongs to."""
-    num_examples: int
-    """The batch size."""
-
-    def cross_entropy_B(self) -> Tensor:
-        """Return the mean cross-entropy over the tokens of each mesh."""
-        loss_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
-        count_B = torch.bincount(self.example_M, minlength=self.num_examples)
-        return loss_M.new_zeros(self.num_examples).index_add(0, self.example_M, loss_M) / count_B
-
-
-class MeshTransformer(nn.Module):
+class MeshTransformer(TextConditionedTransformer):
     def __init__(
         self, config: MeshTransformerConfig, vocab_size: int, corners: int, num_quantizers: int
     ):
-        super().__init__()
-        self.config, self.vocab_size = config, vocab_size
-        self.tokens_per_position = corners * num_quantizers
-        self.text = config.text.build() if config.text is not None else None
-        context = self.text.dim if self.text is not None else None
-        dim, fine = config.dim, config.fine_dim
-        self.face_transformer = CausalTransformer(
-            dim, config.depth, config.heads, config.max_len + 1, context_dim=context
+        super().__init__(
+            config.text,
+            vocab_size=vocab_size,
+            max_len=config.max_len,
+            dim=config.dim,
+            depth=config.depth,
+            heads=config.heads,
         )
+        self.config = config
+        self.tokens_per_position = corners * num_quantizers
+        dim, fine = config.dim, config.fine_dim
         self.token_transformer = CausalTransformer(
             fine, config.fine_depth, config.fine_heads, self.tokens_per_position
         )
@@ -119,20 +100,6 @@ class MeshTransformer(nn.Module):
         self.offsets: Tensor
         self.impossible_SV: Tensor
 
-    @property
-    def eos_token_id(self) -> int:
-        """The token id of the end of a mesh."""
-        return self.vocab_size
-
-    @property
-    def max_len(self) -> int:
-        """The maximum number of faces of a mesh."""
-        return self.config.max_len
-
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> list[ContextKV] | None:
-        """Encode the texts as keys and values of each block; mask dropped and empty texts."""
-        return encode_texts(self.text, self.face_transformer, texts, dropped)
-
     # ---- teacher forcing
 
     def predict(
@@ -148,7 +115,7 @@ class MeshTransformer(nn.Module):
         self.validate_tokens(tokens_BNS)
         batch, count, _ = tokens_BNS.shape
         embedded_BNSE = self.embed(tokens_BNS)
-        dropout_LBW = self.face_transformer.sample_dropout(generators, self.config.dropout)
+        dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
         states_BNW = self.face_states(embedded_BNSE, condition, dropout_LBW=dropout_LBW)
         example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
         example_B = torch.arange(batch, device=tokens_BNS.device)
@@ -186,7 +153,7 @@ class MeshTransformer(nn.Module):
         faces_BNW = self.to_face(embedded_BNSE.flatten(2))
         bos_B1W = self.bos_embedding.to(faces_BNW.dtype).expand(len(faces_BNW), 1, -1)
         x_BNW = torch.cat([bos_B1W, faces_BNW], dim=1)
-        return self.face_transformer(x_BNW, condition, cache, dropout_LBW)
+        return self.transformer(x_BNW, condition, cache, dropout_LBW)
 
     def token_logits(self, states_PW: Tensor, embedded_PSE: Tensor) -> Tensor:
         """Return (P, S + 1, V + 1): the logits of the first token of each face, and of one more
@@ -264,42 +231,10 @@ class DecodingState:
         self.current_face.append(self.model.token_embedding(tokens_B + offset))
         if len(self.current_face) == self.model.tokens_per_position:
             face_BW = self.model.to_face(torch.cat(self.current_face, dim=1))
-            self.state_BW = self.model.face_transformer.decode_step(
+            self.state_BW = self.model.transformer.decode_step(
                 face_BW, self.condition, self.face_cache
             )
             self.current_face, self.token_cache.length = [], 0
-
-
-class RowPadding:
-    """Repeats rows of a small batch until there are MIN_ROWS."""
-
-    def __init__(self, count: int, device: torch.device):
-        self.count = count
-        self.index = torch.arange(MIN_ROWS, device=device).clamp_max(count - 1)
-
-    def pad(self, rows: Tensor) -> Tensor:
-        return rows if self.count >= MIN_ROWS else rows[self.index]
-
-    def pad_context(self, condition: list[ContextKV] | None) -> list[ContextKV] | None:
-        if condition is None or self.count >= MIN_ROWS:
-            return condition
-        return [one.select(self.index) for one in condition]
-
-
-def encode_texts(
-    encoder: TextEncoder | None,
-    transformer: CausalTransformer,
-    texts: Sequence[str],
-    dropped: Sequence[bool],
-) -> list[ContextKV] | None:
-    """Encode texts as keys and values of each block; mask dropped and empty texts."""
-    if encoder is None:
-        return None
-    states = encoder(texts)
-    kept = torch.tensor(
-        [bool(text) and not drop for text, drop in zip(texts, dropped)], device=states.mask.device
-    )
-    return transformer.project_context(States(states.values, states.mask & kept[:, None]))
 
 
 def build_impossible_mask(tokens_per_position: int, vocab_size: int) -> Tensor:

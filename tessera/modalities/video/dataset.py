@@ -16,10 +16,12 @@ import numpy as np
 import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
-from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import Found, find_files
+from tessera.data.collection import FileCollection, FolderFiles
+from tessera.data.dataset import DataConfig, Extent, FileDataset
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.dataset import ImageDataConfig, crop_square
+from tessera.data.files import AnyFile
+from tessera.modalities.image.dataset import ImageDataConfig, crop_image
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, VideoInfo, import_av
 from tessera.modalities.video.io.files import (
     IMAGE_SUFFIXES,
@@ -39,9 +41,12 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class VideoDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 5
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "videos"
 
     path: str | None = None
-    """A folder of videos, with subfolders, or one video; None generates synthetic videos."""
+    """A folder of videos, with subfolders, one video, tar shards, a table or a list of paths; None
+    generates synthetic videos."""
     size: int = 64
     """The side of the square frames in pixels."""
     frames: int = 17
@@ -67,6 +72,9 @@ class VideoDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training videos."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each video alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training videos; the held-out ones come on top."""
     synthetic_seed: int = 0
@@ -103,8 +111,10 @@ class VideoDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
-        found = find_videos(str(self.path), self.images, self.folders)
-        return VideoFolderDataset.from_found(found, self, captions)
+        return VideoFolderDataset.from_files(self.find_files(), self, captions)
+
+    def find_files(self) -> FileCollection:
+        return find_videos(str(self.path), self.images, self.folders, self.source_options)
 
     def sample_metrics(self) -> list[SampleMetric]:
         """Compare samples with real videos, and synthetic videos with their prompts."""
@@ -213,34 +223,64 @@ def find_videos(
     path: str | Path,
     images: Literal["single", "skip"] = "single",
     folders: Literal["images", "videos"] = "images",
-) -> Found:
+    options: SourceOptions = DEFAULT_OPTIONS,
+) -> FileCollection:
     """Find videos: files and, if requested, folders of frames ("." is the folder itself)."""
     suffixes = IMAGE_SUFFIXES if images == "single" or folders == "videos" else ()
-    found = find_files(path, SUFFIXES + suffixes, "videos")
+    found = find_files(path, SUFFIXES + suffixes, "videos", options)
     if folders == "images" or Path(path).expanduser().is_file():
         return found
+    if not isinstance(found, FolderFiles):
+        raise UserError(
+            f"{path} is no folder, and only a folder on the disk can hold folders of frames: leave "
+            "--data.folders videos out, or unpack it."
+        )
     frames = {name for name in found.names if name.lower().endswith(IMAGE_SUFFIXES)}
     frame_folders = {posixpath.dirname(name) or "." for name in frames}
     names = sorted(frame_folders | set(found.names) - frames)
-    return Found(found.root, names, found.other_files)
+    return FolderFiles(found.root, names, found.other_files)
+
+
+PIECE_FRAMES = 16
+"""Frames of one piece of a whole video, about as many as a training example has."""
 
 
 @dataclass(frozen=True)
 class VideoFolderDataset(FileDataset):
     config: VideoDataConfig
+    piece_length: ClassVar[int | None] = PIECE_FRAMES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        if info.still:
+            return Extent(1, DEFAULT_RATE_HZ)
+        rate_hz = self.config.frame_rate_hz(info.rate_hz)
+        last = last_start(info.rate_hz, info.seconds)
+        return Extent(max(1, math.floor(last * rate_hz) + 1), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> VideoExample:
+        path, config = self.file(index), self.config.without_augmentation().frame_config()
+        info = probe(path)
+        rate_hz = DEFAULT_RATE_HZ if info.still else self.config.frame_rate_hz(info.rate_hz)
+        if info.still:
+            video = self.load_image(path)
+        else:
+            video = read_video(path, start / rate_hz, count, rate_hz, min_side=config.decode_size)
+        squares = crop_frames(video, config, np.random.default_rng(0))
+        return VideoExample(squares.to_floats(), len(squares.frames), rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         """Draw five random numbers: one for the start and four for the crop."""
         u = rng.random()
         position = u if self.config.crop == "random" else 0.5
-        video = self.load_part(self.path(index), position)
+        video = self.load_part(self.file(index), position)
         squares = crop_frames(video, self.config.frame_config(), rng)
         return pad_frames(squares, self.config.frames, self.sample_caption(index, rng))
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
-    def load_part(self, path: str, position: float) -> Video:
+    def load_part(self, path: AnyFile, position: float) -> Video:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         info = probe(path)
         if info.still:
@@ -253,12 +293,12 @@ class VideoFolderDataset(FileDataset):
             )
         return video
 
-    def load_image(self, path: str) -> Video:
+    def load_image(self, path: AnyFile) -> Video:
         if self.config.images == "skip":
             raise UnreadableFile(f"{path}: it is an image, and images are skipped")
         return read_video(path, 0.0, 1, 1.0, min_side=self.config.frame_config().decode_size)
 
-    def read_part(self, path: str, info: VideoInfo, position: float) -> Video:
+    def read_part(self, path: AnyFile, info: VideoInfo, position: float) -> Video:
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
             video = self.read_at(path, info, info.seconds, position)
@@ -270,7 +310,7 @@ class VideoFolderDataset(FileDataset):
             pass
         return self.read_at(path, info, decode_all(path).seconds, position)
 
-    def read_at(self, path: str, info: VideoInfo, seconds: float, position: float) -> Video:
+    def read_at(self, path: AnyFile, info: VideoInfo, seconds: float, position: float) -> Video:
         """Read a part of a file that is `seconds` long."""
         config = self.config
         start = config.part_start(info.rate_hz, seconds, position)
@@ -291,7 +331,7 @@ def crop_frames(video: Video, config: ImageDataConfig, rng: np.random.Generator)
     squares = []
     for frame in video.frames:
         rng.bit_generator.state = state
-        squares.append(np.asarray(crop_square(PIL.Image.fromarray(frame), config, rng)))
+        squares.append(np.asarray(crop_image(PIL.Image.fromarray(frame), config, rng)))
     return Video(np.stack(squares), video.rate_hz)
 
 

@@ -8,22 +8,23 @@ A `Video` holds (T, H, W, 3) uint8, with T frames. Models take float32 of shape 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
+from tessera.data.files import AnyFile
 from tessera.data.notebook import data_uri
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import enlargement
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.io.files import probe, read_frames
-from tessera.modalities.video.io.writer import write_gif, write_mp4
+from tessera.modalities.video.io.writer import write_gif, write_mp4, write_mp4_pieces
 
 if TYPE_CHECKING:  # listing, inspecting and rendering videos must not import torch
     import torch
@@ -91,6 +92,8 @@ class Video:
     """Uint8 of shape (T, H, W, 3)."""
     rate_hz: float
     """Frames per second."""
+    suffixes: ClassVar[tuple[str, ...]] = SAVE_SUFFIXES
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         if (
@@ -145,6 +148,22 @@ class Video:
         write_mp4(self, resolved)
         if resolved != Path(path):  # the suffix was appended
             write_gif(self, Path(f"{path}.gif"))
+        return resolved
+
+    @classmethod
+    def write_pieces(cls, pieces: Iterable[Video], path: str | Path) -> Path:
+        """Write a video that arrives in pieces of one size and rate; return the path.
+
+        An MP4 is written in bounded memory; a GIF is joined first.
+        """
+        resolved = resolve_suffix(path, ".mp4", cls.suffixes)
+        resolved.parent.mkdir(parents=True, exist_ok=True)
+        if resolved.suffix.lower() == ".gif":
+            videos = list(pieces)
+            joined = cls(np.concatenate([one.frames for one in videos]), videos[0].rate_hz)
+            write_gif(joined, resolved)
+        else:
+            write_mp4_pieces(pieces, resolved)
         return resolved
 
     def to_gif(self) -> bytes:
@@ -245,7 +264,7 @@ class VideoSheet(Video):
 
 
 def read_video(
-    path: str | Path, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
+    path: AnyFile, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
 ) -> Video:
     """Read `count` frames from `start_seconds` on, or fewer; see `read_frames`."""
     return Video(read_frames(path, start_seconds, count, rate_hz, min_side), rate_hz)

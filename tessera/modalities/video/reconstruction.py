@@ -8,7 +8,7 @@ motion discriminators get the repeated frames too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
@@ -36,7 +36,7 @@ from tessera.modalities.image.perceptual import (
 )
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig, subsample_frames
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
-from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+from tessera.modalities.video.magvit2 import VideoTokenizer, VideoTokenizerConfig
 from tessera.modalities.video.media import Video, VideoBatch
 from tessera.nn.precision import to_fp32
 from tessera.objectives.reconstruction import (
@@ -50,6 +50,10 @@ from tessera.objectives.reconstruction import (
 
 if TYPE_CHECKING:
     from tessera.modalities.video.dataset import VideoDataConfig
+
+
+CHUNK_CODES = 4
+"""Latent frames that are decoded at a time."""
 
 
 class VideoAdapter(MediaAdapter):
@@ -70,6 +74,35 @@ class VideoAdapter(MediaAdapter):
 
     def to_media(self, output: Tensor) -> list[Video]:
         return [Video.from_floats(one, DEFAULT_RATE_HZ) for one in output.float().cpu().numpy()]
+
+    def encode_pieces(self, model: VideoTokenizer, pieces: Iterable[VideoBatch]) -> Tensor:
+        """Encode a video; its last frame is repeated up to a number of frames that has codes."""
+        dtype = next(model.parameters()).dtype
+
+        def chunks() -> Iterator[Tensor]:
+            frames, last = 0, None
+            for piece in pieces:
+                chunk = piece.videos[:, :, : int(piece.lengths[0])].to(dtype)
+                frames, last = frames + chunk.shape[2], chunk[:, :, -1:]
+                yield chunk
+            missing = -(frames - 1) % model.config.time_factor
+            if last is not None and missing:
+                yield last.expand(-1, -1, missing, -1, -1)
+
+        return torch.cat(list(model.encode_chunks(chunks())), dim=1)[0]
+
+    def decode_pieces(
+        self, model: VideoTokenizer, codes: Tensor, length: int, rate_hz: float
+    ) -> Iterator[Video]:
+        for output in model.decode_chunks(codes[None].split(CHUNK_CODES, dim=1)):
+            frames = self.bound(output)[0, :, :length]
+            length -= frames.shape[1]
+            if frames.shape[1]:
+                yield Video.from_floats(frames.float().cpu().numpy(), rate_hz)
+
+    def original(self, examples: VideoBatch) -> Video:
+        frames = examples.videos[0, :, : int(examples.lengths[0])]
+        return Video.from_floats(frames.float().cpu().numpy(), examples.rates_hz[0])
 
     def show_pairs(self, output: Tensor, batch: Batch[VideoBatch]) -> list[Video]:
         """Return each original side by side with its reconstruction, at its own frame rate."""

@@ -424,7 +424,7 @@ def test_captions_are_counted_by_source(tmp_path):
         write_lossless(tmp_path / f"{name}.webp", 3)
     (tmp_path / "a.txt").write_text("ramps")
     dataset = VideoDataConfig(path=str(tmp_path), frames=3).full()
-    assert dataset.captions.counts(dataset.names) == {"text files": 1}
+    assert dataset.files.count_captions() == {"text files": 1}
     assert [dataset.caption(i) for i in range(2)] == ["ramps", ""]
 
 
