@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
 from tessera.engine.task import Frozen
 from tessera.losses.ctc import align_labels
 from tessera.modalities.audio.ctc import CTCTokenizer
@@ -98,7 +99,8 @@ class TokenPredictions:
     logits_MV: Tensor
     targets_M: Tensor
     example_M: Tensor
-    num_examples: int
+    count_B: Tensor
+    """The number of tokens of each example, at least 1."""
     duration_loss_B: Tensor
     """The mean cross-entropy of the durations of each text."""
     frames_error_B: Tensor
@@ -107,8 +109,8 @@ class TokenPredictions:
     def cross_entropy_B(self) -> Tensor:
         """Return the mean cross-entropy over the tokens of each example."""
         loss_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
-        count_B = torch.bincount(self.example_M, minlength=self.num_examples).clamp_min(1)
-        return loss_M.new_zeros(self.num_examples).index_add(0, self.example_M, loss_M) / count_B
+        total_B = loss_M.new_zeros(len(self.count_B)).index_add(0, self.example_M, loss_M)
+        return total_B / self.count_B
 
 
 class CharacterEncoder(TextEncoder):
@@ -171,7 +173,7 @@ class TextToSemantic(nn.Module):
     def eos_token_id(self) -> int:
         return self.vocab_size
 
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> SpokenText:
+    def condition(self, texts: Sequence[str], dropped: Sequence[bool] = ()) -> SpokenText:
         """Encode texts; no text is dropped, because speech without text has no length."""
         labels = [self.text.encode(text) for text in texts]
         states = self.text.encode_labels(labels)
@@ -193,14 +195,14 @@ class TextToSemantic(nn.Module):
         inputs_BN = F.pad(tokens_BN[:, :-1], (1, 0), value=self.eos_token_id)
         x_BNW = frames_BNW + self.token_embedding(inputs_BN.where(inputs_BN >= 0, 0))
         dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
-        states_BNW = self.transformer(x_BNW, dropout_LBW=dropout_LBW)
+        states_BNW = self.transformer(x_BNW, dropout_LBW=move_tensors(dropout_LBW, x_BNW.device))
         example_M, position_M = (tokens_BN >= 0).nonzero(as_tuple=True)
         duration_loss_B, frames_error_B = self.measure_durations(condition, durations, frames_B)
         return TokenPredictions(
             self.head(states_BNW[example_M, position_M]),
             tokens_BN[example_M, position_M],
             example_M,
-            len(tokens_BN),
+            frames_B.clamp_min(1),
             duration_loss_B,
             frames_error_B,
         )

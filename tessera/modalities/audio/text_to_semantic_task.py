@@ -24,6 +24,7 @@ from tessera.modalities.audio.text_to_semantic import (
 )
 from tessera.objectives.autoregressive import (
     AutoregressiveConfig,
+    AutoregressiveInputs,
     AutoregressiveTask,
     token_accuracy,
 )
@@ -112,23 +113,25 @@ class TextToSemanticTask(AutoregressiveTask):
         super().__init__(config, tokenizer)
         self.max_positions = self.model.max_len
 
+    def prepare_inputs(self, batch: Batch) -> AutoregressiveInputs:
+        """Prepare the tokens only: texts are aligned with them by the recogniser."""
+        return AutoregressiveInputs(self.get_tokens(batch.examples), None, None)
+
     def next_token_loss(self, batch: Batch, step: int) -> Loss:
-        generators = batch.generators()
-        condition = self.model.condition(batch.examples.captions, [False] * len(batch))
-        predictions = self.model.predict(self.get_tokens(batch.examples), condition, generators)
+        inputs: AutoregressiveInputs = self.get_inputs(batch)
+        condition = self.model.condition(batch.examples.captions)
+        predictions = self.model.predict(inputs.tokens_BNS, condition, batch.generators())
         correct_M = (predictions.logits_MV.detach().argmax(-1) == predictions.targets_M).float()
         terms = {
             "cross_entropy": predictions.cross_entropy_B().mean(),
             "duration": self.config.duration_weight * predictions.duration_loss_B.mean(),
         }
-        accuracy = partial(
-            token_accuracy, correct_M, predictions.example_M, predictions.num_examples
-        )
+        accuracy = partial(token_accuracy, correct_M, predictions.example_M, predictions.count_B)
         return Loss(terms, {"accuracy": accuracy, "frames_error": predictions.frames_error_B.mean})
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         sums = super().eval_step(batch)
-        predictions = self.predict(batch, batch.examples.captions)
+        predictions = self.predict(self.get_inputs(batch), batch.examples.captions)
         error_B = predictions.frames_error_B  # type: ignore[attr-defined]
         examples = torch.tensor(len(batch), device=error_B.device)
         return sums | {"frames_error": error_B.sum(), "examples": examples}
