@@ -17,7 +17,6 @@ from tessera.engine.task import Batch, Loss
 from tessera.modalities.audio.ctc import CTCTokenizer
 from tessera.modalities.audio.semantic_reconstruction import check_transcripts
 from tessera.modalities.audio.text_to_semantic import (
-    SpokenText,
     TextToSemantic,
     TextToSemanticConfig,
     with_speed,
@@ -113,14 +112,10 @@ class TextToSemanticTask(AutoregressiveTask):
         super().__init__(config, tokenizer)
         self.max_positions = self.model.max_len
 
-    def prepare_inputs(self, batch: Batch) -> AutoregressiveInputs:
-        """Prepare the tokens only: texts are aligned with them by the recogniser."""
-        return AutoregressiveInputs(self.get_tokens(batch.examples), None, None)
-
     def next_token_loss(self, batch: Batch, step: int) -> Loss:
         inputs: AutoregressiveInputs = self.get_inputs(batch)
-        condition = self.model.condition(batch.examples.captions)
-        predictions = self.model.predict(inputs.tokens_BNS, condition, batch.generators())
+        condition = self.model.condition(inputs.text or batch.examples.captions)
+        predictions = self.model.predict(inputs.tokens_BNS, condition, inputs.model)
         correct_M = (predictions.logits_MV.detach().argmax(-1) == predictions.targets_M).float()
         terms = {
             "cross_entropy": predictions.cross_entropy_B().mean(),
@@ -131,8 +126,10 @@ class TextToSemanticTask(AutoregressiveTask):
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         sums = super().eval_step(batch)
-        predictions = self.predict(self.get_inputs(batch), batch.examples.captions)
-        error_B = predictions.frames_error_B  # type: ignore[attr-defined]
+        inputs: AutoregressiveInputs = self.get_inputs(batch)
+        condition = self.model.condition(batch.examples.captions)
+        predictions = self.model.predict(inputs.tokens_BNS, condition, inputs.model)
+        error_B = predictions.frames_error_B
         examples = torch.tensor(len(batch), device=error_B.device)
         return sums | {"frames_error": error_B.sum(), "examples": examples}
 
@@ -145,9 +142,10 @@ class TextToSemanticTask(AutoregressiveTask):
         if guidance.scale != 1:
             raise ValueError("Text to speech has no guidance: leave --guidance out.")
         sampling: SpeechSampling = request.sampling or self.config.sampling
-        condition: SpokenText = self.model.condition(request.prompts, [False] * len(request))
-        if empty := [i for i, labels in enumerate(condition.labels) if not labels]:
-            raise ValueError(describe_unreadable(self.model, request.prompts[empty[0]]))
+        for text in request.prompts:
+            if not self.model.text.encode_text(text):
+                raise ValueError(describe_unreadable(self.model, text))
+        condition = self.model.condition(request.prompts)
         return partial(self.model.start_decoding, with_speed(condition, sampling.speed))
 
 

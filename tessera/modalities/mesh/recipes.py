@@ -16,7 +16,6 @@ from tessera.recipes.presets import (
 )
 
 if TYPE_CHECKING:
-    from tessera.engine.engine import EngineConfig
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
     from tessera.nn.quantize import ResidualConfig
@@ -221,7 +220,9 @@ def meshes_transformer(
             optimizer=parts.optimizer(preset),
         ),
         data=parts.data,
-        engine=parts.engine(preset),
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
+        ),
         reference=parts.reference,
     )
 
@@ -238,9 +239,6 @@ class _GeneratorPreset:
 
     def optimizer(self, preset: Preset) -> OptimizerConfig:
         return transformer_optimizer(preset, warmup_steps=max(10, self.steps // 20))
-
-    def engine(self, preset: Preset) -> EngineConfig:
-        return engine_defaults(preset, steps=self.steps, batch_size=self.batch_size, sample_count=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,7 +349,9 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
             optimizer=parts.optimizer(preset),
         ),
         data=parts.data,
-        engine=parts.engine(preset),
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
+        ),
         reference=parts.reference,
     )
 
