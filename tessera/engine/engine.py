@@ -34,6 +34,7 @@ from tessera.engine.evaluation import (
 )
 from tessera.engine.fsdp import (
     ShardedObjective,
+    count_bytes,
     gather_tensor,
     gather_tensors,
     global_norm,
@@ -300,6 +301,7 @@ class Engine:
     def steps_to_end(self) -> Iterator[dict[str, UpdateResult]]:
         """Train from the current step to the last one."""
         self.run_due_events()
+        first_step = self.global_step
         for step, micro_batches in zip(
             range(self.global_step, self.config.steps), self.load_batches()
         ):
@@ -307,6 +309,12 @@ class Engine:
             results = self.run_step(step, micro_batches)
             self.global_step = step + 1
             self.printer.advance(self.global_step)
+            if self.config.shard and step == first_step:
+                local, whole = self.count_memory()
+                self.printer.print(
+                    f"Sharded: each process holds {local / 1e6:,.1f} MB of parameters, optimizer "
+                    f"state and EMA, {local / whole:.2f} of {whole / 1e6:,.1f} MB."
+                )
             if self.is_due(self.config.log_every):
                 self.log(results)
             if self.is_due(self.config.checkpoint_every):
@@ -380,6 +388,20 @@ class Engine:
             scaler.update()
         zero_grad(state.parameters)
         return UpdateResult(logs, norm, lr)
+
+    def count_memory(self) -> tuple[int, int]:
+        """Return the bytes of parameters, optimizer state and EMA: of this process, and of all if
+        nothing was sharded."""
+        sharded = [*self.task.parameters()]
+        own = {n: one for n, one in self.task.model.state_dict().items() if one.is_floating_point()}
+        local = [*sharded, *(one for n, one in self.ema.state_dict().items() if n in own)]
+        whole = [*sharded, *own.values()]
+        for state in self.updates.values():
+            moments = optimizer_state(state.optimizer)
+            local += [one for one in moments.values() if one.ndim]
+            parameters = state.update.trains.state_dict()
+            whole += [parameters[n.split("/", 1)[1]] for n, one in moments.items() if one.ndim]
+        return count_bytes(local), sum(one.numel() * one.element_size() for one in whole)
 
     def check_all_used(self, state: UpdateState) -> None:
         """Raise UserError if a parameter got no gradient and DDP would wait for it."""
