@@ -174,8 +174,12 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch, step: int) -> Loss:
         loss = self._loss(batch, step)
-        # FSDP registers hooks on the terms, which those of a view may lose.
+        # FSDP registers hooks on the tensors of an output, which those of a view may lose.
         loss.terms = {name: t.clone() if t._is_view() else t for name, t in loss.terms.items()}
+        loss.metrics = {
+            name: one.detach() if isinstance(one, Tensor) else one
+            for name, one in loss.metrics.items()
+        }
         return loss
 
 
