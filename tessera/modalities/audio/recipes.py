@@ -342,7 +342,7 @@ def audio_semantic(
             speech recogniser that is trained on transcripts, whose tokens have less of the
             speaker), voice (k-means on a speaker network, needs tessera[voice]), or the local
             folder of a Hugging Face speech model such as HuBERT.
-        token_rate_hz: Tokens per second, for mel and ctc; by default 50, and 100 in tiny.
+        token_rate_hz: The tokens per second, for mel and ctc; by default 50, and 100 in tiny.
     """
     parts = _semantic_preset(preset)
     if features == "ctc":

@@ -38,6 +38,10 @@ MAX_DEVIATION = 2.5
 
 
 class SemanticAdapter(WaveformAdapter):
+    def prepare_inputs(self, examples: AudioBatch) -> dict[str, list[int]]:
+        """Return lengths by which examples are grouped, before they are on a device."""
+        return {"lengths": examples.lengths.tolist()}
+
     def to_media(self, output: Tensor) -> list[Image]:
         """Draw features (B, T, D): time from left to right, one row for each feature."""
         features = output.float().cpu().numpy()

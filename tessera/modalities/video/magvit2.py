@@ -76,6 +76,9 @@ LayerKind = Literal[
     "gateloop_time",
 ]
 
+MAX_LATENT_FRAMES = 8
+"""The number of latent frames that are decoded at once without gradients."""
+
 LAYER_PATTERN = re.compile(r"(cond_)?([a-z_]+)(?::(\d+))?")
 """A layer name: an optional `cond_`, the kind and an optional number."""
 
@@ -372,8 +375,15 @@ class VideoTokenizer(nn.Module):
         return self.quantizer(self.encode_latent(video, condition)).codes
 
     def decode(self, codes: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Decode codes (B, t, h, w) to videos (B, C, T, H, W)."""
+        """Decode codes (B, t, h, w) to videos (B, C, T, H, W).
+
+        Without gradients, long videos are decoded in chunks, so that the memory of activations does
+        not grow with their length.
+        """
         self.validate_codes(codes)
+        if codes.shape[1] > MAX_LATENT_FRAMES and not torch.is_grad_enabled():
+            chunks = codes.split(MAX_LATENT_FRAMES, dim=1)
+            return torch.cat(list(self.decode_chunks(chunks, condition)), dim=2)
         return self.decode_latent(self.quantizer.decode(codes), condition)
 
     @torch.no_grad()

@@ -355,7 +355,7 @@ def _maskgit_small() -> _VideoMaskGITPreset:
         dim=128,
         depth=5,
         heads=4,
-        max_positions=256,
+        max_positions=320,  # 17 frames of 8 x 8 positions of 2 x 2 tokens
         data=VideoDataConfig(size=64, frames=9, crop="centre", num_synthetic=4000),
         sampling=MaskedSampling(decoding_steps=12),
         guidance=Guidance(scale=1.5),

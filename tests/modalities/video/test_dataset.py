@@ -487,8 +487,9 @@ def test_invalid_setting_is_rejected_by_name(setting):
         VideoDataConfig(**setting)
 
 
-def test_preprocessing_does_not_include_augmentation():
+def test_a_generator_inherits_rates_but_only_the_size_must_be_equal():
     config = VideoDataConfig(size=32, frames=9, rate_hz=12.0, stride=2, flip=True)
     expected = {"size": 32, "frames": 9, "rate_hz": 12.0, "stride": 2}
-    assert config.preprocessing() == config.without_augmentation().preprocessing() == expected
+    assert config.inherited() == config.without_augmentation().inherited() == expected
+    assert config.preprocessing() == {"size": 32}
     assert not config.sample_metrics()
