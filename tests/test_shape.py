@@ -450,7 +450,9 @@ def test_every_config_field_has_a_whole_sentence_as_help():
 
 # ---- dependencies
 
-INSTALLED_EXTRAS = "dev perceptual text video audio speech voice mesh view tensorboard".split()
+INSTALLED_EXTRAS = (
+    "dev perceptual text video audio speech voice mesh datasets remote hub onnx view tensorboard"
+).split()
 """The extras that the Makefile installs."""
 NOT_INSTALLED = {"faiss": "faiss-cpu"}
 """Module -> its package, where `make` does not install it and the names differ."""
