@@ -609,7 +609,7 @@ def demo(
     minutes, mesh 7 minutes.
 
     Args:
-        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
+        medium: image (a tokenizer and text to image), video (a tokenizer), audio (text to speech), music
             (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
