@@ -17,7 +17,7 @@ MODALITY = Modality(
             data="tessera.modalities.video.dataset:VideoDataConfig",
             kind="tokenizer",
             metric="psnr",
-            media_inputs=("data",),
+            media_inputs=("data", "start", "seconds"),
         ),
     ),
     demo=(
