@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tessera._optional import require
+from tessera.cli.export import export
+from tessera.cli.pack import pack
 from tessera.run.directory import (
     Json,
     RunDirectory,
@@ -171,6 +173,10 @@ def sample(
     like: str | None = None,
     prompt_audio: str | None = None,
     seconds: float | None = None,
+    first_frame: str | None = None,
+    last_frame: str | None = None,
+    frames_given: int | None = None,
+    frames: int | None = None,
     start: float | None = None,
     format: str | None = None,
     count: int = 16,
@@ -203,9 +209,10 @@ def sample(
         prompt: The text prompts. By default the captions of held-out examples are used.
         negative_prompt: The text that guidance leads away from.
         data: A folder or file: the examples that a tokenizer reconstructs, the source of captions
-            for a generator, or with a mask the image to change. By default held-out examples are
-            used.
-        mask: An image of the same size, white where the image is generated again (inpainting).
+            for a generator, or with a mask the image or video to change. By default held-out
+            examples are used.
+        mask: An image of the same size, white where the image is generated again (inpainting). For
+            a video, an image for all frames or a video.
         like: A recording whose content is followed, for audio-soundstorm.
         prompt_audio: A recording of the voice to use; without it any voice is used.
         seconds: The length of the recording to follow, or of each recording or video that a
@@ -214,6 +221,11 @@ def sample(
             begin.
         format: The format of files that a tokenizer reconstructs: wav, flac, ogg, mp3, mp4 or gif.
             By default that of the original if it can be written.
+        first_frame: An image that a generated video begins with.
+        last_frame: An image that it ends with, for interpolation.
+        frames_given: The number of first frames of the video in `data` that are continued.
+        frames: The number of frames of a generated video, by default that of the training videos;
+            longer ones are generated window by window.
         count: The number of samples for each prompt.
         seed: The seed of the samples.
         out: The output folder; by default a new folder among the samples of the run.
@@ -245,6 +257,15 @@ def sample(
 
     if count < 1:
         raise UserError(f"--count must be at least 1, got {count}.")
+    media_prompts = drop_none(
+        mask=mask,
+        like=like,
+        prompt_audio=prompt_audio,
+        first_frame=first_frame,
+        last_frame=last_frame,
+        frames_given=frames_given,
+        frames=frames,
+    )
     trained = load_run(run, weights)
     print_notices(trained.notices)
     samples = RunDirectory(run).samples
@@ -264,6 +285,10 @@ def sample(
             like=like,
             prompt_audio=prompt_audio,
             seconds=seconds,
+            first_frame=first_frame,
+            last_frame=last_frame,
+            frames_given=frames_given,
+            frames=frames,
             decoding_steps=decoding_steps,
             decoding_steps_per_level=decoding_steps_per_level,
             guidance=guidance,
@@ -281,14 +306,13 @@ def sample(
             superres_decoding_steps=superres_decoding_steps,
         )
     else:
-        media_prompts = (mask, like, prompt_audio)
         if isinstance(trained.task, ContrastiveTask) and prompt:
             raise UserError(
                 f"A run of {trained.run.recipe} generates nothing for a prompt; it finds music: "
                 f"tessera index {run} --data FOLDER --out INDEX, then tessera search INDEX "
                 f"{shlex.quote(prompt[0])}."
             )
-        if prompt or negative_prompt or superres or media_prompts != (None,) * 3:
+        if prompt or negative_prompt or superres or media_prompts:
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
                 "prompt, mask or second run: those are for generators, such as images-maskgit."
@@ -301,7 +325,6 @@ def sample(
         reject_time_flags(seconds=seconds, start=start, format=format)
         generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
     print_notices(generated.notices)
-    media = drop_none(mask=mask, like=like, prompt_audio=prompt_audio, seconds=seconds)
     content = {
         "run": run,
         "superres_run": superres,
@@ -311,7 +334,8 @@ def sample(
         "seed": seed,
         "count": len(generated.media),
         "examples": generated.names,
-        **media,
+        **media_prompts,
+        **drop_none(seconds=seconds),
         **generated.settings,
     }
     with writing_samples(folder, content):
@@ -326,6 +350,61 @@ def sample(
             f"To find music by a text or a recording: tessera index {run} --data FOLDER --out "
             'INDEX, then tessera search INDEX "TEXT"'
         )
+    return 0
+
+
+def speak(
+    run: str,
+    /,
+    *,
+    text: str,
+    voice: str | None = None,
+    speed: float = 1.0,
+    temperature: float | None = None,
+    soundstorm: str | None = None,
+    seed: int = 0,
+    out: str | None = None,
+    weights: Weights = "ema",
+) -> int:
+    """Speak a text with a run of audio-text2semantic.
+
+    It writes the speech and its plot, and prints what the recogniser of the run reads in it.
+
+    Args:
+        run: The run directory.
+        text: The text; several sentences are spoken one after the other.
+        voice: A recording of the voice to use; without it any voice is used.
+        speed: The speed of speech, from 0.25 to 4.
+        temperature: The sampling temperature of the semantic tokens.
+        soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
+        seed: The seed of the speech.
+        out: The output folder; by default a new folder among the samples of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+    """
+    from tessera.api.speaker import Speaker
+    from tessera.metrics.text import character_error
+    from tessera.text.characters import normalize_text
+
+    speaker = Speaker.load(run, soundstorm, weights)
+    print_notices(speaker.trained.notices)
+    samples = RunDirectory(run).samples
+    folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
+    speech = speaker.speak(text, voice=voice, speed=speed, temperature=temperature, seed=seed)
+    read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
+    error = character_error([read], [normalize_text(text)])
+    settings = {
+        "run": run,
+        "step": speaker.trained.steps,
+        "weights": weights,
+        "seed": seed,
+        "count": 1,
+        "examples": [text],
+    }
+    content = settings | speech.settings | {"recognised": read, "character_error": error}
+    with writing_samples(folder, content):
+        file = speech.media[0].save(folder / "0000.wav")
+    print(f"{file}: {speech.media[0].seconds:.1f} s")  # type: ignore[attr-defined]
+    print(printable(f"The recogniser reads {read!r}, a character error of {error:.0%}."))
     return 0
 
 
@@ -539,6 +618,8 @@ def check(
     /,
     *,
     medium: Literal["auto", "image", "video", "audio", "mesh"] = "auto",
+    columns: tuple[str, ...] = (),
+    download: bool = False,
     group_by: str | None = None,
     json: bool = False,
 ) -> int:
@@ -547,18 +628,22 @@ def check(
     Every file is opened once. The exit code is 1 if nothing can be used.
 
     Args:
-        path: A folder or file.
+        path: A folder or file, tar shards, a table, or a text file that lists paths.
         medium: The kind of files; auto takes the kind of most files.
+        columns: The columns of a table to read: that of the files, then those of the captions.
+        download: Download data at an address to the cache.
         group_by: Show which groups of files a run would hold out: by folder, prefix or a column
             of the metadata, such as speaker.
         json: Print JSON instead of lines.
     """
     from tessera.cli.splits import describe_split
+    from tessera.data.discovery import SourceOptions
     from tessera.modalities import MODALITIES, detect_modality, inspect_folder
 
+    options = SourceOptions(columns, download)
     try:
-        modality = detect_modality(path) if medium == "auto" else MODALITIES[medium]
-        report = inspect_folder(path, modality)
+        modality = detect_modality(path, options) if medium == "auto" else MODALITIES[medium]
+        report = inspect_folder(path, modality, options)
     except UserError as error:  # a folder without any file of the modality
         content = {"path": path, "usable": 0, "reason": str(error)}
         print(json_module.dumps(content) if json else printable(str(error)))
@@ -568,7 +653,7 @@ def check(
         print(printable("\n".join([*report.lines(), *split.lines()])), flush=True)
     from tessera.recipes.suggest import suggest_commands
 
-    commands = suggest_commands(report, modality, group_by)
+    commands = suggest_commands(report, modality, columns, group_by)
     if json:
         print(report.as_json(commands, split.as_dict()))
     elif commands:
@@ -637,12 +722,12 @@ def demo(
 
     At the end, it prints the path of a contact sheet of samples and a command to try next.
 
-    Approximate times on two CPU cores: image 8 minutes, video 3 minutes, audio 5 minutes, music 2
+    Approximate times on two CPU cores: image 8 minutes, video 6 minutes, audio 5 minutes, music 2
     minutes, mesh 7 minutes.
 
     Args:
-        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
-            (an embedding of music and text), mesh (text to mesh), or all.
+        medium: image (a tokenizer and text to image), video (a tokenizer and text to video), audio
+            (a codec), music (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
     from tessera.cli.main import run_command
@@ -721,12 +806,15 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "import": import_checkpoint,
     "sample": sample,
+    "speak": speak,
     "tokenize": tokenize,
     "decode": decode,
     "evaluate": evaluate,
     "index": index,
     "search": search,
     "check": check,
+    "pack": pack,
+    "export": export,
     "view": view,
     "demo": demo,
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import tessera.modalities as modalities
 from tessera.data.dataset import DataConfig, FileDataset
@@ -40,8 +39,7 @@ def describe_split(path: str, modality: modalities.Modality, group_by: str | Non
         dataset: FileDataset = config.folder_dataset(captions=False)
     except UserError:  # the report has the reason
         return SplitReport()
-    root = Path(dataset.root)
     if group_by is None:
-        return SplitReport(groupings=find_groupings(root, dataset.names))
-    groups = report_groups(root, dataset.names, group_by, config.val_fraction, config.split_seed)
+        return SplitReport(groupings=find_groupings(dataset.files))
+    groups = report_groups(dataset.files, group_by, config.val_fraction, config.split_seed)
     return SplitReport(groups)

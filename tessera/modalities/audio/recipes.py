@@ -19,6 +19,7 @@ from tessera.recipes.presets import (
 )
 
 if TYPE_CHECKING:
+    from tessera.modalities.audio.ctc import CTCTokenizerConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
     from tessera.modalities.audio.discriminators import (
         BandDiscriminatorConfig,
@@ -375,34 +376,36 @@ def _build_pretrained_codec_run(folder: str) -> Run:
 # ---- semantic tokens
 
 
-def audio_semantic(preset: Preset = "small", features: str = "mel") -> Run:
-    """Train a semantic tokenizer (k-means on features): one token per frame for what is spoken.
+def audio_semantic(
+    preset: Preset = "small", features: str = "mel", token_rate_hz: float | None = None
+) -> Run:
+    """Train a semantic tokenizer: one token per frame for what is spoken.
 
     Args:
         preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
             base (one GPU) or paper (as published).
-        features: The features: mel (MFCC with deltas, without downloads), voice (a speaker
-            network, needs tessera[voice]), or the local folder of a Hugging Face speech model such
-            as HuBERT.
+        features: The features: mel (k-means on MFCC with deltas, without transcripts), ctc (a small
+            speech recogniser that is trained on transcripts, whose tokens have less of the
+            speaker), voice (k-means on a speaker network, needs tessera[voice]), or the local
+            folder of a Hugging Face speech model such as HuBERT.
+        token_rate_hz: The tokens per second, for mel and ctc; by default 50, and 100 in tiny.
     """
+    parts = _semantic_preset(preset)
+    if features == "ctc":
+        return _build_ctc_run(preset, parts.ctc, token_rate_hz)
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.audio.features import SpeechFeaturesConfig, VoiceFeaturesConfig
     from tessera.modalities.audio.semantic import SemanticConfig
     from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
     from tessera.run.config import Run
 
-    builders = {
-        "tiny": _semantic_tiny,
-        "small": _semantic_small,
-        "base": _semantic_base,
-        "paper": _semantic_paper,
-    }
-    parts = builders[preset]()
-    chosen: MFCCFeaturesConfig | VoiceFeaturesConfig | SpeechFeaturesConfig = parts.features
+    chosen: MFCCFeaturesConfig | VoiceFeaturesConfig | SpeechFeaturesConfig = parts.mfcc
     if features == "voice":
         chosen = VoiceFeaturesConfig()
     elif features != "mel":
         chosen = SpeechFeaturesConfig(path=features)
+    if token_rate_hz is not None:
+        chosen = _with_token_rate(chosen, token_rate_hz)
     return Run(
         recipe="audio-semantic",
         task=SemanticTokenizerConfig(
@@ -427,10 +430,61 @@ def audio_semantic(preset: Preset = "small", features: str = "mel") -> Run:
     )
 
 
+def _with_token_rate(
+    features: MFCCFeaturesConfig | VoiceFeaturesConfig | SpeechFeaturesConfig,
+    token_rate_hz: float,
+) -> MFCCFeaturesConfig:
+    """Return the features with another number of frames per second."""
+    from tessera.modalities.audio.features import MFCCFeaturesConfig
+    from tessera.run.errors import UserError
+
+    if not isinstance(features, MFCCFeaturesConfig):
+        raise UserError(
+            "--token-rate-hz is for the features mel and ctc: the token rate of a pretrained "
+            "network is fixed."
+        )
+    return replace(features, token_rate_hz=token_rate_hz)
+
+
+def _build_ctc_run(preset: Preset, model: CTCTokenizerConfig, token_rate_hz: float | None) -> Run:
+    from tessera.modalities.audio.recognition import RecognitionConfig
+    from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
+    from tessera.run.config import Run
+
+    if token_rate_hz is not None:
+        model = replace(model, token_rate_hz=token_rate_hz)
+    steps = {"tiny": 20, "small": 2500, "base": 50_000, "paper": 200_000}[preset]
+    return Run(
+        recipe="audio-semantic",
+        task=SemanticTokenizerConfig(
+            model=model,
+            reconstruction=RecognitionConfig(),
+            optimizer=transformer_optimizer(preset, warmup_steps=max(5, steps // 20)),
+        ),
+        data=_build_transcribed_data(preset, model.rate_hz),
+        engine=engine_defaults(
+            preset,
+            steps=steps,
+            batch_size=4 if preset == "tiny" else 16 if preset == "small" else 64,
+            num_workers=8 if preset in ("base", "paper") else 0,
+            sample_count=8,
+        ),
+    )
+
+
+def _build_transcribed_data(preset: Preset, rate_hz: int) -> AudioDataConfig:
+    """Return data whose captions are transcripts: whole recordings, of up to some seconds."""
+    data = _build_speech_data(preset, rate_hz)
+    seconds = {"tiny": 0.8, "small": 4.0}.get(preset, 15.0)
+    return replace(data, seconds=seconds, synthetic_content="speech", crop="start", on_long="skip")
+
+
 @dataclass(frozen=True, kw_only=True)
 class _SemanticPreset:
-    features: MFCCFeaturesConfig
+    mfcc: MFCCFeaturesConfig
     """The features of `mel`, in windows of 25 ms."""
+    ctc: CTCTokenizerConfig
+    """The recogniser of `ctc`."""
     vocab_size: int
     normalization_steps: int
     steps: int
@@ -438,51 +492,56 @@ class _SemanticPreset:
     num_workers: int = 0
 
 
-def _semantic_tiny() -> _SemanticPreset:
+def _semantic_preset(preset: Preset) -> _SemanticPreset:
+    from tessera.modalities.audio.ctc import CTCTokenizerConfig
     from tessera.modalities.audio.features import MFCCFeaturesConfig
 
+    if preset == "tiny":
+        return _SemanticPreset(
+            mfcc=MFCCFeaturesConfig(rate_hz=8_000, token_rate_hz=100.0),
+            ctc=CTCTokenizerConfig(
+                rate_hz=8_000,
+                token_rate_hz=100.0,
+                bands=16,
+                dim=32,
+                encoder_depth=1,
+                context_depth=1,
+                context_kernel=5,
+                heads=2,
+                vocab_size=16,
+                code_dim=8,
+                codebook_start=3,
+            ),
+            vocab_size=16,
+            normalization_steps=3,
+            steps=20,
+            batch_size=4,
+        )
+    if preset == "small":
+        return _SemanticPreset(
+            mfcc=MFCCFeaturesConfig(rate_hz=16_000),
+            ctc=CTCTokenizerConfig(rate_hz=16_000, codebook_start=1000),
+            vocab_size=256,
+            normalization_steps=20,
+            steps=400,
+            batch_size=16,
+        )
     return _SemanticPreset(
-        features=MFCCFeaturesConfig(rate_hz=8_000, window=200, hop=80),
-        vocab_size=16,
-        normalization_steps=3,
-        steps=20,
-        batch_size=4,
-    )
-
-
-def _semantic_small() -> _SemanticPreset:
-    from tessera.modalities.audio.features import MFCCFeaturesConfig
-
-    return _SemanticPreset(
-        features=MFCCFeaturesConfig(rate_hz=16_000, window=400, hop=320),
-        vocab_size=256,
-        normalization_steps=20,
-        steps=400,
-        batch_size=16,
-    )
-
-
-def _semantic_base() -> _SemanticPreset:
-    from tessera.modalities.audio.features import MFCCFeaturesConfig
-
-    return _SemanticPreset(
-        features=MFCCFeaturesConfig(rate_hz=24_000, window=600, hop=480),
-        vocab_size=512,
+        mfcc=MFCCFeaturesConfig(rate_hz=24_000),
+        ctc=CTCTokenizerConfig(
+            rate_hz=24_000,
+            bands=80,
+            dim=512,
+            encoder_depth=6,
+            context_depth=8,
+            heads=8,
+            vocab_size=1024,
+            code_dim=32,
+            codebook_start=20_000,
+        ),
+        vocab_size=512 if preset == "base" else 1024,
         normalization_steps=100,
-        steps=10_000,
-        batch_size=64,
-        num_workers=8,
-    )
-
-
-def _semantic_paper() -> _SemanticPreset:
-    from tessera.modalities.audio.features import MFCCFeaturesConfig
-
-    return _SemanticPreset(
-        features=MFCCFeaturesConfig(rate_hz=24_000, window=600, hop=480),
-        vocab_size=1024,
-        normalization_steps=100,
-        steps=50_000,
+        steps=10_000 if preset == "base" else 50_000,
         batch_size=64,
         num_workers=8,
     )
@@ -597,4 +656,53 @@ def _soundstorm_paper() -> _SoundStormPreset:
         steps=500_000,
         batch_size=128,
         reference=SOUNDSTORM,
+    )
+
+
+# ---- semantic tokens from text
+
+
+def audio_text2semantic(
+    preset: Preset = "small",
+    tokenizer: str = "runs/audio-semantic",
+    soundstorm: str = "runs/audio-soundstorm",
+) -> Run:
+    """Train text to speech: semantic tokens from text, which SoundStorm turns into a voice.
+
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (the size of base, for more steps).
+        tokenizer: The run directory of the semantic tokenizer (audio-semantic --features ctc).
+        soundstorm: The run directory of SoundStorm with the same semantic tokenizer, which is
+            copied into the run so that it can speak; none trains without.
+    """
+    from tessera.modalities.audio.text_to_semantic import (
+        CharacterEncoderConfig,
+        TextToSemanticConfig,
+    )
+    from tessera.modalities.audio.text_to_semantic_task import TextToSemanticTaskConfig
+    from tessera.run.config import Run
+
+    size = TextToSemanticConfig()
+    if preset == "tiny":
+        size = replace(size, dim=32, depth=1, heads=2, text=CharacterEncoderConfig(depth=1))
+    elif preset != "small":
+        size = replace(size, dim=512, depth=8, heads=8, text=CharacterEncoderConfig(depth=6))
+    steps = {"tiny": 20, "small": 2500, "base": 50_000, "paper": 200_000}[preset]
+    rate_hz = {"tiny": 8_000, "small": 16_000}.get(preset, 24_000)
+    return Run(
+        recipe="audio-text2semantic",
+        task=TextToSemanticTaskConfig(
+            tokenizer=tokenizer,
+            soundstorm=None if soundstorm == "none" else soundstorm,
+            model=size,
+            optimizer=transformer_optimizer(preset, warmup_steps=max(5, steps // 20)),
+        ),
+        data=_build_transcribed_data(preset, rate_hz),
+        engine=engine_defaults(
+            preset,
+            steps=steps,
+            batch_size=4 if preset == "tiny" else 16 if preset == "small" else 64,
+            sample_count=8,
+        ),
     )

@@ -6,11 +6,16 @@ Borsos et al. 2023, arXiv 2305.09636.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
+from tessera.data.dataset import ExampleDataset
+from tessera.data.tokens import TokenDataset
 from tessera.modalities.audio.external_tokens import TokenStreams
+from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
 from tessera.objectives.generation import (
     MediaInputs,
     PromptEncoder,
@@ -28,6 +33,28 @@ class SoundStormTaskConfig(MaskedConfig):
     """The run of the semantic tokenizer whose tokens are the condition."""
     streams: TokenStreams | None = None
     """A description of tokens that were computed elsewhere, instead of these runs."""
+
+    prompts: Literal["auto", "recording", "speaker"] = "auto"
+    """What the voice prompt of a training example is: the beginning of the same recording, or
+    another recording of its speaker and the beginning of it. The folder of a file is its speaker;
+    auto is speaker where files are in several folders."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompts == "speaker" and self.tokens == "live":
+            raise ValueError(
+                "Recordings of a speaker are joined as tokens, which must be made in advance: use "
+                "--task.tokens cache, or --task.prompts recording."
+            )
+
+    def prepare_dataset(
+        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+    ) -> ExampleDataset:
+        """Join each example with another one of its speaker, where speakers are known."""
+        if self.prompts == "recording" or (self.prompts == "auto" and not has_speakers(dataset)):
+            return dataset
+        hops = {name: getattr(one, "hop", None) for name, one in tokenizers.items()}
+        return JoinedRecordings(dataset, {name: hop or 1 for name, hop in hops.items()})
 
     def conditioning(self) -> dict[str, str]:
         return {"semantic": self.semantic}

@@ -24,6 +24,7 @@ from PIL.Image import Transpose
 from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import (
     BACKGROUND,
@@ -61,7 +62,9 @@ class ImageBatch:
 
     def to(self, device: torch.device | str) -> ImageBatch:
         """Return the batch with its tensors on `device`."""
-        return ImageBatch(self.pixels.to(device), self.captions)
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[ImageExample]) -> ImageBatch:
@@ -117,7 +120,8 @@ class Image:
             raise ValueError(
                 "Image expects uint8 pixels of shape (height, width, 3), or 1 or 4 channels, got "
                 f"{self.pixels.dtype} of shape {shape}: for floats in [-1, 1] of shape (3, height, "
-                "width) use Image.from_floats"
+                "width) use Image.from_floats; several grey images need an axis for the channel, "
+                "(count, height, width, 1)"
             )
 
     def __repr__(self) -> str:
@@ -239,7 +243,7 @@ class Image:
         )
 
 
-def open_image(path: str | Path, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
+def open_image(path: AnyFile, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
     """Read an image file upright with 1, 3 or 4 channels; for `min_side` see `decode`.
 
     Raises:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.files import AnyFile
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.media import Image
 from tessera.modalities.mesh.io import (
@@ -232,7 +233,7 @@ class Mesh:
 
 
 def read_mesh(
-    path: str | Path,
+    path: AnyFile,
     polygons: FaceType = "triangles",
     up: Up | None = None,
     max_faces: int = MAX_FACES,

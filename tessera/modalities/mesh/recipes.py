@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.recipes.presets import (
     Preset,
     build_quantizer_config,
@@ -15,8 +16,9 @@ from tessera.recipes.presets import (
 )
 
 if TYPE_CHECKING:
+    from tessera.engine.engine import EngineConfig
+    from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
     from tessera.nn.quantize import ResidualConfig
     from tessera.run.config import Run
 
@@ -88,7 +90,6 @@ class _AutoencoderPreset:
 
 def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -111,7 +112,6 @@ def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -130,7 +130,6 @@ def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -148,7 +147,6 @@ def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_paper(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -220,33 +218,39 @@ def meshes_transformer(
                 max_len=parts.data.max_faces,
                 text=build_text_config(preset, text),
             ),
-            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20)),
+            optimizer=parts.optimizer(preset),
         ),
         data=parts.data,
-        engine=engine_defaults(
-            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
-        ),
+        engine=parts.engine(preset),
         reference=parts.reference,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TransformerPreset:
+class _GeneratorPreset:
     dim: int
     depth: int
     heads: int
-    fine_dim: int
-    fine_depth: int
-    fine_heads: int
     data: MeshDataConfig
     steps: int
     batch_size: int
     reference: str = ""
 
+    def optimizer(self, preset: Preset) -> OptimizerConfig:
+        return transformer_optimizer(preset, warmup_steps=max(10, self.steps // 20))
+
+    def engine(self, preset: Preset) -> EngineConfig:
+        return engine_defaults(preset, steps=self.steps, batch_size=self.batch_size, sample_count=8)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TransformerPreset(_GeneratorPreset):
+    fine_dim: int
+    fine_depth: int
+    fine_heads: int
+
 
 def _transformer_tiny() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=32,
         depth=2,
@@ -261,8 +265,6 @@ def _transformer_tiny() -> _TransformerPreset:
 
 
 def _transformer_small() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=128,
         depth=4,
@@ -277,8 +279,6 @@ def _transformer_small() -> _TransformerPreset:
 
 
 def _transformer_base() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=512,
         depth=12,
@@ -295,8 +295,6 @@ def _transformer_base() -> _TransformerPreset:
 
 
 def _transformer_paper() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=768,
         depth=24,
@@ -350,38 +348,26 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
             ),
             sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
             guidance=Guidance(scale=2.0),
-            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20)),
+            optimizer=parts.optimizer(preset),
         ),
         data=parts.data,
-        engine=engine_defaults(
-            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
-        ),
+        engine=parts.engine(preset),
         reference=parts.reference,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TreePreset:
-    dim: int
-    depth: int
-    heads: int
+class _TreePreset(_GeneratorPreset):
     max_len: int
-    dropout: float
-    data: MeshDataConfig
-    steps: int
-    batch_size: int
-    reference: str = ""
+    dropout: float = 0.1
 
 
 def _tree_tiny() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=32,
         depth=2,
         heads=2,
-        max_len=200,
-        dropout=0.1,
+        max_len=100,
         data=MeshDataConfig(bins=32, max_faces=64, num_synthetic=24, val_fraction=0.25),
         steps=20,
         batch_size=4,
@@ -389,29 +375,23 @@ def _tree_tiny() -> _TreePreset:
 
 
 def _tree_small() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=128,
         depth=6,
         heads=4,
-        max_len=640,
-        dropout=0.1,
-        data=MeshDataConfig(bins=64, max_faces=200, num_synthetic=4000, val_fraction=0.025),
+        max_len=300,
+        data=MeshDataConfig(bins=128, max_faces=200, num_synthetic=4000, val_fraction=0.025),
         steps=2000,
         batch_size=8,
     )
 
 
 def _tree_base() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=512,
         depth=12,
         heads=8,
-        max_len=2400,
-        dropout=0.1,
+        max_len=1200,
         data=MeshDataConfig(bins=128, max_faces=800, on_large="decimate", scale=0.25),
         steps=100_000,
         batch_size=32,
@@ -419,13 +399,11 @@ def _tree_base() -> _TreePreset:
 
 
 def _tree_paper() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=1024,
         depth=24,
         heads=16,
-        max_len=13_000,
+        max_len=8_000,
         dropout=0.0,
         data=MeshDataConfig(bins=128, max_faces=5500, scale=0.25),
         steps=500_000,

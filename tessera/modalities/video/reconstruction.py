@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch import Tensor
 
+from tessera._device import copy_to_device
 from tessera.engine.task import Batch, Frozen
 from tessera.metrics.codebook import codebook_bits
-from tessera.metrics.image import DATA_RANGE, MAX_DECIBELS, SSIM_WINDOW, psnr_B, ssim_B
+from tessera.metrics.image import (
+    DATA_RANGE,
+    MAX_DECIBELS,
+    SSIM_WINDOW,
+    colour_differences,
+    psnr_B,
+    ssim_B,
+)
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import (
     ALARMS,
@@ -111,6 +119,12 @@ class VideoAdapter(MediaAdapter):
 class VideoReconstructionConfig(ReconstructionConfig):
     pixel: Literal["l1", "l2"] = "l2"
     """The pixel loss: mean absolute or mean squared difference."""
+    chroma_weight: float = 0.0
+    """The weight of the pixel loss of the two colour differences, on top of that of the channels;
+    0 disables it."""
+    motion_weight: float = 0.0
+    """The weight of the pixel loss of the differences between neighbouring frames, in which flicker
+    and smeared motion are large; 0 disables it."""
     perceptual: PerceptualConfig | None = None
     """A loss on pretrained features of one random frame of each video; None disables it."""
 
@@ -144,6 +158,13 @@ class VideoReconstructionLoss(ReconstructionLoss):
     def losses(self, output: Tensor, batch: Batch[VideoBatch]) -> dict[str, Tensor]:
         target = batch.examples.videos
         terms = {"pixel": mean_over_frames_B(self.pixel_loss_BT(output, target), batch).mean()}
+        if self.config.chroma_weight:
+            chroma_BT = self.pixel_loss_BT(colour_differences(output), colour_differences(target))
+            chroma = mean_over_frames_B(chroma_BT, batch).mean()
+            terms["chroma"] = self.config.chroma_weight * chroma
+        if self.config.motion_weight and target.shape[2] > 1:
+            loss_BT = self.pixel_loss_BT(output.diff(dim=2), target.diff(dim=2))
+            terms["motion"] = self.config.motion_weight * mean_over_motion_B(loss_BT, batch).mean()
         if self.perceptual is not None and self.config.perceptual is not None:
             made, real = (select_random_frame(videos, batch) for videos in (output, target))
             terms["perceptual"] = perceptual_term(
@@ -207,6 +228,13 @@ def mean_over_frames_B(value_BT: Tensor, batch: Batch[VideoBatch]) -> Tensor:
     return (value_BT * valid_BT).sum(1) / lengths_B
 
 
+def mean_over_motion_B(value_BT: Tensor, batch: Batch[VideoBatch]) -> Tensor:
+    """Return the mean over the differences of valid frames; 0 for an image, which has none."""
+    lengths_B = batch.examples.lengths
+    valid_BT = torch.arange(1, value_BT.shape[1] + 1, device=value_BT.device) < lengths_B[:, None]
+    return (value_BT * valid_BT).sum(1) / (lengths_B - 1).clamp_min(1)
+
+
 def apply_per_frame(
     metric_B: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor
 ) -> Tensor:
@@ -218,7 +246,7 @@ def apply_per_frame(
 def select_random_frame(videos: Tensor, batch: Batch[VideoBatch]) -> Tensor:
     """Return one valid frame of each video, (B, 3, H, W), the same at each call within a step."""
     u_B = torch.stack([torch.rand((), generator=one) for one in batch.generators()])
-    frame_B = (u_B.to(videos.device) * batch.examples.lengths).long()
+    frame_B = (copy_to_device(u_B, videos.device) * batch.examples.lengths).long()
     return videos[torch.arange(len(videos), device=videos.device), :, frame_B]
 
 
