@@ -68,10 +68,14 @@ class AutoregressiveModel(Protocol[Condition]):
         self, texts: Sequence[str] | TextInputs, dropped: Sequence[bool] = ()
     ) -> Condition: ...
     def prepare_inputs(
-        self, tokens_BNS: Tensor, generators: Sequence[torch.Generator] | None = None
+        self,
+        tokens_BNS: Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+        texts: Sequence[str] = (),
     ) -> Inputs:
         """Return what `predict` needs beside tokens, which are on the CPU: indices whose number
-        depends on them, and in training the dropout, from the generators of the examples."""
+        depends on them or on their texts, and in training the dropout, from the generators of the
+        examples."""
 
     def predict(
         self, tokens_BNS: Tensor, condition: Condition, inputs: Inputs = None
@@ -144,7 +148,9 @@ class AutoregressiveTask(GeneratorTask):
         return AutoregressiveInputs(
             tokens_BNS,
             None if encoder is None else encoder.prepare_inputs(captions, dropped),
-            self.model.prepare_inputs(tokens_BNS, generators if self.model.training else None),
+            self.model.prepare_inputs(
+                tokens_BNS, generators if self.model.training else None, captions
+            ),
         )
 
     def next_token_loss(self, batch: Batch, step: int) -> Loss:
@@ -162,8 +168,9 @@ class AutoregressiveTask(GeneratorTask):
         A trained tokenizer that is applied at every step is run on its device.
         """
         weight = next(self.tokenizers["tokenizer"].network.parameters(), None)
-        is_live = weight is not None and not isinstance(examples, TokenizedBatch)
-        codes = self.get_codes(examples.to(weight.device) if is_live else examples).cpu()
+        if weight is not None and not isinstance(examples, TokenizedBatch):
+            examples = examples.to(weight.device)
+        codes = self.get_codes(examples).cpu()
         tokens_BNS = codes.reshape(*codes.shape[:2], -1)
         longest = int((tokens_BNS[..., 0] >= 0).sum(1).max())
         return tokens_BNS[:, :longest]
@@ -184,8 +191,9 @@ class AutoregressiveTask(GeneratorTask):
         }
         others = other_captions(captions)
         if self.model.text is not None and others is not None:
-            gain = summed_cross_entropy(self.predict(inputs, others)) - sums["cross_entropy"]
-            sums |= {"gain": gain, "gain_tokens": sums["tokens"]}
+            condition = self.model.condition(others, [False] * len(others))
+            other = summed_cross_entropy(self.model.predict(inputs.tokens_BNS, condition))
+            sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}
         return sums
 
     def predict(

@@ -121,7 +121,10 @@ class MeshTransformer(TextConditionedTransformer):
     # ---- teacher forcing
 
     def prepare_inputs(
-        self, tokens_BNS: Tensor, generators: Sequence[torch.Generator] | None = None
+        self,
+        tokens_BNS: Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+        texts: Sequence[str] = (),
     ) -> FaceInputs:
         """Find the real faces of tokens on the CPU, and draw dropout if `generators` are given."""
         self.validate_tokens(tokens_BNS)

@@ -149,7 +149,10 @@ class TreeTransformer(TextConditionedTransformer):
     # ---- teacher forcing
 
     def prepare_inputs(
-        self, tokens_BNS: Tensor, generators: Sequence[torch.Generator] | None = None
+        self,
+        tokens_BNS: Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+        texts: Sequence[str] = (),
     ) -> TreeInputs:
         """Follow the traversals of tokens on the CPU, and draw dropout if `generators` are given.
 
