@@ -242,7 +242,7 @@ class FeatureNormalizer(nn.Module):
         return self._is_ready
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._is_ready = False
 
     def forward(self, features: Tensor) -> Tensor:
