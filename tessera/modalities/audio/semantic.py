@@ -236,6 +236,8 @@ class FeatureNormalizer(nn.Module):
     @property
     def is_ready(self) -> bool:
         """Whether the statistics are final; read until they are, since reading waits."""
+        if self.steps_done.is_meta:  # of a plan, which has no values
+            return True
         self._is_ready = self._is_ready or int(self.steps_done) >= self.steps
         return self._is_ready
 
