@@ -207,8 +207,8 @@ def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> W
     """Generate with the transformer along the edges, of as many blocks as theirs has in both of its
     transformers.
 
-    Tokens that attach no face are excluded, so that every face takes at most three tokens: a mesh
-    of this length has at least SAMPLED_FACES faces. Trained models need fewer tokens.
+    Tokens that attach no face are excluded, so that every position after the first two is a face: a
+    mesh of this length has SAMPLED_FACES faces.
     """
     from tessera.engine.modes import seed
     from tessera.modalities.mesh import tree
@@ -219,7 +219,7 @@ def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> W
     from tessera.sampling.guidance import Guidance
 
     seed(0)
-    max_len = tree.EDGE + 3 * (SAMPLED_FACES - 1)
+    max_len = SAMPLED_FACES + 2
     config = TreeGeneratorConfig(
         model=TreeTransformerConfig(
             bins=BINS,
@@ -245,12 +245,13 @@ def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> W
                 sampling=sampling,
                 guidance=guidance,
             )
-            check_tree_sample(task.tokenizers["tokenizer"].decode(task.generate(request)))
+            check_length(task.generate(request), max_len)
 
     codes = task.generate(GenerationRequest(prompts=[""], seeds=[0], guidance=guidance))
+    check_tree_sample(task.tokenizers["tokenizer"].decode(codes))
     info = ModelInfo(
         parameters={"model": count_parameters(task.model)},
-        mflop={"model": count_mflop(lambda: task.model.predict(codes[..., None], None))},
+        mflop={"model": count_mflop(lambda: task.model.predict(codes, None))},
         packages=package_versions("torch"),
     )
     return Workload(info, sample)
@@ -427,6 +428,16 @@ def random_codes() -> Any:
         (NUM_MESHES, NUM_FACES, TOKENS_PER_FACE),
         generator=torch.Generator().manual_seed(7),
     )
+
+
+def check_length(codes: Any, positions: int) -> None:
+    """Exit if a sample along the edges has too few positions, each of which adds a face."""
+    fewest = int((codes[..., 0] >= 0).sum(1).min())
+    if fewest < positions:
+        raise SystemExit(
+            f"A sample has {fewest} positions, but {positions} were expected: it cannot be "
+            "compared."
+        )
 
 
 def check_tree_sample(meshes: Any) -> None:

@@ -1,7 +1,7 @@
 """Make a folder of about 740 meshes of furniture and household items with captions, for the mesh
 recipes.
 
-    python examples/furniture.py OUT [--max-faces 200]
+    python examples/furniture.py OUT [--max-faces 200] [--only table chair] [--max-error 0.1]
 
 OUT gets one OBJ of at most 800 triangles per piece (scopia-bed1.obj), metadata.jsonl with the
 captions ("bed, double"), and CREDITS.md with the author and the license of each: CC-BY-3.0 or
@@ -9,17 +9,22 @@ public domain. The meshes are the furniture of Sweet Home 3D, from the Debian pa
 sweethome3d-furniture: apt-get downloads about 120 MB, and nothing is installed. The archives are
 read in memory, and no path in them is used to write a file. About 80 pieces, many of them plants,
 cannot be simplified that far; they are listed and skipped.
+
+Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box.
+`--max-error` skips pieces whose surface moves by more than this fraction of their longest side, and
+`--only` keeps those whose captions name one of these objects; `--only furniture` is such a list.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import tempfile
 import zipfile
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
 from pathlib import Path
 
@@ -28,9 +33,18 @@ from debian import check_tools, download, read_entries
 
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.media import Mesh
+from tessera.modalities.mesh.point_clouds import head_noun, sample_points
 
 PACKAGE = "sweethome3d-furniture"
 MAX_FACES = 800
+FURNITURE = (
+    *("table", "chair", "cabinet", "lamp", "door", "bed", "sofa", "armchair", "desk", "bench"),
+    *("bookcase", "stool", "couch", "shelves", "wardrobe", "rack", "stand", "vanity", "cupboard"),
+    *("shelf", "dresser", "nightstand", "ottoman", "chest", "unit", "window", "light"),
+)
+"""What `--only furniture` stands for."""
+NUM_POINTS, NUM_COMPARED = 4000, 500
+"""Points on the surface of a mesh, and how many of these are compared with those of the other."""
 SOURCE_TAGS = {"blend swap", "scpts"}
 """Tags that name the source of a piece instead of describing it."""
 
@@ -46,12 +60,26 @@ def main() -> None:
     parser.add_argument(
         "--max-faces", type=int, default=MAX_FACES, help="the number of triangles of a piece"
     )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NOUN",
+        help="objects to keep, by the noun of their captions; furniture for a list of 27",
+    )
+    parser.add_argument(
+        "--max-error",
+        type=float,
+        default=math.inf,
+        help="how far the surface of a simplified piece may be from the original, as a fraction of "
+        "its longest side (default: any distance)",
+    )
     arguments = parser.parse_args()
     out = arguments.out
+    nouns = FURNITURE if arguments.only == ["furniture"] else arguments.only
     check_tools()
     with tempfile.TemporaryDirectory() as folder:
         catalogs = read_catalogs(download(PACKAGE, Path(folder)))
-        count = write_dataset(catalogs, out, arguments.max_faces)
+        count = write_dataset(catalogs, out, arguments.max_faces, nouns, arguments.max_error)
     print(
         f"{count:,} pieces of furniture with captions are in {out}: "
         f"try `tessera train ... --data {out}`"
@@ -63,7 +91,13 @@ def read_catalogs(package: Path) -> Iterator[bytes]:
     return (data for path, data in read_entries(package) if path.suffix == ".sh3f")
 
 
-def write_dataset(catalogs: Iterable[bytes], out: Path, max_faces: int = MAX_FACES) -> int:
+def write_dataset(
+    catalogs: Iterable[bytes],
+    out: Path,
+    max_faces: int = MAX_FACES,
+    nouns: Sequence[str] | None = None,
+    max_error: float = math.inf,
+) -> int:
     """Write the pieces that have a name and can be read, then metadata and credits; return their
     number."""
     out.mkdir(parents=True, exist_ok=True)
@@ -78,9 +112,11 @@ def write_dataset(catalogs: Iterable[bytes], out: Path, max_faces: int = MAX_FAC
                 name, caption = file_name(piece), build_caption(piece)
                 if not caption or name in lines:
                     continue
+                if nouns is not None and head_noun(caption) not in nouns:
+                    continue
                 try:
                     data = catalog.read(piece["model"].lstrip("/"))
-                    mesh = load_simplified(data, piece, max_faces)
+                    mesh = load_simplified(data, piece, max_faces, max_error)
                 except (UnreadableFile, KeyError, zipfile.BadZipFile) as error:
                     print(f"skipped {name}: {error}")
                     continue
@@ -127,7 +163,9 @@ def build_caption(piece: Piece) -> str:
     return ", ".join([name, *added]) if name else ""
 
 
-def load_simplified(data: bytes, piece: Piece, max_faces: int = MAX_FACES) -> Mesh:
+def load_simplified(
+    data: bytes, piece: Piece, max_faces: int = MAX_FACES, max_error: float = math.inf
+) -> Mesh:
     """Load a mesh, apply the rotation of its catalog, where y is up, and simplify it with z up."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "piece.obj"
@@ -135,7 +173,28 @@ def load_simplified(data: bytes, piece: Piece, max_faces: int = MAX_FACES) -> Me
         mesh = Mesh.load(file, up="z")
     values = piece.get("modelRotation", "1 0 0 0 1 0 0 0 1").split()
     rotation = np.array(values, dtype=float).reshape(3, 3)
-    return Mesh(mesh.vertices @ rotation.T, mesh.faces).from_y_up().simplify(max_faces)
+    original = Mesh(mesh.vertices @ rotation.T, mesh.faces).from_y_up()
+    simplified = original.simplify(max_faces)
+    if max_error < math.inf and (error := surface_error(original, simplified)) > max_error:
+        raise UnreadableFile(f"{max_faces} triangles move its surface by {error:.2f} of its length")
+    return simplified
+
+
+def surface_error(original: Mesh, simplified: Mesh) -> float:
+    """Return the distance that 98 % of the points of either surface keep to the other, as a
+    fraction of the longest side."""
+    size = np.ptp(original.vertices, axis=0).max()
+    one, other = (
+        sample_points(mesh.vertices / size, mesh.triangles(), NUM_POINTS)
+        for mesh in (original, simplified)
+    )
+    return float(max(distance_quantile(one, other), distance_quantile(other, one)))
+
+
+def distance_quantile(points: np.ndarray, surface: np.ndarray) -> float:
+    compared = points[:: NUM_POINTS // NUM_COMPARED]
+    squared = (compared**2).sum(1)[:, None] + (surface**2).sum(1) - 2 * compared @ surface.T
+    return float(np.quantile(np.sqrt(np.maximum(squared.min(axis=1), 0)), 0.98))
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ _MODULES = {
     "Video": "tessera.modalities.video.media",
     "VideoTokenizer": "tessera.modalities.video.magvit2",
     "VideoTokenizerConfig": "tessera.modalities.video.magvit2",
+    "VideoGeneratorTrainer": "tessera.trainers",
     "VideoTokenizerTrainer": "tessera.trainers",
     "fit": "tessera.run.fit",
     "load_weights": "tessera.run.fit",

@@ -51,7 +51,7 @@ from tessera.modalities.mesh.recipes import (
 )
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.modalities.music.recipes import music_mulan
-from tessera.modalities.video.recipes import videos_magvit2
+from tessera.modalities.video.recipes import videos_magvit2, videos_maskgit
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.recipes.registry import RECIPES, get_recipe, recipe_name
 from tests.cli_runner import tessera
@@ -92,6 +92,7 @@ def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     videos = SyntheticVideos(count=8, size=32, frames=9, seed=7)
     for number in range(len(videos)):
         draw_video(videos.scene(number), 32, 9).save(tmp_path / f"videos/{number:02d}")
+        (tmp_path / f"videos/{number:02d}.txt").write_text(videos.caption(number), encoding="utf-8")
     for number in range(8):
         generated = generate_object(7, number)
         generated.mesh.save(tmp_path / f"meshes/{number:02d}.glb")
@@ -426,6 +427,7 @@ CHOICES = [
         (videos_magvit2, f"--quantizer {quantizer} --adversary on --perceptual on")
         for quantizer in ("fsq", "lfq")
     ),
+    (videos_maskgit, ""),
     *((meshes_autoencoder, f"--quantizer {quantizer}") for quantizer in ("lfq", "vq", "fsq")),
     (meshes_transformer, ""),
     (meshes_tree, ""),

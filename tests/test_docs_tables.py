@@ -26,7 +26,8 @@ from tessera.modalities.mesh.recipes import (
     meshes_tree,
 )
 from tessera.modalities.music.recipes import music_mulan
-from tessera.modalities.video.recipes import videos_magvit2
+from tessera.modalities.video.masking import VideoMaskingConfig
+from tessera.modalities.video.recipes import videos_magvit2, videos_maskgit
 from tessera.modalities.video.reconstruction import VideoAdversaryConfig
 from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.nn.quantize.features import code_features
@@ -37,6 +38,7 @@ from tessera.trainers import (
     MuLaNTrainer,
     SoundStormTrainer,
     Trainer,
+    VideoGeneratorTrainer,
     VideoTokenizerTrainer,
     VQGanVAETrainer,
 )
@@ -90,6 +92,27 @@ def video_tokenizer_row(preset: Preset) -> list[str]:
         *steps_and_batch_size(run),
         learning_rate(run),
         adversary(run),
+    ]
+
+
+def video_generator_row(preset: Preset) -> list[str]:
+    run: Any = videos_maskgit(preset)
+    tokenizer_run: Any = videos_magvit2(preset)
+    model = tokenizer_run.task.model
+    tokenizer = tokenizer_stub(
+        model.quantizer.build(model.latent_dim), model.grid(run.data), seconds=None
+    )
+    with torch.device("meta"):
+        task = run.task.build(tokenizer=tokenizer)
+    return [
+        f"{run.data.frames} x {image_size(run)}",
+        f"{' x '.join(map(str, tokenizer.grid))} of {tokenizer.vocab_size:,}",
+        f"{task.layout.num_positions}",
+        count_parameters(task.model),
+        *steps_and_batch_size(run),
+        run.task.optimizer.name,
+        learning_rate(run),
+        f"{run.task.sampling.decoding_steps}",
     ]
 
 
@@ -237,6 +260,7 @@ ROWS = {
     "images-vqgan": image_tokenizer_row,
     "images-maskgit": image_generator_row,
     "videos-magvit2": video_tokenizer_row,
+    "videos-maskgit": video_generator_row,
     "meshes-autoencoder": mesh_tokenizer_row,
     "meshes-transformer": mesh_generator_row,
     "meshes-tree": mesh_tree_row,
@@ -319,6 +343,7 @@ TRAINERS = {
     "images-vqgan": VQGanVAETrainer,
     "images-maskgit": MaskGitTrainer,
     "videos-magvit2": VideoTokenizerTrainer,
+    "videos-maskgit": VideoGeneratorTrainer,
     "music-mulan": MuLaNTrainer,
     "audio-soundstorm": SoundStormTrainer,
 }
@@ -338,6 +363,7 @@ def test_table_of_trainer_parameters_is_the_signature(recipe: str, trainer: type
         repr(PatchDiscriminatorConfig()),
         repr(MaskedTransformerConfig()),
         repr(VideoAdversaryConfig()),
+        repr(VideoMaskingConfig()),
     }
     expected = {
         name: "a config" if default in configs else default for name, default in defaults.items()

@@ -18,16 +18,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tessera.data.discovery import find_files
 from tessera.data.loader import TrainLoader
+from tessera.data.pack import pack_files
 from tessera.engine.checkpoint import list_steps
 from tessera.engine.engine import Engine
 from tessera.engine.guards import Diverged
 from tessera.engine.signals import Interrupted
 from tessera.engine.task import Batch
-from tessera.run.config import encode
+from tessera.run.config import Run, encode
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task, claim_directory, find_unused_folder
+from tests.media_folders import write_captioned_images
 from tests.runs import (
     CASES,
     assert_close_run,
@@ -91,6 +94,52 @@ def test_the_number_of_workers_changes_nothing_and_may_change_on_resume(
         tiny("images-vqgan adversarial", steps=9, checkpoint_every=3, num_workers=3 - num_workers),
     )
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 9)
+
+
+def with_path(run: Run, path: Path) -> Run:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(path)))
+
+
+@pytest.mark.parametrize("case", ["images-vqgan", "images-maskgit"])
+def test_a_killed_run_on_shards_equals_one_on_the_folder(case: str, tmp_path: Path) -> None:
+    """It is killed and resumed with other numbers of workers, within an epoch and in the second."""
+    write_captioned_images(tmp_path / "folder", 12)
+    files = find_files(tmp_path / "folder", (".png",), "images").with_captions()
+    pack_files(files, tmp_path / "shards", max_bytes=6000)
+    run = tiny(case, steps=9, batch_size=4, checkpoint_every=2, validate_every=4)
+    train(tmp_path / "whole", with_path(run, tmp_path / "folder"))
+    for num_workers, killed_step in ((0, 3), (2, 6)):
+        engine = dataclasses.replace(run.engine, num_workers=num_workers)
+        killed = dataclasses.replace(run, engine=engine)
+        with pytest.raises(Killed):
+            train(
+                tmp_path / "cut",
+                with_path(killed, tmp_path / "shards"),
+                on_log=kill_at(killed_step),
+            )
+    train(tmp_path / "cut", with_path(run, tmp_path / "shards"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", 9)
+
+
+def test_shards_may_be_added_but_not_changed_on_resume(tmp_path: Path) -> None:
+    write_captioned_images(tmp_path / "folder", 12)
+    files = find_files(tmp_path / "folder", (".png",), "images").with_captions()
+    pack_files(files, tmp_path / "shards", max_bytes=6000)
+    run = tiny("images-vqgan", steps=6, batch_size=4, checkpoint_every=3)
+    run = with_path(run, tmp_path / "shards")
+    train(tmp_path / "whole", run)
+    with pytest.raises(Killed):
+        train(tmp_path / "grown", run, on_log=kill_at(6))
+    first, *_, last = sorted((tmp_path / "shards").glob("*.tar"))
+    shutil.copy(first, last.with_name("shards-99999.tar"))
+    train(tmp_path / "grown", run)
+    assert_same_run(tmp_path / "whole", tmp_path / "grown", 6)
+    pack_files(files.select(range(4)), tmp_path / "other", max_bytes=10**6)
+    shutil.copy(tmp_path / "other" / "shards-00000.tar", first)
+    longer = dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=8))
+    with pytest.raises(UserError, match="has other content than when the run was started"):
+        train(tmp_path / "grown", longer)
+    train(tmp_path / "grown", longer, rescan=True)
 
 
 def test_validating_and_sampling_change_no_weight(tmp_path: Path) -> None:

@@ -68,6 +68,16 @@ def overfit_video_tokenizer(recipe: Callable[..., Run]) -> Run:
     return overfit(replace(run, data=replace(run.data, size=32)), examples=4, steps=600)
 
 
+def overfit_video_generator(recipe: Callable[..., Run]) -> Run:
+    """Use the tiny preset without other tasks than generation from eight captions."""
+    run = with_all_captions(build_tiny(recipe))
+    masking = replace(
+        run.task.masking, prediction=0.0, interpolation=0.0, inpainting=0.0, outpainting=0.0
+    )
+    run = replace(run, task=replace(run.task, masking=masking))
+    return overfit(run, examples=8, steps=150)
+
+
 def overfit_mesh_tokenizer(recipe: Callable[..., Run]) -> Run:
     """Use the network of the small preset."""
     return overfit(recipe("small"), examples=8, steps=200)
@@ -143,6 +153,7 @@ EXPECTED: dict[str, tuple[Callable[[Callable[..., Run]], Run], dict[str, float]]
     "meshes-tree": (overfit_mesh_tree, {"accuracy": 0.97, "eos_accuracy": 0.99}),
     "music-mulan": (overfit_music, {"text_to_media_R@1": 0.99, "media_to_text_R@1": 0.99}),
     "videos-magvit2": (overfit_video_tokenizer, {"psnr": 28.0}),
+    "videos-maskgit": (overfit_video_generator, {"accuracy": 0.97, "condition_gain": 1.0}),
 }
 """The run of each recipe, and the validation metrics of its EMA weights that must be exceeded."""
 

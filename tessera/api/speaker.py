@@ -104,7 +104,7 @@ class Speaker:
 
     @property
     def recognizer(self) -> CTCTokenizer:
-        return self.semantic.model  # type: ignore[return-value]
+        return self.semantic.model
 
     @property
     def vocab(self) -> CharacterVocab:

@@ -9,7 +9,7 @@ B sequences, N positions, W model dimension, H heads, D head dimension.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -46,6 +46,8 @@ class KVCache:
     length: int = 0
     keys: dict[int, Tensor] = field(default_factory=dict)
     values: dict[int, Tensor] = field(default_factory=dict)
+    steps: list[BlockStep] = field(default_factory=list)
+    """The blocks as functions of one position, of the transformer that fills the cache."""
 
     def append(self, block: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add keys and values of one block, and return all of that block so far.
@@ -130,24 +132,26 @@ class CausalTransformer(nn.Module):
     ) -> Tensor:
         """Return the state of the next position, (B, W), and add it to the cache.
 
-        The same computation as `forward`, written with few direct calls: each does so little work
-        that call overhead dominates. For 8 meshes of 16 faces at dim 128, a sample takes 6 % less
-        time than with module calls.
+        The same computation as `forward`, written with few direct calls on weights that are looked
+        up once: each does so little work that call overhead dominates.
         """
         self.check_length(cache.length + 1)
+        if not cache.steps:
+            cache.steps.extend(
+                build_block_step(block, number, cache) for number, block in enumerate(self.blocks)
+            )
         rope = Rotary(self.rope_cos[cache.length], self.rope_sin[cache.length])
-        for number, block in enumerate(self.blocks):
-            x_BW = x_BW + causal_attention_step(block.attention, x_BW, rope, number, cache)
-            if block.cross_attention is not None and context_kv is not None:
-                x_BW = x_BW + block.cross_attention(x_BW[:, None], context_kv[number])[:, 0]
-            x_BW = x_BW + feed_forward_step(block.feed_forward, x_BW)
+        contexts: Sequence[ContextKV | None] = context_kv or [None] * len(cache.steps)
+        for step, kv in zip(cache.steps, contexts, strict=True):
+            x_BW = step(x_BW, rope, kv)
         cache.length += 1
-        return apply_norm(self.norm, x_BW)
+        return self.norm(x_BW)
 
     def sample_dropout(
         self, generators: Sequence[torch.Generator] | None, probability: float
     ) -> Tensor | None:
-        """Return factors (blocks, B, W) for the outputs of the layers of each block, or None.
+        """Return factors (blocks, B, W) for the outputs of the layers of each block, on the CPU, or
+        None.
 
         The same channels are dropped at all positions of an example (Gal 2016, arXiv 1512.05287),
         so that an example's factors come from its own generator at little cost.
@@ -156,7 +160,7 @@ class CausalTransformer(nn.Module):
             return None
         shape = (len(self.blocks), 1, self.norm.normalized_shape[0])
         u_LBW = torch.cat([torch.rand(shape, generator=one) for one in generators], dim=1)
-        return (u_LBW >= probability).to(self.rope_cos) / (1 - probability)
+        return (u_LBW >= probability).to(self.rope_cos.dtype) / (1 - probability)
 
     def check_length(self, positions: int) -> None:
         if positions > len(self.rope_cos):
@@ -184,29 +188,49 @@ def causal_attention(
     return attention.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
-def causal_attention_step(
-    attention: SelfAttention, x_BW: Tensor, rope: Rotary, number: int, cache: KVCache
-) -> Tensor:
-    """Attend from one new position to itself and to all cached ones."""
-    projected = F.linear(apply_norm(attention.norm, x_BW), attention.to_qkv.weight)
-    qkv_B3HD = projected.view(len(x_BW), 3, attention.heads, -1)
-    q, k = apply_rotary_emb(apply_norm(attention.head_norm, qkv_B3HD.narrow(1, 0, 2)), rope).unbind(
-        1
+# ---- one position at a time
+
+BlockStep = Callable[[Tensor, Rotary, ContextKV | None], Tensor]
+"""(B, W) inputs, rotation of the position, keys and values of the context -> (B, W) outputs."""
+LayerStep = Callable[[Tensor], Tensor]
+
+
+def build_block_step(block: Block, number: int, cache: KVCache) -> BlockStep:
+    attention = block.attention
+    norm, head_norm = build_norm_step(attention.norm), build_norm_step(attention.head_norm)
+    to_qkv, out = attention.to_qkv.weight, attention.out.weight
+    heads, head_dim = attention.heads, attention.head_norm.normalized_shape[0]
+    feed_forward, cross_attention = (
+        build_feed_forward_step(block.feed_forward),
+        block.cross_attention,
     )
-    k, v = cache.append(number, k.unsqueeze(2), qkv_B3HD.select(1, 2).unsqueeze(2))
-    return F.linear(
-        F.scaled_dot_product_attention(q.unsqueeze(2), k, v).flatten(1), attention.out.weight
-    )
+
+    def attend(x_BW: Tensor, rope: Rotary) -> Tensor:
+        """Attend from one new position to itself and to all cached ones."""
+        qkv = F.linear(norm(x_BW), to_qkv).view(-1, 3, heads, 1, head_dim)
+        q, k = apply_rotary_emb(head_norm(qkv.narrow(1, 0, 2)), rope).unbind(1)
+        k, v = cache.append(number, k, qkv.select(1, 2))
+        return F.linear(F.scaled_dot_product_attention(q, k, v).flatten(1), out)
+
+    def step(x_BW: Tensor, rope: Rotary, context_kv: ContextKV | None) -> Tensor:
+        x_BW = x_BW + attend(x_BW, rope)
+        if cross_attention is not None and context_kv is not None:
+            x_BW = x_BW + cross_attention(x_BW.unsqueeze(1), context_kv).squeeze(1)
+        return x_BW + feed_forward(x_BW)
+
+    return step
 
 
-def feed_forward_step(layer: FeedForward, x_BW: Tensor) -> Tensor:
-    value, gate = (
-        F.linear(apply_norm(layer.norm, x_BW), layer.to_inner.weight)
-        .view(len(x_BW), 2, -1)
-        .unbind(1)
-    )
-    return F.linear(value * F.silu(gate), layer.out.weight)
+def build_feed_forward_step(layer: FeedForward) -> LayerStep:
+    norm, to_inner, out = build_norm_step(layer.norm), layer.to_inner.weight, layer.out.weight
+
+    def step(x_BW: Tensor) -> Tensor:
+        value, gate = F.linear(norm(x_BW), to_inner).chunk(2, dim=-1)
+        return F.linear(value * F.silu(gate), out)
+
+    return step
 
 
-def apply_norm(norm: Norm, x: Tensor) -> Tensor:
-    return torch.layer_norm(x, norm.normalized_shape, norm.weight, None, norm.eps)
+def build_norm_step(norm: Norm) -> LayerStep:
+    shape, weight, eps = norm.normalized_shape, norm.weight, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, None, eps)

@@ -20,6 +20,7 @@ from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.discovery import Listing, fixed_listing, list_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
+from tessera.data.shard_index import INDEX_SUFFIX
 from tessera.data.tokens import TokenDataset
 from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
@@ -37,6 +38,7 @@ from tessera.run.directory import (
     write_atomically,
 )
 from tessera.run.errors import UserError, as_user_error, printable
+from tessera.run.load import EXPORTED, find_weights
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
@@ -81,10 +83,13 @@ def build_engine(
     dist = Distributed.from_environment()
     listing = Listing()
     if split is None and run.data.path is not None and not rescan:
-        listing.files = dist.on_main(lambda: read_listing(directory))
+        listing = Listing(**dist.on_main(lambda: read_listing(directory)))
     if split is None:
         with fixed_listing(listing):
             split = run.data.build(captions=run.task.uses_captions)
+        if dist.is_main:
+            for line in split.train.notices:
+                print_line(line)
     dependencies: dict[str, Tokenizer] = {}
     if run.task.dependencies():
         from tessera.run.dependencies import check_companions, find_dependencies
@@ -102,7 +107,7 @@ def build_engine(
     settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
     dist.on_main(lambda: claim_directory(directory, settings))
     if listing.files is not None:
-        dist.on_main(lambda: write_listing(directory, listing.files or [], run.data.path or ""))
+        dist.on_main(lambda: write_listing(directory, listing, run.data.path or ""))
     with directory.explain_write_errors():
         if run.task.uses_captions:
             prepare_text(task, captions, split.train, directory, dist)
@@ -136,7 +141,7 @@ def open_engine(
 
 def load_initial_weights(task: Task, path: str) -> None:
     """Initialise the model with the EMA weights of another run."""
-    found = checkpoint.load_newest(RunDirectory(path).checkpoints, "ema.safetensors", print)
+    found = find_weights(RunDirectory(path), "ema", print)
     if found is None:
         raise UserError(f"--init-from {path} has no checkpoint: give the folder of a trained run.")
     checkpoint.load_strictly(task.model, found.tensors, f"model in {path} (--init-from)")
@@ -155,25 +160,31 @@ def build_train_loader(
     )
 
 
-def read_listing(directory: RunDirectory) -> list[str] | None:
-    """Return the files that a run was started with, if it has started."""
+def read_listing(directory: RunDirectory) -> Json:
+    """Return the fields of the listing that a run was started with; none if it has not started."""
     stored = read_json(directory.path / FILES)
-    is_list = isinstance(stored, list) and all(isinstance(name, str) for name in stored)
-    return stored if is_list and directory.has_started else None  # type: ignore[return-value]
+    if not isinstance(stored, dict) or not directory.has_started:
+        return {}
+    files, checksums = stored.get("files"), stored.get("checksums")
+    if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+        return {}
+    return {"files": files, "checksums": checksums if isinstance(checksums, dict) else {}}
 
 
-def write_listing(directory: RunDirectory, files: list[str], path: str) -> None:
+def write_listing(directory: RunDirectory, listing: Listing, path: str) -> None:
     """Store the files of a run, and report those that were added since."""
-    root = Path(path).expanduser()
-    added = set(list_files(root)) - set(files) if root.is_dir() else set()
+    root, files = Path(path).expanduser(), listing.files or []
+    present = list_files(root) if root.is_dir() else []
+    added = {name for name in present if not name.endswith(INDEX_SUFFIX)} - set(files)
     if added:
         print(
             f"{len(added):,} file(s) were added to {path} since the run was started and are left "
             "out; --data.rescan uses them."
         )
-    if read_json(directory.path / FILES) != files:
+    content = {"files": files, "checksums": listing.checksums}
+    if read_json(directory.path / FILES) != content:
         with directory.explain_write_errors():
-            write_atomically(directory.path / FILES, json.dumps(files, indent=0) + "\n")
+            write_atomically(directory.path / FILES, json.dumps(content, indent=0) + "\n")
 
 
 def claim_directory(directory: RunDirectory, settings: Json) -> None:
@@ -206,7 +217,8 @@ def check_resumable(directory: RunDirectory) -> None:
         for step in steps
         for path in (directory.checkpoints / checkpoint.step_name(step)).iterdir()
     }
-    if "ema.safetensors" in files and "model.safetensors" not in files:
+    is_exported = (directory.path / EXPORTED).is_file()
+    if is_exported or ("ema.safetensors" in files and "model.safetensors" not in files):
         raise UserError(
             f"{directory.path} is a copy for inference, without the state of the optimizers, and "
             f"cannot be resumed. Give another --out, with --init-from {directory.path} to start "
@@ -353,9 +365,11 @@ class Results:
     metrics: dict[str, float]
 
 
-def read_results(directory: RunDirectory) -> Results | None:
-    """Return the results of the last validation, if there is one."""
+def read_results(directory: RunDirectory, step: int | None = None) -> Results | None:
+    """Return the results of the validation at a step, by default the last, if there is one."""
     records = directory.read_records("validation")
+    if step is not None:
+        records = [record for record in records if record["step"] == step]
     if not records:
         return None
     record = records[-1]

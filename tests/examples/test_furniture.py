@@ -88,6 +88,17 @@ def test_a_piece_that_cannot_be_read_is_skipped_with_a_message(tmp_path, furnitu
     assert "skipped b.obj: " in output
 
 
+def test_pieces_of_other_kinds_or_of_another_shape_are_skipped(tmp_path, furniture, capsys):
+    properties = piece(1, "A#ball", "Round Ball", "ball.obj") + piece(2, "A#bed", "Bed", "bed.obj")
+    data = catalog(properties, **{"ball.obj": BALL, "bed.obj": TRIANGLE})
+    write = furniture.write_dataset
+    assert write([data], tmp_path / "beds", nouns=["bed"]) == 1
+    assert (tmp_path / "beds" / "a-bed.obj").exists()
+    assert write([data], tmp_path / "coarse", max_faces=24, max_error=0.3) == 2
+    assert write([data], tmp_path / "exact", max_faces=24, max_error=0.02) == 1
+    assert "skipped a-ball.obj: 24 triangles move its surface by 0." in capsys.readouterr().out
+
+
 def test_a_piece_is_rotated_as_in_its_catalog(tmp_path, furniture):
     properties = piece(1, "a", "Post", "/a.obj", modelRotation="1 0 0 0 0 1 0 -1 0")
     furniture.write_dataset(

@@ -23,7 +23,6 @@ from tessera.nn.token_layout import Layout
 from tessera.objectives.generation import GenerationRequest, TokenPrompt
 from tessera.objectives.masked import NEVER, GuidedLogits, MaskedConfig, MaskedTask
 from tessera.objectives.masking import (
-    ExampleRandomness,
     LevelMaskingConfig,
     MaskedTokens,
     TokenBatch,
@@ -111,7 +110,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def mask_batch(task: MaskedTask, batch: Batch[Any]) -> MaskedTokens:
-    return task.mask(task.get_tokens(batch.examples), ExampleRandomness.draw(batch))
+    return task.mask_batch(batch, task.get_inputs(batch))[1]
 
 
 # ---- masking of one example

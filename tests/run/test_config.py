@@ -149,7 +149,7 @@ def encode_with(path: str, value: object) -> dict:
             [4],
             "FSQConfig has no setting 'task.model.quantizer.level': did you mean 'levels'?",
         ),
-        ("data.xyz", 1, "Known names: path, size"),
+        ("data.xyz", 1, "Known names: path, columns"),
         (
             "task.model.quantizer",
             {"class": "PQConfig"},

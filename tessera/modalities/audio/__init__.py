@@ -31,7 +31,7 @@ MODALITY = Modality(
             data="tessera.modalities.audio.dataset:AudioDataConfig",
             kind="tokenizer",
             metric="si_sdr",
-            media_inputs=("data",),
+            media_inputs=("data", "start", "seconds"),
         ),
         Recipe(
             build="tessera.modalities.audio.recipes:audio_semantic",

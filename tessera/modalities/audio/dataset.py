@@ -14,14 +14,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tessera.data.arrays import check_range, is_array, is_float, to_numpy
-from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import find_files
+from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.modalities.audio.io.base import AudioInfo, import_soundfile, import_soxr
 from tessera.modalities.audio.io.files import (
     MIN_SECONDS,
     RATE_RANGE_HZ,
     SUFFIXES,
+    measure_level,
     probe,
     scan_audio,
 )
@@ -30,6 +31,7 @@ from tessera.modalities.audio.media import (
     AudioBatch,
     AudioExample,
     collate,
+    loudness_gain,
     normalize_loudness,
     pad_samples,
     read_segment,
@@ -46,9 +48,12 @@ from tessera.run.errors import UserError, as_user_error
 @dataclass(frozen=True, kw_only=True)
 class AudioDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 3
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "audio files"
 
     path: str | None = None
-    """A folder of audio files, with subfolders, or one file; None generates synthetic audio."""
+    """A folder of audio files, with subfolders, one file, tar shards, a table or a list of paths;
+    None generates synthetic audio."""
     rate_hz: int = 16_000
     """The sampling rate; files of another rate are resampled."""
     seconds: float = 2.0
@@ -69,6 +74,9 @@ class AudioDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training examples."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each one alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as speaker."""
     num_synthetic: int = 2000
     """The number of synthetic training examples; the held-out ones come on top."""
     synthetic_seed: int = 0
@@ -117,8 +125,7 @@ class AudioDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> AudioFolderDataset:
-        found = find_files(str(self.path), SUFFIXES, "audio files")
-        return AudioFolderDataset.from_found(found, self, captions)
+        return AudioFolderDataset.from_files(self.find_files(), self, captions)
 
     def check_libraries(self) -> None:
         import_soundfile()
@@ -188,9 +195,29 @@ class AudioDataConfig(DataConfig):
         return replace(self, path=str(path), samples=samples, crop="start", on_short="pad")
 
 
+PIECE_SAMPLES = 1 << 19
+"""Samples of one piece of a whole file: 33 seconds at 16 kHz."""
+
+
 @dataclass(frozen=True)
 class AudioFolderDataset(FileDataset):
     config: AudioDataConfig
+    piece_length: ClassVar[int | None] = PIECE_SAMPLES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        rate_hz = self.config.rate_hz
+        return Extent(math.ceil(info.num_samples * rate_hz / info.rate_hz), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> AudioExample:
+        """Load a piece; with `loudness_db`, all pieces get the gain of the whole file."""
+        path, rate_hz = self.file(index), self.config.rate_hz
+        samples = read_segment(path, start / rate_hz, count, rate_hz).samples
+        if self.config.loudness_db is not None:
+            level = measure_level(path)
+            gain = loudness_gain(level.rms, level.peak, self.config.loudness_db)
+            samples = (samples * np.float32(gain)).clip(-1, 1)
+        return AudioExample(samples, samples.shape[1], rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
         """Draw one random number, for the start."""
@@ -204,12 +231,12 @@ class AudioFolderDataset(FileDataset):
         """Load an example without its caption."""
         config, u = self.config, rng.random()
         position = {"random": u, "centre": 0.5, "start": 0.0}[config.crop]
-        audio = self.load_part(self.path(index), position)
+        audio = self.load_part(self.file(index), position)
         samples = normalize_loudness(audio.samples, config.loudness_db)
         length = samples.shape[1]
         return AudioExample(pad_samples(samples, config.length), length, config.rate_hz, "")
 
-    def load_part(self, path: str, position: float) -> Audio:
+    def load_part(self, path: AnyFile, position: float) -> Audio:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         config = self.config
         info = probe(path)
@@ -226,7 +253,7 @@ class AudioFolderDataset(FileDataset):
             )
         return audio
 
-    def read_part(self, path: str, info: AudioInfo, position: float) -> Audio:
+    def read_part(self, path: AnyFile, info: AudioInfo, position: float) -> Audio:
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
             audio = self.read_at(path, info.seconds, position)
@@ -237,7 +264,7 @@ class AudioFolderDataset(FileDataset):
             pass
         return self.read_at(path, scan_audio(path).num_samples / info.rate_hz, position)
 
-    def read_at(self, path: str, seconds: float, position: float) -> Audio:
+    def read_at(self, path: AnyFile, seconds: float, position: float) -> Audio:
         """Read from a sample at the requested rate; all samples are equally likely."""
         config = self.config
         num_later = max(0, math.floor(seconds * config.rate_hz) - config.length)

@@ -6,6 +6,7 @@ silence follows, which counts in no loss and no metric.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -28,9 +29,11 @@ from tessera.modalities.audio.soundstream import SoundStreamConfig
 from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 from tessera.modalities.audio.speech_detection import detect_speech
 from tessera.modalities.audio.speech_quality import pesq, pesq_available
+from tessera.modalities.audio.tokenizer import AudioTokenizer
 from tessera.nn.precision import to_fp32
 from tessera.objectives.reconstruction import (
     AdversaryConfig,
+    ChunkedModel,
     Discriminator,
     MediaAdapter,
     ReconstructionConfig,
@@ -41,6 +44,11 @@ from tessera.objectives.reconstruction import (
 if TYPE_CHECKING:
     from tessera.modalities.audio.dataset import AudioDataConfig
 
+MAX_WHOLE_SAMPLES = 10_000_000
+"""Models that cannot process chunks encode and decode this much at a time: ten minutes at 16 kHz.
+"""
+CHUNK_FRAMES = 1500
+"""Frames that are decoded at a time: 30 seconds at 50 frames per second."""
 MIN_RMS = 1e-3
 """Examples below this root mean square are silent, and SI-SDR is not defined for them."""
 
@@ -58,6 +66,15 @@ class WaveformAdapter(MediaAdapter):
         """Return the size of the samples with 16 bits."""
         return 2 * int(examples.lengths.sum())
 
+    def encode_pieces(self, model: AudioTokenizer, pieces: Iterable[AudioBatch]) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        chunks = (one.samples[..., : int(one.lengths[0])].to(dtype) for one in pieces)
+        if isinstance(model, ChunkedModel):
+            codes = list(model.encode_chunks(chunks))
+        else:
+            codes = [model.encode(part) for part in join_chunks(chunks, model.hop)]
+        return torch.cat(codes, dim=1)[0]
+
 
 class AudioAdapter(WaveformAdapter):
     def __init__(self, rate_hz: int):
@@ -73,6 +90,23 @@ class AudioAdapter(WaveformAdapter):
     def to_audio(self, samples_1N: Tensor, length: int) -> Audio:
         return Audio(samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz)
 
+    def original(self, examples: AudioBatch) -> Audio:
+        return self.to_audio(examples.samples[0], int(examples.lengths[0]))
+
+    def decode_pieces(
+        self, model: AudioTokenizer, codes: Tensor, length: int, rate_hz: float
+    ) -> Iterator[Audio]:
+        if isinstance(model, ChunkedModel):
+            outputs = model.decode_chunks(codes[None].split(CHUNK_FRAMES, dim=1))
+        else:
+            frames = max(1, MAX_WHOLE_SAMPLES // model.hop)
+            outputs = (model.decode(part) for part in codes[None].split(frames, dim=1))
+        for output in outputs:
+            samples_1N = self.bound(output)[0, :, :length]
+            length -= samples_1N.shape[1]
+            if samples_1N.shape[1]:
+                yield self.to_audio(samples_1N, samples_1N.shape[1])
+
     def show_pairs(self, output: Tensor, batch: Batch[AudioBatch]) -> list[Audio]:
         """Return each original followed by its reconstruction."""
         examples = batch.examples
@@ -81,6 +115,22 @@ class AudioAdapter(WaveformAdapter):
             Audio.side_by_side(self.to_audio(real, length), self.to_audio(made, length))
             for real, made, length in rows
         ]
+
+
+def join_chunks(chunks: Iterable[Tensor], hop: int) -> Iterator[Tensor]:
+    """Join chunks (1, 1, n) to parts of whole frames, of about MAX_WHOLE_SAMPLES."""
+    parts: list[Tensor] = []
+    for chunk in chunks:
+        parts.append(chunk)
+        count = sum(part.shape[2] for part in parts)
+        if count >= MAX_WHOLE_SAMPLES:
+            joined = torch.cat(parts, dim=2)
+            whole = count // hop * hop
+            yield joined[..., :whole]
+            parts = [joined[..., whole:]]
+    rest = torch.cat(parts, dim=2) if parts else None
+    if rest is not None and rest.shape[2]:
+        yield rest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,6 +183,26 @@ class AudioReconstructionLoss(ReconstructionLoss):
             after=500,
             hint="Reconstructions are ten times quieter than originals. Raise the learning rate or "
             "the weight of `samples`.",
+        ),
+        Alarm(
+            name="half as loud",
+            metric="val_ema/rms_ratio",
+            below=0.5,
+            patience=2,
+            after=500,
+            hint="Reconstructions have less than half of the amplitude of originals: what is not "
+            "predicted becomes silent. Train longer, use more quantizers, or raise the weight of "
+            "`mel`.",
+        ),
+        Alarm(
+            name="no pitch",
+            metric="val_ema/si_sdr",
+            below=-5.0,
+            patience=2,
+            after=500,
+            hint="Reconstructions have the loudness of originals but not their waveform, so they "
+            "sound like noise. Raise the weight of `samples`, use the network `spectral`, or train "
+            "longer.",
         ),
     )
 

@@ -19,14 +19,16 @@ NUM_POINTS = 128
 NUM_NEIGHBOURS = 5
 
 
-def sample_points(vertices: np.ndarray, triangles_F3: np.ndarray) -> np.ndarray:
+def sample_points(
+    vertices: np.ndarray, triangles_F3: np.ndarray, count: int = NUM_POINTS
+) -> np.ndarray:
     """Return (P, 3) points on the surface, spread evenly by area, the same ones at every call."""
     rng = np.random.default_rng(0)
     a, b, c = vertices[triangles_F3].astype(float).transpose(1, 0, 2)
     areas = np.linalg.norm(np.cross(b - a, c - a), axis=1)
-    positions = (np.arange(NUM_POINTS) + rng.random(NUM_POINTS)) / NUM_POINTS
+    positions = (np.arange(count) + rng.random(count)) / count
     chosen = np.searchsorted(np.cumsum(areas) / areas.sum(), positions).clip(0, len(areas) - 1)
-    u, v = rng.random((2, NUM_POINTS, 1))
+    u, v = rng.random((2, count, 1))
     root = np.sqrt(u)
     points = (1 - root) * a[chosen] + root * (1 - v) * b[chosen] + root * v * c[chosen]
     return points.astype(np.float32)

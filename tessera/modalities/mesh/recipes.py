@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.recipes.presets import (
     Preset,
     build_quantizer_config,
@@ -15,9 +16,10 @@ from tessera.recipes.presets import (
 )
 
 if TYPE_CHECKING:
+    from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
     from tessera.nn.quantize import ResidualConfig
+    from tessera.objectives.autoregressive import AutoregressiveConfig
     from tessera.run.config import Run
 
 MeshQuantizerChoice = Literal["lfq", "vq", "fsq"]
@@ -88,7 +90,6 @@ class _AutoencoderPreset:
 
 def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -111,7 +112,6 @@ def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -130,7 +130,6 @@ def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -148,7 +147,6 @@ def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_paper(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
-    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -197,7 +195,6 @@ def meshes_transformer(
     """
     from tessera.modalities.mesh.generation import MeshGeneratorConfig
     from tessera.modalities.mesh.transformer import MeshTransformerConfig
-    from tessera.run.config import Run
 
     builders = {
         "tiny": _transformer_tiny,
@@ -206,22 +203,45 @@ def meshes_transformer(
         "paper": _transformer_paper,
     }
     parts = builders[preset]()
-    return Run(
-        recipe="meshes-transformer",
-        task=MeshGeneratorConfig(
-            tokenizer=tokenizer,
-            model=MeshTransformerConfig(
-                dim=parts.dim,
-                depth=parts.depth,
-                heads=parts.heads,
-                fine_dim=parts.fine_dim,
-                fine_depth=parts.fine_depth,
-                fine_heads=parts.fine_heads,
-                max_len=parts.data.max_faces,
-                text=build_text_config(preset, text),
-            ),
-            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20)),
+    task = MeshGeneratorConfig(
+        tokenizer=tokenizer,
+        model=MeshTransformerConfig(
+            dim=parts.dim,
+            depth=parts.depth,
+            heads=parts.heads,
+            fine_dim=parts.fine_dim,
+            fine_depth=parts.fine_depth,
+            fine_heads=parts.fine_heads,
+            max_len=parts.data.max_faces,
+            text=build_text_config(preset, text),
         ),
+        optimizer=parts.optimizer(preset),
+    )
+    return _build_generator_run("meshes-transformer", preset, parts, task)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _GeneratorPreset:
+    dim: int
+    depth: int
+    heads: int
+    data: MeshDataConfig
+    steps: int
+    batch_size: int
+    reference: str = ""
+
+    def optimizer(self, preset: Preset) -> OptimizerConfig:
+        return transformer_optimizer(preset, warmup_steps=max(10, self.steps // 20))
+
+
+def _build_generator_run(
+    recipe: str, preset: Preset, parts: _GeneratorPreset, task: AutoregressiveConfig
+) -> Run:
+    from tessera.run.config import Run
+
+    return Run(
+        recipe=recipe,
+        task=task,
         data=parts.data,
         engine=engine_defaults(
             preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
@@ -231,22 +251,13 @@ def meshes_transformer(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TransformerPreset:
-    dim: int
-    depth: int
-    heads: int
+class _TransformerPreset(_GeneratorPreset):
     fine_dim: int
     fine_depth: int
     fine_heads: int
-    data: MeshDataConfig
-    steps: int
-    batch_size: int
-    reference: str = ""
 
 
 def _transformer_tiny() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=32,
         depth=2,
@@ -261,8 +272,6 @@ def _transformer_tiny() -> _TransformerPreset:
 
 
 def _transformer_small() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=128,
         depth=4,
@@ -277,8 +286,6 @@ def _transformer_small() -> _TransformerPreset:
 
 
 def _transformer_base() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=512,
         depth=12,
@@ -295,8 +302,6 @@ def _transformer_base() -> _TransformerPreset:
 
 
 def _transformer_paper() -> _TransformerPreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TransformerPreset(
         dim=768,
         depth=24,
@@ -325,7 +330,6 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
     """
     from tessera.modalities.mesh.generation import TreeGeneratorConfig
     from tessera.modalities.mesh.tree_transformer import TreeTransformerConfig
-    from tessera.run.config import Run
     from tessera.sampling.autoregressive import AutoregressiveSampling
     from tessera.sampling.guidance import Guidance
 
@@ -336,52 +340,35 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
         "paper": _tree_paper,
     }
     parts = builders[preset]()
-    return Run(
-        recipe="meshes-tree",
-        task=TreeGeneratorConfig(
-            model=TreeTransformerConfig(
-                bins=parts.data.bins,
-                dim=parts.dim,
-                depth=parts.depth,
-                heads=parts.heads,
-                max_len=parts.max_len,
-                dropout=parts.dropout,
-                text=build_text_config(preset, text),
-            ),
-            sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
-            guidance=Guidance(scale=2.0),
-            optimizer=transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20)),
+    task = TreeGeneratorConfig(
+        model=TreeTransformerConfig(
+            bins=parts.data.bins,
+            dim=parts.dim,
+            depth=parts.depth,
+            heads=parts.heads,
+            max_len=parts.max_len,
+            dropout=parts.dropout,
+            text=build_text_config(preset, text),
         ),
-        data=parts.data,
-        engine=engine_defaults(
-            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
-        ),
-        reference=parts.reference,
+        sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
+        guidance=Guidance(scale=2.0),
+        optimizer=parts.optimizer(preset),
     )
+    return _build_generator_run("meshes-tree", preset, parts, task)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TreePreset:
-    dim: int
-    depth: int
-    heads: int
+class _TreePreset(_GeneratorPreset):
     max_len: int
-    dropout: float
-    data: MeshDataConfig
-    steps: int
-    batch_size: int
-    reference: str = ""
+    dropout: float = 0.1
 
 
 def _tree_tiny() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=32,
         depth=2,
         heads=2,
-        max_len=200,
-        dropout=0.1,
+        max_len=100,
         data=MeshDataConfig(bins=32, max_faces=64, num_synthetic=24, val_fraction=0.25),
         steps=20,
         batch_size=4,
@@ -389,29 +376,23 @@ def _tree_tiny() -> _TreePreset:
 
 
 def _tree_small() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=128,
         depth=6,
         heads=4,
-        max_len=640,
-        dropout=0.1,
-        data=MeshDataConfig(bins=64, max_faces=200, num_synthetic=4000, val_fraction=0.025),
+        max_len=300,
+        data=MeshDataConfig(bins=128, max_faces=200, num_synthetic=4000, val_fraction=0.025),
         steps=2000,
         batch_size=8,
     )
 
 
 def _tree_base() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=512,
         depth=12,
         heads=8,
-        max_len=2400,
-        dropout=0.1,
+        max_len=1200,
         data=MeshDataConfig(bins=128, max_faces=800, on_large="decimate", scale=0.25),
         steps=100_000,
         batch_size=32,
@@ -419,13 +400,11 @@ def _tree_base() -> _TreePreset:
 
 
 def _tree_paper() -> _TreePreset:
-    from tessera.modalities.mesh.dataset import MeshDataConfig
-
     return _TreePreset(
         dim=1024,
         depth=24,
         heads=16,
-        max_len=13_000,
+        max_len=8_000,
         dropout=0.0,
         data=MeshDataConfig(bins=128, max_faces=5500, scale=0.25),
         steps=500_000,

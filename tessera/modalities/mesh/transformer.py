@@ -20,19 +20,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
+from tessera.modalities.mesh.next_token import (
+    NextTokenPredictions,
+    RowPadding,
+    TextConditionedTransformer,
+)
 from tessera.nn.causal_transformer import CausalTransformer, KVCache
 from tessera.nn.precision import to_fp32
-from tessera.nn.transformer import ContextKV, States, linear
-from tessera.text.encoder import TextEncoder
+from tessera.nn.transformer import ContextKV, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
-
-MIN_ROWS = 4
-"""Some CPUs round matrix products of fewer rows differently, and the mesh of a seed would depend on
-the batch size."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,38 +69,37 @@ class MeshTransformerConfig:
 
 
 @dataclass
-class NextTokenPredictions:
-    """The logits and targets of all M tokens of a batch, ends included and padding excluded."""
+class FaceInputs:
+    """The real faces of a batch as indices, made on the CPU, and its dropout."""
 
-    logits_MV: Tensor
-    """(M, V + 1); the end has logit -inf within a face."""
-    targets_M: Tensor
-    """The true token ids."""
+    dropout_LBW: Tensor | None
+    state_P: Tensor
+    """The states that predict faces, into the flattened (B x (N + 1))."""
+    end_B: Tensor
+    """The states that predict the ends, into the same."""
+    face_P: Tensor
+    """The real faces, into the flattened (B x N)."""
     example_M: Tensor
-    """The row of the batch that each token belongs to."""
-    num_examples: int
-    """The batch size."""
-
-    def cross_entropy_B(self) -> Tensor:
-        """Return the mean cross-entropy over the tokens of each mesh."""
-        loss_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
-        count_B = torch.bincount(self.example_M, minlength=self.num_examples)
-        return loss_M.new_zeros(self.num_examples).index_add(0, self.example_M, loss_M) / count_B
+    """The row of the batch that each token to predict belongs to."""
+    count_B: Tensor
+    """The number of tokens to predict of each mesh."""
 
 
-class MeshTransformer(nn.Module):
+class MeshTransformer(TextConditionedTransformer):
     def __init__(
         self, config: MeshTransformerConfig, vocab_size: int, corners: int, num_quantizers: int
     ):
-        super().__init__()
-        self.config, self.vocab_size = config, vocab_size
-        self.tokens_per_position = corners * num_quantizers
-        self.text = config.text.build() if config.text is not None else None
-        context = self.text.dim if self.text is not None else None
-        dim, fine = config.dim, config.fine_dim
-        self.face_transformer = CausalTransformer(
-            dim, config.depth, config.heads, config.max_len + 1, context_dim=context
+        super().__init__(
+            config.text,
+            vocab_size=vocab_size,
+            max_len=config.max_len,
+            dim=config.dim,
+            depth=config.depth,
+            heads=config.heads,
         )
+        self.config = config
+        self.tokens_per_position = corners * num_quantizers
+        dim, fine = config.dim, config.fine_dim
         self.token_transformer = CausalTransformer(
             fine, config.fine_depth, config.fine_heads, self.tokens_per_position
         )
@@ -119,56 +118,60 @@ class MeshTransformer(nn.Module):
         self.offsets: Tensor
         self.impossible_SV: Tensor
 
-    @property
-    def eos_token_id(self) -> int:
-        """The token id of the end of a mesh."""
-        return self.vocab_size
-
-    @property
-    def max_len(self) -> int:
-        """The maximum number of faces of a mesh."""
-        return self.config.max_len
-
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> list[ContextKV] | None:
-        """Encode the texts as keys and values of each block; mask dropped and empty texts."""
-        return encode_texts(self.text, self.face_transformer, texts, dropped)
-
     # ---- teacher forcing
+
+    def prepare_inputs(
+        self,
+        tokens_BNS: Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+        texts: Sequence[str] = (),
+    ) -> FaceInputs:
+        """Find the real faces of tokens on the CPU, and draw dropout if `generators` are given."""
+        self.validate_tokens(tokens_BNS)
+        batch, count, slots = tokens_BNS.shape
+        example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
+        example_B = torch.arange(batch)
+        # There are N + 1 states: the one after the last face of a mesh predicts its end.
+        last_B = torch.bincount(example_P, minlength=batch)
+        return FaceInputs(
+            dropout_LBW=self.transformer.sample_dropout(generators, self.config.dropout),
+            state_P=example_P * (count + 1) + face_P,
+            end_B=example_B * (count + 1) + last_B,
+            face_P=example_P * count + face_P,
+            example_M=torch.cat([example_P.repeat_interleave(slots), example_B]),
+            count_B=last_B * slots + 1,
+        )
 
     def predict(
         self,
         tokens_BNS: Tensor,
         condition: list[ContextKV] | None,
-        generators: Sequence[torch.Generator] | None = None,
+        inputs: FaceInputs | None = None,
     ) -> NextTokenPredictions:
-        """Predict each token from all earlier ones, with dropout if `generators` are given.
+        """Predict each token from all earlier ones; `inputs` are those of `prepare_inputs`.
 
         The transformer within faces runs on real faces only, so padding costs nothing there.
         """
-        self.validate_tokens(tokens_BNS)
-        batch, count, _ = tokens_BNS.shape
+        if inputs is None:
+            inputs = move_tensors(self.prepare_inputs(tokens_BNS.cpu()), tokens_BNS.device)
         embedded_BNSE = self.embed(tokens_BNS)
-        dropout_LBW = self.face_transformer.sample_dropout(generators, self.config.dropout)
-        states_BNW = self.face_states(embedded_BNSE, condition, dropout_LBW=dropout_LBW)
-        example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
-        example_B = torch.arange(batch, device=tokens_BNS.device)
-        # There are N + 1 states: the one after the last face of a mesh predicts its end.
-        last_B = torch.bincount(example_P, minlength=batch)
-        rows = example_P * (count + 1) + face_P, example_B * (count + 1) + last_B
-        states_PW, states_BW = (states_BNW.flatten(0, 1).index_select(0, row) for row in rows)
-        face_rows_P = example_P * count + face_P
+        states_BNW = self.face_states(embedded_BNSE, condition, dropout_LBW=inputs.dropout_LBW)
+        states_PW, states_BW = (
+            states_BNW.flatten(0, 1).index_select(0, row) for row in (inputs.state_P, inputs.end_B)
+        )
         inner_PSV = self.token_logits(
-            states_PW, embedded_BNSE.flatten(0, 1).index_select(0, face_rows_P)[:, :-1]
+            states_PW, embedded_BNSE.flatten(0, 1).index_select(0, inputs.face_P)[:, :-1]
         )
         end_B1V = self.token_logits(
-            states_BW, embedded_BNSE.new_empty(batch, 0, embedded_BNSE.shape[-1])
+            states_BW, embedded_BNSE.new_empty(len(tokens_BNS), 0, embedded_BNSE.shape[-1])
         )
-        targets_PS = tokens_BNS.flatten(0, 1)[face_rows_P]
+        targets_PS = tokens_BNS.flatten(0, 1)[inputs.face_P]
+        ends_B = torch.full_like(inputs.end_B, self.eos_token_id)
         return NextTokenPredictions(
             torch.cat([inner_PSV.flatten(0, 1), end_B1V.flatten(0, 1)]),
-            torch.cat([targets_PS.flatten(), torch.full_like(example_B, self.eos_token_id)]),
-            torch.cat([example_P.repeat_interleave(self.tokens_per_position), example_B]),
-            batch,
+            torch.cat([targets_PS.flatten(), ends_B]),
+            inputs.example_M,
+            inputs.count_B,
         )
 
     def embed(self, tokens_BNS: Tensor) -> Tensor:
@@ -186,7 +189,7 @@ class MeshTransformer(nn.Module):
         faces_BNW = self.to_face(embedded_BNSE.flatten(2))
         bos_B1W = self.bos_embedding.to(faces_BNW.dtype).expand(len(faces_BNW), 1, -1)
         x_BNW = torch.cat([bos_B1W, faces_BNW], dim=1)
-        return self.face_transformer(x_BNW, condition, cache, dropout_LBW)
+        return self.transformer(x_BNW, condition, cache, dropout_LBW)
 
     def token_logits(self, states_PW: Tensor, embedded_PSE: Tensor) -> Tensor:
         """Return (P, S + 1, V + 1): the logits of the first token of each face, and of one more
@@ -264,42 +267,10 @@ class DecodingState:
         self.current_face.append(self.model.token_embedding(tokens_B + offset))
         if len(self.current_face) == self.model.tokens_per_position:
             face_BW = self.model.to_face(torch.cat(self.current_face, dim=1))
-            self.state_BW = self.model.face_transformer.decode_step(
+            self.state_BW = self.model.transformer.decode_step(
                 face_BW, self.condition, self.face_cache
             )
             self.current_face, self.token_cache.length = [], 0
-
-
-class RowPadding:
-    """Repeats rows of a small batch until there are MIN_ROWS."""
-
-    def __init__(self, count: int, device: torch.device):
-        self.count = count
-        self.index = torch.arange(MIN_ROWS, device=device).clamp_max(count - 1)
-
-    def pad(self, rows: Tensor) -> Tensor:
-        return rows if self.count >= MIN_ROWS else rows[self.index]
-
-    def pad_context(self, condition: list[ContextKV] | None) -> list[ContextKV] | None:
-        if condition is None or self.count >= MIN_ROWS:
-            return condition
-        return [one.select(self.index) for one in condition]
-
-
-def encode_texts(
-    encoder: TextEncoder | None,
-    transformer: CausalTransformer,
-    texts: Sequence[str],
-    dropped: Sequence[bool],
-) -> list[ContextKV] | None:
-    """Encode texts as keys and values of each block; mask dropped and empty texts."""
-    if encoder is None:
-        return None
-    states = encoder(texts)
-    kept = torch.tensor(
-        [bool(text) and not drop for text, drop in zip(texts, dropped)], device=states.mask.device
-    )
-    return transformer.project_context(States(states.values, states.mask & kept[:, None]))
 
 
 def build_impossible_mask(tokens_per_position: int, vocab_size: int) -> Tensor:

@@ -16,6 +16,9 @@ end of the sequence. A part begins with the nine coordinates of a triangle. A cl
 tokens for its 12 triangles. The triangles that an edge of more than two of them leaves out begin
 parts of their own, on known vertices: any set of triangles has a sequence.
 
+The tokens are stored in positions of three: the coordinates of a vertex, or another token and two
+of `PAD`. A model needs one step of its transformer for a position, as in TreeMeshGPT (section 3.3).
+
 Vertices are tuples (z, y, x) of bin indices. A `Traversal` is the state after some tokens; encoding
 and decoding are both written with it, and it determines which tokens may follow.
 """
@@ -24,7 +27,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,7 +41,11 @@ NUM_SIDE = 2
 """The number of open edges at each end of an edge whose vertices have a token of their own."""
 CLOSE = 2
 """The first of 2 * NUM_SIDE tokens: vertices of open edges at u, then at v, the newest first."""
-FIRST_COORDINATE = CLOSE + 2 * NUM_SIDE
+PAD = CLOSE + 2 * NUM_SIDE
+"""Fills the position of a token that is no coordinate."""
+FIRST_COORDINATE = PAD + 1
+POSITION_SIZE = 3
+"""The number of tokens of a position."""
 
 ROOT, EDGE = 0, 9
 """Slots: the nine coordinates of the first triangle of a part; the answer to an edge, which may be
@@ -47,8 +54,9 @@ NUM_SLOTS = 12
 AXIS = (0, 1, 2) * 4
 """The axis of the coordinate that each slot takes: 0 for z, 1 for y, 2 for x."""
 
-NUM_ROLES = 8
-"""The points that a model receives as the context of the next token; see `Traversal.context`."""
+NUM_ROLES = 9
+"""The points that a model receives as the context of the next position; see
+`Traversal.context`."""
 ABSENT: Vertex = (-1, -1, -1)
 
 
@@ -63,13 +71,12 @@ def slot_masks(bins: int) -> np.ndarray:
     for slot, axis in enumerate(AXIS):
         first = FIRST_COORDINATE + axis * bins
         masks[slot, first : first + bins] = True
-    masks[EDGE, :FIRST_COORDINATE] = True
+    masks[EDGE, :PAD] = True
     masks[[ROOT, EDGE], -1] = True
     return masks
 
 
-@dataclass(frozen=True)
-class Gate:
+class Gate(NamedTuple):
     """An open edge: the next triangle would contain u -> v; `apex` is the third vertex of the
     triangle that contains v -> u."""
 
@@ -98,6 +105,9 @@ class Traversal:
         """The vertices of the current part that were named by coordinates, in order."""
         self.earlier_parts: list[list[Vertex]] = []
         """The same for the parts before it."""
+        self.low: Vertex = ABSENT
+        self.high: Vertex = ABSENT
+        """The corners of the bounding box of all triangles."""
         self._edges: set[Edge] = set()
         self._thirds: defaultdict[Edge, list[Vertex]] = defaultdict(list)
         self._leaving: defaultdict[Vertex, list[Vertex]] = defaultdict(list)
@@ -115,7 +125,7 @@ class Traversal:
         Raises:
             InvalidToken: If the token cannot follow; the state is unchanged.
         """
-        if self.slot == EDGE and 0 <= token < FIRST_COORDINATE:
+        if self.slot == EDGE and 0 <= token < PAD:
             self._answer(token)
             return
         axis = AXIS[self.slot]
@@ -159,6 +169,10 @@ class Traversal:
         self.slot += 1
         if len(self.part) == 3:
             a, b, c = self.part
+            if not self.faces:
+                self.low = self.high = a
+            self._extend_box(a)
+            self._extend_box(b)
             self._add_face(a, b, c)
             self.stack = [Gate(a, c, b), Gate(c, b, a), Gate(b, a, c)]
             self._advance()
@@ -219,6 +233,7 @@ class Traversal:
 
     def _add_face(self, u: Vertex, v: Vertex, w: Vertex) -> None:
         self.faces.append((u, v, w))
+        self._extend_box(w)
         for one, other, third in ((u, v, w), (v, w, u), (w, u, v)):
             self._thirds[undirected(one, other)].append(third)
             if (one, other) in self._edges:
@@ -231,72 +246,81 @@ class Traversal:
                 self._entering[other].append(one)
             self._edges.add((one, other))
 
+    def _extend_box(self, vertex: Vertex) -> None:
+        (z, y, x), (lz, ly, lx), (hz, hy, hx) = vertex, self.low, self.high
+        self.low = (z if z < lz else lz, y if y < ly else ly, x if x < lx else lx)
+        self.high = (z if z > hz else hz, y if y > hy else hy, x if x > hx else hx)
+
     # ---- which tokens may follow
 
     def allowed(self, masks: np.ndarray) -> np.ndarray:
         """Return (V + 1,) bool: which tokens may follow; `masks` are those of `slot_masks`."""
         mask = masks[self.slot].copy()
-        if self.slot == EDGE:
-            for number, vertex in enumerate(self.candidates):
-                mask[CLOSE + number] = vertex is not None
-        named = self.part if self.slot < EDGE else [self.gate.u, self.gate.v]
-        if self.slot < 3 or not named:
-            return mask
-        axis = AXIS[self.slot]
-        if axis == 2:
-            line = (self.pending[0], self.pending[1])
-            first = FIRST_COORDINATE + 2 * self.bins
-            mask[first : first + self.bins] &= self._free_on(line, named)
-        elif axis == 1:
-            first = FIRST_COORDINATE + self.bins
-            for y in self._risky_lines(self.pending[0], named):
-                mask[first + y] &= bool(self._free_on((self.pending[0], y), named).any())
+        mask[self.excluded()] = False
         return mask
 
-    def _risky_lines(self, z: int, named: Sequence[Vertex]) -> set[int]:
+    def excluded(self) -> list[int]:
+        """Return the tokens that the slot can have, but that cannot follow here."""
+        if self.slot == EDGE:
+            return [CLOSE + k for k, vertex in enumerate(self.candidates) if vertex is None]
+        axis = AXIS[self.slot]
+        if self.slot < 3 or axis == 0:
+            return []
+        named = self.part if self.slot < EDGE else self.gate[:2]
+        first = FIRST_COORDINATE + axis * self.bins
+        if axis == 2:
+            return [first + x for x in self._taken_on(self.pending[0], self.pending[1], named)]
+        z = self.pending[0]
+        full = (y for y in self._risky_lines(z, named) if self._is_full(z, y, named))
+        return [first + y for y in full]
+
+    def _risky_lines(self, z: int, named: Sequence[Vertex]) -> Iterable[int]:
         """Return the y of lines along x that may have no free bin: all others have at least two
         bins, of which the edge's line and existing triangles exclude at most one each."""
+        if self.bins < 4:
+            return range(self.bins)
         known = self._thirds.get(undirected(*named), ()) if len(named) == 2 else ()
-        lines = {vertex[1] for vertex in (*named, *known) if vertex[0] == z}
-        return set(range(self.bins)) if self.bins < 4 else lines
+        return {vertex[1] for vertex in (*named, *known) if vertex[0] == z}
 
-    def _free_on(self, line: tuple[int, int], named: Sequence[Vertex]) -> np.ndarray:
-        """Return (bins,) bool: the x of a line along x at which a vertex may be."""
-        free = np.ones(self.bins, dtype=bool)
+    def _is_full(self, z: int, y: int, named: Sequence[Vertex]) -> bool:
+        return len(set(self._taken_on(z, y, named))) == self.bins
+
+    def _taken_on(self, z: int, y: int, named: Sequence[Vertex]) -> Iterable[int]:
+        """Return the x of a line along x at which there can be no vertex."""
         if len(named) == 1:
-            if line == named[0][:2]:
-                free[named[0][2]] = False
-            return free
+            return [named[0][2]] if named[0][:2] == (z, y) else []
         u, v = named
-        points = np.empty((self.bins, 3), dtype=np.int64)
-        points[:, 0], points[:, 1], points[:, 2] = *line, np.arange(self.bins)
-        free &= np.cross(points - np.array(u), np.subtract(v, u)).any(axis=1)
-        for vertex in self._thirds.get(undirected(u, v), ()):
-            if vertex[:2] == line:
-                free[vertex[2]] = False
-        return free
+        known = self._thirds.get(undirected(u, v), ())
+        taken = [vertex[2] for vertex in known if vertex[:2] == (z, y)]
+        dz, dy, dx = v[0] - u[0], v[1] - u[1], v[2] - u[2]
+        if not dz and not dy:
+            return range(self.bins) if u[:2] == (z, y) else taken
+        if (z - u[0]) * dy != (y - u[1]) * dz:
+            return taken
+        # The point at which the line through u and v meets this line.
+        x, rest = divmod((z - u[0]) * dx, dz) if dz else divmod((y - u[1]) * dx, dy)
+        x += u[2]
+        return [*taken, x] if not rest and 0 <= x < self.bins else taken
 
-    # ---- context of the next token
+    # ---- context of the next position
 
     def context(self) -> tuple[int, ...]:
         """Return the slot and the coordinates of NUM_ROLES points; -1 where there is none.
 
         At an edge: u, v, the apex of the triangle behind it, the point that completes a
         parallelogram with these, the newest candidates at u and at v, the vertex of the previous
-        part with the same number, moved as this part is, and the vertex that is being named. At the
-        first triangle of a part: its vertices so far, the vertex of the previous part with the same
-        number, its mirror image, that of the part before, the continuation of both, and the last
-        two as above.
+        part with the same number, moved as this part is, and the corners of the bounding box of all
+        triangles. At the first triangle of a part: its vertices so far, the vertex of the previous
+        part with the same number, its mirror image, that of the part before, the continuation of
+        both, and the last three as above.
         """
-        pending = (*self.pending, *ABSENT[len(self.pending) :])
         points = self._edge_points() if self.slot >= EDGE else self._root_points()
-        return (self.slot, *points, *pending)
+        return (self.slot, *points, *self.low, *self.high)
 
     def _edge_points(self) -> tuple[int, ...]:
-        gate = self.stack[-1]
-        u, v, apex = gate.u, gate.v, gate.apex
-        last, at_u, at_v = self.bins - 1, self.candidates[0], self.candidates[NUM_SIDE]
-        opposite = tuple(min(max(a + b - c, 0), last) for a, b, c in zip(u, v, apex, strict=True))
+        u, v, apex = self.stack[-1]
+        at_u, at_v = self.candidates[0], self.candidates[NUM_SIDE]
+        opposite = self._combine(u, v, apex)
         repeated = self._repeated(self.part, len(self.part))
         return (*u, *v, *apex, *opposite, *(at_u or ABSENT), *(at_v or ABSENT), *repeated)
 
@@ -310,23 +334,26 @@ class Traversal:
         older = parts[-2][number] if len(parts) > 1 else ABSENT
         last = self.bins - 1
         mirrored = ABSENT if before is ABSENT else (before[0], last - before[1], last - before[2])
-        continued = (
-            ABSENT
-            if older is ABSENT
-            else tuple(min(max(2 * b - a, 0), last) for a, b in zip(older, before, strict=True))
-        )
+        continued = ABSENT if older is ABSENT else self._combine(before, before, older)
         repeated = self._repeated(part, number)
         return (*first, *second, *before, *mirrored, *older, *continued, *repeated)
 
-    def _repeated(self, part: list[Vertex], number: int) -> Sequence[int]:
+    def _repeated(self, part: list[Vertex], number: int) -> Vertex:
         """Return the vertex of the previous part, moved by the distance of the first vertices."""
         if not part or not self.earlier_parts or number >= len(self.earlier_parts[-1]):
             return ABSENT
-        before, last = self.earlier_parts[-1], self.bins - 1
-        return [
-            min(max(old + to - start, 0), last)
-            for old, to, start in zip(before[number], part[0], before[0], strict=True)
-        ]
+        before = self.earlier_parts[-1]
+        return self._combine(before[number], part[0], before[0])
+
+    def _combine(self, a: Vertex, b: Vertex, c: Vertex) -> Vertex:
+        """Return a + b - c, within the grid."""
+        last = self.bins - 1
+        z, y, x = a[0] + b[0] - c[0], a[1] + b[1] - c[1], a[2] + b[2] - c[2]
+        return (
+            0 if z < 0 else last if z > last else z,
+            0 if y < 0 else last if y > last else y,
+            0 if x < 0 else last if x > last else x,
+        )
 
 
 def undirected(u: Vertex, v: Vertex) -> Edge:
@@ -383,6 +410,20 @@ def encode_mesh(mesh: CanonicalMesh, bins: int) -> list[int]:
             else:
                 break
     return tokens
+
+
+def to_positions(tokens: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return tokens in positions of three; an unfinished vertex at the end is left out."""
+    positions, start = [], 0
+    while start < len(tokens):
+        if tokens[start] < FIRST_COORDINATE:
+            positions.append((tokens[start], PAD, PAD))
+            start += 1
+            continue
+        if start + POSITION_SIZE <= len(tokens):
+            positions.append((tokens[start], tokens[start + 1], tokens[start + 2]))
+        start += POSITION_SIZE
+    return positions
 
 
 def vertex_tokens(traversal: Traversal, vertex: Vertex) -> list[int]:

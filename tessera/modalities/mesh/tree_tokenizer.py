@@ -1,7 +1,7 @@
 """The tokenizer of `modalities/mesh/tree.py`: it encodes meshes exactly and is not trained.
 
 tokenizer = TreeTokenizer(bins=64)
-codes = tokenizer.encode("chair.glb")        # (1, max_len), -1 after the last token
+codes = tokenizer.encode("chair.glb")        # (1, max_len, 3), -1 after the last position
 tokenizer.to_media(codes)[0].save("chair on the grid.obj")
 """
 
@@ -33,20 +33,20 @@ from tessera.run.errors import UserError
 if TYPE_CHECKING:
     from tessera.modalities.mesh.dataset import MeshDataConfig
 
-VERSION = 1
+VERSION = 2
 """The version of the tokens; it is part of the fingerprint."""
 RECIPE = "meshes-tree"
 
 
 class TreeTokenizer:
-    """Encodes meshes as sequences of at most `max_len` tokens, with -1 after the last."""
+    """Encodes meshes as at most `max_len` positions of three tokens, with -1 after the last."""
 
     is_external = False
     features: Tensor | None = None
     seconds: float | None = None
     num_quantizers = 1
 
-    def __init__(self, bins: int = 128, max_len: int = 2048):
+    def __init__(self, bins: int = 128, max_len: int = 1024):
         self.bins, self.max_len = bins, max_len
         self.network: nn.Module = nn.Identity()
 
@@ -59,7 +59,7 @@ class TreeTokenizer:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        return (self.max_len,)
+        return (self.max_len, tree.POSITION_SIZE)
 
     @property
     def fingerprint(self) -> str:
@@ -78,19 +78,19 @@ class TreeTokenizer:
 
     def encode(self, media: object) -> Tensor:
         """Encode a Mesh, a path, a pair of arrays (vertices, faces) or a list of these as codes
-        (B, max_len).
+        (B, max_len, 3).
 
         Raises:
-            UserError: If a mesh has more than `max_len` tokens.
+            UserError: If a mesh has more than `max_len` positions.
         """
         items = media if isinstance(media, list) else [media]
         if not items:
             raise UserError("There is nothing to encode: the list is empty.")
         examples = collate([self.load_example(item) for item in items])
-        lengths = [len(tokens) for tokens in self.tokenize(examples)]
+        lengths = [len(positions) for positions in self.tokenize(examples)]
         if max(lengths) > self.max_len:
             raise UserError(
-                f"The mesh has {max(lengths):,} tokens, but the maximum is {self.max_len:,}: "
+                f"The mesh has {max(lengths):,} positions, but the maximum is {self.max_len:,}: "
                 "simplify it (Mesh.simplify), or use a larger max_len."
             )
         return self.encode_examples(examples)
@@ -99,7 +99,7 @@ class TreeTokenizer:
         from tessera.modalities.mesh.dataset import MeshDataConfig
         from tessera.modalities.mesh.synthetic import MIN_FACES
 
-        # A triangle takes at least one token, so that no mesh that fits is rejected.
+        # A triangle takes at least one position, so that no mesh that fits is rejected.
         data = MeshDataConfig(bins=self.bins, max_faces=max(self.max_len, MIN_FACES))
         if isinstance(media, (str, Path)):
             example = data.example_from_file(str(media))
@@ -109,15 +109,15 @@ class TreeTokenizer:
         return example
 
     def encode_examples(self, examples: Examples) -> Tensor:
-        """Return codes (B, max_len), with -1 after the last; longer meshes are cut off."""
+        """Return codes (B, max_len, 3), with -1 after the last; longer meshes are cut off."""
         assert isinstance(examples, MeshBatch)
-        codes = np.full((len(examples.vertices), self.max_len), -1, dtype=np.int64)
-        for row, tokens in zip(codes, self.tokenize(examples), strict=True):
-            row[: len(tokens)] = tokens[: self.max_len]
+        codes = np.full((len(examples.vertices), *self.grid), -1, dtype=np.int64)
+        for row, positions in zip(codes, self.tokenize(examples), strict=True):
+            row[: len(positions)] = positions[: self.max_len]
         return torch.from_numpy(codes).to(examples.vertices.device)
 
-    def tokenize(self, examples: MeshBatch) -> list[list[int]]:
-        """Return the tokens of each mesh."""
+    def tokenize(self, examples: MeshBatch) -> list[list[tuple[int, int, int]]]:
+        """Return the positions of each mesh."""
         rows = zip(
             examples.vertices.cpu().numpy(),
             examples.faces.cpu().numpy(),
@@ -129,14 +129,17 @@ class TreeTokenizer:
             CanonicalMesh(vertices[:num_vertices], faces[:num_faces])
             for vertices, faces, num_vertices, num_faces in rows
         ]
-        return [tree.encode_mesh(mesh, self.bins) for mesh in meshes]
+        return [tree.to_positions(tree.encode_mesh(mesh, self.bins)) for mesh in meshes]
 
     def decode(self, codes: Tensor) -> list[CanonicalMesh]:
-        """Decode codes (B, N), or (N,) of one mesh, to meshes on the grid; an unfinished triangle
-        at the end is left out."""
-        rows = codes[None] if codes.ndim == 1 else codes
+        """Decode codes (B, N, 3), or (N, 3) of one mesh, to meshes on the grid; an unfinished
+        triangle at the end is left out."""
+        rows = codes[None] if codes.ndim == 2 else codes
         try:
-            return [tree.decode_mesh(row[row >= 0].tolist(), self.bins) for row in rows.cpu()]
+            return [
+                tree.decode_mesh(row[(row >= 0) & (row != tree.PAD)].tolist(), self.bins)
+                for row in rows.cpu()
+            ]
         except tree.InvalidToken as error:
             raise UserError(f"The codes are not those of a mesh. {error}") from None
 

@@ -1,4 +1,4 @@
-"""A causal transformer over the tokens of `modalities/mesh/tree.py`.
+"""A causal transformer over the positions of `modalities/mesh/tree.py`.
 
 The tokens so far determine which edge is continued next, and the model receives that edge and its
 surroundings as an input of every position, as in TreeMeshGPT (Lionar 2025, arXiv 2503.11629,
@@ -6,8 +6,13 @@ section 3.2): the coordinates of NUM_ROLES points. Most coordinates of furniture
 points, so that the logit of a coordinate is raised by a predicted amount if one of the points has
 it (a pointer, as in Merity 2016, arXiv 1609.07843, with logits instead of a mixture).
 
-B meshes, N tokens, W `dim`, E embedding of a coordinate, R roles, V vocabulary; token id V is the
-end of the sequence. Tokens are (B, N, 1), with -1 after the end.
+The transformer takes one step for a position. The first token of a position is predicted from its
+state, and the second and third coordinate of a vertex by a feed-forward layer that also gets the
+coordinates before them (TreeMeshGPT, section 3.3).
+
+B meshes, N positions, S tokens of a position, W `dim`, E embedding of a coordinate, C numbers of a
+context, R roles, M predicted tokens, V vocabulary; token id V is the end of the sequence. Tokens
+are (B, N, S), with -1 after the end.
 """
 
 from __future__ import annotations
@@ -15,22 +20,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
 from tessera.modalities.mesh import tree
-from tessera.modalities.mesh.transformer import (
+from tessera.modalities.mesh.next_token import (
     NextTokenPredictions,
     RowPadding,
-    encode_texts,
+    TextConditionedTransformer,
 )
-from tessera.nn.causal_transformer import CausalTransformer, KVCache
+from tessera.nn.causal_transformer import KVCache, build_feed_forward_step, build_norm_step
 from tessera.nn.precision import to_fp32
-from tessera.nn.transformer import ContextKV, linear
+from tessera.nn.transformer import ContextKV, FeedForward, Norm, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
@@ -38,8 +43,8 @@ COORDINATE_DIM = 24
 """The embedding dimension of a coordinate: sines and cosines of 12 frequencies at first."""
 GROUP_SIZE = 4
 """The number of examples that the transformer processes together in training."""
-NUM_POINTERS = tree.NUM_ROLES - 1
-"""The points whose coordinates are likely: all but the vertex that is being named."""
+CONTEXT_SIZE = 1 + 3 * tree.NUM_ROLES
+"""The slot, and the coordinates of the points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +57,8 @@ class TreeTransformerConfig:
     """The number of blocks."""
     heads: int = 8
     """The number of attention heads."""
-    max_len: int = 2048
-    """The maximum number of tokens of a mesh, about 2.6 for each triangle; longer meshes are cut
+    max_len: int = 1024
+    """The maximum number of positions of a mesh, about 1.3 for each triangle; longer meshes are cut
     off in training."""
     dropout: float = 0.1
     """The fraction of channels that are dropped in training."""
@@ -68,10 +73,9 @@ class TreeTransformerConfig:
                 )
         if self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}.")
-        if self.max_len < tree.EDGE:
+        if self.max_len < 3:
             raise ValueError(
-                f"max_len must be at least {tree.EDGE}, the tokens of one triangle, got "
-                f"{self.max_len}."
+                f"max_len must be at least 3, the positions of one triangle, got {self.max_len}."
             )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}.")
@@ -80,88 +84,125 @@ class TreeTransformerConfig:
         return TreeTransformer(self)
 
 
-class TreeTransformer(nn.Module):
-    tokens_per_position = 1
+@dataclass
+class TreeInputs:
+    """What the prediction of a batch needs beside its tokens, made on the CPU."""
+
+    dropout_LBW: Tensor | None
+    context_BNC: Tensor
+    """The context of each position and of the end."""
+    groups: list[tuple[Tensor, int]]
+    """Examples of similar length, and the number of positions of the longest."""
+    row_M: Tensor
+    """The position of each token to predict, into the flattened (B x (N + 1))."""
+    number_M: Tensor
+    """The number of each token in its position."""
+    later_K: Tensor
+    """The tokens that are not the first of their position."""
+    position_MS: Tensor
+    """All tokens of the position of each token."""
+    targets_M: Tensor
+    example_M: Tensor
+    """The row of the batch that each token belongs to."""
+    count_B: Tensor
+    """The number of tokens to predict of each mesh."""
+
+
+class TreeTransformer(TextConditionedTransformer):
+    tokens_per_position = tree.POSITION_SIZE
 
     def __init__(self, config: TreeTransformerConfig):
-        super().__init__()
-        self.config = config
-        self.vocab_size = tree.vocab_size(config.bins)
-        self.text = config.text.build() if config.text is not None else None
-        context = self.text.dim if self.text is not None else None
-        dim, bins = config.dim, config.bins
-        self.transformer = CausalTransformer(
-            dim, config.depth, config.heads, config.max_len + 1, context_dim=context
+        super().__init__(
+            config.text,
+            vocab_size=tree.vocab_size(config.bins),
+            max_len=config.max_len,
+            dim=config.dim,
+            depth=config.depth,
+            heads=config.heads,
         )
+        self.config = config
+        dim, bins = config.dim, config.bins
         self.token_embedding = nn.Embedding(self.vocab_size + 1, dim)
         self.slot_embedding = nn.Embedding(tree.NUM_SLOTS, dim)
         # One row more for a point that is absent.
         self.coordinate_embedding = nn.Embedding(3 * (bins + 1), COORDINATE_DIM)
         self.to_input = linear(3 * tree.NUM_ROLES * COORDINATE_DIM, dim)
+        self.match_embedding = linear(2 * tree.NUM_ROLES, dim)
+        self.coordinate_layer = FeedForward(dim, inner=dim)
+        self.coordinate_norm = Norm(dim)
         self.head = linear(dim, self.vocab_size + 1)
-        self.pointer = nn.Linear(dim, NUM_POINTERS)
+        self.pointer = nn.Linear(dim, tree.NUM_ROLES)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.pointer.weight)
         nn.init.zeros_(self.pointer.bias)
+        for layer in (self.coordinate_layer.to_inner, self.coordinate_layer.out):
+            layer.weight.use_muon = True  # type: ignore[attr-defined]
         with torch.no_grad():
             self.coordinate_embedding.weight.copy_(initial_coordinates(bins).repeat(3, 1))
         masks = torch.as_tensor(tree.slot_masks(bins))
         axes = torch.arange(3).repeat(tree.NUM_ROLES)
         self.register_buffer("masks", masks, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
-        self.register_buffer("slot_axes", torch.tensor(tree.AXIS), persistent=False)
         self.masks: Tensor
         self.axes: Tensor
-        self.slot_axes: Tensor
-
-    @property
-    def eos_token_id(self) -> int:
-        """The token id of the end of a mesh."""
-        return self.vocab_size
-
-    @property
-    def max_len(self) -> int:
-        """The maximum number of tokens of a mesh."""
-        return self.config.max_len
-
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> list[ContextKV] | None:
-        """Encode the texts as keys and values of each block; mask dropped and empty texts."""
-        return encode_texts(self.text, self.transformer, texts, dropped)
 
     # ---- teacher forcing
+
+    def prepare_inputs(
+        self,
+        tokens_BNS: Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+        texts: Sequence[str] = (),
+    ) -> TreeInputs:
+        """Follow the traversals of tokens on the CPU, and draw dropout if `generators` are given.
+
+        The end is predicted too, except for a mesh of `max_len` positions, which was cut off.
+        """
+        lengths_B = (tokens_BNS[..., 0] >= 0).sum(1)
+        contexts = self.read_contexts(tokens_BNS.numpy(), lengths_B.tolist())
+        targets_BNS = F.pad(tokens_BNS, (0, 0, 0, 1), value=-1)
+        ended_E = (lengths_B < self.max_len).nonzero()[:, 0]
+        targets_BNS[ended_E, lengths_B[ended_E], 0] = self.eos_token_id
+        is_token_BNS = (targets_BNS >= 0) & (targets_BNS != tree.PAD)
+        example_M, position_M, number_M = is_token_BNS.nonzero(as_tuple=True)
+        row_M = example_M * targets_BNS.shape[1] + position_M
+        groups = lengths_B.argsort(stable=True).split(GROUP_SIZE)
+        return TreeInputs(
+            dropout_LBW=self.transformer.sample_dropout(generators, self.config.dropout),
+            context_BNC=torch.from_numpy(contexts),
+            groups=[(rows, int(lengths_B[rows[-1]]) + 1) for rows in groups],
+            row_M=row_M,
+            number_M=number_M,
+            later_K=number_M.nonzero()[:, 0],
+            position_MS=targets_BNS.flatten(0, 1)[row_M],
+            targets_M=targets_BNS[example_M, position_M, number_M],
+            example_M=example_M,
+            count_B=torch.bincount(example_M, minlength=len(tokens_BNS)),
+        )
 
     def predict(
         self,
         tokens_BNS: Tensor,
         condition: list[ContextKV] | None,
-        generators: Sequence[torch.Generator] | None = None,
+        inputs: TreeInputs | None = None,
     ) -> NextTokenPredictions:
-        """Predict each token from all earlier ones, with dropout if `generators` are given.
-
-        The end is predicted too, except for a mesh of `max_len` tokens, which was cut off.
-        """
-        tokens_BN = tokens_BNS[..., 0]
-        lengths_B = (tokens_BN >= 0).sum(1)
-        contexts = self.read_contexts(tokens_BN.cpu().numpy(), lengths_B.tolist())
-        context_BNC = torch.from_numpy(contexts).to(tokens_BN.device)
-        inputs_BN = F.pad(tokens_BN, (1, 0), value=self.eos_token_id)
-        x_BNW = self.embed(inputs_BN.where(inputs_BN >= 0, 0), context_BNC)
-        dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
-        targets_BN = F.pad(tokens_BN, (0, 1), value=-1)
-        ended_E = (lengths_B < self.max_len).nonzero()[:, 0]
-        targets_BN[ended_E, lengths_B[ended_E]] = self.eos_token_id
-        example_M, position_M = (targets_BN >= 0).nonzero(as_tuple=True)
-        states_BNW = self.states(x_BNW, lengths_B, condition, dropout_LBW)
-        logits_MV = self.logits(
-            states_BNW[example_M, position_M], context_BNC[example_M, position_M]
+        """Predict each token from all earlier ones; `inputs` are those of `prepare_inputs`."""
+        if inputs is None:
+            inputs = move_tensors(self.prepare_inputs(tokens_BNS.cpu()), tokens_BNS.device)
+        previous_BNS = F.pad(tokens_BNS, (0, 0, 1, 0), value=self.eos_token_id)
+        x_BNW = self.embed(previous_BNS.clamp_min(0), inputs.context_BNC)
+        states_BNW = self.states(x_BNW, inputs.groups, condition, inputs.dropout_LBW)
+        context_MC = inputs.context_BNC.flatten(0, 1)[inputs.row_M]
+        states_MW = self.token_states(
+            states_BNW.flatten(0, 1).index_select(0, inputs.row_M), context_MC, inputs
         )
-        targets_M = targets_BN[example_M, position_M]
-        return NextTokenPredictions(logits_MV, targets_M, example_M, len(tokens_BN))
+        logits_MV = self.logits(states_MW, context_MC, inputs.number_M)
+        return NextTokenPredictions(logits_MV, inputs.targets_M, inputs.example_M, inputs.count_B)
 
     def states(
         self,
         x_BNW: Tensor,
-        lengths_B: Tensor,
+        groups: Sequence[tuple[Tensor, int]],
         condition: list[ContextKV] | None,
         dropout_LBW: Tensor | None,
     ) -> Tensor:
@@ -171,8 +212,7 @@ class TreeTransformer(nn.Module):
         groups of 4.
         """
         states_BNW = torch.zeros_like(x_BNW)
-        for rows in lengths_B.argsort(stable=True).split(GROUP_SIZE):
-            count = int(lengths_B[rows[-1]]) + 1
+        for rows, count in groups:
             context = None if condition is None else [one.select(rows) for one in condition]
             dropout = None if dropout_LBW is None else dropout_LBW[:, rows]
             states = self.transformer(x_BNW[rows, :count], context, dropout_LBW=dropout)
@@ -180,49 +220,83 @@ class TreeTransformer(nn.Module):
             states_BNW = states_BNW.index_copy(0, rows, padded)
         return states_BNW
 
-    def read_contexts(self, tokens_BN: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
-        """Return (B, N + 1, 1 + 3 R) int64: the context of each token and of the end."""
-        batch, count = tokens_BN.shape
+    def read_contexts(self, tokens_BNS: np.ndarray, lengths: Sequence[int]) -> np.ndarray:
+        """Return (B, N + 1, C) int64: the context of each position and of the end."""
+        batch, count, _ = tokens_BNS.shape
         if count > self.max_len:
             raise ValueError(
-                f"Got a mesh of {count} tokens, but the maximum of this transformer is "
+                f"Got a mesh of {count} positions, but the maximum of this transformer is "
                 f"{self.max_len}: leave out or simplify larger meshes, or build it with a larger "
                 "`max_len`."
             )
-        contexts = np.full((batch, count + 1, 1 + 3 * tree.NUM_ROLES), -1, dtype=np.int64)
+        contexts = np.full((batch, count + 1, CONTEXT_SIZE), -1, dtype=np.int64)
         contexts[..., 0] = 0
         for row, length in enumerate(lengths):
             traversal = tree.Traversal(self.config.bins)
             rows = [traversal.context()]
-            for token in tokens_BN[row, :length].tolist():
-                traversal.append(token)
+            for position in tokens_BNS[row, :length].tolist():
+                for token in position:
+                    if token != tree.PAD:
+                        traversal.append(token)
                 rows.append(traversal.context())
             contexts[row, : length + 1] = rows
         return contexts
 
-    def embed(self, tokens_BN: Tensor, context_BNC: Tensor) -> Tensor:
-        """Return the input states: the last token, the slot and the points, (B, N, W)."""
+    def embed(self, previous_BNS: Tensor, context_BNC: Tensor) -> Tensor:
+        """Return the input states: the last position, the slot and the points, (B, N, W)."""
         bins = self.config.bins
         points_BNP = context_BNC[..., 1:]
         rows_BNP = points_BNP.where(points_BNP >= 0, bins) + self.axes * (bins + 1)
         points_BNW = self.to_input(self.coordinate_embedding(rows_BNP).flatten(2))
         slots_BNW = self.slot_embedding(context_BNC[..., 0])
-        return self.token_embedding(tokens_BN) + slots_BNW + points_BNW
+        return self.token_embedding(previous_BNS).sum(2) + slots_BNW + points_BNW
 
-    def logits(self, states_MW: Tensor, context_MC: Tensor) -> Tensor:
+    def token_states(self, states_MW: Tensor, context_MC: Tensor, inputs: TreeInputs) -> Tensor:
+        """Return the states from which tokens are predicted: that of the position for its first
+        token, and for the coordinates after it one that also depends on those before."""
+        rows_K = inputs.later_K
+        if not len(rows_K):
+            return states_MW
+        later_KW = self.coordinate_states(
+            states_MW.index_select(0, rows_K),
+            context_MC[rows_K],
+            inputs.position_MS[rows_K],
+            inputs.number_M[rows_K],
+        )
+        return states_MW.index_copy(0, rows_K, later_KW)
+
+    def coordinate_states(
+        self, states_KW: Tensor, context_KC: Tensor, position_KS: Tensor, number_K: Tensor
+    ) -> Tensor:
+        """Return the states of the second and third coordinates of vertices, (K, W).
+
+        Which of the points have the same coordinates so far is an input too.
+        """
+        first_K, second_K = position_KS[:, 0], position_KS[:, 1]
+        second_K = second_K.where(number_K == 2, tree.PAD)
+        points_KR3 = context_KC[:, 1:].unflatten(1, (tree.NUM_ROLES, 3))
+        offset = tree.FIRST_COORDINATE
+        same_z_KR = points_KR3[..., 0] == (first_K - offset)[:, None]
+        same_y_KR = points_KR3[..., 1] == (second_K - offset - self.config.bins)[:, None]
+        matches_KQ = torch.cat([same_z_KR, same_y_KR], dim=1).to(states_KW.dtype)
+        x_KW = states_KW + self.token_embedding(first_K) + self.token_embedding(second_K)
+        x_KW = x_KW + self.slot_embedding(context_KC[:, 0] + number_K)
+        x_KW = x_KW + self.match_embedding(matches_KQ)
+        return self.coordinate_norm(x_KW + self.coordinate_layer(x_KW))
+
+    def logits(self, states_MW: Tensor, context_MC: Tensor, number_M: Tensor) -> Tensor:
         """Return (M, V + 1) logits, -inf for tokens that a slot cannot have."""
-        slots_M = context_MC[:, 0]
         logits_MV = self.head(states_MW)
         bonus_MR = self.pointer(states_MW)
-        axis_M = self.slot_axes[slots_M]
-        points_MR3 = context_MC[:, 1:].unflatten(1, (tree.NUM_ROLES, 3))[:, :NUM_POINTERS]
-        value_MR = points_MR3.gather(2, axis_M[:, None, None].expand(-1, NUM_POINTERS, 1))[..., 0]
+        points_MR3 = context_MC[:, 1:].unflatten(1, (tree.NUM_ROLES, 3))
+        axis_MR1 = number_M[:, None, None].expand(-1, tree.NUM_ROLES, 1)
+        value_MR = points_MR3.gather(2, axis_MR1)[..., 0]
         present_MR = value_MR >= 0
-        first_M1 = tree.FIRST_COORDINATE + axis_M[:, None] * self.config.bins
+        first_M1 = tree.FIRST_COORDINATE + number_M[:, None] * self.config.bins
         token_MR = first_M1 + value_MR.where(present_MR, 0)
         bonus_MR = bonus_MR.where(present_MR, 0.0).to(logits_MV.dtype)
         logits_MV = logits_MV.scatter_add(1, token_MR, bonus_MR)
-        return logits_MV.masked_fill(~self.masks[slots_M], -math.inf)
+        return logits_MV.masked_fill(~self.masks[context_MC[:, 0] + number_M], -math.inf)
 
     # ---- token by token
 
@@ -230,12 +304,8 @@ class TreeTransformer(nn.Module):
     def start_decoding(
         self, condition: list[ContextKV] | None, prefix_BNS: Tensor
     ) -> TreeDecodingState:
-        """Start decoding after these tokens, the same number for each mesh and possibly none."""
-        return TreeDecodingState(self, condition, prefix_BNS[..., 0])
-
-    @cached_property
-    def numpy_masks(self) -> np.ndarray:
-        return self.masks.cpu().numpy()
+        """Start decoding after these positions, as many for each mesh and possibly none."""
+        return TreeDecodingState(self, condition, prefix_BNS)
 
 
 class TreeDecodingState:
@@ -243,68 +313,146 @@ class TreeDecodingState:
 
     Tokens that no well-formed mesh continues with have logit -inf. A row whose token is one of
     these has ended, and its further logits have no meaning.
+
+    The same computation as `TreeTransformer.predict`, with embeddings that are summed in advance
+    and with few calls: each does so little work that call overhead dominates.
     """
 
     def __init__(
-        self, model: TreeTransformer, condition: list[ContextKV] | None, prefix_BN: Tensor
+        self, model: TreeTransformer, condition: list[ContextKV] | None, prefix_BNS: Tensor
     ):
-        self.model, self.device = model, prefix_BN.device
-        self.padding = RowPadding(len(prefix_BN), prefix_BN.device)
+        self.model, self.device = model, prefix_BNS.device
+        self.padding = RowPadding(len(prefix_BNS), prefix_BNS.device)
         self.condition = self.padding.pad_context(condition)
-        self.cache = KVCache()
-        self.traversals = [tree.Traversal(model.config.bins) for _ in range(len(prefix_BN))]
-        self.tokens_B = prefix_BN.new_full((len(prefix_BN),), model.eos_token_id)
-        self.table = self.fused_table()
-        for token_B in prefix_BN.unbind(1):
-            self.decode(self.read_contexts())
-            self.append(token_B, is_prefix=True)
+        self.transformer, self.cache = model.transformer, KVCache()
+        self.traversals = [tree.Traversal(model.config.bins) for _ in range(len(prefix_BNS))]
+        self.number = 0
+        """The number of the next token in its position."""
+        self.position_BS = np.full((len(prefix_BNS), tree.POSITION_SIZE), model.eos_token_id)
+        """The tokens of the last position, and the first ones of the unfinished one."""
+        self.rows_B1 = np.arange(len(prefix_BNS))[:, None]
+        self.tables = DecodingTables(model)
+        self.coordinate_layer = build_feed_forward_step(model.coordinate_layer)
+        self.coordinate_norm = build_norm_step(model.coordinate_norm)
+        for position_BS in prefix_BNS.unbind(1):
+            self.step()
+            for token_B in position_BS.unbind(1):
+                self.append(token_B, is_prefix=True)
 
-    @torch.no_grad()
     def __call__(self, tokens_B: Tensor | None) -> Tensor:
         """Return logits (B, V + 1) for the token after `tokens_B`, which is None at first."""
         if tokens_B is not None:
             self.append(tokens_B)
-        contexts_BC = self.read_contexts()
-        states_BW = self.decode(contexts_BC)
-        masks = self.model.numpy_masks
-        allowed_BV = np.stack([traversal.allowed(masks) for traversal in self.traversals])
-        logits_BV = self.model.logits(states_BW, contexts_BC)
-        allowed = torch.from_numpy(allowed_BV).to(self.device)
-        return to_fp32(logits_BV).masked_fill(~allowed, -math.inf)
+        with torch.no_grad():
+            if self.number == 0:
+                self.step()
+            states_BW = self.coordinate_states() if self.number else self.states_BW
+            logits_BQ = F.linear(states_BW, self.tables.head, self.tables.head_bias)
+        logits_BV = self.mask_logits(to_fp32(logits_BQ).cpu().numpy()[: len(self.traversals)])
+        return torch.from_numpy(logits_BV).to(self.device)
 
     def append(self, tokens_B: Tensor, is_prefix: bool = False) -> None:
-        self.tokens_B = tokens_B
-        for traversal, token in zip(self.traversals, tokens_B.tolist(), strict=True):
+        tokens = tokens_B.tolist()
+        for traversal, token in zip(self.traversals, tokens, strict=True):
+            if token == tree.PAD and self.expects_pad(traversal):
+                continue
             try:
                 traversal.append(token)
             except tree.InvalidToken as error:
                 if is_prefix:
                     raise ValueError(f"The prefix is not a valid mesh. {error}") from None
+        self.position_BS[:, self.number] = tokens
+        self.number = (self.number + 1) % tree.POSITION_SIZE
 
-    def read_contexts(self) -> Tensor:
-        contexts = [traversal.context() for traversal in self.traversals]
-        return torch.tensor(contexts, device=self.device)
+    def expects_pad(self, traversal: tree.Traversal) -> bool:
+        """Return whether the position began with a token that is no coordinate."""
+        return self.number > 0 and tree.AXIS[traversal.slot] != self.number
 
-    def decode(self, contexts_BC: Tensor) -> Tensor:
-        """Run the transformer on the next position, (B, W)."""
-        model = self.model
-        points_BP = contexts_BC[:, 1:]
-        rows_BP = points_BP.where(points_BP >= 0, model.config.bins) + self.offsets
-        x_BW = F.embedding_bag(rows_BP, self.table, mode="sum")
-        x_BW = x_BW + model.slot_embedding(contexts_BC[:, 0]) + model.token_embedding(self.tokens_B)
-        states_BW = model.transformer.decode_step(
+    def step(self) -> None:
+        """Run the transformer on the next position."""
+        contexts = np.array([traversal.context() for traversal in self.traversals])
+        self.slots_B, points_BP = contexts[:, 0], contexts[:, 1:]
+        self.points_BR3 = points_BP.reshape(len(contexts), tree.NUM_ROLES, 3)
+        x_BW = self.tables.sum_inputs(self.slots_B, points_BP, self.position_BS)
+        self.states_BW = self.transformer.decode_step(
             self.padding.pad(x_BW), self.condition, self.cache
         )
-        return states_BW[: len(self.traversals)]
 
-    def fused_table(self) -> Tensor:
-        """Return one row of inputs for each coordinate of each point, (3 R (bins + 1), W)."""
-        model, rows = self.model, self.model.config.bins + 1
-        self.offsets = torch.arange(3 * tree.NUM_ROLES, device=self.device) * rows
+    def coordinate_states(self) -> Tensor:
+        """Return the states from which the second or third coordinates are predicted."""
+        same_BQ = np.zeros((len(self.traversals), 2 * tree.NUM_ROLES), dtype=np.int64)
+        rows_B3 = np.full((len(self.traversals), 3), tree.PAD)
+        rows_B3[:, 2] = self.model.vocab_size + 1 + self.slots_B + self.number
+        for axis in range(self.number):
+            tokens_B = rows_B3[:, axis] = self.position_BS[:, axis]
+            value_B1 = tokens_B[:, None] - self.tables.first_tokens[axis]
+            start = axis * tree.NUM_ROLES
+            same_BQ[:, start : start + tree.NUM_ROLES] = self.points_BR3[:, :, axis] == value_B1
+        inputs_BW = self.tables.sum_coordinates(rows_B3, same_BQ)
+        x_BW = self.states_BW + self.padding.pad(inputs_BW)
+        return self.coordinate_norm(x_BW + self.coordinate_layer(x_BW))
+
+    def mask_logits(self, logits_BQ: np.ndarray) -> np.ndarray:
+        """Add what the pointers predict, and exclude impossible tokens, (B, V + 1)."""
+        vocab = self.model.vocab_size + 1
+        logits_BV = logits_BQ[:, :vocab] + self.tables.log_masks[self.slots_B + self.number]
+        values_BR = self.points_BR3[:, :, self.number]
+        bonus_BR = np.where(values_BR >= 0, logits_BQ[:, vocab:], 0)
+        tokens_BR = self.tables.first_tokens[self.number] + np.maximum(values_BR, 0)
+        np.add.at(logits_BV, (self.rows_B1, tokens_BR), bonus_BR)
+        for row_V, traversal in zip(logits_BV, self.traversals, strict=True):
+            if self.expects_pad(traversal):
+                row_V[:] = -math.inf
+                row_V[tree.PAD] = 0
+            elif excluded := traversal.excluded():
+                row_V[excluded] = -math.inf
+        return logits_BV
+
+
+class DecodingTables:
+    """The weights of a model in the form that decoding needs: sums of embeddings by index."""
+
+    def __init__(self, model: TreeTransformer):
+        self.device, self.bins = model.token_embedding.weight.device, model.config.bins
+        rows, num_points = self.bins + 1, 3 * tree.NUM_ROLES
         by_axis = model.coordinate_embedding.weight.unflatten(0, (3, rows))
-        weights = model.to_input.weight.unflatten(1, (3 * tree.NUM_ROLES, COORDINATE_DIM))
-        tables = [by_axis[p % 3] @ weights[:, p].T for p in range(3 * tree.NUM_ROLES)]
-        return torch.cat(tables)
+        weights = model.to_input.weight.unflatten(1, (num_points, COORDINATE_DIM))
+        points = [by_axis[p % 3] @ weights[:, p].T for p in range(num_points)]
+        tokens, slots = model.token_embedding.weight, model.slot_embedding.weight
+        self.inputs = torch.cat([*points, tokens, slots])
+        """A row for each coordinate of each point, each token and each slot, (rows, W)."""
+        self.point_offsets = np.arange(num_points) * rows
+        self.token_offset = num_points * rows
+        self.slot_offset = self.token_offset + len(tokens)
+        no_match = tokens.new_zeros(1, tokens.shape[1])
+        self.coordinates = torch.cat([tokens, slots, no_match, model.match_embedding.weight.T])
+        """A row for each token, each slot and each match of a point, (rows, W)."""
+        self.match_offset = len(tokens) + len(slots)
+        self.match_numbers = np.arange(1, 2 * tree.NUM_ROLES + 1)
+        pointer = model.pointer
+        self.head = torch.cat([model.head.weight, pointer.weight])
+        self.head_bias = F.pad(pointer.bias, (len(model.head.weight), 0))
+        self.log_masks = np.where(model.masks.cpu().numpy(), 0, -np.inf).astype(np.float32)
+        """(slots, V + 1): 0, or -inf for tokens that a slot cannot have."""
+        self.first_tokens = [tree.FIRST_COORDINATE + axis * self.bins for axis in range(3)]
+
+    def sum_inputs(
+        self, slots_B: np.ndarray, points_BP: np.ndarray, position_BS: np.ndarray
+    ) -> Tensor:
+        """Return the inputs of the transformer, (B, W)."""
+        points = np.where(points_BP >= 0, points_BP, self.bins) + self.point_offsets
+        slots = self.slot_offset + slots_B[:, None]
+        rows = np.concatenate([points, position_BS + self.token_offset, slots], axis=1)
+        return self.sum_rows(self.inputs, rows)
+
+    def sum_coordinates(self, rows_B3: np.ndarray, same_BQ: np.ndarray) -> Tensor:
+        """Return the inputs of the layer that predicts coordinates, (B, W)."""
+        matches = self.match_offset + same_BQ * self.match_numbers
+        return self.sum_rows(self.coordinates, np.concatenate([rows_B3, matches], axis=1))
+
+    def sum_rows(self, table: Tensor, rows: np.ndarray) -> Tensor:
+        picked = table.index_select(0, torch.from_numpy(rows.ravel()).to(self.device))
+        return picked.view(*rows.shape, -1).sum(1)
 
 
 def initial_coordinates(bins: int) -> Tensor:

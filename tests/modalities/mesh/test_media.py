@@ -253,6 +253,7 @@ def test_duplicate_vertices_are_merged_and_invalid_faces_removed(tmp_path):
         ("v 0 0 0\nv 1 0 0\n", r"it has no faces \(2 points\)"),
         ("v 0 0 0\nv 1 0 0\nv 1 1 nan\nf 1 2 3\n", r"1 of its 3 vertices are not finite"),
         ("v 0 0 0\nv 1 0 0\nv 1 1 inf\nf 1 2 3\n", r"1 of its 3 vertices are not finite"),
+        ("v nan 0 0\nv nan 1 0\nv NaN 0 1\nf 1 2 3\n", r"3 of its 3 vertices are not finite"),
         ("v 0 0 0\nv 1 0 0\nf 1 2 2\n", r"all of its 1 faces are degenerate"),
         (
             "v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 9\n",

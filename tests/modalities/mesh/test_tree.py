@@ -69,6 +69,18 @@ def test_a_box_takes_thirty_tokens_and_no_stop():
     assert len(tokens) == 30 and tree.STOP not in tokens and tree.NEW not in tokens
 
 
+def test_positions_of_three_hold_a_vertex_or_one_token():
+    tokens = tree.encode_mesh(canonicalize(random_soup(3, 12, 8), 5), 5)
+    positions = tree.to_positions(tokens)
+    assert [token for three in positions for token in three if token != tree.PAD] == tokens
+    for first, *others in positions:
+        is_vertex = first >= tree.FIRST_COORDINATE
+        assert is_vertex or others == [tree.PAD] * 2
+        assert not is_vertex or min(others) >= tree.FIRST_COORDINATE
+    start = next(n for n, token in enumerate(tokens) if token >= tree.FIRST_COORDINATE)
+    assert len(tree.to_positions(tokens[: start + 2])) == start, "an unfinished vertex is left out"
+
+
 def test_an_open_part_is_left_with_one_token():
     corner = BOX[[0, 1, 2]]
     two = Mesh(np.concatenate([corner, corner + 3]), np.array([[0, 1, 2], [3, 4, 5]]))
@@ -121,7 +133,7 @@ def test_exactly_the_tokens_that_can_be_appended_are_allowed():
     for length in range(len(tokens) + 1):
         traversal = replay(tokens[:length], bins)
         allowed = traversal.allowed(masks)
-        for token in range(tree.vocab_size(bins)):
+        for token in set(range(tree.vocab_size(bins))) - {tree.PAD}:
             fresh = replay(tokens[:length], bins)
             try:
                 fresh.append(token)
@@ -179,9 +191,10 @@ def test_a_repeated_part_is_named_in_advance():
     tokens = tree.encode_mesh(canonicalize(twice, bins), bins)
     traversal, right = tree.Traversal(bins), []
     for token in tokens:
-        context = traversal.context()
+        if tree.AXIS[traversal.slot] == 0:
+            context = traversal.context()
         if token >= tree.FIRST_COORDINATE and traversal.earlier_parts and len(traversal.part) >= 1:
-            axis = tree.AXIS[context[0]]
+            axis = tree.AXIS[traversal.slot]
             repeated = context[1 + 3 * 6 + axis]
             right.append(repeated == token - tree.FIRST_COORDINATE - axis * bins)
         traversal.append(token)
@@ -204,10 +217,10 @@ def test_tokens_that_cannot_follow_are_an_error_and_change_nothing():
 
 
 def test_the_tokenizer_encodes_media_files_and_arrays(tmp_path):
-    tokenizer = TreeTokenizer(bins=32, max_len=64)
+    tokenizer = TreeTokenizer(bins=32, max_len=20)
     path = Mesh(BOX, BOX_FACES).save(tmp_path / "box.ply")
     codes = tokenizer.encode([Mesh(BOX, BOX_FACES), str(path), (BOX * 3 + 1, BOX_FACES)])
-    assert codes.shape == (3, 64) and (codes[0] >= 0).sum() == 30
+    assert codes.shape == (3, 20, 3) and (codes[0, :, 0] >= 0).sum() == 14
     assert torch.equal(codes[0], codes[1]) and torch.equal(codes[0], codes[2])
     [mesh] = tokenizer.decode(codes[0])
     assert len(mesh.faces) == 12 and len(tokenizer.to_media(codes)) == 3
@@ -220,7 +233,7 @@ def test_the_tokenizer_encodes_media_files_and_arrays(tmp_path):
     [
         ([], "the list is empty"),
         (generate_object(0, 1).mesh, "simplify it"),
-        (Mesh(BOX, BOX_FACES[:, ::-1]), "30 tokens, but the maximum is 25"),
+        (Mesh(BOX, BOX_FACES[:, ::-1]), "14 positions, but the maximum is 13"),
         ("nothing.obj", "nothing.obj"),
         (Mesh(np.full((3, 3), np.nan), np.array([[0, 1, 2]])), "not finite"),
     ],
@@ -228,15 +241,15 @@ def test_the_tokenizer_encodes_media_files_and_arrays(tmp_path):
 )
 def test_media_that_cannot_be_encoded_are_an_error(media, message):
     with pytest.raises(UserError, match=message):
-        TreeTokenizer(bins=32, max_len=25).encode(media)
+        TreeTokenizer(bins=32, max_len=13).encode(media)
 
 
 def test_codes_of_no_mesh_are_an_error_and_unfinished_ones_are_not():
-    tokenizer = TreeTokenizer(bins=32, max_len=64)
+    tokenizer = TreeTokenizer(bins=32, max_len=20)
     codes = tokenizer.encode(Mesh(BOX, BOX_FACES))
     with pytest.raises(UserError, match="not those of a mesh"):
         tokenizer.decode(codes.flip(1))
-    [cut] = tokenizer.decode(codes[:, :14])
+    [cut] = tokenizer.decode(codes[:, :6])
     assert 0 < len(cut.faces) < 12
-    [empty] = tokenizer.decode(torch.full((1, 8), -1))
+    [empty] = tokenizer.decode(torch.full((1, 8, 3), -1))
     assert len(empty.faces) == 0

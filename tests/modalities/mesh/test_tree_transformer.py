@@ -25,7 +25,7 @@ from tessera.sampling.guidance import Guidance
 from tessera.text.learned import LearnedTextConfig
 from tests.networks import perturb_weights
 
-BINS, MAX_LEN = 16, 220
+BINS, MAX_LEN = 16, 110
 TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300)
 DATA = MeshDataConfig(bins=BINS, max_faces=80, num_synthetic=6).full()
 
@@ -64,14 +64,16 @@ def test_decoding_token_by_token_gives_the_logits_of_training():
         expected_NV = predictions.logits_MV[predictions.example_M == row]
         decode = task.model.start_decoding(one, tokens_BNS[row : row + 1, :0])
         previous = None
-        for position, expected_V in enumerate(expected_NV):
+        targets_N = predictions.targets_M[predictions.example_M == row]
+        for target, expected_V in zip(targets_N, expected_NV, strict=True):
             logits_V = decode(previous)[0].double()
+            while logits_V[tree.PAD] > -torch.inf:
+                logits_V = decode(torch.tensor([tree.PAD]))[0].double()
             possible = logits_V > -torch.inf
             assert (expected_V > -torch.inf)[possible].all(), "decoding only excludes more"
             torch.testing.assert_close(
                 logits_V[possible], expected_V[possible], rtol=1e-4, atol=1e-5
             )
-            target = predictions.targets_M[predictions.example_M == row][position]
             assert possible[target], "no token of a real mesh is excluded"
             previous = target[None]
 
@@ -94,16 +96,18 @@ def test_dropout_depends_on_the_example_alone_and_is_off_in_evaluation():
     tokens = task.get_tokens(batch.examples)
     condition = task.model.condition(batch.examples.captions, [False, False])
     plain = task.model.predict(tokens, condition)
-    dropped = task.model.predict(tokens, condition, batch.generators())
+    dropped = task.model.predict(
+        tokens, condition, task.model.prepare_inputs(tokens, batch.generators())
+    )
     assert not torch.allclose(plain.logits_MV, dropped.logits_MV)
     assert torch.equal(plain.logits_MV, task.model.predict(tokens, condition).logits_MV)
 
 
 @torch.no_grad()
 def test_a_mesh_that_was_cut_off_has_no_end():
-    short = build_task(max_len=40)
-    predictions = short.predict(build_batch(0), [DATA.caption(0)])
-    assert len(predictions.targets_M) == 40
+    short, batch = build_task(max_len=20), build_batch(0)
+    predictions = short.predict(short.prepare_inputs(batch), [DATA.caption(0)])
+    assert len(predictions.targets_M) == int((short.get_tokens(batch.examples) != tree.PAD).sum())
     assert short.model.eos_token_id not in predictions.targets_M.tolist()
     metrics = short.compute_metrics(
         {name: value.double() for name, value in short.eval_step(build_batch(0)).items()}
@@ -117,15 +121,15 @@ def test_a_mesh_that_was_cut_off_has_no_end():
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 def test_samples_of_random_networks_are_well_formed_meshes(scale):
     """Every token was allowed, so that each decodes; none has a degenerate or double face."""
-    task = build_task(max_len=80)
+    task = build_task(max_len=40)
     sampling = AutoregressiveSampling(temperature=2.0)
     codes = generate(task, ["a table"] * 8, sampling=sampling, guidance=Guidance(scale=scale))
-    assert codes.shape == (8, 80) and int(codes.max()) < task.model.vocab_size
+    assert codes.shape == (8, 40, 3) and int(codes.max()) < task.model.vocab_size
     for row in codes:
-        tokens = row[row >= 0].tolist()
-        assert (row[len(tokens) :] == -1).all()
+        length = int((row[:, 0] >= 0).sum())
+        assert (row[:length] >= 0).all() and (row[length:] == -1).all()
         traversal = tree.Traversal(BINS)
-        for token in tokens:
+        for token in row[(row >= 0) & (row != tree.PAD)].tolist():
             traversal.append(token)
         mesh = tree.build_mesh(traversal.faces)
         assert len(mesh.faces) == len(traversal.faces)
@@ -133,7 +137,7 @@ def test_samples_of_random_networks_are_well_formed_meshes(scale):
 
 
 def test_a_sample_does_not_depend_on_its_batch():
-    task = build_task(max_len=60)
+    task = build_task(max_len=30)
     prompts, seeds = ["a table", "a chair", "", "a bed", "a lamp"], [3, 1, 4, 1, 5]
     together = generate(task, prompts, seeds=seeds, guidance=Guidance(scale=2.0))
     for row in range(5):
@@ -147,29 +151,31 @@ def test_a_prefix_is_continued_and_open_edges_can_be_continued():
     task = build_task()
     codes = task.get_codes(build_batch(0).examples)
     prefix = codes.clone()
-    prefix[:, 30:] = -1
+    prefix[:, 14:] = -1
     made = generate(task, ["", ""], start=TokenPrompt(prefix))
-    assert torch.equal(made[:, :30], prefix[:, :30].expand(2, -1))
-    assert int((made >= 0).sum()) > 60
+    assert torch.equal(made[:, :14], prefix[:, :14].expand(2, -1, -1))
+    assert int((made[..., 0] >= 0).sum()) > 28
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"),
+    "position",
     [
-        ([tree.STOP], "not a valid mesh"),
-        ([tree.FIRST_COORDINATE] * 2, "not a valid mesh"),
-        ([tree.vocab_size(BINS)], "not a valid mesh"),
+        [tree.STOP, tree.PAD, tree.PAD],
+        [tree.FIRST_COORDINATE] * 3,
+        [tree.vocab_size(BINS)] * 3,
+        [*tree.coordinate_tokens((0, 0, 0), BINS)[:2], tree.PAD],
+        [tree.PAD] * 3,
     ],
 )
-def test_a_prefix_that_cannot_be_continued_is_an_error(tokens, message):
-    prefix = torch.full((1, MAX_LEN), -1)
-    prefix[0, : len(tokens)] = torch.tensor(tokens)
-    with pytest.raises(ValueError, match=message):
+def test_a_prefix_that_cannot_be_continued_is_an_error(position):
+    prefix = torch.full((1, MAX_LEN, 3), -1)
+    prefix[0, 0] = torch.tensor(position)
+    with pytest.raises(ValueError, match="not a valid mesh"):
         generate(build_task(), [""], start=TokenPrompt(prefix))
 
 
 def test_a_model_without_text_ignores_prompts():
-    task = build_task(text=None, max_len=40)
+    task = build_task(text=None, max_len=20)
     one, other = (generate(task, [text], seeds=[1]) for text in ("a table", "a chair"))
     assert torch.equal(one, other)
 
@@ -181,7 +187,7 @@ def test_a_model_without_text_ignores_prompts():
     ("setting", "message"),
     [
         ({"bins": 1}, "bins must be at least 2"),
-        ({"max_len": 8}, "max_len must be at least 9"),
+        ({"max_len": 2}, "max_len must be at least 3"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"depth": 0}, "depth of a mesh transformer must be at least 1"),
     ],
@@ -203,5 +209,5 @@ def test_data_that_do_not_fit_the_model_are_an_error(setting, message):
 
 def test_a_mesh_longer_than_the_model_is_an_error():
     task = build_task(max_len=40)
-    with pytest.raises(ValueError, match="a mesh of 41 tokens, but the maximum"):
-        task.model.predict(torch.zeros(1, 41, 1, dtype=torch.long), None)
+    with pytest.raises(ValueError, match="a mesh of 41 positions, but the maximum"):
+        task.model.predict(torch.zeros(1, 41, 3, dtype=torch.long), None)
