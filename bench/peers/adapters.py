@@ -216,9 +216,21 @@ def repeat(loader: Any) -> Iterator[Any]:
 
 
 class MeshAdapter(PeerAdapter):
-    """What the two trainers for meshes share: random meshes of 40 vertices and 64 faces."""
+    """What the two trainers for meshes share: random meshes of 40 vertices and 64 faces by default,
+    and arguments that replace those of the model and of the trainer."""
+
+    def __init__(
+        self,
+        examples: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+        *,
+        model: Mapping[str, Any] = MappingProxyType({}),
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.examples, self.model_settings, self.trainer_changes = examples, model, trainer
 
     def dataset(self) -> ExampleList:
+        if self.examples is not None:
+            return ExampleList(self.examples)
         generator = torch.Generator().manual_seed(DATA_SEED)
         return ExampleList(
             [
@@ -233,18 +245,19 @@ class MeshAdapter(PeerAdapter):
     def build_autoencoder(self) -> Any:
         from meshgpt_pytorch import MeshAutoencoder
 
-        return MeshAutoencoder(
-            num_discrete_coors=64,
-            dim_coor_embed=32,
-            dim_area_embed=16,
-            dim_normal_embed=32,
-            dim_angle_embed=16,
-            encoder_dims_through_depth=(32, 64, 64),
-            decoder_dims_through_depth=(64, 64, 96, 96),
-            dim_codebook=64,
-            num_quantizers=2,
-            codebook_size=256,
-        )
+        settings = {
+            "num_discrete_coors": 64,
+            "dim_coor_embed": 32,
+            "dim_area_embed": 16,
+            "dim_normal_embed": 32,
+            "dim_angle_embed": 16,
+            "encoder_dims_through_depth": (32, 64, 64),
+            "decoder_dims_through_depth": (64, 64, 96, 96),
+            "dim_codebook": 64,
+            "num_quantizers": 2,
+            "codebook_size": 256,
+        }
+        return MeshAutoencoder(**settings | dict(self.model_settings))
 
     def trainer_settings(self, folder: Path) -> dict[str, Any]:
         """Arguments that both trainers take."""
@@ -257,7 +270,7 @@ class MeshAdapter(PeerAdapter):
             "checkpoint_every": NEVER,
             "checkpoint_folder": str(folder),
             "warmup_steps": WARMUP_STEPS,
-        }
+        } | dict(self.trainer_changes)
 
     def train(self, trainer: Any, steps: int) -> None:
         """Run the package's loop, which has no entry point for one step, until `steps` are done."""
@@ -274,33 +287,47 @@ class MeshAutoencoderAdapter(MeshAdapter):
     def build_trainer(self, model: Any, folder: Path) -> Any:
         from meshgpt_pytorch import MeshAutoencoderTrainer
 
-        return MeshAutoencoderTrainer(model, learning_rate=1e-4, **self.trainer_settings(folder))
+        settings = {"learning_rate": 1e-4} | self.trainer_settings(folder)
+        return MeshAutoencoderTrainer(model, **settings)
 
 
 class MeshTransformerAdapter(MeshAdapter):
-    """MeshTransformerTrainer, on an untrained autoencoder."""
+    """MeshTransformerTrainer, on an untrained autoencoder unless one is given."""
+
+    def __init__(
+        self,
+        examples: list[tuple[torch.Tensor, torch.Tensor]] | None = None,
+        *,
+        autoencoder: nn.Module | None = None,
+        transformer: Mapping[str, Any] = MappingProxyType({}),
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        super().__init__(examples, trainer=trainer)
+        self.autoencoder, self.transformer_settings = autoencoder, transformer
 
     def build_model(self) -> Any:
         from meshgpt_pytorch import MeshTransformer
 
-        return MeshTransformer(
-            self.build_autoencoder(),
-            dim=128,
-            max_seq_len=384,
-            attn_depth=2,
-            attn_dim_head=32,
-            attn_heads=4,
-            coarse_pre_gateloop_depth=0,
-            fine_pre_gateloop_depth=0,
-            fine_attn_depth=1,
-            fine_attn_dim_head=32,
-            fine_attn_heads=4,
-        )
+        settings = {
+            "dim": 128,
+            "max_seq_len": 384,
+            "attn_depth": 2,
+            "attn_dim_head": 32,
+            "attn_heads": 4,
+            "coarse_pre_gateloop_depth": 0,
+            "fine_pre_gateloop_depth": 0,
+            "fine_attn_depth": 1,
+            "fine_attn_dim_head": 32,
+            "fine_attn_heads": 4,
+        }
+        autoencoder = self.autoencoder or self.build_autoencoder()
+        return MeshTransformer(autoencoder, **settings | dict(self.transformer_settings))
 
     def build_trainer(self, model: Any, folder: Path) -> Any:
         from meshgpt_pytorch import MeshTransformerTrainer
 
-        return MeshTransformerTrainer(model, learning_rate=2e-4, **self.trainer_settings(folder))
+        settings = {"learning_rate": 2e-4} | self.trainer_settings(folder)
+        return MeshTransformerTrainer(model, **settings)
 
 
 # ---- musiclm-pytorch
@@ -349,9 +376,22 @@ class MuLaNAdapter(PeerAdapter):
 
 
 class SoundStormAdapter(PeerAdapter):
-    """SoundStormTrainer on random semantic and acoustic token ids."""
+    """SoundStormTrainer on semantic and acoustic token ids, by default random ones.
+
+    `trainer` replaces settings of the trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        examples: ExampleList | None = None,
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.examples, self.trainer = examples, trainer
 
     def dataset(self) -> ExampleList:
+        if self.examples is not None:
+            return self.examples
         generator = torch.Generator().manual_seed(DATA_SEED)
         return ExampleList(
             [
@@ -397,10 +437,10 @@ class SoundStormAdapter(PeerAdapter):
             model,
             num_train_steps=NEVER,
             num_warmup_steps=WARMUP_STEPS,
-            batch_size=4,
             dataset=self.dataset(),
             save_results_every=NEVER,
             save_model_every=NEVER,
             results_folder=str(folder),
             force_clear_prev_results=False,
+            **{"batch_size": 4, **self.trainer},
         )

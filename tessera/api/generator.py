@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from tessera.api.pretrained import Pretrained
 from tessera.data.captions import match_name
 from tessera.data.dataset import DataConfig, ExampleDataset, spread_examples
 from tessera.data.errors import UnreadableFile
@@ -86,7 +87,7 @@ def observe_decoding(on_progress: OnProgress) -> Iterator[None]:
         _OBSERVER.reset(token)
 
 
-class Generator:
+class Generator(Pretrained):
     def __init__(self, trained: TrainedRun, superres: TrainedRun | None = None):
         self.trained, self.task = trained, get_generator_task(trained)
         self.superres = get_generator_task(superres) if superres is not None else None
@@ -101,6 +102,14 @@ class Generator:
     ) -> Generator:
         second = load_run(superres, weights) if superres is not None else None
         return cls(load_run(run, weights), second)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        if self.superres is not None:
+            raise UserError(
+                "A generator of two runs is saved in two folders: load each run separately with "
+                "Generator.load."
+            )
+        return super().save_pretrained(folder)
 
     def __repr__(self) -> str:
         settings: dict[str, object] = {

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from tessera import __version__
 from tessera.api.generator import data_at
+from tessera.api.pretrained import Pretrained
 from tessera.data.dataset import spread_examples
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
@@ -60,7 +61,7 @@ class Hit:
     recordings, or if no captions are known."""
 
 
-class Search:
+class Search(Pretrained):
     """The embeddings of a trained contrastive run."""
 
     def __init__(self, trained: TrainedRun):

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from tessera.api.pretrained import Pretrained
 from tessera.data.arrays import check_range
 from tessera.data.dataset import DataConfig, ExampleDataset, Extent
 from tessera.data.loader import EvalLoader
@@ -36,7 +37,7 @@ from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
 
-class Tokenizer:
+class Tokenizer(Pretrained):
     is_external = False
 
     def __init__(self, trained: TrainedRun, data: DataConfig | None = None):

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tessera._optional import require
+from tessera.cli.export import export
 from tessera.cli.pack import pack
 from tessera.run.directory import (
     Json,
@@ -360,6 +361,7 @@ def speak(
     voice: str | None = None,
     speed: float = 1.0,
     temperature: float | None = None,
+    guidance: float | None = None,
     soundstorm: str | None = None,
     seed: int = 0,
     out: str | None = None,
@@ -375,6 +377,7 @@ def speak(
         voice: A recording of the voice to use; without it any voice is used.
         speed: The speed of speech, from 0.25 to 4.
         temperature: The sampling temperature of the semantic tokens.
+        guidance: The scale of guidance on the voice; 1 disables it, at half the cost.
         soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
         seed: The seed of the speech.
         out: The output folder; by default a new folder among the samples of the run.
@@ -388,7 +391,9 @@ def speak(
     print_notices(speaker.trained.notices)
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
-    speech = speaker.speak(text, voice=voice, speed=speed, temperature=temperature, seed=seed)
+    speech = speaker.speak(
+        text, voice=voice, speed=speed, temperature=temperature, guidance=guidance, seed=seed
+    )
     read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
     error = character_error([read], [normalize_text(text)])
     settings = {
@@ -726,7 +731,7 @@ def demo(
 
     Args:
         medium: image (a tokenizer and text to image), video (a tokenizer and text to video), audio
-            (a codec), music (an embedding of music and text), mesh (text to mesh), or all.
+            (text to speech), music (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
     from tessera.cli.main import run_command
@@ -813,6 +818,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "search": search,
     "check": check,
     "pack": pack,
+    "export": export,
     "view": view,
     "demo": demo,
 }

@@ -30,6 +30,7 @@ tessera evaluate RUN [--data PATH]                compute the metrics of a run
 tessera index RUN --data PATH --out INDEX         embed a folder of music for search
 tessera search INDEX "slow piano, minor key"      find the nearest music to a text or a recording
 tessera check PATH                                inspect a folder: what can be used, and what not
+tessera export RUN --out DIR                      write a model to be handed on
 tessera pack PATH --out SHARDS                    write files and captions as tar shards
 tessera view [RUNS...]                            show runs and a playground in the browser
 tessera demo                                      train and sample on synthetic data

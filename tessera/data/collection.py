@@ -6,6 +6,7 @@ and `tessera check` use this interface only. No torch is imported.
 
 from __future__ import annotations
 
+import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -72,9 +73,9 @@ class FileCollection(ABC):
         """Return the names for which there is a caption and no file."""
         return ()
 
-    def unrelated_files(self) -> Sequence[str]:
-        """Return the names of what is neither a file of the modality nor a caption."""
-        return ()
+    def describe_unrelated(self) -> str:
+        """Return what is neither a file of the modality nor a caption, counted by suffix."""
+        return ""
 
     def signature(self, index: int) -> str:
         """Return a string that changes when the file does: size and modification time."""
@@ -135,5 +136,11 @@ class FolderFiles(FileCollection):
     def unmatched_captions(self) -> Sequence[str]:
         return self.read.unmatched
 
-    def unrelated_files(self) -> Sequence[str]:
-        return self.read.unrelated(self.names, self.other_files)
+    def describe_unrelated(self) -> str:
+        return count_by_suffix(self.read.unrelated(self.names, self.other_files))
+
+
+def count_by_suffix(names: Iterable[str]) -> str:
+    """Return the most common suffixes, as in "12 .mp4, 3 .txt"."""
+    counts = Counter(os.path.splitext(name)[1].lower() or "without suffix" for name in names)
+    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(5))

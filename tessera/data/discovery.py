@@ -10,15 +10,14 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tessera.data.captions import METADATA, text_file
-from tessera.data.collection import FileCollection, FolderFiles
+from tessera.data.collection import FileCollection, FolderFiles, count_by_suffix
 from tessera.data.shard_index import SHARD_SUFFIX
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
@@ -400,9 +399,3 @@ def list_entries(folder: str, visited: set[tuple[int, int]]) -> list[os.DirEntry
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"The folder {folder} cannot be listed ({reason}).") from error
-
-
-def count_by_suffix(names: Iterable[str]) -> str:
-    """Return the most common suffixes, as in "12 .mp4, 3 .txt"."""
-    counts = Counter(os.path.splitext(name)[1].lower() or "without suffix" for name in names)
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(5))

@@ -17,6 +17,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tessera.data.collection import FileCollection
@@ -28,11 +29,11 @@ CAPTION_COLUMNS = {"file_name", "text", "caption", "tags"}
 MAX_SHOWN = 5
 
 
-def group_names(files: FileCollection, group_by: str) -> list[str]:
+def group_names(files: FileCollection, group_by: str) -> Sequence[str]:
     """Return the group of each file."""
     names = files.names
     if group_by == "file":
-        return list(names)
+        return names
     if group_by == "folder":
         groups = [posixpath.dirname(name) or "." for name in names]
     elif group_by == "prefix":

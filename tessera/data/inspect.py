@@ -18,7 +18,6 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tessera.data.collection import FileCollection
-from tessera.data.discovery import count_by_suffix
 from tessera.data.errors import UnreadableFile, guard_reading
 from tessera.data.files import AnyFile, StoredFile, file_signature, open_file
 from tessera.data.workers import Monitor, WorkerPool
@@ -244,7 +243,7 @@ def common_fields(path: str | Path, scan: FolderScan[AnyFileReport]) -> dict[str
         "caption_error": scan.caption_error,
         "duplicates": find_duplicates(scan.usable),
         "unusable": unusable,
-        "other_files": count_by_suffix(found.unrelated_files()),
+        "other_files": found.describe_unrelated(),
         "notices": list(found.notices),
     }
 

@@ -11,7 +11,7 @@ import json
 import posixpath
 import shutil
 import tarfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from tessera.data.captions import tags_to_phrases
 from tessera.data.collection import FileCollection
 from tessera.data.errors import UnreadableFile, guard_reading
 from tessera.data.files import AnyFile, file_signature, file_suffix, open_file
+from tessera.data.groups import CAPTION_COLUMNS
 from tessera.data.shard_index import SHARD_SUFFIX, build_index, escape, write_index
 from tessera.run.directory import PARTIAL
 from tessera.run.errors import UserError
@@ -82,10 +83,11 @@ def iterate_examples(
 ) -> Iterator[PackedExample]:
     """Yield what can be read; the rest is noted in the report."""
     keys: set[str] = set()
+    metadata = files.metadata()
     for index in range(len(files)):
         name = files.names[index]
         try:
-            example = read_example(files, index)
+            example = read_example(files, index, metadata[index])
         except UnreadableFile as error:
             report.skipped.append((name, str(error)))
             continue
@@ -101,13 +103,15 @@ def iterate_examples(
             progress(index + 1, len(files))
 
 
-def read_example(files: FileCollection, index: int) -> PackedExample:
+def read_example(
+    files: FileCollection, index: int, metadata: Mapping[str, object]
+) -> PackedExample:
     file = files.file(index)
     with guard_reading(file):
         size, suffix = file_signature(file).bytes, file_suffix(file)
         with open_file(file):
             pass
-        caption = write_caption(files, index)
+        caption = write_caption(files, index, metadata)
     folder, base = posixpath.split(files.names[index])
     stem, written = posixpath.splitext(base)
     key = posixpath.join(folder, escape(stem if written.lower() == suffix else base))
@@ -117,21 +121,30 @@ def read_example(files: FileCollection, index: int) -> PackedExample:
     return PackedExample(key, file, size, written or suffix, caption)
 
 
-def write_caption(files: FileCollection, index: int) -> tuple[str, bytes] | None:
-    """Return the suffix and the content of a caption; names of folders are in the name already."""
+def write_caption(
+    files: FileCollection, index: int, metadata: Mapping[str, object]
+) -> tuple[str, bytes] | None:
+    """Return the suffix and the content of a caption, with other fields of the metadata.
+
+    Names of folders are in the name of the example already.
+    """
     source = files.caption_source(index)
-    if source == "folder names":
-        return None
-    lines = files.captions(index, lines=True)
-    if not lines:
-        return None
-    if source in ("text files", "class labels"):
+    content: dict[str, object] = {
+        name: value
+        for name, value in metadata.items()
+        if name not in CAPTION_COLUMNS and isinstance(value, (str, int, float))
+    }
+    lines = [] if source == "folder names" else files.captions(index, lines=True)
+    if not content and source in ("text files", "class labels"):
         suffix = ".txt" if source == "text files" else ".cls"
         return suffix, "\n".join(lines).encode()
-    texts, tags = files.captions(index), files.tags(index)
-    content: dict[str, object] = {} if texts == tags_to_phrases(tags) else {"text": texts}
+    texts, tags = (files.captions(index) if lines else []), files.tags(index)
+    if texts and texts != tags_to_phrases(tags):
+        content["text"] = texts
     if tags:
         content["tags"] = list(tags)
+    if not content:
+        return None
     return ".json", json.dumps(content, ensure_ascii=False).encode("utf-8", "replace")
 
 

@@ -15,13 +15,16 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from tessera._optional import require
 from tessera.data.cache import cache_folder
 from tessera.run.directory import read_json, replacing_file, write_atomically
 from tessera.run.errors import UserError, as_user_error
+
+if TYPE_CHECKING:
+    from fsspec import AbstractFileSystem
 
 PROTOCOLS = ("http", "https", "s3", "gs", "gcs", "az", "abfs")
 """Addresses that are opened. fsspec supports more, among them those of files on this computer."""
@@ -95,7 +98,7 @@ def fetch_file(address: str, label: str) -> None:
         ) from None
 
 
-def describe_remote(system: Any, address: str) -> dict[str, object]:
+def describe_remote(system: AbstractFileSystem, address: str) -> dict[str, object]:
     """Return the address of a file with its size and tag, where the server has them."""
     info = system.info(address)
     tag = info.get("ETag") or info.get("etag") or ""
@@ -111,7 +114,7 @@ def check_complete(file: Path, remote: dict[str, object]) -> None:
         )
 
 
-def open_filesystem(address: str) -> Any:
+def open_filesystem(address: str) -> AbstractFileSystem:
     protocol = urlsplit(address).scheme
     fsspec = require("fsspec", extra="remote", purpose=f"Downloading from {protocol} addresses")
     options: dict[str, object] = {}

@@ -109,7 +109,8 @@ class ShardFiles(FileCollection):
     members: Members
     rows: np.ndarray
     """The examples of this collection among all."""
-    other_members: tuple[str, ...] = ()
+    other_members: str = ""
+    """Members that are neither files of the modality nor captions, counted by suffix."""
     notices: tuple[str, ...] = ()
     reads_captions: bool = False
 
@@ -242,34 +243,33 @@ class ShardFiles(FileCollection):
             return sorted(found)
         return []
 
-    def unrelated_files(self) -> Sequence[str]:
+    def describe_unrelated(self) -> str:
         return self.other_members
 
 
 def find_in_shards(files: Sequence[Path], suffixes: tuple[str, ...], noun: str) -> ShardFiles:
     """Find the files of a modality in shards, whose indexes are made where they are missing."""
-    indexes, notices = load_indexes(files)
-    parts = [select_members(index, suffixes) for index in indexes]
-    notices += [line for part in parts for line in part.notices(noun)]
-    members = join_parts(parts, prefixed=has_repeated_names(parts))
-    if not len(members.offset_N):
-        found = Counter[str]()
-        for index in indexes:
-            found.update(index.suffixes[i] for i in index.member_suffix_M)
-        instead = ", ".join(f"{n:,} {suffix}" for suffix, n in found.most_common(5))
+    builder, notices = MembersBuilder(), list[str]()
+    found, others = Counter[str](), Counter[str]()
+    for index in load_indexes(files, notices):
+        part = select_members(index, suffixes)
+        found.update(index.suffixes[i] for i in index.member_suffix_M)
+        others.update(part.other_suffixes)
+        notices += part.notices(noun)
+        builder.add(part)
+    if not builder.num_examples:
         problems = "".join(f"\n{line}" for line in notices[:3])
         raise UserError(
             f"{shards_label(files)} has no {noun}: expected members ending in "
-            f"{', '.join(suffixes)}, found {instead or 'nothing'}.{problems}"
+            f"{', '.join(suffixes)}, found {format_counts(found) or 'nothing'}.{problems}"
         )
-    others = tuple(name for part in parts for name in part.others)
-    return ShardFiles(members, np.arange(len(members.offset_N)), others, tuple(notices))
+    members = builder.build()
+    rows = np.arange(len(members.offset_N))
+    return ShardFiles(members, rows, format_counts(others), tuple(notices))
 
 
-def load_indexes(files: Sequence[Path]) -> tuple[list[ShardIndex], list[str]]:
-    """Load or make the index of every shard; a shard that cannot be opened is left out."""
-    indexes: list[ShardIndex] = []
-    notices: list[str] = []
+def load_indexes(files: Sequence[Path], notices: list[str]) -> Iterator[ShardIndex]:
+    """Yield the index of every shard; a shard that cannot be opened is noted and left out."""
     for file in files:
         try:
             index, remarks = load_index(file)
@@ -278,9 +278,8 @@ def load_indexes(files: Sequence[Path]) -> tuple[list[ShardIndex], list[str]]:
             notices.append(f"{file}: the shard is left out ({reason}).")
             continue
         check_unchanged(str(file), index.checksum, "shard")
-        indexes.append(index)
         notices += [*remarks, *index.notices]
-    return indexes, notices
+        yield index
 
 
 def shards_label(files: Sequence[Path]) -> str:
@@ -289,7 +288,7 @@ def shards_label(files: Sequence[Path]) -> str:
 
 def list_suffixes(files: Sequence[Path]) -> list[str]:
     """Return the suffix of every member of some shards, to detect their modality."""
-    return [index.suffixes[i] for index in load_indexes(files)[0] for i in index.member_suffix_M]
+    return [index.suffixes[i] for index in load_indexes(files, []) for i in index.member_suffix_M]
 
 
 # ---- examples of one shard
@@ -305,19 +304,17 @@ class ShardPart:
     caption_N: np.ndarray
     """The numbers of the caption members, or -1."""
     kind_N: np.ndarray
-    repeated: list[tuple[str, str]]
-    """Pairs of members of the same kind under one name; the first of each is read."""
-    others: list[str]
-
-    @cached_property
-    def keys_N(self) -> np.ndarray:
-        return self.index.member_key_M[self.file_N]
+    num_repeated: int
+    """The number of further members of the same kind under one name, which are not read."""
+    first_repeated: tuple[str, str]
+    """The names of a member that is read and of another one that is not."""
+    other_suffixes: Counter[str]
 
     def notices(self, noun: str) -> Iterator[str]:
-        if self.repeated:
-            used, unused = self.repeated[0]
+        if self.num_repeated:
+            used, unused = self.first_repeated
             yield (
-                f"{os.path.basename(self.index.path)}: {len(self.repeated):,} names have two or "
+                f"{os.path.basename(self.index.path)}: {self.num_repeated:,} names have two or "
                 f"more {noun}, such as {used} and {unused}; {used} is used."
             )
 
@@ -328,18 +325,17 @@ def select_members(index: ShardIndex, suffixes: tuple[str, ...]) -> ShardPart:
     captions = rank_suffixes(index.suffixes, CAPTION_SUFFIXES)[index.member_suffix_M]
     chosen, rest = best_by_key(index.member_key_M, files, len(suffixes))
     best_caption, _ = best_by_key(index.member_key_M, captions, len(CAPTION_SUFFIXES))
-    by_key = np.full(len(index.key_ends_K), -1, dtype=np.int64)
-    by_key[index.member_key_M[best_caption]] = best_caption
-    caption_N = by_key[index.member_key_M[chosen]]
+    caption_by_key = np.full(len(index.key_ends_K), -1, dtype=np.int64)
+    caption_by_key[index.member_key_M[best_caption]] = best_caption
+    caption_N = caption_by_key[index.member_key_M[chosen]]
     kind_N = np.where(caption_N >= 0, captions[caption_N], NONE).astype(np.uint8)
-    used_by_key = dict(zip(index.member_key_M[chosen].tolist(), chosen.tolist()))
-    repeated = [
-        (member_name(index, used_by_key[int(index.member_key_M[i])]), member_name(index, int(i)))
-        for i in rest
-    ]
+    first = ("", "")
+    if len(rest):
+        used = chosen[np.searchsorted(index.member_key_M[chosen], index.member_key_M[rest[0]])]
+        first = (member_name(index, int(used)), member_name(index, int(rest[0])))
     is_other = (files == len(suffixes)) & (captions == len(CAPTION_SUFFIXES))
-    others = [member_name(index, int(i)) for i in np.flatnonzero(is_other)]
-    return ShardPart(index, chosen, caption_N, kind_N, repeated, others)
+    others = Counter(index.suffixes[i] for i in index.member_suffix_M[is_other])
+    return ShardPart(index, chosen, caption_N, kind_N, len(rest), first, others)
 
 
 def rank_suffixes(found: Sequence[str], wanted: tuple[str, ...]) -> np.ndarray:
@@ -365,78 +361,22 @@ def best_by_key(key_M: np.ndarray, rank_M: np.ndarray, limit: int) -> tuple[np.n
 
 def member_name(index: ShardIndex, member: int) -> str:
     key = int(index.member_key_M[member])
-    folder = index.folders[int(index.key_folder_K[key])]
-    name = f"{key_text(index, key)}{index.suffixes[int(index.member_suffix_M[member])]}"
-    return f"{folder}/{name}" if folder else name
-
-
-def key_text(index: ShardIndex, key: int) -> str:
     start = int(index.key_ends_K[key - 1]) if key else 0
     text = index.key_text[start : int(index.key_ends_K[key])].tobytes()
-    return text.decode("utf-8", "surrogateescape")
+    suffix = index.suffixes[int(index.member_suffix_M[member])]
+    folder = index.folders[int(index.key_folder_K[key])]
+    return posixpath.join(folder, f"{text.decode('utf-8', 'surrogateescape')}{suffix}")
+
+
+def format_counts(counts: Counter[str]) -> str:
+    """Return the most common suffixes, as in "12 .mp4, 3 .npy"."""
+    return ", ".join(f"{n:,} {suffix}" for suffix, n in counts.most_common(5))
 
 
 # ---- all shards
 
-
-def has_repeated_names(parts: Sequence[ShardPart]) -> bool:
-    """Return whether two shards have an example of the same name."""
-    if len(parts) < 2:
-        return False
-    hashes = [hash(member_name(part.index, i)) for part in parts for i in part.file_N.tolist()]
-    return len(np.unique(np.array(hashes, dtype=np.int64))) < len(hashes)
-
-
-def join_parts(parts: Sequence[ShardPart], prefixed: bool) -> Members:
-    """Join the examples of all shards.
-
-    With `prefixed`, a name begins with that of its shard, since names must differ.
-    """
-    folders: dict[str, int] = {}
-    captions: dict[str, str] = {}
-    suffixes: dict[str, int] = {}
-    columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
-    texts: list[np.ndarray] = []
-    for number, part in enumerate(parts):
-        index, keys = part.index, part.keys_N
-        prefix = f"{Path(index.path).stem}/" if prefixed else ""
-        names = [f"{prefix}{one}".rstrip("/") for one in index.folders]
-        captions |= {name: folder_caption(f"{one}/") for name, one in zip(names, index.folders)}
-        folder_numbers = np.array(
-            [folders.setdefault(name, len(folders)) for name in names], dtype=np.uint32
-        )
-        suffix_numbers = np.array(
-            [suffixes.setdefault(one, len(suffixes)) for one in index.suffixes], dtype=np.uint16
-        )
-        starts = np.concatenate([[0], index.key_ends_K[:-1]])
-        lengths = index.key_ends_K - starts
-        is_used = np.zeros(len(lengths), dtype=bool)
-        is_used[keys] = True
-        texts.append(index.key_text[np.repeat(is_used, lengths)])
-        caption_N = np.maximum(part.caption_N, 0)
-        new = {
-            "length": lengths[keys],
-            "folder_N": folder_numbers[index.key_folder_K[keys]],
-            "suffix_N": suffix_numbers[index.member_suffix_M[part.file_N]],
-            "shard_N": np.full(len(keys), number, dtype=np.uint32),
-            "offset_N": index.member_offset_M[part.file_N],
-            "size_N": index.member_size_M[part.file_N],
-            "caption_kind_N": part.kind_N,
-            "caption_offset_N": index.member_offset_M[caption_N],
-            "caption_size_N": np.minimum(index.member_size_M[caption_N], 2**32 - 1),
-        }
-        for name, column in new.items():
-            columns[name].append(column.astype(COLUMNS[name], copy=False))
-    joined = {name: join_arrays(some, COLUMNS[name]) for name, some in columns.items()}
-    ends = np.cumsum(joined.pop("length"), dtype=np.int64)
-    shards = [(part.index.path, part.index.modified_ns) for part in parts]
-    text = join_arrays(texts, "uint8")
-    texts_of_folders = [captions[name] for name in folders]
-    return Members(shards, list(folders), texts_of_folders, list(suffixes), text, ends, **joined)
-
-
 COLUMNS = {
-    "length": "int64",
+    "length": "uint32",
     "folder_N": "uint32",
     "suffix_N": "uint16",
     "shard_N": "uint32",
@@ -449,5 +389,70 @@ COLUMNS = {
 """The type of each array; 47 bytes with the ends of the names."""
 
 
-def join_arrays(arrays: Sequence[np.ndarray], dtype: str) -> np.ndarray:
-    return np.concatenate(arrays) if arrays else np.empty(0, dtype=dtype)
+class MembersBuilder:
+    """Collect the examples of all shards; the indexes themselves are not kept."""
+
+    def __init__(self) -> None:
+        self.shards: list[tuple[str, int]] = []
+        self.folders: list[tuple[str, str]] = []
+        """The names of a shard and of a folder in it."""
+        self.suffixes: dict[str, int] = {}
+        self.texts: list[np.ndarray] = []
+        self.columns: dict[str, list[np.ndarray]] = {name: [] for name in COLUMNS}
+        self.num_examples = 0
+
+    def add(self, part: ShardPart) -> None:
+        index, keys = part.index, part.index.member_key_M[part.file_N]
+        first_folder = len(self.folders)
+        self.folders += [(Path(index.path).stem, folder) for folder in index.folders]
+        suffix_numbers = np.array(
+            [self.suffixes.setdefault(one, len(self.suffixes)) for one in index.suffixes],
+            dtype=np.uint16,
+        )
+        lengths = np.diff(index.key_ends_K, prepend=0)
+        is_used = np.zeros(len(lengths), dtype=bool)
+        is_used[keys] = True
+        self.texts.append(index.key_text[np.repeat(is_used, lengths)])
+        caption_N = np.maximum(part.caption_N, 0)
+        new = {
+            "length": lengths[keys],
+            "folder_N": index.key_folder_K[keys] + first_folder,
+            "suffix_N": suffix_numbers[index.member_suffix_M[part.file_N]],
+            "shard_N": np.full(len(keys), len(self.shards)),
+            "offset_N": index.member_offset_M[part.file_N],
+            "size_N": index.member_size_M[part.file_N],
+            "caption_kind_N": part.kind_N,
+            "caption_offset_N": index.member_offset_M[caption_N],
+            "caption_size_N": np.minimum(index.member_size_M[caption_N], 2**32 - 1),
+        }
+        for name, column in new.items():
+            self.columns[name].append(column.astype(COLUMNS[name], copy=False))
+        self.shards.append((index.path, index.modified_ns))
+        self.num_examples += len(keys)
+
+    def build(self) -> Members:
+        """Return the arrays; names begin with those of their shards where two would be equal."""
+        joined = {name: np.concatenate(self.columns.pop(name)) for name in list(self.columns)}
+        text, self.texts = np.concatenate(self.texts), []
+        members = Members(
+            self.shards,
+            [folder for _, folder in self.folders],
+            [folder_caption(f"{folder}/") for _, folder in self.folders],
+            list(self.suffixes),
+            text,
+            np.cumsum(joined.pop("length"), dtype=np.int64),
+            **joined,
+        )
+        if not has_repeated_names(members):
+            return members
+        prefixed = [f"{shard}/{folder}".rstrip("/") for shard, folder in self.folders]
+        return replace(members, folders=prefixed)
+
+
+def has_repeated_names(members: Members) -> bool:
+    """Return whether two shards have an example of the same name."""
+    count = len(members.offset_N)
+    if len(members.shards) < 2:
+        return False
+    hashes = np.fromiter((hash(members.name(row)) for row in range(count)), np.int64, count)
+    return len(np.unique(hashes)) < count

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, BinaryIO, Self, overload
+from typing import TYPE_CHECKING, BinaryIO, Self, overload
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from tessera.data.discovery import check_unchanged
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import FileSignature, StoredFile, file_signature, open_file
 from tessera.run.errors import UserError, as_user_error
+
+if TYPE_CHECKING:
+    import pyarrow
+    from pyarrow.parquet import ParquetFile
 
 FEATURES = {"images": ("Image",), "videos": ("Video", "Image"), "audio files": ("Audio",)}
 """The features of Hugging Face that hold the files of a modality, by what these are called."""
@@ -89,11 +93,18 @@ class Column:
     """The names of the classes of a `ClassLabel`."""
 
 
+def is_parquet(path: str) -> bool:
+    return path.lower().endswith(".parquet")
+
+
 @lru_cache(maxsize=256)
-def open_table(path: str, modified_ns: int) -> Any:
-    """Open a table: a pyarrow table of an Arrow file, or a ParquetFile."""
-    if path.lower().endswith(".parquet"):
-        return import_parquet().ParquetFile(path, memory_map=True)
+def open_parquet(path: str, modified_ns: int) -> ParquetFile:
+    return import_parquet().ParquetFile(path, memory_map=True)
+
+
+@lru_cache(maxsize=256)
+def open_arrow(path: str, modified_ns: int) -> pyarrow.Table:
+    """Map an Arrow file into memory."""
     pyarrow = import_pyarrow()
     source = pyarrow.memory_map(path)
     try:
@@ -109,10 +120,12 @@ def read_info(file: Path) -> TableInfo:
         pyarrow = import_pyarrow()
     status = file.stat()
     try:
-        table = open_table(str(file), status.st_mtime_ns)
-        is_parquet = hasattr(table, "schema_arrow")
-        schema = table.schema_arrow if is_parquet else table.schema
-        num_rows = table.metadata.num_rows if is_parquet else table.num_rows
+        if is_parquet(str(file)):
+            opened = open_parquet(str(file), status.st_mtime_ns)
+            schema, num_rows = opened.schema_arrow, opened.metadata.num_rows
+        else:
+            table = open_arrow(str(file), status.st_mtime_ns)
+            schema, num_rows = table.schema, table.num_rows
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
@@ -122,7 +135,7 @@ def read_info(file: Path) -> TableInfo:
     return TableInfo(str(file), status.st_mtime_ns, num_rows, columns)
 
 
-def read_features(schema: Any) -> dict[str, Any]:
+def read_features(schema: pyarrow.Schema) -> dict[str, object]:
     """Return the features that Hugging Face stores in the metadata of a schema."""
     try:
         stored = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
@@ -132,7 +145,7 @@ def read_features(schema: Any) -> dict[str, Any]:
     return features if isinstance(features, dict) else {}
 
 
-def describe_column(field: Any, features: dict[str, Any]) -> Column:
+def describe_column(field: pyarrow.Field, features: dict[str, object]) -> Column:
     types = import_pyarrow().types
     feature = features.get(field.name)
     feature = feature if isinstance(feature, dict) else {}
@@ -149,7 +162,7 @@ def describe_column(field: Any, features: dict[str, Any]) -> Column:
     return Column(field.name, kind, name)
 
 
-def is_text(kind: Any) -> bool:
+def is_text(kind: pyarrow.DataType) -> bool:
     """Return whether a type is a text, or a list of texts."""
     types = import_pyarrow().types
     inner = kind.value_type if types.is_list(kind) or types.is_large_list(kind) else kind
@@ -157,23 +170,23 @@ def is_text(kind: Any) -> bool:
 
 
 @lru_cache(maxsize=8)
-def read_rows(path: str, modified_ns: int, group: int, column: str) -> Any:
+def read_rows(path: str, modified_ns: int, group: int, column: str) -> pyarrow.ChunkedArray:
     """Return a column of a row group of a parquet file; a few of them are kept."""
-    return open_table(path, modified_ns).read_row_group(group, columns=[column]).column(0)
+    return open_parquet(path, modified_ns).read_row_group(group, columns=[column]).column(0)
 
 
 @lru_cache(maxsize=256)
 def group_starts(path: str, modified_ns: int) -> np.ndarray:
     """Return the first row of each row group of a parquet file, and the number of all rows."""
-    metadata = open_table(path, modified_ns).metadata
+    metadata = open_parquet(path, modified_ns).metadata
     sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
     return np.cumsum([0, *sizes])
 
 
-def read_cell(path: str, modified_ns: int, row: int, column: str) -> Any:
+def read_cell(path: str, modified_ns: int, row: int, column: str) -> object:
     """Return the value of a cell."""
-    if not path.lower().endswith(".parquet"):
-        return open_table(path, modified_ns).column(column)[row].as_py()
+    if not is_parquet(path):
+        return open_arrow(path, modified_ns).column(column)[row].as_py()
     starts = group_starts(path, modified_ns)
     group = int(np.searchsorted(starts, row, side="right")) - 1
     return read_rows(path, modified_ns, group, column)[row - int(starts[group])].as_py()

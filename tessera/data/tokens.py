@@ -49,8 +49,9 @@ class TokenizedBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> TokenizedBatch:
-        codes = {name: codes.to(device) for name, codes in self.codes.items()}
-        return TokenizedBatch(codes, self.captions)
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 @dataclass

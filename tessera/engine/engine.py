@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -37,6 +37,7 @@ from tessera.engine.guards import (
     ROLLBACK_LR_SCALE,
     Diverged,
     NonFiniteGuard,
+    StepCheck,
     all_finite,
     retain_freed_memory,
 )
@@ -53,11 +54,20 @@ from tessera.engine.optim.config import (
     grad_norm,
     load_optimizer_state,
     optimizer_state,
+    restored_if,
     set_lr,
+    step_optimizer,
     zero_grad,
 )
 from tessera.engine.signals import Interrupted, Signals
-from tessera.engine.task import Batch, Objective, Task, Update, check_ownership
+from tessera.engine.task import (
+    Batch,
+    Objective,
+    Task,
+    Update,
+    check_ownership,
+    prepare_batch,
+)
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
@@ -151,6 +161,7 @@ class StatefulModule(Protocol):
 
     def commit(self, dist: Distributed, step: int) -> None: ...
     def rollback(self) -> None: ...
+    def buffers(self) -> Iterator[Tensor]: ...
 
 
 @dataclass
@@ -214,6 +225,8 @@ class Engine:
         self.printer = ProgressPrinter(self.dist.is_main)
         self.throughput = ThroughputMeter(self.device)
         self.on_log = on_log
+        self.unresolved: list[StepCheck] = []
+        """The checks of steps whose results are still on the device."""
         self.global_step = 0
         self.saved_step = 0
 
@@ -286,7 +299,9 @@ class Engine:
     def run_update(self, state: UpdateState, step: int, micro_batches: list[Batch]) -> UpdateResult:
         """Accumulate the gradients of all micro-batches and take one optimizer step.
 
-        The step is skipped, and stateful modules are rolled back, if a value is not finite.
+        The step has no effect if a value is not finite: on a CPU it is skipped and stateful modules
+        are rolled back; a device decides itself (`found_inf`), and the host reads that later, in
+        `resolve_checks`.
         """
         update, optimizer, scaler = state.update, state.optimizer, state.scaler
         logs, losses, is_logged = [], [], self.is_due(self.config.log_every, step + 1)
@@ -312,12 +327,20 @@ class Engine:
         mean_loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
         norm = grad_norm(state.parameters)
         lr = update.optimizer.lr_at(step, self.config.steps) * self.guard.lr_scale
-        if self.is_finite(state, mean_loss, norm, micro_batches, step):
+        check = self.check_finite(update.name, mean_loss, norm, micro_batches, step)
+        found_inf, is_skipped = None, False
+        if self.device.type == "cpu":  # a value on the host is read without waiting
+            is_skipped = self.resolve_check(check)
+        else:
+            self.unresolved.append(check)
+            found_inf = check.is_bad_anywhere[0].float()
+        if not is_skipped:
             clip_grad_norm(state.parameters, norm, update.optimizer.max_grad_norm)
             set_lr(optimizer, lr)
-            scaler.step(optimizer)
+            step_optimizer(optimizer, found_inf)
             for module in state.stateful_modules:
-                module.commit(self.dist, step)
+                with restored_if(found_inf, module.buffers()):
+                    module.commit(self.dist, step)
         else:
             for module in state.stateful_modules:
                 module.rollback()
@@ -354,12 +377,16 @@ class Engine:
 
         A run that was interrupted during a validation therefore repeats it when it resumes.
         """
-        received = self.dist.all_reduce_max(self.signals.received)
-        if received:  # all processes stop at the same step
-            raise Interrupted(received)
+        # All processes stop at the same step; those of devices wait for them at logged steps only.
+        is_waiting = self.device.type == "cpu" or self.is_due(self.config.log_every)
+        if self.dist.world_size == 1 or is_waiting:
+            received = self.dist.all_reduce_max(self.signals.received)
+            if received:
+                raise Interrupted(received)
         if not self.global_step:
             return
         if self.is_due(self.config.validate_every) or self.is_due(self.config.sample_every):
+            self.resolve_checks()
             self.check_weights()
         if self.is_due(self.config.validate_every) and not self.dist.on_main(self.is_validated):
             self.validate()
@@ -370,20 +397,31 @@ class Engine:
     # ---- parts of a step
 
     def load_batches(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each step on this device and measure the waiting time."""
+        """Yield the micro-batches of each step on this device and measure the waiting time.
+
+        A device gets the next batch before it has finished with the last one.
+        """
         stream = self.training.micro_batches(
             self.global_step, self.config.steps, self.dist.rank, self.dist.world_size
         )
-        while True:
+        ahead: deque[list[Batch]] = deque()
+        num_ahead = 0 if self.device.type == "cpu" else 1
+        is_finished = False
+        while ahead or not is_finished:
             start = time.perf_counter()
-            micro_batches = next(stream, None)
-            if micro_batches is None:
+            while not is_finished and len(ahead) <= num_ahead:
+                micro_batches = next(stream, None)
+                if micro_batches is None:
+                    is_finished = True
+                else:
+                    moved = [prepare_batch(self.task, one, self.device) for one in micro_batches]
+                    ahead.append(moved)
+            if not ahead:
                 return
-            micro_batches = [batch.to(self.device) for batch in micro_batches]
             self.throughput.add(self.config.batch_size, time.perf_counter() - start)
-            for batch in micro_batches:
+            for batch in ahead[0]:
                 self.logger.note_skipped_examples(batch)
-            yield micro_batches
+            yield ahead.popleft()
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.precision == "fp32":
@@ -399,40 +437,48 @@ class Engine:
             return contextlib.nullcontext()
         return objective.no_sync()  # type: ignore[operator]
 
-    def is_finite(
-        self,
-        state: UpdateState,
-        loss: Tensor,
-        norm: Tensor,
-        micro_batches: list[Batch],
-        step: int,
-    ) -> bool:
-        """Return whether loss and gradients are finite on every process; note the step if not."""
-        name = state.update.name
-        local = not math.isfinite(loss.item() + norm.item())
-        if not self.dist.all_reduce_any(local):
-            self.guard.accept(name)
-            return True
-        if state.scaler.is_enabled() and not self.dist.all_reduce_any(
-            not math.isfinite(loss.item())
-        ):
-            return False  # the loss scale of fp16 is too high, which the scaler corrects
+    def check_finite(
+        self, update: str, loss: Tensor, norm: Tensor, micro_batches: list[Batch], step: int
+    ) -> StepCheck:
+        """Compute on the device whether loss and gradients are finite on every process."""
+        is_finite = loss.isfinite()
+        is_bad = torch.stack([is_finite & norm.isfinite(), is_finite]).logical_not()
         examples = [example for batch in micro_batches for example in batch.names]
-        names = self.dist.all_gather_json(examples if local else [])
+        return StepCheck(step, update, examples, is_bad, self.dist.all_reduce_or(is_bad))
+
+    def resolve_checks(self) -> None:
+        """Read the checks of all steps since the last call, and note the steps without effect."""
+        if not self.unresolved:
+            return
+        checks, self.unresolved = self.unresolved, []
+        both = torch.stack([torch.stack([one.is_bad, one.is_bad_anywhere]) for one in checks])
+        for check, (own, anywhere) in zip(checks, both.cpu(), strict=True):
+            self.resolve_check(replace(check, is_bad=own, is_bad_anywhere=anywhere))
+
+    def resolve_check(self, check: StepCheck) -> bool:
+        """Return whether an update was skipped, and note the step if it was."""
+        is_bad, is_loss_bad = check.is_bad_anywhere.tolist()
+        if not is_bad:
+            self.guard.accept(check.update)
+            return False
+        if self.updates[check.update].scaler.is_enabled() and not is_loss_bad:
+            return True  # the loss scale of fp16 is too high, which the scaler corrects
+        names = self.dist.all_gather_json(check.examples if check.is_bad[0] else [])
         if self.dist.is_main:
-            note = {"step": step, "update": name, "examples": names}
+            note = {"step": check.step, "update": check.update, "examples": names}
             self.directory.note("nonfinite.jsonl", note)
             self.printer.print(
-                f"Step {step}: {name!r} had a non-finite value and was skipped; see "
+                f"Step {check.step}: {check.update!r} had a non-finite value and was skipped; see "
                 "nonfinite.jsonl."
             )
-        self.guard.skip(name, names)
-        return False
+        self.guard.skip(check.update, names)
+        return True
 
     # ---- logging, validation and samples
 
     def log(self, results: dict[str, UpdateResult]) -> None:
         """Log the mean over micro-batches and processes of all terms and metrics."""
+        self.resolve_checks()
         examples = self.global_step * self.config.batch_size
         record: Json = {"step": self.global_step, "kind": "train", "examples": examples}
         for name, result in results.items():
@@ -563,6 +609,7 @@ class Engine:
 
     def checkpoint(self) -> None:
         """Save a checkpoint, except while steps are skipped: the run may have to be rolled back."""
+        self.resolve_checks()
         self.check_weights()
         if not self.guard.is_skipping:
             self.save()
@@ -600,6 +647,7 @@ class Engine:
                 f"{error} The run ends{f' {again}' if again else ''}; all checkpoints that were "
                 f"written are finite. {ADVICE}"
             ) from None
+        self.unresolved.clear()
         for state in self.updates.values():  # what a step that was not finished left
             zero_grad(state.parameters)
             for module in state.stateful_modules:
@@ -633,6 +681,7 @@ class Engine:
 
     def ensure_saved(self) -> None:
         """Return when the current step is on the disk; retry once, then raise UserError."""
+        self.resolve_checks()
         if self.saved_step != self.global_step:
             self.check_weights()
             self.save()
@@ -646,6 +695,8 @@ class Engine:
 
     def save_interrupted(self) -> None:
         """Save the current step, unless its weights are not finite."""
+        with contextlib.suppress(Diverged):  # the skipped steps changed no weight
+            self.resolve_checks()
         if not self.has_finite_weights():
             self.printer.print(
                 f"Some weights are not finite: step {self.global_step} is not saved, and the run "

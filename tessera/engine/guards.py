@@ -28,6 +28,20 @@ class Diverged(UserError):
     exit_code = 1
 
 
+@dataclass
+class StepCheck:
+    """Whether the values of an update are finite: on the CPU, or on a device until it is read."""
+
+    step: int
+    update: str
+    examples: list[str]
+    """The names of this process's examples."""
+    is_bad: Tensor
+    """(2,) bool: whether loss or gradients, and whether the loss of this process are not finite."""
+    is_bad_anywhere: Tensor
+    """The same over all processes."""
+
+
 class NonFiniteGuard:
     """Count skipped updates and raise Diverged after `max_skipped_steps` consecutive ones."""
 

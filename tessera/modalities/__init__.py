@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, list_names
 from tessera.data.inspect import Report
+
+if TYPE_CHECKING:
+    from tessera.data.dataset import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +108,7 @@ def recipes() -> dict[str, Recipe]:
     return {recipe.name: recipe for modality in MODALITIES.values() for recipe in modality.recipes}
 
 
-def data_class(modality: Modality) -> Any:
+def data_class(modality: Modality) -> type[DataConfig]:
     """Return the class of the data configuration of a modality's recipes."""
     return resolve(modality.recipes[0].data)
 

@@ -141,7 +141,8 @@ class CausalTransformer(nn.Module):
                 build_block_step(block, number, cache) for number, block in enumerate(self.blocks)
             )
         rope = Rotary(self.rope_cos[cache.length], self.rope_sin[cache.length])
-        for step, kv in zip(cache.steps, context_kv or [None] * len(cache.steps), strict=True):
+        contexts: Sequence[ContextKV | None] = context_kv or [None] * len(cache.steps)
+        for step, kv in zip(cache.steps, contexts, strict=True):
             x_BW = step(x_BW, rope, kv)
         cache.length += 1
         return self.norm(x_BW)
@@ -149,7 +150,8 @@ class CausalTransformer(nn.Module):
     def sample_dropout(
         self, generators: Sequence[torch.Generator] | None, probability: float
     ) -> Tensor | None:
-        """Return factors (blocks, B, W) for the outputs of the layers of each block, or None.
+        """Return factors (blocks, B, W) for the outputs of the layers of each block, on the CPU, or
+        None.
 
         The same channels are dropped at all positions of an example (Gal 2016, arXiv 1512.05287),
         so that an example's factors come from its own generator at little cost.
@@ -158,7 +160,7 @@ class CausalTransformer(nn.Module):
             return None
         shape = (len(self.blocks), 1, self.norm.normalized_shape[0])
         u_LBW = torch.cat([torch.rand(shape, generator=one) for one in generators], dim=1)
-        return (u_LBW >= probability).to(self.rope_cos) / (1 - probability)
+        return (u_LBW >= probability).to(self.rope_cos.dtype) / (1 - probability)
 
     def check_length(self, positions: int) -> None:
         if positions > len(self.rope_cos):

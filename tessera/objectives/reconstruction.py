@@ -25,6 +25,7 @@ from tessera.engine.task import (
     Batch,
     BestMetric,
     DataSettings,
+    Inputs,
     Loss,
     Media,
     ProcessGroup,
@@ -83,6 +84,11 @@ class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
 
     def model_kwargs(self, examples: AnyExamples) -> dict[str, Tensor]:
         """Return further arguments of the model, such as the lengths of the examples."""
+        return {}
+
+    def prepare_inputs(self, examples: AnyExamples) -> dict[str, Inputs]:
+        """Return further arguments of the model in training that are made on the CPU, such as
+        indices whose number depends on the examples."""
         return {}
 
     def preprocess(self, target: ModelInput, data: AnyDataConfig, dtype: torch.dtype) -> ModelInput:
@@ -365,18 +371,20 @@ class TokenizerTask(Task):
             terms = self.balance(terms, output)
         return Loss(terms | reconstruction.penalties, metrics)
 
-    def train_kwargs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the model's arguments, with the number of quantizers drawn for quantizer dropout.
+    def prepare_inputs(self, batch: Batch) -> dict[str, Inputs]:
+        """Return arguments of the model, with the number of quantizers drawn for quantizer dropout.
 
         The number is drawn from the generator of each example.
         """
-        kwargs = self.adapter.model_kwargs(batch.examples)
+        inputs = self.adapter.prepare_inputs(batch.examples)
         if not self.model.quantizer.has_quantizer_dropout:
-            return kwargs
+            return inputs
         u_B = torch.stack([torch.rand((), generator=one) for one in batch.generators()])
-        num_quantizers_B = self.model.quantizer.sample_num_quantizers(u_B)
-        device = next(self.model.parameters()).device
-        return kwargs | {"num_quantizers_B": num_quantizers_B.to(device)}
+        return inputs | {"num_quantizers_B": self.model.quantizer.sample_num_quantizers(u_B)}
+
+    def train_kwargs(self, batch: Batch) -> dict[str, Inputs]:
+        """Return the model's arguments in training."""
+        return self.adapter.model_kwargs(batch.examples) | self.get_inputs(batch)
 
     def balance(self, terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
         adversary = self.config.adversary

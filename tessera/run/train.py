@@ -38,6 +38,7 @@ from tessera.run.directory import (
     write_atomically,
 )
 from tessera.run.errors import UserError, as_user_error, printable
+from tessera.run.load import EXPORTED, find_weights
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
@@ -140,7 +141,7 @@ def open_engine(
 
 def load_initial_weights(task: Task, path: str) -> None:
     """Initialise the model with the EMA weights of another run."""
-    found = checkpoint.load_newest(RunDirectory(path).checkpoints, "ema.safetensors", print)
+    found = find_weights(RunDirectory(path), "ema", print)
     if found is None:
         raise UserError(f"--init-from {path} has no checkpoint: give the folder of a trained run.")
     checkpoint.load_strictly(task.model, found.tensors, f"model in {path} (--init-from)")
@@ -216,7 +217,8 @@ def check_resumable(directory: RunDirectory) -> None:
         for step in steps
         for path in (directory.checkpoints / checkpoint.step_name(step)).iterdir()
     }
-    if "ema.safetensors" in files and "model.safetensors" not in files:
+    is_exported = (directory.path / EXPORTED).is_file()
+    if is_exported or ("ema.safetensors" in files and "model.safetensors" not in files):
         raise UserError(
             f"{directory.path} is a copy for inference, without the state of the optimizers, and "
             f"cannot be resumed. Give another --out, with --init-from {directory.path} to start "
@@ -363,9 +365,11 @@ class Results:
     metrics: dict[str, float]
 
 
-def read_results(directory: RunDirectory) -> Results | None:
-    """Return the results of the last validation, if there is one."""
+def read_results(directory: RunDirectory, step: int | None = None) -> Results | None:
+    """Return the results of the validation at a step, by default the last, if there is one."""
     records = directory.read_records("validation")
+    if step is not None:
+        records = [record for record in records if record["step"] == step]
     if not records:
         return None
     record = records[-1]

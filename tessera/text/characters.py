@@ -24,10 +24,19 @@ class CharacterVocab(nn.Module):
         self.size = size
         self.register_buffer("code_points", torch.zeros(size, dtype=torch.long))
         self.code_points: Tensor
+        self._characters: str | None = ""
+        self.register_load_state_dict_post_hook(lambda module, keys: module.forget_characters())
 
     @property
     def characters(self) -> str:
-        return "".join(map(chr, self.code_points[self.code_points > 0].tolist()))
+        """The characters, read from the buffer once: it may be on another device."""
+        if self._characters is None:
+            self._characters = "".join(map(chr, self.code_points[self.code_points > 0].tolist()))
+        return self._characters
+
+    def forget_characters(self) -> None:
+        """Read the characters from the buffer when they are needed next."""
+        self._characters = None
 
     @property
     def num_labels(self) -> int:
@@ -51,6 +60,7 @@ class CharacterVocab(nn.Module):
         self.code_points[: len(characters)] = torch.tensor(
             [ord(character) for character in characters]
         )
+        self.forget_characters()
 
     def encode(self, text: str) -> list[int]:
         """Return the labels of a text; characters that are not in the vocabulary are left out."""

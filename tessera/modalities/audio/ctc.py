@@ -156,9 +156,18 @@ class CTCTokenizer(AudioTokenizer):
     def rate_hz(self) -> int:
         return self.config.rate_hz
 
-    def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> CharacterReconstruction:
-        """Return logits of characters, codes and the commitment penalty."""
-        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B)
+    def forward(
+        self,
+        samples: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+    ) -> CharacterReconstruction:
+        """Return logits of characters, codes and the commitment penalty.
+
+        `lengths` are those of `lengths_B`, which then need not be read from a device.
+        """
+        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, lengths)
         with full_precision(samples.device.type):
             quantized = self.quantizer(latent_BTC, mask_BT)
             self.start.note_step()
@@ -198,14 +207,17 @@ class CTCTokenizer(AudioTokenizer):
         labels = most_likely_labels(self.decode(codes), (codes >= 0).sum(1))
         return [self.vocab.decode(one) for one in labels]
 
-    def encode_latents(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    def encode_latents(
+        self, samples: Tensor, lengths_B: Tensor | None, lengths: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return latents (B, T, C) on the unit sphere and the mask (B, T) of real frames."""
         check_audio_batch(samples)
         check_not_empty(samples.shape[2])
         if lengths_B is None:
             lengths_B = torch.full(samples.shape[:1], samples.shape[2])
         lengths_B = lengths_B.to(samples.device)
-        samples = samples[..., : int(lengths_B.max())]  # padding of the whole batch
+        longest = int(lengths_B.max()) if lengths is None else max(lengths)
+        samples = samples[..., :longest]  # padding of the whole batch
         mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
         x_BTW = self.to_states(self.normalized_mel(samples[:, 0], lengths_B, mask_BT))
         for block in self.encoder:
@@ -264,13 +276,18 @@ class DelayedStart(nn.Module):
     def __init__(self, steps: int):
         super().__init__()
         self.steps = steps
-        self.has_step = False
+        self.has_step = self._is_reached = False
         self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
         self.steps_done: Tensor
 
     @property
     def is_reached(self) -> bool:
-        return int(self.steps_done) >= self.steps
+        self._is_reached = self._is_reached or int(self.steps_done) >= self.steps
+        return self._is_reached
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        self._is_reached = False
 
     def note_step(self) -> None:
         self.has_step = self.has_step or self.training

@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._device import copy_to_device
 from tessera._optional import require
 from tessera.engine.task import Frozen
 from tessera.losses.spectrogram import append_deltas, mfcc
@@ -48,17 +49,24 @@ class AudioFeatures(nn.Module):
     hop: int
 
     @torch.no_grad()
-    def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Return (B, T, D) for (B, 1, N), with zeros in frames of padding."""
+    def forward(self, samples: Tensor, lengths_B: Tensor | Sequence[int] | None = None) -> Tensor:
+        """Return (B, T, D) for (B, 1, N), with zeros in frames of padding.
+
+        Lengths in a tensor of a device have to be read, which waits.
+        """
         batch_size, _, max_len = samples.shape
-        lengths = [max_len] * batch_size if lengths_B is None else lengths_B.tolist()
+        lengths: Sequence[int] = [max_len] * batch_size
+        if lengths_B is not None:
+            lengths = lengths_B.tolist() if isinstance(lengths_B, Tensor) else lengths_B
         frames = num_frames(max_len, self.hop)
         features_BTD = to_fp32(samples).new_zeros(batch_size, frames, self.dim)
         with full_precision(samples.device.type):
             for length, rows in group_by_value(lengths):
                 if length:
-                    features = self.extract(to_fp32(samples[rows, 0, :length]))
-                    features_BTD[rows, : features.shape[1]] = features.to(features_BTD)
+                    row_R = copy_to_device(torch.tensor(rows), samples.device)
+                    selected = samples[:, 0, :length].index_select(0, row_R)
+                    features = self.extract(to_fp32(selected)).to(features_BTD)
+                    features_BTD[:, : features.shape[1]].index_copy_(0, row_R, features)
         return features_BTD
 
     def extract(self, samples_BN: Tensor) -> Tensor:

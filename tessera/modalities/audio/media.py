@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol, Self
@@ -74,7 +74,9 @@ class AudioBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, samples=self.samples.to(device), lengths=self.lengths.to(device))
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[AudioExample]) -> AudioBatch:

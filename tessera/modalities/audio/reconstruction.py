@@ -184,6 +184,26 @@ class AudioReconstructionLoss(ReconstructionLoss):
             hint="Reconstructions are ten times quieter than originals. Raise the learning rate or "
             "the weight of `samples`.",
         ),
+        Alarm(
+            name="half as loud",
+            metric="val_ema/rms_ratio",
+            below=0.5,
+            patience=2,
+            after=500,
+            hint="Reconstructions have less than half of the amplitude of originals: what is not "
+            "predicted becomes silent. Train longer, use more quantizers, or raise the weight of "
+            "`mel`.",
+        ),
+        Alarm(
+            name="no pitch",
+            metric="val_ema/si_sdr",
+            below=-5.0,
+            patience=2,
+            after=500,
+            hint="Reconstructions have the loudness of originals but not their waveform, so they "
+            "sound like noise. Raise the weight of `samples`, use the network `spectral`, or train "
+            "longer.",
+        ),
     )
 
     def __init__(self, config: AudioReconstructionConfig):

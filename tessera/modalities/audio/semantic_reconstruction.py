@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.engine.task import Batch, BestMetric
+from tessera.engine.task import Batch, BestMetric, DataSettings
 from tessera.metrics.codebook import codebook_bits
 from tessera.modalities.audio.ctc import CTCTokenizerConfig
 from tessera.modalities.audio.media import AudioBatch
@@ -38,6 +38,10 @@ MAX_DEVIATION = 2.5
 
 
 class SemanticAdapter(WaveformAdapter):
+    def prepare_inputs(self, examples: AudioBatch) -> dict[str, list[int]]:
+        """Return lengths by which examples are grouped, before they are on a device."""
+        return {"lengths": examples.lengths.tolist()}
+
     def to_media(self, output: Tensor) -> list[Image]:
         """Draw features (B, T, D): time from left to right, one row for each feature."""
         features = output.float().cpu().numpy()
@@ -118,7 +122,7 @@ class SemanticTokenizerConfig(TokenizerConfig):
         """A recogniser is trained on captions that are transcripts."""
         return isinstance(self.model, CTCTokenizerConfig)
 
-    def validate_data(self, data: AudioDataConfig) -> None:
+    def validate_data(self, data: DataSettings) -> None:
         super().validate_data(data)
         if self.uses_captions:
             check_transcripts(data)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -23,6 +23,7 @@ from tessera.objectives.generation import (
     TokenPrompt,
 )
 from tessera.objectives.masked import MaskedConfig, MaskedTask
+from tessera.sampling.guidance import Guidance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,9 @@ class SoundStormTaskConfig(MaskedConfig):
     streams: TokenStreams | None = None
     """A description of tokens that were computed elsewhere, instead of these runs."""
 
+    guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
+    """Guidance on the voice prompt: above 1, samples are led away from those without the prompt, at
+    twice the cost."""
     prompts: Literal["auto", "recording", "speaker"] = "auto"
     """What the voice prompt of a training example is: the beginning of the same recording, or
     another recording of its speaker and the beginning of it. The folder of a file is its speaker;

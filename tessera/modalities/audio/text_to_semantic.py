@@ -14,6 +14,7 @@ after the end.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -22,15 +23,16 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
-from tessera.engine.task import Frozen
+from tessera._device import copy_to_device, move_tensors
 from tessera.losses.ctc import align_labels
 from tessera.modalities.audio.ctc import CTCTokenizer
 from tessera.nn.causal_transformer import CausalTransformer, KVCache
 from tessera.nn.precision import to_fp32
 from tessera.nn.transformer import States, Transformer, linear
 from tessera.text.characters import CharacterVocab
-from tessera.text.encoder import TextEncoder, check_texts
+from tessera.text.encoder import TextEncoder, TextInputs, Texts, check_texts
 
 MAX_DURATION = 64
 """Frames of the longest duration that is predicted; longer ones are cut."""
@@ -81,14 +83,34 @@ class TextToSemanticConfig:
 class SpokenText:
     """Texts as the transformer over tokens gets them."""
 
-    labels: list[list[int]]
-    """The characters of each text."""
+    labels: list[list[int]] | None
+    """The characters of each text; None if the texts were prepared with the batch."""
     states_BLW: Tensor
     """The state of each character, and of a position before the first."""
+    mask_BL: Tensor
+    """True at these positions."""
     duration_BLD: Tensor
     """Logits of the duration of each character, in frames."""
     speed: float = 1.0
     """Durations are divided by this."""
+
+
+@dataclass
+class SpeechInputs:
+    """What a prediction needs beside tokens and texts, made on the CPU."""
+
+    dropout_LBW: Tensor | None
+    duration_BL: Tensor
+    """The duration of each character, in frames; -1 where there is none."""
+    char_BN: Tensor
+    """The position of the character that is spoken at each frame."""
+    offset_BN: Tensor
+    """The frames since its start."""
+    example_M: Tensor
+    row_M: Tensor
+    """The rows of predicted tokens among all B x N."""
+    count_B: Tensor
+    """The number of tokens of each example."""
 
 
 @dataclass
@@ -98,7 +120,7 @@ class TokenPredictions:
     logits_MV: Tensor
     targets_M: Tensor
     example_M: Tensor
-    num_examples: int
+    count_B: Tensor
     duration_loss_B: Tensor
     """The mean cross-entropy of the durations of each text."""
     frames_error_B: Tensor
@@ -107,8 +129,8 @@ class TokenPredictions:
     def cross_entropy_B(self) -> Tensor:
         """Return the mean cross-entropy over the tokens of each example."""
         loss_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
-        count_B = torch.bincount(self.example_M, minlength=self.num_examples).clamp_min(1)
-        return loss_M.new_zeros(self.num_examples).index_add(0, self.example_M, loss_M) / count_B
+        total_B = loss_M.new_zeros(len(self.count_B)).index_add(0, self.example_M, loss_M)
+        return total_B / self.count_B.clamp_min(1)
 
 
 class CharacterEncoder(TextEncoder):
@@ -122,21 +144,22 @@ class CharacterEncoder(TextEncoder):
         self.embedding = nn.Embedding(vocab.num_labels, dim)
         self.transformer = Transformer(dim, config.depth, heads)
 
-    def forward(self, texts: Sequence[str]) -> States:
-        check_texts(texts)
-        return self.encode_labels([self.encode(text) for text in texts])
+    def forward(self, texts: Texts) -> States:
+        assert not isinstance(texts, States)
+        if not isinstance(texts, Tensor):
+            texts = copy_to_device(self.encode_inputs(texts), self.input_device)
+        mask_BL = texts >= 0
+        x_BLW = self.embedding(texts.clamp_min(0))
+        return States(self.transformer(x_BLW, mask_BN=mask_BL), mask_BL)
 
-    def encode(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         return self.vocab.encode(text)[: self.config.max_len]
 
-    def encode_labels(self, labels: Sequence[Sequence[int]]) -> States:
-        device = self.embedding.weight.device
-        size = 1 + max(map(len, labels))
-        rows = [[0, *one] + [0] * (size - 1 - len(one)) for one in labels]
-        lengths_B = torch.tensor([1 + len(one) for one in labels], device=device)
-        mask_BL = torch.arange(size, device=device) < lengths_B[:, None]
-        x_BLW = self.embedding(torch.tensor(rows, device=device))
-        return States(self.transformer(x_BLW, mask_BN=mask_BL), mask_BL)
+    def encode_inputs(self, texts: Sequence[str]) -> Tensor:
+        """Return 0 and the characters of each text, (B, L), with -1 after the end."""
+        check_texts(texts)
+        rows = [torch.tensor([0, *self.encode_text(text)]) for text in texts]
+        return pad_sequence(rows, batch_first=True, padding_value=-1)
 
     def prepare_text(self, texts: Iterable[str], cache_dir: Path | None = None) -> None:
         """The vocabulary is that of the recogniser."""
@@ -152,7 +175,9 @@ class TextToSemantic(nn.Module):
         super().__init__()
         self.config, self.max_len = config, max_len
         self.vocab_size = recognizer.vocab_size
-        self.recognizer = Frozen(recognizer)
+        # Transcripts are aligned on the CPU, before a batch is copied to the device. This copy of
+        # the recogniser stays there: nn.Module does not register what is inside a tuple.
+        self._aligner = (copy.deepcopy(recognizer).eval().requires_grad_(False),)
         dim = config.dim
         self.text = CharacterEncoder(config.text, recognizer.vocab, dim, config.heads)
         self.duration_head = nn.Linear(dim, MAX_DURATION)
@@ -171,36 +196,70 @@ class TextToSemantic(nn.Module):
     def eos_token_id(self) -> int:
         return self.vocab_size
 
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> SpokenText:
+    def condition(
+        self, texts: Sequence[str] | TextInputs, dropped: Sequence[bool] = ()
+    ) -> SpokenText:
         """Encode texts; no text is dropped, because speech without text has no length."""
-        labels = [self.text.encode(text) for text in texts]
-        states = self.text.encode_labels(labels)
-        return SpokenText(labels, states.values, self.duration_head(states.values))
+        if isinstance(texts, TextInputs):
+            labels, states = None, self.text(texts.encoded)
+        else:
+            labels, states = [self.text.encode_text(text) for text in texts], self.text(texts)
+        return SpokenText(labels, states.values, states.mask, self.duration_head(states.values))
 
     # ---- teacher forcing
 
-    def predict(
+    def prepare_inputs(
         self,
         tokens_BNS: Tensor,
-        condition: SpokenText,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> TokenPredictions:
-        """Predict each token from all earlier ones and the characters, which are aligned first."""
+        texts: Sequence[str] = (),
+    ) -> SpeechInputs:
+        """Align tokens on the CPU with their texts, and draw dropout if `generators` are given."""
+        labels = [self.text.encode_text(text) for text in texts]
+        return self.align_inputs(tokens_BNS, labels, generators)
+
+    def align_inputs(
+        self,
+        tokens_BNS: Tensor,
+        labels: Sequence[Sequence[int]],
+        generators: Sequence[torch.Generator] | None = None,
+    ) -> SpeechInputs:
         tokens_BN = tokens_BNS[..., 0]
-        frames_B = (tokens_BN >= 0).sum(1)
-        durations = self.align(tokens_BN, frames_B, condition.labels)
-        frames_BNW = self.frame_states(condition, durations, tokens_BN.shape[1])
+        is_token_BN = tokens_BN >= 0
+        durations = self.align(tokens_BN, is_token_BN.sum(1), labels)
+        characters = spread_characters(durations, tokens_BN.shape[1])
+        example_M, position_M = is_token_BN.nonzero(as_tuple=True)
+        return SpeechInputs(
+            dropout_LBW=self.transformer.sample_dropout(generators, self.config.dropout),
+            duration_BL=pad_sequence(
+                [torch.tensor(one) for one in durations], batch_first=True, padding_value=-1
+            ),
+            char_BN=characters.char_BN,
+            offset_BN=characters.offset_BN,
+            example_M=example_M,
+            row_M=example_M * tokens_BN.shape[1] + position_M,
+            count_B=is_token_BN.sum(1),
+        )
+
+    def predict(
+        self, tokens_BNS: Tensor, condition: SpokenText, inputs: SpeechInputs | None = None
+    ) -> TokenPredictions:
+        """Predict each token from all earlier ones and the characters that it is aligned with."""
+        if inputs is None:
+            assert condition.labels is not None
+            prepared = self.align_inputs(tokens_BNS.cpu(), condition.labels)
+            inputs = move_tensors(prepared, tokens_BNS.device)
+        tokens_BN = tokens_BNS[..., 0]
+        frames_BNW = self.frame_states(condition, inputs.char_BN, inputs.offset_BN)
         inputs_BN = F.pad(tokens_BN[:, :-1], (1, 0), value=self.eos_token_id)
         x_BNW = frames_BNW + self.token_embedding(inputs_BN.where(inputs_BN >= 0, 0))
-        dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
-        states_BNW = self.transformer(x_BNW, dropout_LBW=dropout_LBW)
-        example_M, position_M = (tokens_BN >= 0).nonzero(as_tuple=True)
-        duration_loss_B, frames_error_B = self.measure_durations(condition, durations, frames_B)
+        states_BNW = self.transformer(x_BNW, dropout_LBW=inputs.dropout_LBW)
+        duration_loss_B, frames_error_B = measure_durations(condition, inputs)
         return TokenPredictions(
-            self.head(states_BNW[example_M, position_M]),
-            tokens_BN[example_M, position_M],
-            example_M,
-            len(tokens_BN),
+            self.head(states_BNW.flatten(0, 1).index_select(0, inputs.row_M)),
+            tokens_BN.flatten().index_select(0, inputs.row_M),
+            inputs.example_M,
+            inputs.count_B,
             duration_loss_B,
             frames_error_B,
         )
@@ -211,10 +270,10 @@ class TextToSemantic(nn.Module):
     ) -> list[list[int]]:
         """Return the duration of each character and of what is before the first one, in frames.
 
-        Where a text has more characters than there are frames, they are spread evenly.
+        Tokens are on the CPU. Where a text has more characters than there are frames, they are
+        spread evenly.
         """
-        logits_BNV = self.recognizer.network.decode(tokens_BN)
-        found = align_labels(logits_BNV, frames_B.cpu(), labels)
+        found = align_labels(self._aligner[0].decode(tokens_BN), frames_B, labels)
         durations = []
         for starts, frames, one in zip(found, frames_B.tolist(), labels, strict=True):
             if starts is None:
@@ -223,34 +282,8 @@ class TextToSemantic(nn.Module):
             durations.append([end - start for start, end in zip(edges, edges[1:])])
         return durations
 
-    def measure_durations(
-        self, condition: SpokenText, durations: Sequence[Sequence[int]], frames_B: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Return the mean cross-entropy of the durations of each text, and the relative error of
-        the number of frames."""
-        logits_BLD = to_fp32(condition.duration_BLD)
-        target_BL = torch.full(logits_BLD.shape[:2], -1, device=logits_BLD.device)
-        for row, one in enumerate(durations):
-            target_BL[row, : len(one)] = torch.tensor(one).clamp_max(MAX_DURATION - 1)
-        loss_BL = F.cross_entropy(logits_BLD.mT, target_BL, ignore_index=-1, reduction="none")
-        loss_B = loss_BL.sum(1) / (target_BL >= 0).sum(1)
-        expected_BL = expected_durations(logits_BLD.detach()) * (target_BL >= 0)
-        error_B = (expected_BL.sum(1) - frames_B).abs() / frames_B.clamp_min(1)
-        return loss_B, error_B
-
-    def frame_states(
-        self, condition: SpokenText, durations: Sequence[Sequence[int]], count: int
-    ) -> Tensor:
+    def frame_states(self, condition: SpokenText, char_BN: Tensor, offset_BN: Tensor) -> Tensor:
         """Return for each frame the state of its character and how long it lasts, (B, N, W)."""
-        characters, offsets = [], []
-        for one in durations:
-            char_T = torch.repeat_interleave(torch.arange(len(one)), torch.tensor(one))
-            start_L = torch.tensor([0, *one]).cumsum(0)[:-1]
-            offset_T = torch.arange(len(char_T)) - start_L[char_T]
-            characters.append(F.pad(char_T, (0, count - len(char_T))))
-            offsets.append(F.pad(offset_T, (0, count - len(offset_T))))
-        device = condition.states_BLW.device
-        char_BN, offset_BN = (torch.stack(one).to(device) for one in (characters, offsets))
         index_BNW = char_BN[..., None].expand(-1, -1, condition.states_BLW.shape[2])
         offset_BNW = self.offset_embedding(offset_BN.clamp_max(MAX_OFFSET - 1))
         return self.to_frame(condition.states_BLW.gather(1, index_BNW)) + offset_BNW
@@ -273,9 +306,9 @@ class SpeechDecodingState:
         durations = predict_durations(condition, model.max_len)
         self.frames = [sum(one) for one in durations]
         padding = max(0, MIN_ROWS - len(durations))
-        self.frames_BNW = F.pad(
-            model.frame_states(condition, durations, max(self.frames)), (0, 0, 0, 0, 0, padding)
-        )
+        spoken = move_tensors(spread_characters(durations, max(self.frames)), self.device)
+        states_BNW = model.frame_states(condition, spoken.char_BN, spoken.offset_BN)
+        self.frames_BNW = F.pad(states_BNW, (0, 0, 0, 0, 0, padding))
         self.count = len(durations)
         self.tokens_B = torch.full((self.count,), model.eos_token_id, device=self.device)
 
@@ -301,6 +334,39 @@ class SpeechDecodingState:
         return torch.cat([logits_BV, eos_B[:, None]], dim=1)
 
 
+@dataclass
+class SpokenCharacters:
+    """Which character is spoken at each frame, and since how many frames; 0 after the end."""
+
+    char_BN: Tensor
+    offset_BN: Tensor
+
+
+def spread_characters(durations: Sequence[Sequence[int]], count: int) -> SpokenCharacters:
+    """Repeat each character for its duration, up to `count` frames, on the CPU."""
+    characters, offsets = [], []
+    for one in durations:
+        char_T = torch.repeat_interleave(torch.arange(len(one)), torch.tensor(one))
+        start_L = torch.tensor([0, *one]).cumsum(0)[:-1]
+        offset_T = torch.arange(len(char_T)) - start_L[char_T]
+        characters.append(F.pad(char_T, (0, count - len(char_T))))
+        offsets.append(F.pad(offset_T, (0, count - len(offset_T))))
+    return SpokenCharacters(torch.stack(characters), torch.stack(offsets))
+
+
+def measure_durations(condition: SpokenText, inputs: SpeechInputs) -> tuple[Tensor, Tensor]:
+    """Return the mean cross-entropy of the durations of each text, and the relative error of the
+    number of frames."""
+    logits_BLD, target_BL = to_fp32(condition.duration_BLD), inputs.duration_BL
+    loss_BL = F.cross_entropy(
+        logits_BLD.mT, target_BL.clamp_max(MAX_DURATION - 1), ignore_index=-1, reduction="none"
+    )
+    loss_B = loss_BL.sum(1) / (target_BL >= 0).sum(1)
+    expected_BL = expected_durations(logits_BLD.detach()) * (target_BL >= 0)
+    error_B = (expected_BL.sum(1) - inputs.count_B).abs() / inputs.count_B.clamp_min(1)
+    return loss_B, error_B
+
+
 def expected_durations(logits_BLD: Tensor) -> Tensor:
     frames_D = torch.arange(MAX_DURATION, device=logits_BLD.device, dtype=logits_BLD.dtype)
     return logits_BLD.softmax(-1) @ frames_D
@@ -315,8 +381,9 @@ def predict_durations(condition: SpokenText, max_frames: int = 1 << 30) -> list[
     logits_BLD = to_fp32(condition.duration_BLD.detach())
     expected_BL = expected_durations(logits_BLD) / condition.speed
     durations = []
-    for expected_L, one in zip(expected_BL.cpu(), condition.labels, strict=True):
-        ends = [round(float(end)) for end in expected_L[: 1 + len(one)].cumsum(0)]
+    lengths = condition.mask_BL.sum(1).tolist()
+    for expected_L, length in zip(expected_BL.cpu(), lengths, strict=True):
+        ends = [round(float(end)) for end in expected_L[:length].cumsum(0)]
         ends = [min(end, max_frames) for end in ends]
         ends[-1] = max(ends[-1], 1)
         durations.append([end - start for start, end in zip([0, *ends], ends)])

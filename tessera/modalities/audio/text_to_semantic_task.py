@@ -17,13 +17,13 @@ from tessera.engine.task import Batch, Loss
 from tessera.modalities.audio.ctc import CTCTokenizer
 from tessera.modalities.audio.semantic_reconstruction import check_transcripts
 from tessera.modalities.audio.text_to_semantic import (
-    SpokenText,
     TextToSemantic,
     TextToSemanticConfig,
     with_speed,
 )
 from tessera.objectives.autoregressive import (
     AutoregressiveConfig,
+    AutoregressiveInputs,
     AutoregressiveTask,
     token_accuracy,
 )
@@ -113,23 +113,23 @@ class TextToSemanticTask(AutoregressiveTask):
         self.max_positions = self.model.max_len
 
     def next_token_loss(self, batch: Batch, step: int) -> Loss:
-        generators = batch.generators()
-        condition = self.model.condition(batch.examples.captions, [False] * len(batch))
-        predictions = self.model.predict(self.get_tokens(batch.examples), condition, generators)
+        inputs: AutoregressiveInputs = self.get_inputs(batch)
+        condition = self.model.condition(inputs.text or batch.examples.captions)
+        predictions = self.model.predict(inputs.tokens_BNS, condition, inputs.model)
         correct_M = (predictions.logits_MV.detach().argmax(-1) == predictions.targets_M).float()
         terms = {
             "cross_entropy": predictions.cross_entropy_B().mean(),
             "duration": self.config.duration_weight * predictions.duration_loss_B.mean(),
         }
-        accuracy = partial(
-            token_accuracy, correct_M, predictions.example_M, predictions.num_examples
-        )
+        accuracy = partial(token_accuracy, correct_M, predictions.example_M, predictions.count_B)
         return Loss(terms, {"accuracy": accuracy, "frames_error": predictions.frames_error_B.mean})
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         sums = super().eval_step(batch)
-        predictions = self.predict(batch, batch.examples.captions)
-        error_B = predictions.frames_error_B  # type: ignore[attr-defined]
+        inputs: AutoregressiveInputs = self.get_inputs(batch)
+        condition = self.model.condition(batch.examples.captions)
+        predictions = self.model.predict(inputs.tokens_BNS, condition, inputs.model)
+        error_B = predictions.frames_error_B
         examples = torch.tensor(len(batch), device=error_B.device)
         return sums | {"frames_error": error_B.sum(), "examples": examples}
 
@@ -142,9 +142,10 @@ class TextToSemanticTask(AutoregressiveTask):
         if guidance.scale != 1:
             raise ValueError("Text to speech has no guidance: leave --guidance out.")
         sampling: SpeechSampling = request.sampling or self.config.sampling
-        condition: SpokenText = self.model.condition(request.prompts, [False] * len(request))
-        if empty := [i for i, labels in enumerate(condition.labels) if not labels]:
-            raise ValueError(describe_unreadable(self.model, request.prompts[empty[0]]))
+        for text in request.prompts:
+            if not self.model.text.encode_text(text):
+                raise ValueError(describe_unreadable(self.model, text))
+        condition = self.model.condition(request.prompts)
         return partial(self.model.start_decoding, with_speed(condition, sampling.speed))
 
 

@@ -62,7 +62,9 @@ class ImageBatch:
 
     def to(self, device: torch.device | str) -> ImageBatch:
         """Return the batch with its tensors on `device`."""
-        return ImageBatch(self.pixels.to(device), self.captions)
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[ImageExample]) -> ImageBatch:

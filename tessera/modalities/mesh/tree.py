@@ -169,6 +169,10 @@ class Traversal:
         self.slot += 1
         if len(self.part) == 3:
             a, b, c = self.part
+            if not self.faces:
+                self.low = self.high = a
+            self._extend_box(a)
+            self._extend_box(b)
             self._add_face(a, b, c)
             self.stack = [Gate(a, c, b), Gate(c, b, a), Gate(b, a, c)]
             self._advance()
@@ -228,10 +232,8 @@ class Traversal:
         return not is_collinear(u, v, w) and w not in self._thirds.get(undirected(u, v), ())
 
     def _add_face(self, u: Vertex, v: Vertex, w: Vertex) -> None:
-        if not self.faces:
-            self.low = self.high = u
         self.faces.append((u, v, w))
-        self._extend_box(u, v, w)
+        self._extend_box(w)
         for one, other, third in ((u, v, w), (v, w, u), (w, u, v)):
             self._thirds[undirected(one, other)].append(third)
             if (one, other) in self._edges:
@@ -244,10 +246,10 @@ class Traversal:
                 self._entering[other].append(one)
             self._edges.add((one, other))
 
-    def _extend_box(self, u: Vertex, v: Vertex, w: Vertex) -> None:
-        (z, y, x), (lz, ly, lx), (hz, hy, hx) = zip(u, v, w, strict=True), self.low, self.high
-        self.low = (min(*z, lz), min(*y, ly), min(*x, lx))
-        self.high = (max(*z, hz), max(*y, hy), max(*x, hx))
+    def _extend_box(self, vertex: Vertex) -> None:
+        (z, y, x), (lz, ly, lx), (hz, hy, hx) = vertex, self.low, self.high
+        self.low = (z if z < lz else lz, y if y < ly else ly, x if x < lx else lx)
+        self.high = (z if z > hz else hz, y if y > hy else hy, x if x > hx else hx)
 
     # ---- which tokens may follow
 
@@ -316,10 +318,9 @@ class Traversal:
         return (self.slot, *points, *self.low, *self.high)
 
     def _edge_points(self) -> tuple[int, ...]:
-        gate = self.stack[-1]
-        u, v, apex = gate.u, gate.v, gate.apex
-        last, at_u, at_v = self.bins - 1, self.candidates[0], self.candidates[NUM_SIDE]
-        opposite = tuple(min(max(a + b - c, 0), last) for a, b, c in zip(u, v, apex, strict=True))
+        u, v, apex = self.stack[-1]
+        at_u, at_v = self.candidates[0], self.candidates[NUM_SIDE]
+        opposite = self._combine(u, v, apex)
         repeated = self._repeated(self.part, len(self.part))
         return (*u, *v, *apex, *opposite, *(at_u or ABSENT), *(at_v or ABSENT), *repeated)
 
@@ -333,23 +334,26 @@ class Traversal:
         older = parts[-2][number] if len(parts) > 1 else ABSENT
         last = self.bins - 1
         mirrored = ABSENT if before is ABSENT else (before[0], last - before[1], last - before[2])
-        continued = (
-            ABSENT
-            if older is ABSENT
-            else tuple(min(max(2 * b - a, 0), last) for a, b in zip(older, before, strict=True))
-        )
+        continued = ABSENT if older is ABSENT else self._combine(before, before, older)
         repeated = self._repeated(part, number)
         return (*first, *second, *before, *mirrored, *older, *continued, *repeated)
 
-    def _repeated(self, part: list[Vertex], number: int) -> Sequence[int]:
+    def _repeated(self, part: list[Vertex], number: int) -> Vertex:
         """Return the vertex of the previous part, moved by the distance of the first vertices."""
         if not part or not self.earlier_parts or number >= len(self.earlier_parts[-1]):
             return ABSENT
-        before, last = self.earlier_parts[-1], self.bins - 1
-        return [
-            min(max(old + to - start, 0), last)
-            for old, to, start in zip(before[number], part[0], before[0], strict=True)
-        ]
+        before = self.earlier_parts[-1]
+        return self._combine(before[number], part[0], before[0])
+
+    def _combine(self, a: Vertex, b: Vertex, c: Vertex) -> Vertex:
+        """Return a + b - c, within the grid."""
+        last = self.bins - 1
+        z, y, x = a[0] + b[0] - c[0], a[1] + b[1] - c[1], a[2] + b[2] - c[2]
+        return (
+            0 if z < 0 else last if z > last else z,
+            0 if y < 0 else last if y > last else y,
+            0 if x < 0 else last if x > last else x,
+        )
 
 
 def undirected(u: Vertex, v: Vertex) -> Edge:

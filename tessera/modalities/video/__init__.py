@@ -26,7 +26,7 @@ MODALITY = Modality(
             data="tessera.modalities.video.dataset:VideoDataConfig",
             kind="tokenizer",
             metric="psnr",
-            media_inputs=("data",),
+            media_inputs=("data", "start", "seconds"),
         ),
         Recipe(
             build="tessera.modalities.video.recipes:videos_maskgit",

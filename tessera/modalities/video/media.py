@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import reduce
 from io import BytesIO
 from pathlib import Path
@@ -67,7 +67,9 @@ class VideoBatch:
 
     def to(self, device: torch.device | str) -> VideoBatch:
         """Return the batch with its tensors on `device`."""
-        return replace(self, videos=self.videos.to(device), lengths=self.lengths.to(device))
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[VideoExample]) -> VideoBatch:

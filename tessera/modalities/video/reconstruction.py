@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch import Tensor
 
+from tessera._device import copy_to_device
 from tessera.engine.task import Batch, Frozen
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.image import (
@@ -245,7 +246,7 @@ def apply_per_frame(
 def select_random_frame(videos: Tensor, batch: Batch[VideoBatch]) -> Tensor:
     """Return one valid frame of each video, (B, 3, H, W), the same at each call within a step."""
     u_B = torch.stack([torch.rand((), generator=one) for one in batch.generators()])
-    frame_B = (u_B.to(videos.device) * batch.examples.lengths).long()
+    frame_B = (copy_to_device(u_B, videos.device) * batch.examples.lengths).long()
     return videos[torch.arange(len(videos), device=videos.device), :, frame_B]
 
 

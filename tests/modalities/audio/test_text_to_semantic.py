@@ -170,7 +170,8 @@ def test_dropout_comes_from_the_generators_of_the_examples() -> None:
 
     def logits(*seeds: int) -> torch.Tensor:
         generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-        return model.predict(tokens_BNS, condition(model, texts), generators).logits_MV
+        inputs = model.prepare_inputs(tokens_BNS, generators, texts)
+        return model.predict(tokens_BNS, condition(model, texts), inputs).logits_MV
 
     assert torch.equal(logits(1, 2)[:12], logits(1, 3)[:12])
     assert not torch.equal(logits(1, 2)[12:], logits(1, 3)[12:])

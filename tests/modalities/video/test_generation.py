@@ -104,9 +104,11 @@ def test_training_loss_depends_on_masked_tokens_as_targets_only(generator: Gener
     tokens = task.layout.patchify(codes)[0]
     for seed in range(8):
         draws = [torch.Generator().manual_seed(seed) for _ in range(2)]
-        one = task.mask_example(tokens, 64, draws[0])
+        one = task.draw_mask(len(tokens), draws[0]).apply(tokens, 64)
         other = torch.where(one.loss_mask, (tokens + 1) % 64, tokens)
-        assert torch.equal(one.input_ids, task.mask_example(other, 64, draws[1]).input_ids)
+        assert torch.equal(
+            one.input_ids, task.draw_mask(len(other), draws[1]).apply(other, 64).input_ids
+        )
 
 
 @pytest.mark.parametrize("count", [1, 4, 5])

@@ -6,16 +6,17 @@ libsndfile reports the samples that are in a file, so a file that was cut short 
 from __future__ import annotations
 
 import struct
-from pathlib import Path
+
+from tessera.data.files import FileSignature, open_file
 
 UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 """Sizes of files that were written to a stream, whose length was not known yet."""
 
 
-def declared_ratio(path: str | Path) -> float:
+def declared_ratio(signature: FileSignature) -> float:
     """Return how much longer than its content a WAV file declares to be; 1 for other files."""
-    size = Path(path).stat().st_size
-    with open(path, "rb") as file:
+    size = signature.bytes
+    with open_file(signature.file) as file:
         head = file.read(12)
         if len(head) < 12 or head[:4] != b"RIFF" or head[8:] != b"WAVE":
             return 1.0
