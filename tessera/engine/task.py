@@ -173,7 +173,14 @@ class Objective(nn.Module):
         self._loss = update.loss
 
     def forward(self, batch: Batch, step: int) -> Loss:
-        return self._loss(batch, step)
+        loss = self._loss(batch, step)
+        # FSDP registers hooks on the tensors of an output, which those of a view may lose.
+        loss.terms = {name: t.clone() if t._is_view() else t for name, t in loss.terms.items()}
+        loss.metrics = {
+            name: one.detach() if isinstance(one, Tensor) else one
+            for name, one in loss.metrics.items()
+        }
+        return loss
 
 
 class Frozen(nn.Module, Generic[Network]):

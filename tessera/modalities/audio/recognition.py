@@ -116,4 +116,4 @@ def draw_characters(logits_TV: Tensor, transcript: str, recognised: str) -> Imag
     draw = PIL.ImageDraw.Draw(canvas)
     for line, text in enumerate((transcript, recognised)):
         draw.text((2, drawn.height + line * TEXT_PIXELS), text, fill="white")
-    return Image(np.asarray(canvas))
+    return Image(np.array(canvas))
