@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.plans import plan_row
 from tessera.engine.task import prepare_batch
 from tessera.run.plan import load_batch, plan_run, plan_update
 from tessera.run.train import build_task
 from tests.cli_runner import run_invalid, tessera
+from tests.pages import ROOT
 from tests.runs import CASES
 
 PLANNED = [
@@ -51,6 +53,12 @@ def test_optimizer_states_are_those_of_the_optimizer():
     plan = plan_run(CASES["images-vqgan"](), "tiny")
     [update] = plan.updates
     assert update.optimizer == "adamw" and update.optimizer_bytes == 8 * update.parameters
+
+
+@pytest.mark.parametrize("recipe", ["music-mulan", "meshes-autoencoder"])
+def test_the_table_of_the_page_is_the_output_of_the_command(recipe):
+    page = (ROOT / "docs/scale.md").read_text(encoding="utf-8")
+    assert f"| {' | '.join(plan_row(recipe, 'base'))} |" in page
 
 
 def test_the_command_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch):
