@@ -85,8 +85,9 @@ class CTCTask(TokenizerTask):
         output: CharacterReconstruction = self.reconstruct(batch)  # type: ignore[assignment]
         found = most_likely_labels(output.output, output.frames_B)
         frames, captions = output.frames_B.tolist(), batch.examples.captions
+        used = 1 + len(self.model.vocab.characters)
         return [
-            draw_characters(logits_TV[:count], caption, self.model.vocab.decode(labels))
+            draw_characters(logits_TV[:count, :used], caption, self.model.vocab.decode(labels))
             for logits_TV, count, labels, caption in zip(
                 output.output, frames, found, captions, strict=True
             )
