@@ -141,8 +141,8 @@ class CausalTransformer(nn.Module):
                 build_block_step(block, number, cache) for number, block in enumerate(self.blocks)
             )
         rope = Rotary(self.rope_cos[cache.length], self.rope_sin[cache.length])
-        for step, kv in zip(cache.steps, context_kv or [None] * len(cache.steps), strict=True):
-            x_BW = step(x_BW, rope, kv)
+        for number, step in enumerate(cache.steps):
+            x_BW = step(x_BW, rope, None if context_kv is None else context_kv[number])
         cache.length += 1
         return self.norm(x_BW)
 
