@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run.directory",
         "run.errors",
     },
-    "run": {"api", "data", "engine", "objectives", "recipes"},
+    "run": {"_optional", "api", "data", "engine", "objectives", "recipes"},
 }
 """Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a
 module."""
@@ -450,7 +450,9 @@ def test_every_config_field_has_a_whole_sentence_as_help():
 
 # ---- dependencies
 
-INSTALLED_EXTRAS = "dev perceptual text video audio speech voice mesh view tensorboard".split()
+INSTALLED_EXTRAS = (
+    "dev perceptual text video audio speech voice mesh datasets remote hub onnx view tensorboard"
+).split()
 """The extras that the Makefile installs."""
 NOT_INSTALLED = {"faiss": "faiss-cpu"}
 """Module -> its package, where `make` does not install it and the names differ."""

@@ -376,9 +376,22 @@ class MuLaNAdapter(PeerAdapter):
 
 
 class SoundStormAdapter(PeerAdapter):
-    """SoundStormTrainer on random semantic and acoustic token ids."""
+    """SoundStormTrainer on semantic and acoustic token ids, by default random ones.
+
+    `trainer` replaces settings of the trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        examples: ExampleList | None = None,
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.examples, self.trainer = examples, trainer
 
     def dataset(self) -> ExampleList:
+        if self.examples is not None:
+            return self.examples
         generator = torch.Generator().manual_seed(DATA_SEED)
         return ExampleList(
             [
@@ -424,10 +437,10 @@ class SoundStormAdapter(PeerAdapter):
             model,
             num_train_steps=NEVER,
             num_warmup_steps=WARMUP_STEPS,
-            batch_size=4,
             dataset=self.dataset(),
             save_results_every=NEVER,
             save_model_every=NEVER,
             results_folder=str(folder),
             force_clear_prev_results=False,
+            **{"batch_size": 4, **self.trainer},
         )

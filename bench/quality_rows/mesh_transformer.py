@@ -48,15 +48,16 @@ class PackageSide:
     def __init__(self, setting: Setting, *, lr: float):
         from peers.adapters import seed_everything
 
-        seed_everything(setting.seed)
         self.setting, self.lr, self.trained_s = setting, lr, 0.0
         self.adapter = build_adapter(setting, lr=1e-3)
+        # A transformer freezes its autoencoder, so that this one, which is counted, has its own.
+        counted = self.transformer_adapter(self.adapter.build_model()).build_model()
+        seed_everything(setting.seed)
         model = self.adapter.build_model()
         self.trainer = self.adapter.build_trainer(model, setting.scratch / "tokenizer")
         self.model: Any = None
-        transformer = self.transformer_adapter(model).build_model()
         self.info = SideInfo(
-            parameters=count_parameters(transformer),
+            parameters=count_parameters(counted),
             description=f"half of the time for the autoencoder; transformer of dim 128, depth 6, "
             f"learning rate {lr:g}, batch size 8; parameters of both",
             packages=package_versions("meshgpt-pytorch", "torch"),

@@ -32,6 +32,7 @@ from tessera.modalities.audio.text_to_semantic_task import TextToSemanticTask, d
 from tessera.objectives.generation import Generated, GenerationRequest, TokenPrompt
 from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
+from tessera.sampling.guidance import Guidance
 from tessera.text.characters import CharacterVocab, normalize_text
 
 MIN_VOICE_SECONDS, MAX_VOICE_SECONDS = 0.5, 3.0
@@ -118,11 +119,13 @@ class Speaker:
         voice: str | Path | None = None,
         speed: float = 1.0,
         temperature: float | None = None,
+        guidance: float | None = None,
         seed: int = 0,
     ) -> Generated:
         """Speak a text, in the voice of a recording if one is given.
 
-        The result has one `Audio`, and the codes of the codec for each sentence.
+        `guidance` above 1 leads away from other voices than that of the recording. The result has
+        one `Audio`, and the codes of the codec for each sentence.
         """
         sentences = self.split(text)
         sampling = override(
@@ -136,7 +139,7 @@ class Speaker:
             with as_user_error(ValueError):
                 semantic = self.task.generate(request)
             semantic = semantic[:, : int((semantic >= 0).sum())]
-            codes.append(self.generate_codes(semantic, prompt, own_seed))
+            codes.append(self.generate_codes(semantic, prompt, own_seed, guidance))
             parts.append(self.codec.to_media(codes[-1][None])[0])
             if prompt is None:  # the other sentences have the voice of the first
                 prompt = self.as_prompt(codes[-1][None], semantic)
@@ -145,6 +148,7 @@ class Speaker:
             "text": text,
             "sentences": sentences,
             "voice": None if voice is None else str(voice),
+            "guidance": guidance,
             "sampling": dataclasses.asdict(sampling),
         }
         return Generated([audio], codes, [text], settings)
@@ -179,7 +183,13 @@ class Speaker:
         [durations] = predict_durations(condition)
         return sum(durations)
 
-    def generate_codes(self, semantic: Tensor, prompt: VoicePrompt | None, seed: int) -> Tensor:
+    def generate_codes(
+        self,
+        semantic: Tensor,
+        prompt: VoicePrompt | None,
+        seed: int,
+        guidance: float | None = None,
+    ) -> Tensor:
         """Return the codes of the codec for semantic tokens (1, frames), (frames, quantizers)."""
         assert self.codec.seconds is not None and self.semantic.seconds is not None
         frames = round(semantic.shape[1] * self.semantic.seconds / self.codec.seconds)
@@ -196,7 +206,8 @@ class Speaker:
             cond_codes=condition,
             trim=trim,
         )
-        request = GenerationRequest(prompts=[""], seeds=[seed], start=start)
+        chosen = None if guidance is None else Guidance(scale=guidance)
+        request = GenerationRequest(prompts=[""], seeds=[seed], start=start, guidance=chosen)
         with as_user_error(ValueError):
             return self.soundstorm.task.generate(request)[0, trim:]
 

@@ -70,6 +70,7 @@ def train(*arguments: str) -> int:
         dry_run,
         find_unused_folder,
         print_header,
+        print_plan,
         print_summary,
     )
 
@@ -80,6 +81,11 @@ def train(*arguments: str) -> int:
     directory.check_ownership()
     resolved = resolve_run(parsed.run, parsed.given, directory)
     run = resolved.run
+    if parsed.plan_only:
+        if not parsed.dry_run:
+            raise UserError("--plan-only is for --dry-run: add it, or leave --plan-only out.")
+        print_plan(run, parsed.preset)
+        return 0
     if parsed.dry_run:
         dry_run(run)
         return 0
@@ -361,6 +367,7 @@ def speak(
     voice: str | None = None,
     speed: float = 1.0,
     temperature: float | None = None,
+    guidance: float | None = None,
     soundstorm: str | None = None,
     seed: int = 0,
     out: str | None = None,
@@ -376,6 +383,7 @@ def speak(
         voice: A recording of the voice to use; without it any voice is used.
         speed: The speed of speech, from 0.25 to 4.
         temperature: The sampling temperature of the semantic tokens.
+        guidance: The scale of guidance on the voice; 1 disables it, at half the cost.
         soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
         seed: The seed of the speech.
         out: The output folder; by default a new folder among the samples of the run.
@@ -389,7 +397,9 @@ def speak(
     print_notices(speaker.trained.notices)
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
-    speech = speaker.speak(text, voice=voice, speed=speed, temperature=temperature, seed=seed)
+    speech = speaker.speak(
+        text, voice=voice, speed=speed, temperature=temperature, guidance=guidance, seed=seed
+    )
     read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
     error = character_error([read], [normalize_text(text)])
     settings = {
@@ -727,7 +737,7 @@ def demo(
 
     Args:
         medium: image (a tokenizer and text to image), video (a tokenizer and text to video), audio
-            (a codec), music (an embedding of music and text), mesh (text to mesh), or all.
+            (text to speech), music (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
     from tessera.cli.main import run_command

@@ -129,7 +129,7 @@ def write_caption(
     Names of folders are in the name of the example already.
     """
     source = files.caption_source(index)
-    content = {
+    content: dict[str, object] = {
         name: value
         for name, value in metadata.items()
         if name not in CAPTION_COLUMNS and isinstance(value, (str, int, float))

@@ -407,6 +407,8 @@ class MaskedTask(GeneratorTask):
         if request.start is not None:  # which may be longer or shorter than the training examples
             grid = tuple(request.start.codes.shape[1 : 1 + len(layout.grid)])
             layout = replace(layout, grid=grid)
+        elif request.lengths is not None:  # of joined examples, or of those in a padded batch
+            layout = layout.for_length(max(request.lengths))
         token_batch, masked_BNS = self.initial_tokens(request, layout, device)
         tokens_BNS = maskgit_decode(
             token_batch.tokens_BNS,
@@ -420,7 +422,15 @@ class MaskedTask(GeneratorTask):
             stages=sampling.build_stages(layout.num_positions, layout.num_quantizers, device),
             on_step=self.report_steps(request, layout, token_batch.valid_BN1),
         )
-        return layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+        codes = layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+        return self.pad_codes(codes, request)
+
+    def pad_codes(self, codes: Tensor, request: GenerationRequest) -> Tensor:
+        """Pad the codes of shorter examples to the grid, so that all samples have one shape."""
+        missing = self.layout.grid[0] - codes.shape[1]
+        if request.lengths is None or missing <= 0:
+            return codes
+        return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, missing), value=-1)
 
     def report_steps(
         self, request: GenerationRequest, layout: Layout, valid_BN1: Tensor
@@ -470,7 +480,9 @@ class MaskedTask(GeneratorTask):
 class GuidedLogits:
     """The logits of a masked model under classifier-free guidance.
 
-    Both passes run as one batch; without guidance there is only the conditional pass.
+    With text both passes run as one batch. Without text, guidance leads away from samples without
+    the leading positions that are no part of the sample, such as a voice prompt: the second pass
+    leaves them out. Without guidance there is only the conditional pass.
     """
 
     def __init__(
@@ -483,24 +495,47 @@ class GuidedLogits:
     ):
         self.network, self.valid_BN = network, valid_BN
         has_text = network.text is not None
-        self.guidance = guidance if has_text else replace(guidance, scale=1.0)
+        self.trim = 0 if has_text or request.start is None else request.start.trim
+        is_guided = has_text or self.trim > 0
+        self.guidance = guidance if is_guided else replace(guidance, scale=1.0)
         self.count = len(request)
-        texts, dropped = request.guided_texts(self.guidance.scale)
+        texts, dropped = request.guided_texts(self.guidance.scale if has_text else 1.0)
         self.both = network.condition(texts, dropped, request.conditioning_codes(device))
         context_kv = self.both.context_kv
         if context_kv is not None:
             context_kv = [one.first(self.count) for one in context_kv]
         self.conditional = Condition(context_kv, self.both.base_embedding)
         self.previous: Tensor | None = None
-        self.cache = FirstLayerCache()
+        self.cache, self.trimmed_cache = FirstLayerCache(), FirstLayerCache()
 
     def __call__(self, tokens_BNS: Tensor, predict_BNS: Tensor, progress: float) -> Tensor:
         scale = self.guidance.at(progress)
         if scale == 1:
             return self.logits(tokens_BNS, predict_BNS, self.conditional)
+        if self.trim:
+            conditional = self.logits(tokens_BNS, predict_BNS, self.conditional)
+            return apply_cfg(
+                conditional, self.logits_without_prompt(tokens_BNS, predict_BNS), scale
+            )
         doubled = self.logits(tokens_BNS, torch.cat([predict_BNS] * 2), self.both)
         conditional, unconditional = doubled.chunk(2)
         return apply_cfg(conditional, unconditional, scale)
+
+    def logits_without_prompt(self, tokens_BNS: Tensor, predict_BNS: Tensor) -> Tensor:
+        """Return the logits of the tokens to predict, none of which is in the prompt."""
+        trim = self.trim
+        base_embedding = self.conditional.base_embedding
+        if base_embedding.ndim > 1:
+            base_embedding = base_embedding[..., trim:, :]
+        return to_fp32(
+            self.network.logits_at(
+                tokens_BNS[:, trim:],
+                predict_BNS[:, trim:],
+                Condition(self.conditional.context_kv, base_embedding),
+                None if self.valid_BN is None else self.valid_BN[:, trim:],
+                self.trimmed_cache,
+            )
+        )
 
     def logits(self, tokens: Tensor, predict: Tensor, condition: Condition) -> Tensor:
         if self.network.self_cond_proj is None:

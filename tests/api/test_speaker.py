@@ -74,6 +74,8 @@ def test_the_voice_is_a_prompt_of_whole_frames(speaker: Speaker, voice: Path) ->
     spoken = speaker.speak(TEXT, voice=voice)
     assert not torch.equal(spoken.codes[0], speaker.speak(TEXT).codes[0])
     assert len(spoken.codes[0]) == len(speaker.speak(TEXT).codes[0])
+    guided = speaker.speak(TEXT, voice=voice, guidance=3.0)
+    assert not torch.equal(guided.codes[0], spoken.codes[0])
 
 
 def test_long_texts_are_spoken_in_parts(speaker: Speaker) -> None:
@@ -91,9 +93,9 @@ def test_later_sentences_have_the_voice_of_the_first(
     prompts = []
     generate = speaker.generate_codes
 
-    def record(semantic, prompt, seed):  # type: ignore[no-untyped-def]
+    def record(semantic, prompt, seed, guidance):  # type: ignore[no-untyped-def]
         prompts.append(prompt)
-        return generate(semantic, prompt, seed)
+        return generate(semantic, prompt, seed, guidance)
 
     monkeypatch.setattr(speaker, "generate_codes", record)
     spoken = speaker.speak("mee soo. tah moo. see")

@@ -410,14 +410,17 @@ def test_check_fails_if_nothing_is_usable(tmp_path):
 # ---- demo
 
 
-ALL_RECIPES = (
-    "images-vqgan images-maskgit videos-magvit2 audio-codec music-mulan meshes-tree"
-).split()
+AUDIO_RECIPES = ["audio-codec", "audio-semantic", "audio-soundstorm", "audio-text2semantic"]
+ALL_RECIPES = [
+    *("images-vqgan", "images-maskgit", "videos-magvit2"),
+    *AUDIO_RECIPES,
+    *("music-mulan", "meshes-tree"),
+]
 
 
 def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) -> None:
-    """Replace `evaluate` and `sample` by functions that only note the run, and those of a search
-    by functions that do nothing."""
+    """Replace `evaluate`, `sample` and `speak` by functions that only note the run, and those of a
+    search by functions that do nothing."""
 
     def evaluate(run: str, /) -> int:
         used.append(run)
@@ -427,13 +430,17 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
         used.append(run)
         return 0
 
+    def speak(run: str, /, *, text: str) -> int:
+        used.append(run)
+        return 0
+
     def index(run: str, /, *, out: str) -> int:
         return 0
 
     def search(index: str, query: str, /, *, top: int = 10) -> int:
         return 0
 
-    for command in (evaluate, sample, index, search):
+    for command in (evaluate, sample, speak, index, search):
         monkeypatch.setitem(COMMANDS, command.__name__, command)
 
 
@@ -442,7 +449,7 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
     [
         ("image", ["images-vqgan", "images-maskgit"]),
         ("video", ["videos-magvit2"]),
-        ("audio", ["audio-codec"]),
+        ("audio", AUDIO_RECIPES),
         ("music", ["music-mulan"]),
         ("mesh", ["meshes-tree"]),
         ("all", ALL_RECIPES),
@@ -455,8 +462,8 @@ def test_demo_of_a_medium_trains_its_recipes(medium, recipes, monkeypatch):
     replace_commands_of_demos(monkeypatch, used)
     assert tessera("demo", "--medium", medium, "--out", "demo").code == 0
     assert [recipe for recipe, *_ in trained] == recipes
-    generators = [f"demo/{one}" for one in recipes if one in ("images-maskgit", "meshes-tree")]
-    assert sorted(used) == generators
+    last = ("images-maskgit", "meshes-tree", "audio-text2semantic")
+    assert sorted(used) == sorted(f"demo/{one}" for one in recipes if one in last)
     for recipe, *arguments in trained:
         parsed = flags.parse(get_recipe(recipe), arguments)
         assert parsed.run.recipe == recipe and parsed.out == f"demo/{recipe}"

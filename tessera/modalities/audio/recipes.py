@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 AudioQuantizerChoice = Literal["vq", "fsq", "lfq"]
 CodecNetworkChoice = Literal["auto", "spectral", "soundstream"]
+CodecRateChoice = Literal["preset", "16000", "24000", "44100", "48000"]
 
 SOUNDSTREAM = (
     "SoundStream (Zeghidour 2021, arXiv 2107.03312): 24 kHz, strides 2, 4, 5 and 8, 8 residual "
@@ -48,6 +49,11 @@ SOUNDSTORM = (
     "heads and a kernel of 5, 350 M parameters, on 12 levels of SoundStream at 50 frames per "
     "second."
 )
+
+SPECTRAL_SAMPLES, SOUNDSTREAM_SAMPLES = 100.0, 10.0
+"""The weight of the difference of samples. Spectral network, 51 CPU seconds on telephone prompts:
+with 10 a SI-SDR of 3.8 dB, a STOI of 0.64 and a mel distance of 0.45, with 30 6.7 dB, 0.69 and
+0.46, with 100 8.0 dB, 0.74 and 0.52."""
 
 FROZEN_LR = 1e-15
 """A learning rate that changes no weight: its updates are below the last bit of all that matter."""
@@ -62,6 +68,7 @@ def audio_codec(
     adversary: AdversaryChoice = "auto",
     codec: str = "own",
     network: CodecNetworkChoice = "auto",
+    rate: CodecRateChoice = "preset",
 ) -> Run:
     """Train an audio codec (residual quantization as in SoundStream): audio to tokens, and back.
 
@@ -76,6 +83,8 @@ def audio_codec(
             run of that codec, unchanged, in one step.
         network: The network: spectral computes on MDCT coefficients at the rate of the frames,
             soundstream on samples; auto is soundstream for base and paper, else spectral.
+        rate: The sampling rate of data, network and loss. The spectral network has 50 frames per
+            second at any of them; the strides of soundstream are not changed.
     """
     if codec != "own":
         return _build_pretrained_codec_run(codec)
@@ -93,9 +102,12 @@ def audio_codec(
         "paper": _codec_paper,
     }
     parts = builders[preset](quantizer)
+    if rate != "preset":
+        parts = _at_rate(parts, int(rate))
     is_spectral = network == "spectral" or (network == "auto" and preset in ("tiny", "small"))
+    lr = parts.spectral_lr if is_spectral and parts.spectral_lr is not None else parts.lr
     optimizer = replace(
-        tokenizer_optimizer(parts.lr, steps=parts.steps), betas=(0.8, 0.99), max_grad_norm=1.0
+        tokenizer_optimizer(lr, steps=parts.steps), betas=(0.8, 0.99), max_grad_norm=1.0
     )
     discriminators = None
     if has_adversary(preset, adversary):
@@ -113,7 +125,10 @@ def audio_codec(
         task=AudioTokenizerConfig(
             model=parts.spectral if is_spectral else parts.soundstream,
             reconstruction=AudioReconstructionConfig(
-                rate_hz=parts.data.rate_hz, mel=1.0 if is_spectral else parts.soundstream_mel
+                rate_hz=parts.data.rate_hz,
+                samples=SPECTRAL_SAMPLES if is_spectral else SOUNDSTREAM_SAMPLES,
+                mel=1.0 if is_spectral else parts.soundstream_mel,
+                mel_windows=_mel_windows(parts.data.rate_hz),
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -140,6 +155,8 @@ class _CodecPreset:
     steps: int
     batch_size: int
     lr: float
+    spectral_lr: float | None = None
+    """The learning rate of the spectral network, if it is another one."""
     soundstream_mel: float = 1.0
     """The weight of the mel distance for the network on samples."""
     sample_count: int = 8
@@ -164,7 +181,7 @@ def _codec_tiny(quantizer: AudioQuantizerChoice) -> _CodecPreset:
             encoder_depth=1,
             decoder_depth=1,
             kernel_size=3,
-            quantizer=levels,
+            quantizer=_with_free_lengths(levels),
         ),
         soundstream=SoundStreamConfig(
             dim=4,
@@ -195,7 +212,7 @@ def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
 
     levels = _build_residual_config(quantizer, bits=8, dropout=0.25)
     return _CodecPreset(
-        spectral=SpectralCodecConfig(mdct_hop=160, dim=256, quantizer=levels),
+        spectral=SpectralCodecConfig(mdct_hop=160, dim=256, quantizer=_with_free_lengths(levels)),
         soundstream=SoundStreamConfig(
             dim=16,
             max_channels=128,
@@ -209,6 +226,8 @@ def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
         steps=1200,
         batch_size=8,
         lr=1e-3,
+        # With 1e-3 the SI-SDR was 6.7 dB after 51 CPU seconds on telephone prompts, with 2e-3 7.4.
+        spectral_lr=2e-3,
         # A short run must fit the phase before the spectral loss helps: with a weight of 1,
         # synthetic audio stayed at -35 dB for 1,200 steps.
         soundstream_mel=0.3,
@@ -227,7 +246,11 @@ def _codec_base(quantizer: AudioQuantizerChoice) -> _CodecPreset:
     levels = _build_residual_config(quantizer, bits=10)
     return _CodecPreset(
         spectral=SpectralCodecConfig(
-            mdct_hop=160, dim=768, encoder_depth=6, decoder_depth=10, quantizer=levels
+            mdct_hop=160,
+            dim=768,
+            encoder_depth=6,
+            decoder_depth=10,
+            quantizer=_with_free_lengths(levels),
         ),
         soundstream=SoundStreamConfig(
             dim=32,
@@ -259,7 +282,11 @@ def _codec_paper(quantizer: AudioQuantizerChoice) -> _CodecPreset:
     levels = _build_residual_config(quantizer, bits=10)
     return _CodecPreset(
         spectral=SpectralCodecConfig(
-            mdct_hop=160, dim=768, encoder_depth=6, decoder_depth=10, quantizer=levels
+            mdct_hop=160,
+            dim=768,
+            encoder_depth=6,
+            decoder_depth=10,
+            quantizer=_with_free_lengths(levels),
         ),
         soundstream=SoundStreamConfig(
             dim=32,
@@ -298,6 +325,31 @@ def _build_residual_config(
         else build_quantizer_config(quantizer, bits)
     )
     return ResidualConfig(quantizer=level, num_quantizers=num_quantizers, dropout=dropout)
+
+
+def _at_rate(parts: _CodecPreset, rate_hz: int) -> _CodecPreset:
+    """Return a preset for another sampling rate, with MDCT frames of 10 ms, two per frame."""
+    spectral = replace(parts.spectral, mdct_hop=rate_hz // 100, stack=2)
+    return replace(parts, spectral=spectral, data=replace(parts.data, rate_hz=rate_hz))
+
+
+def _mel_windows(rate_hz: int) -> tuple[int, ...]:
+    """Return the windows of the loss, twice as long where the rate is about twice as high."""
+    scale = 2 if rate_hz > 32_000 else 1
+    return tuple(scale * window for window in (64, 128, 256, 512, 1024, 2048))
+
+
+def _with_free_lengths(levels: ResidualConfig) -> ResidualConfig:
+    """Return a residual quantizer whose latents are not normalised to the unit sphere.
+
+    The spectral network computes on coefficients, whose scale is the loudness. With normalised
+    latents, telephone prompts had a SI-SDR of -1 dB after 51 CPU seconds, without 5.9 dB.
+    """
+    from tessera.nn.quantize import VQConfig
+
+    if not isinstance(levels.quantizer, VQConfig):
+        return levels
+    return replace(levels, quantizer=replace(levels.quantizer, normalised=False))
 
 
 def _build_pretrained_codec_run(folder: str) -> Run:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
     from tessera.nn.quantize import ResidualConfig
+    from tessera.objectives.autoregressive import AutoregressiveConfig
     from tessera.run.config import Run
 
 MeshQuantizerChoice = Literal["lfq", "vq", "fsq"]
@@ -194,7 +195,6 @@ def meshes_transformer(
     """
     from tessera.modalities.mesh.generation import MeshGeneratorConfig
     from tessera.modalities.mesh.transformer import MeshTransformerConfig
-    from tessera.run.config import Run
 
     builders = {
         "tiny": _transformer_tiny,
@@ -203,28 +203,21 @@ def meshes_transformer(
         "paper": _transformer_paper,
     }
     parts = builders[preset]()
-    return Run(
-        recipe="meshes-transformer",
-        task=MeshGeneratorConfig(
-            tokenizer=tokenizer,
-            model=MeshTransformerConfig(
-                dim=parts.dim,
-                depth=parts.depth,
-                heads=parts.heads,
-                fine_dim=parts.fine_dim,
-                fine_depth=parts.fine_depth,
-                fine_heads=parts.fine_heads,
-                max_len=parts.data.max_faces,
-                text=build_text_config(preset, text),
-            ),
-            optimizer=parts.optimizer(preset),
+    task = MeshGeneratorConfig(
+        tokenizer=tokenizer,
+        model=MeshTransformerConfig(
+            dim=parts.dim,
+            depth=parts.depth,
+            heads=parts.heads,
+            fine_dim=parts.fine_dim,
+            fine_depth=parts.fine_depth,
+            fine_heads=parts.fine_heads,
+            max_len=parts.data.max_faces,
+            text=build_text_config(preset, text),
         ),
-        data=parts.data,
-        engine=engine_defaults(
-            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
-        ),
-        reference=parts.reference,
+        optimizer=parts.optimizer(preset),
     )
+    return _build_generator_run("meshes-transformer", preset, parts, task)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +232,22 @@ class _GeneratorPreset:
 
     def optimizer(self, preset: Preset) -> OptimizerConfig:
         return transformer_optimizer(preset, warmup_steps=max(10, self.steps // 20))
+
+
+def _build_generator_run(
+    recipe: str, preset: Preset, parts: _GeneratorPreset, task: AutoregressiveConfig
+) -> Run:
+    from tessera.run.config import Run
+
+    return Run(
+        recipe=recipe,
+        task=task,
+        data=parts.data,
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
+        ),
+        reference=parts.reference,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -321,7 +330,6 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
     """
     from tessera.modalities.mesh.generation import TreeGeneratorConfig
     from tessera.modalities.mesh.tree_transformer import TreeTransformerConfig
-    from tessera.run.config import Run
     from tessera.sampling.autoregressive import AutoregressiveSampling
     from tessera.sampling.guidance import Guidance
 
@@ -332,28 +340,21 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
         "paper": _tree_paper,
     }
     parts = builders[preset]()
-    return Run(
-        recipe="meshes-tree",
-        task=TreeGeneratorConfig(
-            model=TreeTransformerConfig(
-                bins=parts.data.bins,
-                dim=parts.dim,
-                depth=parts.depth,
-                heads=parts.heads,
-                max_len=parts.max_len,
-                dropout=parts.dropout,
-                text=build_text_config(preset, text),
-            ),
-            sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
-            guidance=Guidance(scale=2.0),
-            optimizer=parts.optimizer(preset),
+    task = TreeGeneratorConfig(
+        model=TreeTransformerConfig(
+            bins=parts.data.bins,
+            dim=parts.dim,
+            depth=parts.depth,
+            heads=parts.heads,
+            max_len=parts.max_len,
+            dropout=parts.dropout,
+            text=build_text_config(preset, text),
         ),
-        data=parts.data,
-        engine=engine_defaults(
-            preset, steps=parts.steps, batch_size=parts.batch_size, sample_count=8
-        ),
-        reference=parts.reference,
+        sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
+        guidance=Guidance(scale=2.0),
+        optimizer=parts.optimizer(preset),
     )
+    return _build_generator_run("meshes-tree", preset, parts, task)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -188,7 +188,7 @@ def _scan_blocks(signature: FileSignature, on_block: Callable[[np.ndarray], None
         num_samples = block.end
     if not num_samples:
         raise UnreadableFile(f"nothing of it can be read ({blocks.error})")
-    declared = round(info.num_samples * declared_ratio(signature.file))
+    declared = round(info.num_samples * declared_ratio(signature))
     # The header of a compressed file may state slightly more than the file holds.
     tolerance = 0 if declared > info.num_samples else 0.25 * info.rate_hz
     truncated = num_samples < declared - tolerance

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import struct
 
-from tessera.data.files import AnyFile, file_signature, open_file
+from tessera.data.files import FileSignature, open_file
 
 UNKNOWN_SIZES = (0, 0xFFFFFFFF)
 """Sizes of files that were written to a stream, whose length was not known yet."""
 
 
-def declared_ratio(source: AnyFile) -> float:
+def declared_ratio(signature: FileSignature) -> float:
     """Return how much longer than its content a WAV file declares to be; 1 for other files."""
-    size = file_signature(source).bytes
-    with open_file(source) as file:
+    size = signature.bytes
+    with open_file(signature.file) as file:
         head = file.read(12)
         if len(head) < 12 or head[:4] != b"RIFF" or head[8:] != b"WAVE":
             return 1.0
