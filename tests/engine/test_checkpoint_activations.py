@@ -13,12 +13,6 @@ from tessera.engine.modes import checkpoint_activations
 from tests.runs import assert_same_run, tiny, train
 
 SAVED = ["images-vqgan adversarial", "images-maskgit", "videos-magvit2", "meshes-tree"]
-    "images-vqgan adversarial",
-    "images-maskgit",
-    "videos-magvit2",
-    "audio-codec",
-    "meshes-tree",
-]
 
 
 @pytest.mark.parametrize("case", SAVED)
