@@ -407,6 +407,8 @@ class MaskedTask(GeneratorTask):
         if request.start is not None:  # which may be longer or shorter than the training examples
             grid = tuple(request.start.codes.shape[1 : 1 + len(layout.grid)])
             layout = replace(layout, grid=grid)
+        elif request.lengths is not None:  # of joined examples, or of those in a padded batch
+            layout = layout.for_length(max(request.lengths))
         token_batch, masked_BNS = self.initial_tokens(request, layout, device)
         tokens_BNS = maskgit_decode(
             token_batch.tokens_BNS,
@@ -420,7 +422,15 @@ class MaskedTask(GeneratorTask):
             stages=sampling.build_stages(layout.num_positions, layout.num_quantizers, device),
             on_step=self.report_steps(request, layout, token_batch.valid_BN1),
         )
-        return layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+        codes = layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+        return self.pad_codes(codes, request)
+
+    def pad_codes(self, codes: Tensor, request: GenerationRequest) -> Tensor:
+        """Pad the codes of shorter examples to the grid, so that all samples have one shape."""
+        missing = self.layout.grid[0] - codes.shape[1]
+        if request.lengths is None or missing <= 0:
+            return codes
+        return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, missing), value=-1)
 
     def report_steps(
         self, request: GenerationRequest, layout: Layout, valid_BN1: Tensor

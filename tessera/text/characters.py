@@ -24,19 +24,16 @@ class CharacterVocab(nn.Module):
         self.size = size
         self.register_buffer("code_points", torch.zeros(size, dtype=torch.long))
         self.code_points: Tensor
-        self._characters: str | None = ""
-        self.register_load_state_dict_post_hook(lambda module, keys: module.forget_characters())
+        self._read: tuple[tuple[int, int], str] = ((-1, -1), "")
 
     @property
     def characters(self) -> str:
-        """The characters, read from the buffer once: it may be on another device."""
-        if self._characters is None:
-            self._characters = "".join(map(chr, self.code_points[self.code_points > 0].tolist()))
-        return self._characters
-
-    def forget_characters(self) -> None:
-        """Read the characters from the buffer when they are needed next."""
-        self._characters = None
+        """The characters; the buffer, which may be on another device, is read when it changed."""
+        version = (self.code_points.data_ptr(), self.code_points._version)
+        if self._read[0] != version:
+            points = self.code_points.tolist()
+            self._read = version, "".join(chr(point) for point in points if point > 0)
+        return self._read[1]
 
     @property
     def num_labels(self) -> int:
@@ -60,7 +57,6 @@ class CharacterVocab(nn.Module):
         self.code_points[: len(characters)] = torch.tensor(
             [ord(character) for character in characters]
         )
-        self.forget_characters()
 
     def encode(self, text: str) -> list[int]:
         """Return the labels of a text; characters that are not in the vocabulary are left out."""

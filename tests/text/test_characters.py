@@ -45,6 +45,8 @@ def test_the_order_of_transcripts_does_not_matter_and_state_is_saved() -> None:
     loaded = CharacterVocab(32)
     loaded.load_state_dict(vocab.state_dict())
     assert loaded.characters == "abcxyz"
+    loaded.code_points.copy_(build("xyz").code_points)  # as a checkpoint is read
+    assert loaded.characters == "xyz"
 
 
 def test_missing_and_too_many_characters_give_an_error() -> None:

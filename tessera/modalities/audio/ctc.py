@@ -73,6 +73,11 @@ class CTCTokenizerConfig:
     """Weight of the squared distance between a latent and its code."""
     codebook_start: int = 500
     """The step after which the codebook is initialized and used."""
+    noise_db: tuple[float, float] | None = (5.0, 45.0)
+    """The range of the signal-to-noise ratio that is drawn for each example in training, once for
+    noise that follows the amplitude, as that of a codec does (ITU-T P.810), and once for steady
+    noise; none adds no noise. Without it, speech that a codec has reconstructed is not
+    recognised."""
     max_characters: int = 64
     """The maximum number of different characters of the transcripts."""
 
@@ -80,6 +85,8 @@ class CTCTokenizerConfig:
         for name in ("bands", "dim", "encoder_depth", "context_depth", "heads", "max_characters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.noise_db is not None and self.noise_db[0] > self.noise_db[1]:
+            raise ValueError(f"noise_db must be a range from low to high, got {self.noise_db}.")
         if self.codebook_start < 0:
             raise ValueError(f"codebook_start must be at least 0, got {self.codebook_start}.")
         if not self.token_rate_hz > 0:
@@ -162,11 +169,15 @@ class CTCTokenizer(AudioTokenizer):
         lengths_B: Tensor | None = None,
         *,
         lengths: Sequence[int] | None = None,
+        noise: Tensor | None = None,
     ) -> CharacterReconstruction:
         """Return logits of characters, codes and the commitment penalty.
 
-        `lengths` are those of `lengths_B`, which then need not be read from a device.
+        `lengths` are those of `lengths_B`, which then need not be read from a device. `noise` is
+        added to the samples, in training.
         """
+        if noise is not None:
+            samples = samples + noise
         latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, lengths)
         with full_precision(samples.device.type):
             quantized = self.quantizer(latent_BTC, mask_BT)
@@ -286,7 +297,7 @@ class DelayedStart(nn.Module):
         return self._is_reached
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._is_reached = False
 
     def note_step(self) -> None:

@@ -13,7 +13,7 @@ import PIL.ImageDraw
 import torch
 from torch import Tensor
 
-from tessera.engine.task import Batch, BestMetric, Loss
+from tessera.engine.task import Batch, BestMetric, Inputs, Loss
 from tessera.losses.ctc import ctc_loss_B, most_likely_labels
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.text import edit_distance
@@ -55,6 +55,16 @@ class CTCTask(TokenizerTask):
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         self.model.vocab.train_from(captions)
 
+    def prepare_inputs(self, batch: Batch[AudioBatch]) -> dict[str, Inputs]:
+        """Draw the noise of each example."""
+        inputs = super().prepare_inputs(batch)
+        noise_db = self.model.config.noise_db
+        if noise_db is None:
+            return inputs
+        rows = zip(batch.examples.samples, batch.generators(), strict=True)
+        noise = [draw_noise(samples_1N, noise_db, generator) for samples_1N, generator in rows]
+        return inputs | {"noise": torch.stack(noise)}
+
     def reconstruction_loss(self, batch: Batch[AudioBatch], step: int) -> Loss:
         output: CharacterReconstruction = self.model(
             batch.examples.samples, **self.train_kwargs(batch)
@@ -85,12 +95,29 @@ class CTCTask(TokenizerTask):
         output: CharacterReconstruction = self.reconstruct(batch)  # type: ignore[assignment]
         found = most_likely_labels(output.output, output.frames_B)
         frames, captions = output.frames_B.tolist(), batch.examples.captions
+        used = 1 + len(self.model.vocab.characters)
         return [
-            draw_characters(logits_TV[:count], caption, self.model.vocab.decode(labels))
+            draw_characters(logits_TV[:count, :used], caption, self.model.vocab.decode(labels))
             for logits_TV, count, labels, caption in zip(
                 output.output, frames, found, captions, strict=True
             )
         ]
+
+
+def draw_noise(
+    samples_1N: Tensor, range_db: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """Draw noise that follows the amplitude of the samples, and steady noise, (1, N).
+
+    The first is that of the modulated noise reference unit (ITU-T P.810), which stands for the
+    noise of codecs.
+    """
+    low, high = range_db
+    ratios_db = low + (high - low) * torch.rand(2, generator=generator)
+    modulated, steady = 10 ** (-ratios_db / 20)
+    noise_2N = torch.randn(2, samples_1N.shape[1], generator=generator)
+    rms = samples_1N.square().mean().sqrt()
+    return samples_1N * modulated * noise_2N[:1] + rms * steady * noise_2N[1:]
 
 
 def mean_character_error(
@@ -116,4 +143,4 @@ def draw_characters(logits_TV: Tensor, transcript: str, recognised: str) -> Imag
     draw = PIL.ImageDraw.Draw(canvas)
     for line, text in enumerate((transcript, recognised)):
         draw.text((2, drawn.height + line * TEXT_PIXELS), text, fill="white")
-    return Image(np.asarray(canvas))
+    return Image(np.array(canvas))

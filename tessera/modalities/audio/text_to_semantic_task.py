@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class TextToSemanticTaskConfig(AutoregressiveConfig, TokenizedGeneratorConfig):
             )
         return self.model.build(recognizer, LENGTH_FACTOR * tokenizer.grid[0])
 
-    def build(self, **dependencies: Any) -> TextToSemanticTask:
+    def build(self, **dependencies: TokenizerProtocol) -> TextToSemanticTask:
         return TextToSemanticTask(self, **dependencies)
 
 
