@@ -58,9 +58,9 @@ def record_wait(what: str) -> None:
 
 
 class DeviceTensor(Tensor):
-    """A tensor of the stand-in device; `inner` is the CPU tensor that holds its values."""
+    """A tensor of the stand-in device; `on_host` is the CPU tensor that holds its values."""
 
-    inner: Tensor
+    on_host: Tensor
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> DeviceTensor:
@@ -73,15 +73,18 @@ class DeviceTensor(Tensor):
             device=torch.device(NAME, 0),
             requires_grad=False,
         )
-        made.inner = inner.detach()
+        made.on_host = inner.detach()
         return made  # type: ignore[no-any-return]
 
     def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
 
+    def data_ptr(self) -> int:
+        return self.on_host.data_ptr()
+
     def tolist(self) -> Any:
         record_wait("tolist")
-        return self.inner.tolist()
+        return self.on_host.tolist()
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -149,11 +152,11 @@ def run_on_stand_in(func: Any, args: Any, kwargs: Any) -> Any:
                 record_wait(f"{name} by a boolean mask")
             if any(not isinstance(one, DeviceTensor) for one in indices):
                 record_wait(f"{name} by an index on the host")
-    inner = {id(one.inner): one for one in on_device}
+    inner = {id(one.on_host): one for one in on_device}
 
     def unwrap(one: Any) -> Any:
         if isinstance(one, DeviceTensor):
-            return one.inner
+            return one.on_host
         if isinstance(one, torch.device) and one.type == NAME:
             return torch.device("cpu")
         return one
@@ -175,7 +178,7 @@ def run_on_stand_in(func: Any, args: Any, kwargs: Any) -> Any:
 
     made = tree_map(wrap, results)
     if name in ("_to_copy", "detach") and not to_host:  # Module.to makes new parameters
-        marks = {k: v for k, v in vars(source).items() if k not in ("inner", "_is_param")}
+        marks = {k: v for k, v in vars(source).items() if k not in ("on_host", "_is_param")}
         vars(made).update(marks)
     return made
 

@@ -189,11 +189,13 @@ def test_micro_batches_equal_one_batch(case: str, tmp_path: Path) -> None:
 @every_case
 def test_two_processes_equal_one(case: str, tmp_path: Path) -> None:
     """This includes gradient penalty, codebook statistics and entropy, and the validation
-    metrics."""
+    metrics; sharded processes too."""
     steps = {"steps": 4, "validate_every": 2, "sample_every": 4, "grad_accum_steps": 2}
     train_in_double(tmp_path / "one", tiny(case, **steps))
     train_together(tmp_path / "two", case, **steps, nproc=2)
     assert_close_run(tmp_path / "one", tmp_path / "two", 4)
+    train_together(tmp_path / "sharded", case, **steps, nproc=2, shard=True)
+    assert_close_run(tmp_path / "one", tmp_path / "sharded", 4)
     for single, double in zip(
         read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two"), strict=True
     ):
@@ -206,20 +208,21 @@ def test_two_processes_equal_one(case: str, tmp_path: Path) -> None:
     assert single == double and len(double) > 8
 
 
-def test_the_number_of_processes_may_change_on_resume(tmp_path: Path) -> None:
+def test_processes_and_sharding_may_change_on_resume(tmp_path: Path) -> None:
     case = "images-vqgan adversarial vq"
-    stages = [(2, 2), (4, 1), (6, 2)]
-    for steps, nproc in stages:
+    stages = [(2, 2, True), (4, 1, False), (6, 2, False), (8, 2, True)]
+    for steps, nproc, shard in stages:
         train_together(
             tmp_path / "changing",
             case,
             steps=steps,
             nproc=nproc,
-            validate_every=6,
-            sample_every=6,
+            shard=shard,
+            validate_every=8,
+            sample_every=8,
         )
-    train_in_double(tmp_path / "one", tiny(case, steps=6, validate_every=6, sample_every=6))
-    assert_close_run(tmp_path / "one", tmp_path / "changing", 6)
+    train_in_double(tmp_path / "one", tiny(case, steps=8, validate_every=8, sample_every=8))
+    assert_close_run(tmp_path / "one", tmp_path / "changing", 8)
 
 
 def test_replicas_stay_equal_bit_for_bit(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run.directory",
         "run.errors",
     },
-    "run": {"api", "data", "engine", "objectives", "recipes"},
+    "run": {"_optional", "api", "data", "engine", "objectives", "recipes"},
 }
 """Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a
 module."""

@@ -10,6 +10,7 @@ Only JSON and safetensors are downloaded; nothing is downloaded unless it is ask
 
 from __future__ import annotations
 
+import os
 import re
 import tempfile
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ class Pretrained:
             out = self.save_pretrained(Path(folder) / name.partition("/")[2])
             card = out / "README.md"
             card.write_text(card.read_text(encoding="utf-8").replace(REPOSITORY, name))
-            api = hub.HfApi(token=token)
+            api = hub.HfApi(endpoint=endpoint(), token=token)
             with explain_hub_errors(name):
                 api.create_repo(name, private=private, exist_ok=True)
                 done = api.upload_folder(repo_id=name, folder_path=out, commit_message=message)
@@ -100,7 +101,8 @@ def find_pretrained(
     hub = import_hub("Loading models of the hub")
     if download:
         with explain_hub_errors(text):
-            return Path(hub.snapshot_download(text, revision=revision, allow_patterns=FILES))
+            api = hub.HfApi(endpoint=endpoint())
+            return Path(api.snapshot_download(text, revision=revision, allow_patterns=FILES))
     # Looked up in the cache, since `local_files_only` still sends a request (huggingface_hub 2.4).
     for file in ("config.json", EXPORTED):
         found = hub.try_to_load_from_cache(text, file, revision=revision)
@@ -110,6 +112,11 @@ def find_pretrained(
                 "downloaded by default. Use from_pretrained(..., download=True), or give a folder."
             )
     return Path(found).parent
+
+
+def endpoint() -> str | None:
+    """Return the address of the hub, which the environment may replace by that of a mirror."""
+    return os.environ.get("HF_ENDPOINT") or None
 
 
 def import_hub(purpose: str) -> ModuleType:

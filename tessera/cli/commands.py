@@ -70,6 +70,7 @@ def train(*arguments: str) -> int:
         dry_run,
         find_unused_folder,
         print_header,
+        print_plan,
         print_summary,
     )
 
@@ -80,6 +81,11 @@ def train(*arguments: str) -> int:
     directory.check_ownership()
     resolved = resolve_run(parsed.run, parsed.given, directory)
     run = resolved.run
+    if parsed.plan_only:
+        if not parsed.dry_run:
+            raise UserError("--plan-only is for --dry-run: add it, or leave --plan-only out.")
+        print_plan(run, parsed.preset)
+        return 0
     if parsed.dry_run:
         dry_run(run)
         return 0

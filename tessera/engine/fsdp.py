@@ -3,8 +3,7 @@
 This is FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao 2023, arXiv 2304.11277) around the
 objective of an update instead of its network, as with DDP: the parameters of the objective are
 gathered when its loss is called, so that a loss may call any method of a network, and their
-gradients are reduced to the shards after its backward pass. Blocks of transformers
-(`Shardable.shard_methods`) are units of their own, gathered only while they compute.
+gradients are reduced to the shards after its backward pass.
 
 Optimizers and the EMA work on the local shards, which are plain tensors. Checkpoints are gathered
 and have the format of unsharded ones.
@@ -12,32 +11,33 @@ and have the format of unsharded ones.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import torch.distributed
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.utils import _pytree as pytree
 
-from tessera.engine.distributed import Distributed
 from tessera.engine.task import Loss
 
-# FSDP looks for the tensors of an output in its pytree, to gather parameters before their backward.
-pytree.register_pytree_node(
-    Loss,
-    lambda loss: (list(loss.terms.values()), (list(loss.terms), loss.metrics)),
-    lambda terms, context: Loss(dict(zip(context[0], terms, strict=True)), context[1]),
-)
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+    from torch.distributed.tensor import DTensor
+
+    from tessera.engine.distributed import Distributed
+
+
+def is_sharded(tensor: Tensor | None) -> TypeGuard[DTensor]:
+    """Return whether this is a DTensor, without importing the class, which takes half a second."""
+    return hasattr(tensor, "to_local")
 
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return the shard of this process, without a copy; a tensor that is not sharded as it is."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().to_local() if is_sharded(tensor) else tensor
 
 
 def gather_tensor(tensor: Tensor, like: Tensor | None = None) -> Tensor:
@@ -45,18 +45,34 @@ def gather_tensor(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
     `like` is a sharded parameter of which `tensor` is a local shard, such as one of its moments.
     """
-    if isinstance(like, DTensor) and tensor.ndim:
+    if is_sharded(like) and not is_sharded(tensor) and tensor.ndim:
+        from torch.distributed.tensor import DTensor
+
         spec = like.device_mesh, like.placements
         tensor = DTensor.from_local(tensor, *spec, shape=like.shape, stride=like.stride())
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.detach().full_tensor() if is_sharded(tensor) else tensor
 
 
 def take_shard(whole: Tensor, like: Tensor) -> Tensor:
     """Return the shard of this process of a whole tensor that every process has."""
-    if not isinstance(like, DTensor) or not whole.ndim:
+    if not is_sharded(like) or not whole.ndim:
         return whole
+    from torch.distributed.tensor import distribute_tensor
+
     sharded = distribute_tensor(whole, like.device_mesh, like.placements, src_data_rank=None)
     return sharded.to_local()
+
+
+@cache
+def register_loss() -> None:
+    """Let FSDP find the tensors of a `Loss`, before whose backward it gathers parameters."""
+    from torch.utils import _pytree as pytree
+
+    pytree.register_pytree_node(
+        Loss,
+        lambda loss: (list(loss.terms.values()), (list(loss.terms), loss.metrics)),
+        lambda terms, context: Loss(dict(zip(context[0], terms, strict=True)), context[1]),
+    )
 
 
 @dataclass
@@ -76,9 +92,15 @@ class ShardedObjective:
     """An objective whose network is sharded over all processes."""
 
     def __init__(self, objective: nn.Module, network: nn.Module, dist: Distributed):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        register_loss()
         self.objective, self.network = objective, network
         trainable = {name: one.requires_grad for name, one in network.named_parameters()}
         marks = {name: vars(one).copy() for name, one in network.named_parameters()}
+        for parameter in network.parameters():  # FSDP shards no channels-last weights
+            parameter.data = parameter.data.contiguous()
         for tensor in (*network.parameters(), *network.buffers()):  # as DDP does
             torch.distributed.broadcast(tensor.detach(), src=0)
         mesh = init_device_mesh(dist.device.type, (dist.world_size,))
@@ -143,18 +165,11 @@ def global_norm(local_norm: Tensor) -> Tensor:
     return squared.sqrt()
 
 
-def load_sharded(module: nn.Module, state: Mapping[str, Tensor]) -> None:
-    """Copy whole tensors, which every process has, to the parameters and buffers of a module."""
-    own = module.state_dict(keep_vars=True)
-    for name, whole in state.items():
-        local_tensor(own[name]).copy_(take_shard(whole, own[name]))
+def gather_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a state dict with whole tensors, on every process."""
+    return {name: gather_tensor(one) for name, one in tensors.items()}
 
 
-def gather_module(module: nn.Module) -> dict[str, Tensor]:
-    """Return the state dict of a module with whole tensors, on every process."""
-    return {name: gather_tensor(one) for name, one in module.state_dict().items()}
-
-
-def count_bytes(tensors: Iterator[Tensor]) -> int:
+def count_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the memory of tensors of this process."""
     return sum(local_tensor(one).nbytes for one in tensors)

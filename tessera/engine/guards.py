@@ -85,7 +85,8 @@ class NonFiniteGuard:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all values of all floating-point tensors are finite, by one norm for each."""
-    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    # A shard of a small tensor may be empty.
+    floats = [one.detach() for one in tensors if one.is_floating_point() and one.numel()]
     if not floats:
         return True
     # The largest absolute value cannot overflow, unlike the sum of squares.

@@ -172,8 +172,19 @@ class Objective(nn.Module):
         self.trains = update.trains
         self._loss = update.loss
 
+    def compile_loss(self, backend: str) -> None:
+        """Compile the loss. No module is wrapped, so that no name of a state dict changes."""
+        self._loss = torch.compile(self._loss, backend=backend)
+
     def forward(self, batch: Batch, step: int) -> Loss:
-        return self._loss(batch, step)
+        loss = self._loss(batch, step)
+        # FSDP registers hooks on the tensors of an output, which those of a view may lose.
+        loss.terms = {name: t.clone() if t._is_view() else t for name, t in loss.terms.items()}
+        loss.metrics = {
+            name: one.detach() if isinstance(one, Tensor) else one
+            for name, one in loss.metrics.items()
+        }
+        return loss
 
 
 class Frozen(nn.Module, Generic[Network]):

@@ -60,7 +60,7 @@ class MediaTokenizer(TokenizerProtocol, Protocol):
     @property
     def fingerprint(self) -> str: ...
     def info(self) -> TokensInfo: ...
-    def with_data(self, data: Any) -> MediaTokenizer: ...
+    def with_data(self, data: DataSettings) -> MediaTokenizer: ...
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class GeneratorConfig(TaskConfig):
         return None
 
     def finish_media(
-        self, media: Sequence[Any], start: TokenPrompt | None, data: Any
+        self, media: Sequence[Media], start: TokenPrompt | None, data: DataSettings
     ) -> Sequence[Media]:
         """Return decoded samples as they are saved, such as without parts that were added."""
         return media

@@ -84,7 +84,7 @@ MAY_DIFFER = frozenset(
     f"engine.{name}"
     for name in (
         "steps log_every validate_every sample_every sample_count checkpoint_every keep_last "
-        "keep_every num_workers nproc log_with init_from"
+        "keep_every num_workers nproc log_with init_from shard compile checkpoint_activations"
     ).split()
 ) | {
     "task.tokenizer",

@@ -72,16 +72,21 @@ def write_model(trained: TrainedRun, folder: Path) -> None:
     classes = trained.directory.path / CLASSES
     if classes.is_file():
         shutil.copyfile(classes, folder / CLASSES)
-    for name in trained.run.task.dependencies():
+    for name in list_parts(trained.run):
         part = directory.dependencies / name
         part.mkdir(parents=True)
         write_model(load_run(trained.directory.dependencies / name), part)
 
 
+def list_parts(run: Run) -> list[str]:
+    """Return the names of the runs that a run needs to be used."""
+    return [*run.task.dependencies(), *run.task.companions()]
+
+
 def without_paths(run: Run) -> Run:
     """Return the settings for inference; paths of this computer become names."""
     task = run.task.for_inference()
-    parts = {name: f"dependencies/{name}" for name in task.dependencies()}
+    parts = {name: f"dependencies/{name}" for name in list_parts(run)}
     if "tokens" in {field.name for field in dataclasses.fields(task)}:
         parts["tokens"] = "cache"
     path = run.data.path

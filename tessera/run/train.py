@@ -461,6 +461,17 @@ def dry_run(run: Run) -> None:
         print("Two steps, a validation, samples, a save and a load succeeded. Nothing was kept.")
 
 
+def print_plan(run: Run, preset: str) -> None:
+    """Print parameters, memory and FLOPs of a step; nothing is trained or read."""
+    from tessera.run.plan import plan_run
+
+    plan = plan_run(run, preset, max(world_size(), run.engine.nproc))
+    if is_main():
+        Console(width=160).print(plan.table())
+        print("\n".join(plan.lines()))
+        print(run.reference, end="\n" if run.reference else "")
+
+
 def update_plan(task: Task) -> Table:
     """Return a table of the updates: network, size, optimizer and first step."""
     table = Table(title="Updates", title_justify="left")

@@ -24,17 +24,16 @@ class CharacterVocab(nn.Module):
         self.size = size
         self.register_buffer("code_points", torch.zeros(size, dtype=torch.long))
         self.code_points: Tensor
-        self._cached = (-1, "")
-        """The version of the buffer that was read last, and its characters."""
+        self._read: tuple[tuple[int, int], str] = ((-1, -1), "")
 
     @property
     def characters(self) -> str:
-        """The characters, read from the buffer when it has changed: it may be on another device."""
-        version = self.code_points._version
-        if self._cached[0] != version:
-            code_points = self.code_points[self.code_points > 0].tolist()
-            self._cached = (version, "".join(map(chr, code_points)))
-        return self._cached[1]
+        """The characters; the buffer, which may be on another device, is read when it changed."""
+        version = (self.code_points.data_ptr(), self.code_points._version)
+        if self._read[0] != version:
+            points = self.code_points.tolist()
+            self._read = version, "".join(chr(point) for point in points if point > 0)
+        return self._read[1]
 
     @property
     def num_labels(self) -> int:

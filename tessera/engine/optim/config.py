@@ -93,10 +93,13 @@ class OptimizerConfig:
 
         Parameters with `requires_grad=False` are left out and stay as they are.
         """
+        return self.build_named([(n, p) for n, p in network.named_parameters() if p.requires_grad])
+
+    def build_named(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+        """Build the optimizer over named parameters."""
         from tessera.engine.optim.lion import Lion
         from tessera.engine.optim.muon import Muon
 
-        named = [(n, p) for n, p in network.named_parameters() if p.requires_grad]
         if self.name == "muon":
             groups = muon_groups(named, self.weight_decay)
             return Muon(groups, lr=self.lr, betas=self.betas, eps=self.eps)

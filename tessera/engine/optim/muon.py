@@ -49,6 +49,11 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
         nesterov = torch._foreach_lerp(grads, momenta, self.MOMENTUM)
+        # Whole matrices are orthogonalised: of sharded ones each process gathers all rows.
+        shards = [getattr(parameter, "shard", None) for parameter in parameters]
+        nesterov = [
+            one if shard is None else shard.gather(one) for one, shard in zip(nesterov, shards)
+        ]
         by_shape: dict[torch.Size, list[int]] = {}
         for i, update in enumerate(nesterov):
             by_shape.setdefault(update.shape, []).append(i)
@@ -57,7 +62,10 @@ class Muon(torch.optim.Optimizer):
             stacked = torch.stack([nesterov[i] for i in members])
             orthogonal = newton_schulz(stacked, self.ITERATIONS) * max(shape) ** 0.5
             updates |= dict(zip(members, orthogonal, strict=True))
-        return [updates[i] for i in range(len(parameters))]
+        return [
+            updates[i] if shard is None else shard.take(updates[i])
+            for i, shard in enumerate(shards)
+        ]
 
     def _adam_update(
         self, parameters: list[Tensor], betas: tuple[float, float], eps: float

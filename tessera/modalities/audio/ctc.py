@@ -306,7 +306,7 @@ class DelayedStart(nn.Module):
         return self._is_reached
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._is_reached = False
 
     def note_step(self) -> None:

@@ -236,11 +236,13 @@ class FeatureNormalizer(nn.Module):
     @property
     def is_ready(self) -> bool:
         """Whether the statistics are final; read until they are, since reading waits."""
+        if self.steps_done.is_meta:  # of a plan, which has no values
+            return True
         self._is_ready = self._is_ready or int(self.steps_done) >= self.steps
         return self._is_ready
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._is_ready = False
 
     def forward(self, features: Tensor) -> Tensor:

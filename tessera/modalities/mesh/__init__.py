@@ -45,7 +45,7 @@ MODALITY = Modality(
                 "--task.model.dropout",
                 "0",
                 "--steps",
-                "700",
+                "1000",
                 "--out",
                 "{out}/meshes-tree",
             ),

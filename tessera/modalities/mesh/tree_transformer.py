@@ -330,7 +330,7 @@ class TreeDecodingState:
         """The number of the next token in its position."""
         self.position_BS = np.full((len(prefix_BNS), tree.POSITION_SIZE), model.eos_token_id)
         """The tokens of the last position, and the first ones of the unfinished one."""
-        self.rows_B1 = np.arange(len(prefix_BNS))[:, None]
+        self.rows_B1 = np.arange(len(prefix_BNS))[:, None] * (model.vocab_size + 1)
         self.tables = DecodingTables(model)
         self.coordinate_layer = build_feed_forward_step(model.coordinate_layer)
         self.coordinate_norm = build_norm_step(model.coordinate_norm)
@@ -347,7 +347,7 @@ class TreeDecodingState:
             if self.number == 0:
                 self.step()
             states_BW = self.coordinate_states() if self.number else self.states_BW
-            logits_BQ = F.linear(states_BW, self.tables.head, self.tables.head_bias)
+            logits_BQ = F.linear(states_BW, *self.tables.heads[self.number])
         logits_BV = self.mask_logits(to_fp32(logits_BQ).cpu().numpy()[: len(self.traversals)])
         return torch.from_numpy(logits_BV).to(self.device)
 
@@ -394,12 +394,20 @@ class TreeDecodingState:
 
     def mask_logits(self, logits_BQ: np.ndarray) -> np.ndarray:
         """Add what the pointers predict, and exclude impossible tokens, (B, V + 1)."""
-        vocab = self.model.vocab_size + 1
-        logits_BV = logits_BQ[:, :vocab] + self.tables.log_masks[self.slots_B + self.number]
+        tables, count = self.tables, logits_BQ.shape[1] - tree.NUM_ROLES
+        logits_BV = np.full((len(logits_BQ), self.model.vocab_size + 1), -np.inf, np.float32)
+        if self.number:
+            first = tables.first_tokens[self.number]
+            logits_BV[:, first : first + count] = logits_BQ[:, :count]
+        else:  # the end is the last of these tokens
+            logits_BV[:, : count - 1] = logits_BQ[:, : count - 1]
+            logits_BV[:, -1] = logits_BQ[:, count - 1]
+            logits_BV += tables.log_masks[self.slots_B]
         values_BR = self.points_BR3[:, :, self.number]
-        bonus_BR = np.where(values_BR >= 0, logits_BQ[:, vocab:], 0)
-        tokens_BR = self.tables.first_tokens[self.number] + np.maximum(values_BR, 0)
-        np.add.at(logits_BV, (self.rows_B1, tokens_BR), bonus_BR)
+        bonus_BR = np.where(values_BR >= 0, logits_BQ[:, count:], 0)
+        tokens_BR = np.maximum(values_BR, 0) + (tables.first_tokens[self.number] + self.rows_B1)
+        bonus_N = np.bincount(tokens_BR.ravel(), bonus_BR.ravel(), logits_BV.size)
+        logits_BV += bonus_N.reshape(logits_BV.shape)
         for row_V, traversal in zip(logits_BV, self.traversals, strict=True):
             if self.expects_pad(traversal):
                 row_V[:] = -math.inf
@@ -429,12 +437,19 @@ class DecodingTables:
         """A row for each token, each slot and each match of a point, (rows, W)."""
         self.match_offset = len(tokens) + len(slots)
         self.match_numbers = np.arange(1, 2 * tree.NUM_ROLES + 1)
-        pointer = model.pointer
-        self.head = torch.cat([model.head.weight, pointer.weight])
-        self.head_bias = F.pad(pointer.bias, (len(model.head.weight), 0))
         self.log_masks = np.where(model.masks.cpu().numpy(), 0, -np.inf).astype(np.float32)
         """(slots, V + 1): 0, or -inf for tokens that a slot cannot have."""
         self.first_tokens = [tree.FIRST_COORDINATE + axis * self.bins for axis in range(3)]
+        self.heads = [self.build_head(model, number) for number in range(3)]
+        """Weight and bias that predict the tokens of each number of a position, and pointers."""
+
+    def build_head(self, model: TreeTransformer, number: int) -> tuple[Tensor, Tensor]:
+        weight, start = model.head.weight, self.first_tokens[number]
+        parts = [weight[start : start + self.bins], model.pointer.weight]
+        if number == 0:
+            parts = [weight[: start + self.bins], weight[-1:], model.pointer.weight]
+        head = torch.cat(parts)
+        return head, F.pad(model.pointer.bias, (len(head) - tree.NUM_ROLES, 0))
 
     def sum_inputs(
         self, slots_B: np.ndarray, points_BP: np.ndarray, position_BS: np.ndarray

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from tessera.engine.modes import hash_seed
-from tessera.engine.task import Batch
+from tessera.engine.task import Batch, DataSettings, Media
 from tessera.modalities.video.dataset import VideoDataConfig
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
 from tessera.modalities.video.magvit2 import VideoTokenizer
@@ -91,14 +91,16 @@ class VideoGeneratorConfig(MaskedConfig):
         return PromptBuilder(inputs, encoder).build()
 
     def finish_media(
-        self, media: Sequence[Video], start: TokenPrompt | None, data: VideoDataConfig
+        self, media: Sequence[Media], start: TokenPrompt | None, data: DataSettings
     ) -> list[Video]:
         """Remove frames that are not part of the samples, and set their frame rate."""
-        rate_hz, frames = data.frame_rate_hz(DEFAULT_RATE_HZ), slice(None)
+        rate_hz = cast(VideoDataConfig, data).frame_rate_hz(DEFAULT_RATE_HZ)
+        frames = slice(None)
         if isinstance(start, VideoPrompt):
             stop = None if start.num_frames is None else start.skip_frames + start.num_frames
             rate_hz, frames = start.rate_hz or rate_hz, slice(start.skip_frames, stop)
-        return [Video(video.frames[frames], rate_hz) for video in media]
+        videos = cast(Sequence[Video], media)
+        return [Video(video.frames[frames], rate_hz) for video in videos]
 
 
 class PromptBuilder:

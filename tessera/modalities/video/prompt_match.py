@@ -30,13 +30,13 @@ MIN_FOUND = 0.5
 """The fraction of the analysed frames in which a shape must be found."""
 MIN_DISTANCE = 0.07
 """The distance, in units of the image's side, below which a shape rests."""
-MAX_SLOW_DISTANCE = 0.29
+MAX_SLOW_DISTANCE = 0.21
 """The distance above which a shape moves quickly; between the two of plain synthetic videos."""
 DIRECTION_RATIO = 1.4
 """The motion along a direction is at least this many times that across it."""
-MIN_AREA_RATIO = 1.4
-"""The ratio of the areas at the end and at the start of a growing shape; it is 2 by construction.
-Areas are compared after two frames at each end are averaged."""
+MIN_AREA_RATIO = 1.25
+"""The ratio of the areas at the end and at the start of a growing shape. Areas of two frames at each
+end are averaged, after which the ratio of plain synthetic videos is 1.6."""
 MOTIONS = ("left", "right", "up", "down")
 SPEEDS = ("slowly", "quickly")
 PROPERTIES = ("kind", "colour", "direction", "speed", "change")

@@ -36,9 +36,9 @@ from tessera.modalities.video.synthetic import (
 Speed = Literal["slowly", "quickly"]
 Change = Literal["", "growing", "shrinking", "becoming"]
 
-DISTANCES: dict[Speed, float] = {"slowly": 0.17, "quickly": 0.42}
+DISTANCES: dict[Speed, float] = {"slowly": 0.12, "quickly": 0.3}
 """How far a shape moves from the first to the last frame."""
-RADIUS, MAX_RADIUS = 0.15, 0.21
+RADIUS, MAX_RADIUS = 0.2, 0.27
 """The radius of a shape, and at the end that of a growing one."""
 CHANGES: tuple[Change, ...] = ("", "", "", "growing", "shrinking", "becoming")
 MIN_COLOUR_DISTANCE = 120

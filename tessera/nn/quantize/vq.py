@@ -156,6 +156,8 @@ class VQ(Quantizer):
     @property
     def is_initialized(self) -> bool:
         """Read the buffer until it is True, which it then stays: reading waits for the device."""
+        if self.initialized.is_meta:  # of a plan, which has no values
+            return True
         self._is_initialized = self._is_initialized or bool(self.initialized)
         return self._is_initialized
 
