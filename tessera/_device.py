@@ -17,6 +17,11 @@ BLOCKING = ("cpu", "mps")
 """The types of devices to which copies wait: a tensor on the CPU is read at once."""
 
 
+def can_read(tensor: Tensor) -> bool:
+    """Return whether values can be read at once: on the CPU, and not in a compiled graph."""
+    return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
 def copy_to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """Copy a tensor to a device; the copy is ordered before later work of the device."""
     if tensor.device == device:

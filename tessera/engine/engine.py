@@ -57,7 +57,7 @@ from tessera.engine.logging import (
     ThroughputMeter,
     Trackers,
 )
-from tessera.engine.modes import seed, train_only
+from tessera.engine.modes import checkpoint_activations, seed, train_only
 from tessera.engine.optim.config import (
     clip_grad_norm,
     grad_norm,
@@ -81,6 +81,7 @@ from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+COMPILE_BACKEND = "inductor"
 MAX_COUNT = 10**12
 """The largest number of steps or examples: a product of two of them has 64 bits or is an error."""
 MAX_SEED = 1 << 63
@@ -130,6 +131,11 @@ class EngineConfig:
     shard: bool = False
     """Whether each process holds only a part of the parameters, the optimizer's state and the EMA
     (FSDP2). Checkpoints are the same, and a run may resume with or without it."""
+    compile: bool = False
+    """Whether losses are compiled by torch.compile; weights and checkpoints have the same names."""
+    checkpoint_activations: bool = False
+    """Whether activations of transformer and residual blocks are computed again in the backward
+    pass instead of kept, which needs less memory and more time and changes no result."""
     log_with: tuple[str, ...] = ()
     """The trackers that receive metrics and samples too: tensorboard, wandb, trackio."""
 
@@ -249,19 +255,24 @@ class Engine:
         self.saved_step = 0
 
     def build_update(self, update: Update) -> UpdateState:
-        objective: nn.Module = Objective(update)
+        if self.config.checkpoint_activations:
+            checkpoint_activations(update.trains)
+        objective = Objective(update)
+        if self.config.compile:
+            objective.compile_loss(COMPILE_BACKEND)
         sharded = None
         if self.config.shard:
+            wrapped: nn.Module = objective
             sharded = ShardedObjective(objective, update.trains, self.dist)
             parameters = list(sharded.local.values())
             optimizer = update.optimizer.build_named(list(sharded.local.items()))
         else:
-            objective = self.dist.wrap_ddp(objective, find_unused=update.find_unused)
+            wrapped = self.dist.wrap_ddp(objective, find_unused=update.find_unused)
             parameters = [one for one in update.trains.parameters() if one.requires_grad]
             optimizer = update.optimizer.build(update.trains)
         return UpdateState(
             update=update,
-            objective=objective,
+            objective=wrapped,
             optimizer=optimizer,
             sharded=sharded,
             scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),

@@ -172,6 +172,10 @@ class Objective(nn.Module):
         self.trains = update.trains
         self._loss = update.loss
 
+    def compile_loss(self, backend: str) -> None:
+        """Compile the loss. No module is wrapped, so that no name of a state dict changes."""
+        self._loss = torch.compile(self._loss, backend=backend)
+
     def forward(self, batch: Batch, step: int) -> Loss:
         loss = self._loss(batch, step)
         # FSDP registers hooks on the tensors of an output, which those of a view may lose.

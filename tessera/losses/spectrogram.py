@@ -76,7 +76,8 @@ def mel_spectrogram(
 ) -> Tensor:
     """Return magnitudes in mel bands, (B, M, F)."""
     magnitudes = stft(samples_BN, window, hop).abs()
-    return filterbank_like(magnitudes, bands, window, rate_hz) @ magnitudes
+    like = magnitudes.dtype, magnitudes.device
+    return constant_filterbank(bands, window, rate_hz, *like) @ magnitudes
 
 
 @lru_cache(maxsize=256)
@@ -87,8 +88,11 @@ def cached_filterbank(
     return mel_filterbank(bands, window, rate_hz).to(device, dtype)
 
 
-def filterbank_like(magnitudes: Tensor, bands: int, window: int, rate_hz: int) -> Tensor:
-    return cached_filterbank(bands, window, rate_hz, magnitudes.dtype, magnitudes.device)
+@torch.compiler.assume_constant_result
+def constant_filterbank(
+    bands: int, window: int, rate_hz: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return cached_filterbank(bands, window, rate_hz, dtype, device)
 
 
 def log_mel_spectrogram(
@@ -120,7 +124,12 @@ def mfcc(
     describe the spectral envelope and not the pitch.
     """
     spectrum = log_mel_spectrogram(samples_BN, rate_hz=rate_hz, window=window, hop=hop, bands=bands)
-    return cached_dct(coefficients, bands, spectrum.dtype, spectrum.device) @ spectrum
+    return constant_dct(coefficients, bands, spectrum.dtype, spectrum.device) @ spectrum
+
+
+@torch.compiler.assume_constant_result
+def constant_dct(coefficients: int, bands: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return cached_dct(coefficients, bands, dtype, device)
 
 
 @lru_cache(maxsize=64)

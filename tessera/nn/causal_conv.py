@@ -190,6 +190,8 @@ class ChannelLayerNorm(nn.Module):
 class Residual(nn.Module):
     """A residual block with a causal 3 x 3 x 3 convolution; the identity at initialization."""
 
+    checkpoint_methods = ("forward",)
+
     def __init__(self, dim: int, condition_dim: int | None = None):
         super().__init__()
         self.norm = ChannelLayerNorm(dim, condition_dim)

@@ -75,6 +75,7 @@ class CausalTransformer(nn.Module):
     """
 
     blocks: Sequence[Block]
+    checkpoint_methods = ("forward_block",)
 
     def __init__(
         self, dim: int, depth: int, heads: int, max_len: int, *, context_dim: int | None = None
@@ -117,15 +118,28 @@ class CausalTransformer(nn.Module):
         if cache is not None and past:
             return self.decode_step(x_BNW[:, 0], context_kv, cache)[:, None]
         rope = Rotary(self.rope_cos[:positions], self.rope_sin[:positions])
-        for number, block in enumerate(self.blocks):
-            drop = partial(apply_dropout, dropout_LBW, number)
-            x_BNW = x_BNW + drop(causal_attention(block.attention, x_BNW, rope, number, cache))
-            if block.cross_attention is not None and context_kv is not None:
-                x_BNW = x_BNW + drop(block.cross_attention(x_BNW, context_kv[number]))
-            x_BNW = x_BNW + drop(block.feed_forward(x_BNW))
+        for number in range(len(self.blocks)):
+            kv = None if context_kv is None else context_kv[number]
+            x_BNW = self.forward_block(number, x_BNW, rope, kv, cache, dropout_LBW)
         if cache is not None:
             cache.length = positions
         return self.norm(x_BNW)
+
+    def forward_block(
+        self,
+        number: int,
+        x_BNW: Tensor,
+        rope: Rotary,
+        context_kv: ContextKV | None,
+        cache: KVCache | None,
+        dropout_LBW: Tensor | None,
+    ) -> Tensor:
+        """Run one block on all positions, (B, N, W)."""
+        block, drop = self.blocks[number], partial(apply_dropout, dropout_LBW, number)
+        x_BNW = x_BNW + drop(causal_attention(block.attention, x_BNW, rope, number, cache))
+        if block.cross_attention is not None and context_kv is not None:
+            x_BNW = x_BNW + drop(block.cross_attention(x_BNW, context_kv))
+        return x_BNW + drop(block.feed_forward(x_BNW))
 
     def decode_step(
         self, x_BW: Tensor, context_kv: list[ContextKV] | None, cache: KVCache

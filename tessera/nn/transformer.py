@@ -215,6 +215,9 @@ class Block(nn.Module):
     `pre_attn` and `mlp` act on each position independently; only `attn` mixes positions.
     """
 
+    checkpoint_methods = ("attn", "mlp")
+    """The methods whose activations are computed again with --checkpoint-activations."""
+
     def __init__(self, dim: int, heads: int, context_dim: int | None):
         super().__init__()
         self.attention = SelfAttention(dim, heads)

@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.losses.ctc import most_likely_labels
+from tessera.losses.ctc import BLANK, most_likely_labels
 from tessera.losses.spectrogram import log_mel_spectrogram
 from tessera.modalities.audio.features import num_frames
 from tessera.modalities.audio.semantic import masked_mean_B
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS = 0.025
 MEL_FRAMES_PER_TOKEN = 2
+PADDING_LOGIT = 30.0
+"""The logit of the blank in frames of padding, where all others are 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +75,11 @@ class CTCTokenizerConfig:
     """Weight of the squared distance between a latent and its code."""
     codebook_start: int = 500
     """The step after which the codebook is initialized and used."""
+    noise_db: tuple[float, float] | None = (5.0, 45.0)
+    """The range of the signal-to-noise ratio that is drawn for each example in training, once for
+    noise that follows the amplitude, as that of a codec does (ITU-T P.810), and once for steady
+    noise; none adds no noise. Without it, speech that a codec has reconstructed is not
+    recognised."""
     max_characters: int = 64
     """The maximum number of different characters of the transcripts."""
 
@@ -80,6 +87,8 @@ class CTCTokenizerConfig:
         for name in ("bands", "dim", "encoder_depth", "context_depth", "heads", "max_characters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.noise_db is not None and self.noise_db[0] > self.noise_db[1]:
+            raise ValueError(f"noise_db must be a range from low to high, got {self.noise_db}.")
         if self.codebook_start < 0:
             raise ValueError(f"codebook_start must be at least 0, got {self.codebook_start}.")
         if not self.token_rate_hz > 0:
@@ -162,11 +171,15 @@ class CTCTokenizer(AudioTokenizer):
         lengths_B: Tensor | None = None,
         *,
         lengths: Sequence[int] | None = None,
+        noise: Tensor | None = None,
     ) -> CharacterReconstruction:
         """Return logits of characters, codes and the commitment penalty.
 
-        `lengths` are those of `lengths_B`, which then need not be read from a device.
+        `lengths` are those of `lengths_B`, which then need not be read from a device. `noise` is
+        added to the samples, in training.
         """
+        if noise is not None:
+            samples = samples + noise
         latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, lengths)
         with full_precision(samples.device.type):
             quantized = self.quantizer(latent_BTC, mask_BT)
@@ -200,7 +213,8 @@ class CTCTokenizer(AudioTokenizer):
                 f"{tuple(codes.shape)}."
             )
         mask_BT = codes >= 0
-        return self.character_logits(self.quantizer.decode(codes.clamp_min(0)), mask_BT)
+        logits_BTV = self.character_logits(self.quantizer.decode(codes.clamp_min(0)), mask_BT)
+        return logits_BTV.masked_fill(~mask_BT[..., None], 0.0) + self.blank_logits(mask_BT)
 
     def recognize(self, codes: Tensor) -> list[str]:
         """Return the text that codes (B, T) are most likely to be, by the most likely labels."""
@@ -247,6 +261,12 @@ class CTCTokenizer(AudioTokenizer):
             variance = centred.square().sum((1, 2), keepdim=True) / count_B
             normalized = (centred / (variance + 1e-2).sqrt()).flatten(2)
         return normalized.to(self.to_states.weight.dtype)
+
+    def blank_logits(self, mask_BT: Tensor) -> Tensor:
+        """Return logits by which padding has no character, (B, T, V)."""
+        logits_BTV = self.head.weight.new_zeros(*mask_BT.shape, self.vocab.num_labels)
+        logits_BTV[..., BLANK] = PADDING_LOGIT * ~mask_BT
+        return logits_BTV
 
     def character_logits(self, code_BTC: Tensor, mask_BT: Tensor) -> Tensor:
         x_BTW = self.from_code(code_BTC.to(self.from_code.weight.dtype) * mask_BT[..., None])

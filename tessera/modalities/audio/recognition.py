@@ -13,18 +13,21 @@ import PIL.ImageDraw
 import torch
 from torch import Tensor
 
-from tessera.engine.task import Batch, BestMetric, Loss
+from tessera.engine.task import Batch, BestMetric, Inputs, Loss
 from tessera.losses.ctc import ctc_loss_B, most_likely_labels
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.text import edit_distance
 from tessera.modalities.audio.ctc import CharacterReconstruction, CTCTokenizer
 from tessera.modalities.audio.media import AudioBatch
+from tessera.modalities.audio.reconstruction import WaveformAdapter
 from tessera.modalities.image.media import Image
 from tessera.objectives.reconstruction import (
     ReconstructionConfig,
     ReconstructionLoss,
+    TokenizerConfig,
     TokenizerTask,
 )
+from tessera.text.characters import CharacterVocab
 
 FRAME_PIXELS, ROW_PIXELS, TEXT_PIXELS = 4, 6, 16
 """The size of a frame, of a character and of a line of text in an image."""
@@ -49,11 +52,42 @@ class RecognitionMetrics(ReconstructionLoss):
         }
 
 
+class RecognitionAdapter(WaveformAdapter):
+    """Shows the logits of characters with the text that they are recognised as."""
+
+    def __init__(self, vocab: CharacterVocab):
+        self.vocab = vocab
+
+    def to_media(self, output: Tensor) -> list[Image]:
+        """Draw logits (B, T, V)."""
+        frames_B = torch.full((len(output),), output.shape[1])
+        texts = map(self.vocab.decode, most_likely_labels(output, frames_B))
+        used = 1 + len(self.vocab.characters)
+        return [
+            draw_characters(logits_TV[:, :used], [text])
+            for logits_TV, text in zip(output, texts, strict=True)
+        ]
+
+
 class CTCTask(TokenizerTask):
     model: CTCTokenizer
 
+    def __init__(self, config: TokenizerConfig):
+        super().__init__(config)
+        self.adapter = RecognitionAdapter(self.model.vocab)
+
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         self.model.vocab.train_from(captions)
+
+    def prepare_inputs(self, batch: Batch[AudioBatch]) -> dict[str, Inputs]:
+        """Draw the noise of each example."""
+        inputs = super().prepare_inputs(batch)
+        noise_db = self.model.config.noise_db
+        if noise_db is None:
+            return inputs
+        rows = zip(batch.examples.samples, batch.generators(), strict=True)
+        noise = [draw_noise(samples_1N, noise_db, generator) for samples_1N, generator in rows]
+        return inputs | {"noise": torch.stack(noise)}
 
     def reconstruction_loss(self, batch: Batch[AudioBatch], step: int) -> Loss:
         output: CharacterReconstruction = self.model(
@@ -85,12 +119,29 @@ class CTCTask(TokenizerTask):
         output: CharacterReconstruction = self.reconstruct(batch)  # type: ignore[assignment]
         found = most_likely_labels(output.output, output.frames_B)
         frames, captions = output.frames_B.tolist(), batch.examples.captions
+        used = 1 + len(self.model.vocab.characters)
         return [
-            draw_characters(logits_TV[:count], caption, self.model.vocab.decode(labels))
+            draw_characters(logits_TV[:count, :used], [caption, self.model.vocab.decode(labels)])
             for logits_TV, count, labels, caption in zip(
                 output.output, frames, found, captions, strict=True
             )
         ]
+
+
+def draw_noise(
+    samples_1N: Tensor, range_db: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """Draw noise that follows the amplitude of the samples, and steady noise, (1, N).
+
+    The first is that of the modulated noise reference unit (ITU-T P.810), which stands for the
+    noise of codecs.
+    """
+    low, high = range_db
+    ratios_db = low + (high - low) * torch.rand(2, generator=generator)
+    modulated, steady = 10 ** (-ratios_db / 20)
+    noise_2N = torch.randn(2, samples_1N.shape[1], generator=generator)
+    rms = samples_1N.square().mean().sqrt()
+    return samples_1N * modulated * noise_2N[:1] + rms * steady * noise_2N[1:]
 
 
 def mean_character_error(
@@ -105,15 +156,15 @@ def mean_character_error(
     return torch.tensor(errors, device=logits_BTV.device).mean()
 
 
-def draw_characters(logits_TV: Tensor, transcript: str, recognised: str) -> Image:
-    """Draw the probability of each character, from left to right, above two lines of text."""
+def draw_characters(logits_TV: Tensor, lines: Sequence[str]) -> Image:
+    """Draw the probability of each character, from left to right, above some lines of text."""
     probability_VT = logits_TV.detach().float().softmax(-1).T.cpu().numpy()
     pixels = probability_VT.repeat(ROW_PIXELS, 0).repeat(FRAME_PIXELS, 1)
     drawn = PIL.Image.fromarray((255 * pixels).round().astype(np.uint8))
-    width = max(drawn.width, 8 * max(len(transcript), len(recognised)))
-    canvas = PIL.Image.new("RGB", (width, drawn.height + 2 * TEXT_PIXELS))
+    width = max(drawn.width, 8 * max(map(len, lines)))
+    canvas = PIL.Image.new("RGB", (width, drawn.height + len(lines) * TEXT_PIXELS))
     canvas.paste(drawn, (0, 0))
     draw = PIL.ImageDraw.Draw(canvas)
-    for line, text in enumerate((transcript, recognised)):
+    for line, text in enumerate(lines):
         draw.text((2, drawn.height + line * TEXT_PIXELS), text, fill="white")
     return Image(np.array(canvas))

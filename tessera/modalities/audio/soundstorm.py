@@ -6,7 +6,7 @@ Borsos et al. 2023, arXiv 2305.09636.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -14,8 +14,10 @@ import torch
 
 from tessera.data.dataset import ExampleDataset
 from tessera.data.tokens import TokenDataset
+from tessera.engine.task import Batch, Media
 from tessera.modalities.audio.external_tokens import TokenStreams
 from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
+from tessera.modalities.audio.media import Audio
 from tessera.objectives.generation import (
     MediaInputs,
     PromptEncoder,
@@ -66,11 +68,11 @@ class SoundStormTaskConfig(MaskedConfig):
     def dependencies(self) -> dict[str, str]:
         return {} if self.streams is not None else super().dependencies()
 
-    def build(self, **dependencies: TokenizerProtocol) -> MaskedTask:
+    def build(self, **dependencies: TokenizerProtocol) -> SoundStormTask:
         if self.streams is not None:
             acoustic, semantic = self.streams.acoustic.build(), self.streams.semantic.build()
-            return MaskedTask(self, tokenizer=acoustic, semantic=semantic)
-        return super().build(**dependencies)
+            return SoundStormTask(self, tokenizer=acoustic, semantic=semantic)
+        return SoundStormTask(self, **dependencies)
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the semantic tokens of `like` after those of the voice prompt."""
@@ -105,3 +107,20 @@ class SoundStormTaskConfig(MaskedConfig):
         names = ("tokenizer", "semantic")
         step = math.lcm(*(encoder.tokenizers[name].hop for name in names))
         return encoder.encode_with(names, encoder.data.whole_recording(path, seconds, step))
+
+
+class SoundStormTask(MaskedTask):
+    def sample(self, batch: Batch) -> Sequence[Media]:
+        """Return held-out audio as the codec reconstructs it, followed by the audio that is
+        generated from its semantic tokens."""
+        samples = super().sample(batch)
+        tokenizer = self.tokenizers["tokenizer"]
+        if tokenizer.is_external:
+            return samples
+        originals = tokenizer.to_media(self.get_codes(batch.examples))
+        pairs = zip(originals, samples, strict=True)
+        return [
+            Audio.side_by_side(original, sample)
+            for original, sample in pairs
+            if isinstance(original, Audio) and isinstance(sample, Audio)
+        ]

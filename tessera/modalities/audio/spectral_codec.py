@@ -122,6 +122,8 @@ class ConvNeXtBlock(nn.Module):
     The norm is inside of the branch, so that loudness passes through; f is zero at initialization.
     """
 
+    checkpoint_methods = ("forward",)
+
     def __init__(self, config: SpectralCodecConfig):
         super().__init__()
         dim, hidden = config.dim, config.expansion * config.dim

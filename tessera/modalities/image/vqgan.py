@@ -228,6 +228,8 @@ class LayerNorm2d(nn.LayerNorm):
 class ResidualBlock(nn.Module):
     """Two convolutions with a skip connection; the identity at the start of training."""
 
+    checkpoint_methods = ("forward",)
+
     def __init__(self, dim: int):
         super().__init__()
         self.layers = nn.Sequential(

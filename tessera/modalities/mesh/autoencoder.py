@@ -520,6 +520,8 @@ class FaceConv(nn.Module):
 class ResidualBlock(nn.Module):
     """x + f(x), where f is zero at initialization."""
 
+    checkpoint_methods = ("forward",)
+
     def __init__(self, inputs: int, outputs: int):
         super().__init__()
         self.shortcut = build_linear(inputs, outputs) if inputs != outputs else nn.Identity()

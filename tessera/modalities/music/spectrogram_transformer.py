@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from tessera._device import copy_to_device
+from tessera._device import can_read, copy_to_device
 from tessera.losses.spectrogram import MIN_MAGNITUDE, log_mel_spectrogram
 from tessera.nn.transformer import Norm, Rotary, Transformer, grid_positions, linear, rope_cache
 
@@ -231,7 +231,7 @@ class SpectrogramTransformer(nn.Module):
         index_P = torch.arange(tokens_BPW.shape[1], device=tokens_BPW.device)
         mask_BP = index_P < patches.real_B[:, None]
         # Faster without a mask, but on a device it would have to be read.
-        is_full = mask_BP.device.type == "cpu" and bool(mask_BP.all())
+        is_full = can_read(mask_BP) and bool(mask_BP.all())
         attention_mask = None if is_full else mask_BP
         return [
             masked_mean(states, mask_BP)
@@ -306,7 +306,7 @@ def masked_mean(states_BPW: Tensor, mask_BP: Tensor) -> Tensor:
 def silence_padding(values_BMF: Tensor, frames_B: Tensor) -> Tensor:
     """Set all frames after the last real one to silence, including those whose window still reaches
     real samples."""
-    if frames_B.device.type == "cpu" and int(frames_B.min()) >= values_BMF.shape[2]:
+    if can_read(frames_B) and int(frames_B.min()) >= values_BMF.shape[2]:
         return values_BMF
     real_BF = torch.arange(values_BMF.shape[2], device=values_BMF.device) < frames_B[:, None]
     return values_BMF.masked_fill(~real_BF[:, None], SILENCE)

@@ -25,6 +25,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from tessera._device import can_read
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize.base import (
     PositionMask,
@@ -224,11 +225,11 @@ def check_num_quantizers(
 ) -> None:
     """Raise a ValueError unless there is a valid number of quantizers for each example.
 
-    Values are checked on the CPU only, where they can be read without waiting.
+    Values are checked on the CPU only, where they can be read without waiting, and not in a
+    compiled graph.
     """
-    on_host = num_quantizers_B.device.type == "cpu"
     if num_quantizers_B.shape != (batch_size,) or (
-        on_host
+        can_read(num_quantizers_B)
         and not 1 <= int(num_quantizers_B.min()) <= int(num_quantizers_B.max()) <= max_quantizers
     ):
         raise ValueError(

@@ -12,6 +12,7 @@ from tessera.engine.distributed import Distributed
 from tessera.modalities.audio.ctc import CTCTokenizer, CTCTokenizerConfig
 from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.recipes import audio_semantic
+from tessera.modalities.audio.recognition import draw_noise
 
 CONFIG = CTCTokenizerConfig(
     rate_hz=8_000,
@@ -89,6 +90,16 @@ def test_text_is_read_from_tokens_alone() -> None:
     assert model.recognize(codes) == alone and any(alone)
 
 
+def test_noise_follows_the_amplitude_at_the_requested_ratios() -> None:
+    """The first half of the samples is ten times as loud as the second."""
+    samples_1N = torch.cat([torch.full((1, 40_000), 0.5), torch.full((1, 40_000), 0.05)], dim=1)
+    generator = torch.Generator().manual_seed(0)
+    loud, quiet = draw_noise(samples_1N, (20.0, 20.0), generator).split(40_000, dim=1)
+    steady = samples_1N.square().mean().sqrt() / 10
+    assert float(quiet.std()) == pytest.approx(float((steady**2 + 0.005**2).sqrt()), rel=0.02)
+    assert float(loud.std()) == pytest.approx(float((steady**2 + 0.05**2).sqrt()), rel=0.02)
+
+
 @pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000, 44_100])
 def test_other_sampling_rates_keep_the_token_rate(rate_hz: int) -> None:
     data = AudioDataConfig(rate_hz=rate_hz, seconds=2.0)
@@ -106,6 +117,8 @@ def test_the_recipe_sets_the_token_rate(features: str) -> None:
 def test_invalid_settings_give_an_error() -> None:
     with pytest.raises(ValueError, match="must be a multiple of 2"):
         replace(CONFIG, token_rate_hz=96.0)
+    with pytest.raises(ValueError, match="noise_db must be a range"):
+        replace(CONFIG, noise_db=(20.0, 10.0))
     with pytest.raises(ValueError, match="token_rate_hz must be above 0"):
         replace(CONFIG, token_rate_hz=0.0)
     with pytest.raises(ValueError, match="the shape"):
