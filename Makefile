@@ -35,7 +35,7 @@ setup: .venv/.stamp
 	@echo "Setting up .venv with $$($(PYTHON) --version): a minute or two, once (.venv/install.log shows the progress)."
 	@$(PYTHON) -m venv .venv
 	@$(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input \
-		-e '.[dev,perceptual,text,video,audio,speech,voice,mesh,view,tensorboard]' >.venv/install.log 2>&1 \
+		-e '.[dev,perceptual,text,video,audio,speech,voice,mesh,datasets,remote,hub,onnx,view,tensorboard]' >.venv/install.log 2>&1 \
 		&& $(PINNED) .venv/bin/python -m pip install --disable-pip-version-check --no-input --no-deps \
 		openwakeword==0.5.1 >>.venv/install.log 2>&1 \
 		|| { tail -n 20 .venv/install.log >&2; echo "The set-up failed; see .venv/install.log." >&2; exit 1; }

@@ -20,8 +20,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -121,6 +123,14 @@ class Attack:
             check(run_child(train_with_faults, watched, self.command(recipe, *flags)))
         return run, int(counted.read_text())
 
+    def reference_of_two(self, recipe: str, *flags: str) -> Path:
+        """Train a run in two processes that is never disturbed."""
+        run = self.work_dir / f"reference-{recipe}{''.join(flags)}-two" / RUN
+        if not run.exists():
+            run.parent.mkdir()
+            check(train_on_two(run.parent, self.command(recipe, *flags)))
+        return run
+
     def new_run(self) -> Path:
         """Return the path of a run in an empty folder."""
         folder = self.work_dir / "attacked"
@@ -138,9 +148,16 @@ def train_in(folder: Path, command: list[str]) -> None:
     run_tessera(*command, folder=folder)
 
 
-def start_ranks(folder: Path, port: int, command: list[str]) -> list[Child]:
+def start_ranks(folder: Path, command: list[str]) -> list[Child]:
     """Start a command in two processes that train together."""
+    port = find_free_port()
     return [start_child(train_rank, folder, rank, 2, port, command) for rank in range(2)]
+
+
+def train_on_two(folder: Path, command: list[str]) -> Outcome:
+    """Train in two processes; return the outcome of the first that failed, or of the main one."""
+    outcomes = [child.wait(600) for child in start_ranks(folder, command)]
+    return next((one for one in outcomes if one.code != 0), outcomes[0])
 
 
 # ---- sections
@@ -149,35 +166,38 @@ def start_ranks(folder: Path, port: int, command: list[str]) -> list[Child]:
 def attack_with_kills(attack: Attack) -> Row:
     """Kill runs at file operations and by the clock; each must end equal to its reference."""
     row = Row("kills", "SIGKILL at an operation or by the clock, then resumed", unit="kills")
-    runs = 0
+    runs = Counter[int]()
     chosen = attack.recipes
     for number in attack.until_end():
         recipe = chosen[number % len(chosen)]
         nproc = 2 if number % 7 == 6 else 1
         workers = ["--num-workers", str(number % 2)]
         reference, operations = attack.reference(recipe, *workers)
+        if nproc == 2:
+            reference = attack.reference_of_two(recipe, *workers)
         run = attack.new_run()
         command = attack.command(recipe, *workers)
         for _ in range(attack.rng.randint(1, 4)):
             if kill_once(attack, command, run, operations, nproc):
                 row.tried += 1
-        outcome = run_child(train_in, run.parent, command)
-        runs += 1
+        finish = train_on_two if nproc == 2 else partial(run_child, train_in)
+        outcome = finish(run.parent, command)
+        runs[nproc] += 1
         if outcome.code != 0:
             row.fail(f"{recipe}: exit code {outcome.code}\n{outcome.output[-2000:]}")
-        elif nproc == 1 and (found := kills.list_differences(reference, run)):
-            row.fail(f"{recipe}, {workers}: {found[:3]}")
-    row.remark = f"{runs} runs of {len(chosen)} recipes"
+        elif found := kills.list_differences(reference, run):
+            row.fail(f"{recipe}, {workers}, {nproc} process(es): {found[:3]}")
+    row.remark = (
+        f"{runs[1]} runs on one process and {runs[2]} on two, of {len(chosen)} recipes, "
+        "half of them with a worker"
+    )
     return row
 
 
 def kill_once(attack: Attack, command: list[str], run: Path, operations: int, nproc: int) -> bool:
     """Start a command and kill it; return whether it was killed before it ended."""
     if nproc == 2:
-        port = find_free_port()
-        children = [
-            start_child(train_rank, run.parent, rank, 2, port, command) for rank in range(2)
-        ]
+        children = start_ranks(run.parent, command)
         if not children[0].ends_within(attack.rng.uniform(0.3, 4.0)):
             children[attack.rng.randrange(2)].signal(signal.SIGKILL)
             for child in children:  # as the launcher does
@@ -236,10 +256,7 @@ def attack_with_signals(attack: Attack) -> Row:
         command = attack.command(recipe, *flags)
         code = signal.SIGTERM if number % 4 else signal.SIGINT
         if number % 10 == 9:
-            port = find_free_port()
-            children = [
-                start_child(train_rank, run.parent, rank, 2, port, command) for rank in range(2)
-            ]
+            children = start_ranks(run.parent, command)
         else:
             children = [start_child(train_in, run.parent, command)]
         if children[0].ends_within(attack.rng.uniform(0.05, 3.0)):

@@ -18,7 +18,6 @@ import numpy as np
 import PIL.Image
 import trimesh
 
-from tessera.data.captions import Captions
 from tessera.data.dataset import DataConfig, read_item
 from tessera.data.errors import UnreadableFile, guard_reading
 from tessera.modalities.audio.dataset import AudioDataConfig
@@ -149,7 +148,7 @@ def read_mutations(medium: str, sources: list[Path], seed: int, count: int, repo
         with contextlib.suppress(UnreadableFile):
             read_item(dataset, 0, np.random.default_rng(0))
         with contextlib.suppress(UnreadableFile), guard_reading(path):
-            inspect_file(folder, path.name, Captions.empty(folder))
+            inspect_file(path)
         slowest = max(slowest, time.monotonic() - start)
     report.write_text(f"{count} {slowest}")
 

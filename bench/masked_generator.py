@@ -218,6 +218,8 @@ def fixed_text_config(text_dim: int, encode: Callable[[Sequence[str]], tuple[Any
 
     `encode` returns the states and the mask of those that are no padding.
     """
+    import torch
+
     from tessera.nn.transformer import States
     from tessera.text.encoder import TextEncoder
     from tessera.text.learned import LearnedTextConfig
@@ -225,7 +227,14 @@ def fixed_text_config(text_dim: int, encode: Callable[[Sequence[str]], tuple[Any
     class FixedText(TextEncoder):
         dim = text_dim
 
-        def forward(self, texts: Sequence[str]) -> States:
+        @property
+        def input_device(self) -> torch.device:
+            return torch.device("cpu")
+
+        def forward(self, texts: Any) -> States:
+            return texts if isinstance(texts, States) else self.encode_inputs(texts)
+
+        def encode_inputs(self, texts: Sequence[str]) -> States:
             return States(*encode(texts))
 
     @dataclass(frozen=True, kw_only=True)

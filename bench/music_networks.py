@@ -77,7 +77,7 @@ def build_ours(work_dir: Path) -> Workload:
     def forward() -> None:
         """Embed a batch in training mode, in which a quarter of the patches is dropped."""
         generators = [torch.Generator().manual_seed(number) for number in range(BATCH_SIZE)]
-        model.train().embed_media(audio, generators)
+        model.train().embed_media(audio, model.draw(audio, generators))
         model.embed_text(texts)
 
     info = ModelInfo(

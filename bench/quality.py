@@ -2,6 +2,7 @@
 
     python bench/quality.py vqgan --data FOLDER --work DIR [--minutes 10] [--seeds 2]
     python bench/quality.py maskgit --data FOLDER --work DIR
+    python bench/quality.py soundstorm --data FOLDER --work DIR
 
 A row is one system (`quality_rows/`). Each of its sides is trained with one thread in a process of
 its own until it has used so many minutes of CPU time; validation is not counted. The table has the

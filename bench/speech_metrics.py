@@ -137,3 +137,35 @@ def slaney_filters() -> Tensor:
         (frequencies - low) / (peak - low), (high - frequencies) / (high - peak)
     ).clamp(min=0)
     return (triangles * 2 / (high - low)).float()
+
+
+PITCH_RANGE_HZ = (60.0, 400.0)
+PITCH_WINDOW_SECONDS, PITCH_HOP_SECONDS = 0.04, 0.02
+MIN_PERIODICITY = 0.5
+"""The normalized autocorrelation above which a frame is voiced."""
+
+
+def median_pitch_hz(samples_N: np.ndarray, rate_hz: int) -> float:
+    """Return the median pitch of voiced frames, by the normalized autocorrelation; NaN if there
+    are none."""
+    window, hop = round(PITCH_WINDOW_SECONDS * rate_hz), round(PITCH_HOP_SECONDS * rate_hz)
+    shortest, longest = (round(rate_hz / hertz) for hertz in reversed(PITCH_RANGE_HZ))
+    pitches = []
+    threshold = 0.1 * float(np.abs(samples_N).max())
+    for start in range(0, len(samples_N) - window - longest, hop):
+        frame = samples_N[start : start + window + longest].astype(np.float64)
+        frame = frame - frame.mean()
+        if np.abs(frame).max() < threshold:
+            continue
+        lagged = np.lib.stride_tricks.sliding_window_view(frame, window)[: longest + 1]
+        energy = np.sqrt(np.square(lagged).sum(1) * np.square(frame[:window]).sum()) + 1e-12
+        periodicity = lagged @ frame[:window] / energy
+        candidates = periodicity[shortest : longest + 1]
+        # The first peak that is nearly as high as the highest one: its multiples are as periodic.
+        high = candidates > 0.9 * candidates.max()
+        best = int(np.argmax(high))
+        while best + 1 < len(candidates) and candidates[best + 1] > candidates[best]:
+            best += 1
+        if candidates[best] > MIN_PERIODICITY:
+            pitches.append(rate_hz / (shortest + best))
+    return float(np.median(pitches)) if pitches else math.nan

@@ -53,7 +53,7 @@ def load_held_out(codec: Tokenizer, data: str | None, count: int) -> list[Audio]
             load_synthetic(dataset, index) for index in evenly_spaced(len(dataset), count)
         )
     else:
-        every = (load_audio(dataset.path(i), config.rate_hz) for i in range(len(dataset)))
+        every = (load_audio(dataset.file(i), config.rate_hz) for i in range(len(dataset)))
     long = [audio for audio in every if audio.seconds >= MIN_SECONDS]
     if not long:
         raise SystemExit(
@@ -181,7 +181,7 @@ def evaluate_generated(args: argparse.Namespace, networks: SpeechNetworks) -> di
 
 def find_by_stem(folder: Path) -> dict[str, Path]:
     found = find_files(str(folder), SUFFIXES, "audio files")
-    return {Path(name).stem: Path(found.root, name) for name in found.names}
+    return {Path(name).stem: Path(str(found.file(i))) for i, name in enumerate(found.names)}
 
 
 def format_metrics(title: str, metrics: dict[str, float]) -> str:

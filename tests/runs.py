@@ -21,7 +21,12 @@ import torch
 from safetensors.torch import load_file
 
 from tessera.engine.engine import Engine
-from tessera.modalities.audio.recipes import audio_codec, audio_soundstorm
+from tessera.modalities.audio.recipes import (
+    audio_codec,
+    audio_semantic,
+    audio_soundstorm,
+    audio_text2semantic,
+)
 from tessera.modalities.image.recipes import images_maskgit, images_vqgan
 from tessera.modalities.mesh.recipes import meshes_autoencoder, meshes_transformer
 from tessera.modalities.music.recipes import music_mulan
@@ -64,6 +69,8 @@ def build_tiny(recipe: Callable[..., Run], **choices: Any) -> Run:
     parameters = inspect.signature(recipe).parameters
     if "low_res_tokenizer" in parameters:
         return recipe("tiny", tokenizer=tokenizer(32), low_res_tokenizer=tokenizer(16), **choices)
+    if recipe is audio_text2semantic:
+        return recipe("tiny", tokenizer=tiny_recognizer(), soundstorm="none", **choices)
     dependencies = {
         name: tiny_dependency(default_dependency(recipe_name(recipe), name))
         for name in ("tokenizer", "semantic")
@@ -78,6 +85,11 @@ def tiny_dependency(recipe: str) -> str:
     return train_once(recipe, get_recipe(recipe)("tiny"))
 
 
+def tiny_recognizer() -> str:
+    """Return the run of a tiny semantic tokenizer that is trained on transcripts."""
+    return train_once("audio-semantic-ctc", audio_semantic("tiny", features="ctc"))
+
+
 def tokenize_live(run: Run) -> Run:
     """Tokenize at every step, with augmentation."""
     data = dataclasses.replace(run.data, crop="random", min_scale=0.7)
@@ -89,6 +101,13 @@ def self_condition(run: Run) -> Run:
     masking = dataclasses.replace(run.task.masking, keep=0.1, replace=0.1)
     task = dataclasses.replace(run.task, model=model, masking=masking)
     return dataclasses.replace(run, task=task)
+
+
+def join_speakers(run: Run) -> Run:
+    """Train on two recordings of a speaker, one after the other."""
+    task = dataclasses.replace(run.task, prompts="speaker")
+    data = dataclasses.replace(run.data, synthetic_content="speech")
+    return dataclasses.replace(run, task=task, data=data)
 
 
 def with_two_layers(run: Run) -> Run:
@@ -112,6 +131,8 @@ CASES: dict[str, Callable[[], Run]] = {
     "music-mulan sigmoid, two layers": lambda: with_two_layers(music_mulan("tiny", loss="sigmoid")),
     "audio-codec adversarial": lambda: audio_codec("tiny", adversary="on", network="soundstream"),
     "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
+    "audio-semantic ctc": lambda: audio_semantic("tiny", features="ctc"),
+    "audio-soundstorm speakers": lambda: join_speakers(build_tiny(audio_soundstorm)),
     "audio-soundstorm critic": lambda: build_tiny(audio_soundstorm, critic="own"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
     "meshes-transformer without text": lambda: build_tiny(meshes_transformer, text="none"),

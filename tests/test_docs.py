@@ -35,7 +35,12 @@ import tyro
 from tessera.cli import flags
 from tessera.cli.commands import COMMANDS
 from tessera.modalities.audio.media import Audio
-from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
+from tessera.modalities.audio.recipes import (
+    audio_codec,
+    audio_semantic,
+    audio_soundstorm,
+    audio_text2semantic,
+)
 from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.image.synthetic import SyntheticImages, draw
@@ -46,7 +51,7 @@ from tessera.modalities.mesh.recipes import (
 )
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.modalities.music.recipes import music_mulan
-from tessera.modalities.video.recipes import videos_magvit2
+from tessera.modalities.video.recipes import videos_magvit2, videos_maskgit
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tessera.recipes.registry import RECIPES, get_recipe, recipe_name
 from tests.cli_runner import tessera
@@ -87,6 +92,7 @@ def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     videos = SyntheticVideos(count=8, size=32, frames=9, seed=7)
     for number in range(len(videos)):
         draw_video(videos.scene(number), 32, 9).save(tmp_path / f"videos/{number:02d}")
+        (tmp_path / f"videos/{number:02d}.txt").write_text(videos.caption(number), encoding="utf-8")
     for number in range(8):
         generated = generate_object(7, number)
         generated.mesh.save(tmp_path / f"meshes/{number:02d}.glb")
@@ -421,6 +427,7 @@ CHOICES = [
         (videos_magvit2, f"--quantizer {quantizer} --adversary on --perceptual on")
         for quantizer in ("fsq", "lfq")
     ),
+    (videos_maskgit, ""),
     *((meshes_autoencoder, f"--quantizer {quantizer}") for quantizer in ("lfq", "vq", "fsq")),
     (meshes_transformer, ""),
     (meshes_tree, ""),
@@ -430,7 +437,8 @@ CHOICES = [
         for quantizer in ("vq", "fsq", "lfq")
     ),
     (audio_codec, "--network soundstream"),
-    *((audio_semantic, f"--features {features}") for features in ("mel", "a-folder")),
+    *((audio_semantic, f"--features {features}") for features in ("mel", "ctc", "a-folder")),
+    (audio_text2semantic, ""),
     *((audio_soundstorm, f"--critic {critic}") for critic in ("own", "head")),
     (images_maskgit, "--text an-encoder"),
 ]

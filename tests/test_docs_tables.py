@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import nn
 
-from tessera.modalities.audio.recipes import audio_codec, audio_semantic, audio_soundstorm
+from tessera.modalities.audio.recipes import (
+    audio_codec,
+    audio_semantic,
+    audio_soundstorm,
+    audio_text2semantic,
+)
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.modalities.mesh.recipes import (
@@ -21,7 +26,8 @@ from tessera.modalities.mesh.recipes import (
     meshes_tree,
 )
 from tessera.modalities.music.recipes import music_mulan
-from tessera.modalities.video.recipes import videos_magvit2
+from tessera.modalities.video.masking import VideoMaskingConfig
+from tessera.modalities.video.recipes import videos_magvit2, videos_maskgit
 from tessera.modalities.video.reconstruction import VideoAdversaryConfig
 from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.nn.quantize.features import code_features
@@ -32,6 +38,7 @@ from tessera.trainers import (
     MuLaNTrainer,
     SoundStormTrainer,
     Trainer,
+    VideoGeneratorTrainer,
     VideoTokenizerTrainer,
     VQGanVAETrainer,
 )
@@ -85,6 +92,27 @@ def video_tokenizer_row(preset: Preset) -> list[str]:
         *steps_and_batch_size(run),
         learning_rate(run),
         adversary(run),
+    ]
+
+
+def video_generator_row(preset: Preset) -> list[str]:
+    run: Any = videos_maskgit(preset)
+    tokenizer_run: Any = videos_magvit2(preset)
+    model = tokenizer_run.task.model
+    tokenizer = tokenizer_stub(
+        model.quantizer.build(model.latent_dim), model.grid(run.data), seconds=None
+    )
+    with torch.device("meta"):
+        task = run.task.build(tokenizer=tokenizer)
+    return [
+        f"{run.data.frames} x {image_size(run)}",
+        f"{' x '.join(map(str, tokenizer.grid))} of {tokenizer.vocab_size:,}",
+        f"{task.layout.num_positions}",
+        count_parameters(task.model),
+        *steps_and_batch_size(run),
+        run.task.optimizer.name,
+        learning_rate(run),
+        f"{run.task.sampling.decoding_steps}",
     ]
 
 
@@ -211,10 +239,28 @@ def soundstorm_row(preset: Preset) -> list[str]:
     ]
 
 
+def text_to_semantic_row(preset: Preset) -> list[str]:
+    run: Any = audio_text2semantic(preset)
+    recognizer: Any = audio_semantic(preset, features="ctc").task.model
+    grid = recognizer.grid(run.data)
+    model = run.task.model.build(recognizer.build(), 2 * grid[0])
+    return [
+        audio_length(run),
+        f"{recognizer.token_rate_hz:g}",
+        f"{run.task.model.dim}",
+        f"{run.task.model.depth}",
+        count_parameters(model),
+        *steps_and_batch_size(run),
+        run.task.optimizer.name,
+        learning_rate(run),
+    ]
+
+
 ROWS = {
     "images-vqgan": image_tokenizer_row,
     "images-maskgit": image_generator_row,
     "videos-magvit2": video_tokenizer_row,
+    "videos-maskgit": video_generator_row,
     "meshes-autoencoder": mesh_tokenizer_row,
     "meshes-transformer": mesh_generator_row,
     "meshes-tree": mesh_tree_row,
@@ -222,6 +268,7 @@ ROWS = {
     "audio-codec": codec_row,
     "audio-semantic": semantic_row,
     "audio-soundstorm": soundstorm_row,
+    "audio-text2semantic": text_to_semantic_row,
 }
 
 
@@ -296,6 +343,7 @@ TRAINERS = {
     "images-vqgan": VQGanVAETrainer,
     "images-maskgit": MaskGitTrainer,
     "videos-magvit2": VideoTokenizerTrainer,
+    "videos-maskgit": VideoGeneratorTrainer,
     "music-mulan": MuLaNTrainer,
     "audio-soundstorm": SoundStormTrainer,
 }
@@ -315,6 +363,7 @@ def test_table_of_trainer_parameters_is_the_signature(recipe: str, trainer: type
         repr(PatchDiscriminatorConfig()),
         repr(MaskedTransformerConfig()),
         repr(VideoAdversaryConfig()),
+        repr(VideoMaskingConfig()),
     }
     expected = {
         name: "a config" if default in configs else default for name, default in defaults.items()

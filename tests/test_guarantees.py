@@ -18,16 +18,19 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tessera.data.discovery import find_files
 from tessera.data.loader import TrainLoader
+from tessera.data.pack import pack_files
 from tessera.engine.checkpoint import list_steps
 from tessera.engine.engine import Engine
 from tessera.engine.guards import Diverged
 from tessera.engine.signals import Interrupted
 from tessera.engine.task import Batch
-from tessera.run.config import encode
+from tessera.run.config import Run, encode
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task, claim_directory, find_unused_folder
+from tests.media_folders import write_captioned_images
 from tests.runs import (
     CASES,
     assert_close_run,
@@ -93,6 +96,52 @@ def test_the_number_of_workers_changes_nothing_and_may_change_on_resume(
     assert_same_run(tmp_path / "whole", tmp_path / "cut", 9)
 
 
+def with_path(run: Run, path: Path) -> Run:
+    return dataclasses.replace(run, data=dataclasses.replace(run.data, path=str(path)))
+
+
+@pytest.mark.parametrize("case", ["images-vqgan", "images-maskgit"])
+def test_a_killed_run_on_shards_equals_one_on_the_folder(case: str, tmp_path: Path) -> None:
+    """It is killed and resumed with other numbers of workers, within an epoch and in the second."""
+    write_captioned_images(tmp_path / "folder", 12)
+    files = find_files(tmp_path / "folder", (".png",), "images").with_captions()
+    pack_files(files, tmp_path / "shards", max_bytes=6000)
+    run = tiny(case, steps=9, batch_size=4, checkpoint_every=2, validate_every=4)
+    train(tmp_path / "whole", with_path(run, tmp_path / "folder"))
+    for num_workers, killed_step in ((0, 3), (2, 6)):
+        engine = dataclasses.replace(run.engine, num_workers=num_workers)
+        killed = dataclasses.replace(run, engine=engine)
+        with pytest.raises(Killed):
+            train(
+                tmp_path / "cut",
+                with_path(killed, tmp_path / "shards"),
+                on_log=kill_at(killed_step),
+            )
+    train(tmp_path / "cut", with_path(run, tmp_path / "shards"))
+    assert_same_run(tmp_path / "whole", tmp_path / "cut", 9)
+
+
+def test_shards_may_be_added_but_not_changed_on_resume(tmp_path: Path) -> None:
+    write_captioned_images(tmp_path / "folder", 12)
+    files = find_files(tmp_path / "folder", (".png",), "images").with_captions()
+    pack_files(files, tmp_path / "shards", max_bytes=6000)
+    run = tiny("images-vqgan", steps=6, batch_size=4, checkpoint_every=3)
+    run = with_path(run, tmp_path / "shards")
+    train(tmp_path / "whole", run)
+    with pytest.raises(Killed):
+        train(tmp_path / "grown", run, on_log=kill_at(6))
+    first, *_, last = sorted((tmp_path / "shards").glob("*.tar"))
+    shutil.copy(first, last.with_name("shards-99999.tar"))
+    train(tmp_path / "grown", run)
+    assert_same_run(tmp_path / "whole", tmp_path / "grown", 6)
+    pack_files(files.select(range(4)), tmp_path / "other", max_bytes=10**6)
+    shutil.copy(tmp_path / "other" / "shards-00000.tar", first)
+    longer = dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=8))
+    with pytest.raises(UserError, match="has other content than when the run was started"):
+        train(tmp_path / "grown", longer)
+    train(tmp_path / "grown", longer, rescan=True)
+
+
 def test_validating_and_sampling_change_no_weight(tmp_path: Path) -> None:
     train(
         tmp_path / "busy",
@@ -140,11 +189,13 @@ def test_micro_batches_equal_one_batch(case: str, tmp_path: Path) -> None:
 @every_case
 def test_two_processes_equal_one(case: str, tmp_path: Path) -> None:
     """This includes gradient penalty, codebook statistics and entropy, and the validation
-    metrics."""
+    metrics; sharded processes too."""
     steps = {"steps": 4, "validate_every": 2, "sample_every": 4, "grad_accum_steps": 2}
     train_in_double(tmp_path / "one", tiny(case, **steps))
     train_together(tmp_path / "two", case, **steps, nproc=2)
     assert_close_run(tmp_path / "one", tmp_path / "two", 4)
+    train_together(tmp_path / "sharded", case, **steps, nproc=2, shard=True)
+    assert_close_run(tmp_path / "one", tmp_path / "sharded", 4)
     for single, double in zip(
         read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two"), strict=True
     ):
@@ -157,20 +208,21 @@ def test_two_processes_equal_one(case: str, tmp_path: Path) -> None:
     assert single == double and len(double) > 8
 
 
-def test_the_number_of_processes_may_change_on_resume(tmp_path: Path) -> None:
+def test_processes_and_sharding_may_change_on_resume(tmp_path: Path) -> None:
     case = "images-vqgan adversarial vq"
-    stages = [(2, 2), (4, 1), (6, 2)]
-    for steps, nproc in stages:
+    stages = [(2, 2, True), (4, 1, False), (6, 2, False), (8, 2, True)]
+    for steps, nproc, shard in stages:
         train_together(
             tmp_path / "changing",
             case,
             steps=steps,
             nproc=nproc,
-            validate_every=6,
-            sample_every=6,
+            shard=shard,
+            validate_every=8,
+            sample_every=8,
         )
-    train_in_double(tmp_path / "one", tiny(case, steps=6, validate_every=6, sample_every=6))
-    assert_close_run(tmp_path / "one", tmp_path / "changing", 6)
+    train_in_double(tmp_path / "one", tiny(case, steps=8, validate_every=8, sample_every=8))
+    assert_close_run(tmp_path / "one", tmp_path / "changing", 8)
 
 
 def test_replicas_stay_equal_bit_for_bit(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_files_that_are_added_later_change_nothing_until_requested(tmp_path):
     rescanned = tessera(*command, "--steps", "5", "--data.rescan", "--out", tmp_path / "grown")
     assert rescanned.code == 0 and "were added" not in rescanned.text
     stored = json.loads((tmp_path / "grown" / "files.json").read_text())
-    assert {f"new{number}.png" for number in range(5)} <= set(stored)
+    assert {f"new{number}.png" for number in range(5)} <= set(stored["files"])
 
 
 # ---- outputs that fail

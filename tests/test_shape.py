@@ -31,14 +31,16 @@ imports `view`."""
 
 MAY_IMPORT: dict[str, set[str]] = {
     "_optional": set(),
-    "engine": {"run.directory", "run.errors"},
-    "data": {"run.directory", "run.errors", "engine.task", "engine.modes"},
-    "nn": {"losses.spectrogram", "_optional"},
-    "text": {"nn", "_optional", "engine.task.Frozen", "run.directory"},
+    "_device": set(),
+    "engine": {"_device", "run.directory", "run.errors"},
+    "data": {"_device", "_optional", "run.directory", "run.errors", "engine.task", "engine.modes"},
+    "nn": {"losses.spectrogram", "_device", "_optional"},
+    "text": {"nn", "_device", "_optional", "engine.task.Frozen", "run.directory"},
     "losses": {"nn.precision"},
     "metrics": {"losses", "nn.precision"},
     "sampling": set(),
     "objectives": {
+        "_device",
         "nn",
         "text",
         "losses",
@@ -50,6 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine.optim.config",
     },
     "modalities": {
+        "_device",
         "_optional",
         "data",
         "nn",
@@ -78,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "run.directory",
         "run.errors",
     },
-    "run": {"api", "data", "engine", "objectives", "recipes"},
+    "run": {"_optional", "api", "data", "engine", "objectives", "recipes"},
 }
 """Unit -> what it may import of tessera beside itself: a unit, a module, or one name of a
 module."""
@@ -233,7 +236,7 @@ def test_every_unit_is_in_the_table_of_imports():
 
 def test_the_root_of_the_package_has_no_other_modules():
     modules = {file.stem for file in ROOT.joinpath("tessera").glob("*.py")}
-    assert modules == {"__init__", "__main__", "_optional"}
+    assert modules == {"__init__", "__main__", "_device", "_optional"}
 
 
 def test_units_import_only_what_the_table_allows():
@@ -447,7 +450,9 @@ def test_every_config_field_has_a_whole_sentence_as_help():
 
 # ---- dependencies
 
-INSTALLED_EXTRAS = "dev perceptual text video audio speech voice mesh view tensorboard".split()
+INSTALLED_EXTRAS = (
+    "dev perceptual text video audio speech voice mesh datasets remote hub onnx view tensorboard"
+).split()
 """The extras that the Makefile installs."""
 NOT_INSTALLED = {"faiss": "faiss-cpu"}
 """Module -> its package, where `make` does not install it and the names differ."""

@@ -130,24 +130,36 @@ class VQGANAdapter(PeerAdapter):
 
 
 class VideoTokenizerAdapter(PeerAdapter):
-    """VideoTokenizerTrainer on random videos of 9 frames of 32 x 32."""
+    """VideoTokenizerTrainer on videos in memory, by default random ones of 9 frames of 32 x 32.
 
-    def __init__(self) -> None:
+    `model` and `trainer` replace settings of the small configuration.
+    """
+
+    def __init__(
+        self,
+        videos: list[torch.Tensor] | None = None,
+        *,
+        model: Mapping[str, Any] = MappingProxyType({}),
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.videos, self.model, self.trainer = videos, model, trainer
         self._batches: Iterator[Any] | None = None
 
     def dataset(self) -> ExampleList:
+        if self.videos is not None:
+            return ExampleList(self.videos)
         generator = torch.Generator().manual_seed(DATA_SEED)
         return ExampleList([torch.rand(3, 9, 32, 32, generator=generator) for _ in range(64)])
 
     def build_model(self) -> Any:
         from magvit2_pytorch import VideoTokenizer
 
-        return VideoTokenizer(
-            image_size=32,
-            init_dim=16,
-            max_dim=64,
-            codebook_size=256,
-            layers=(
+        settings = {
+            "image_size": 32,
+            "init_dim": 16,
+            "max_dim": 64,
+            "codebook_size": 256,
+            "layers": (
                 "residual",
                 "compress_space",
                 ("consecutive_residual", 2),
@@ -157,28 +169,34 @@ class VideoTokenizerAdapter(PeerAdapter):
                 ("consecutive_residual", 2),
                 "attend_time",
             ),
-            attn_dim_head=16,
-            attn_heads=4,
-            perceptual_loss_weight=0.0,
-            use_gan=True,
-            discr_kwargs={"dim": 16, "image_size": 32, "channels": 3, "max_dim": 64},
-        )
+            "attn_dim_head": 16,
+            "attn_heads": 4,
+            "perceptual_loss_weight": 0.0,
+            "use_gan": True,
+            **self.model,
+        }
+        discriminator = {"dim": 16, "image_size": settings["image_size"], "channels": 3}
+        return VideoTokenizer(**settings, discr_kwargs=discriminator | {"max_dim": 64})
 
     def build_trainer(self, model: Any, folder: Path) -> Any:
         from magvit2_pytorch import VideoTokenizerTrainer
 
+        settings = {
+            "batch_size": 2,
+            "learning_rate": 2e-5,
+            "max_grad_norm": 1.0,
+            "warmup_steps": WARMUP_STEPS,
+            **self.trainer,
+        }
         return VideoTokenizerTrainer(
             model,
-            batch_size=2,
             num_train_steps=NEVER,
-            learning_rate=2e-5,
-            max_grad_norm=1.0,
             dataset=self.dataset(),
             checkpoints_folder=str(folder),
             results_folder=str(folder),
             validate_every_step=NEVER,
             checkpoint_every_step=NEVER,
-            warmup_steps=WARMUP_STEPS,
+            **settings,
         )
 
     def train(self, trainer: Any, steps: int) -> None:
@@ -358,9 +376,22 @@ class MuLaNAdapter(PeerAdapter):
 
 
 class SoundStormAdapter(PeerAdapter):
-    """SoundStormTrainer on random semantic and acoustic token ids."""
+    """SoundStormTrainer on semantic and acoustic token ids, by default random ones.
+
+    `trainer` replaces settings of the trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        examples: ExampleList | None = None,
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.examples, self.trainer = examples, trainer
 
     def dataset(self) -> ExampleList:
+        if self.examples is not None:
+            return self.examples
         generator = torch.Generator().manual_seed(DATA_SEED)
         return ExampleList(
             [
@@ -406,10 +437,10 @@ class SoundStormAdapter(PeerAdapter):
             model,
             num_train_steps=NEVER,
             num_warmup_steps=WARMUP_STEPS,
-            batch_size=4,
             dataset=self.dataset(),
             save_results_every=NEVER,
             save_model_every=NEVER,
             results_folder=str(folder),
             force_clear_prev_results=False,
+            **{"batch_size": 4, **self.trainer},
         )

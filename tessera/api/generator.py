@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import torch
 from torch import Tensor
 
+from tessera.api.pretrained import Pretrained
 from tessera.data.captions import match_name
 from tessera.data.dataset import DataConfig, ExampleDataset, spread_examples
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
 from tessera.data.sample_metrics import Reference, Samples
 from tessera.engine.evaluation import make_samples
-from tessera.engine.modes import hash_seed
+from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.modes import seed as seed_all
 from tessera.engine.task import Batch, Media, Task
 from tessera.objectives.generation import (
@@ -86,7 +87,7 @@ def observe_decoding(on_progress: OnProgress) -> Iterator[None]:
         _OBSERVER.reset(token)
 
 
-class Generator:
+class Generator(Pretrained):
     def __init__(self, trained: TrainedRun, superres: TrainedRun | None = None):
         self.trained, self.task = trained, get_generator_task(trained)
         self.superres = get_generator_task(superres) if superres is not None else None
@@ -101,6 +102,14 @@ class Generator:
     ) -> Generator:
         second = load_run(superres, weights) if superres is not None else None
         return cls(load_run(run, weights), second)
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        if self.superres is not None:
+            raise UserError(
+                "A generator of two runs is saved in two folders: load each run separately with "
+                "Generator.load."
+            )
+        return super().save_pretrained(folder)
 
     def __repr__(self) -> str:
         settings: dict[str, object] = {
@@ -164,6 +173,10 @@ class Generator:
         like: str | None = None,
         prompt_audio: str | None = None,
         seconds: float | None = None,
+        first_frame: str | None = None,
+        last_frame: str | None = None,
+        frames_given: int | None = None,
+        frames: int | None = None,
         start: TokenPrompt | None = None,
         decoding_steps: int | None = None,
         decoding_steps_per_level: Sequence[int] = (),
@@ -200,7 +213,17 @@ class Generator:
         request = self.build_request(
             prompts=texts,
             negative_prompt=negative_prompt,
-            inputs=MediaInputs(data, mask, like, prompt_audio, seconds),
+            inputs=MediaInputs(
+                data=data,
+                mask=mask,
+                like=like,
+                prompt_audio=prompt_audio,
+                seconds=seconds,
+                first_frame=first_frame,
+                last_frame=last_frame,
+                frames_given=frames_given,
+                frames=frames,
+            ),
             start=start,
             count=count,
             seed=seed,
@@ -336,14 +359,14 @@ class Generator:
                 "recording to follow (--like RECORDING) or recordings (--data)."
             )
         names = request.names or [prompt or "unconditional" for prompt in request.prompts]
-        settings = describe_request(request)
+        settings = describe_request(request, self.takes_prompts)
         last, last_sampling = self.task, None
         if self.superres is not None:
             last, last_sampling = self.superres, self.superres.config.sampling
             if superres_decoding_steps is not None:
                 last_sampling = override(last_sampling, {"decoding_steps": superres_decoding_steps})
             settings["superres"] = {
-                "sampling": dataclasses.asdict(last_sampling),
+                "sampling": describe_sampling(last_sampling),
                 "guidance": dataclasses.asdict(last.config.guidance),
             }
         generated = Generated(names=list(names), settings=settings)
@@ -359,7 +382,8 @@ class Generator:
                 codes = run_task(last, second, next(observers))
             if request.start is not None and request.start.trim:
                 codes = codes[:, request.start.trim :]
-            generated.media += last.tokenizers["tokenizer"].to_media(codes)
+            media = last.tokenizers["tokenizer"].to_media(codes)
+            generated.media += last.config.finish_media(media, request.start, self.data)
             generated.codes += codes.unbind(0)
         truncated = self.truncated_prompts([*request.prompts, request.negative_prompt or ""])
         generated.notices += [
@@ -458,6 +482,12 @@ def evaluate_samples(
     samples = Samples(generated.media, request.prompts, generated.codes, reference)
     results = [metric(samples) for metric in metrics]
     values = {name: value for one in results for name, value in one.values.items()}
+    batches = EvalLoader(reference.validation, seed=seed, batch_size=BATCH_SIZE).batches(
+        indices=reference.chosen[:count]
+    )
+    device = generator.device
+    with eval_mode(trained.task):
+        values |= generator.task.measure_conditions((one.to(device) for one in batches), seed)
     protocol: Json = {"samples": len(samples.media), "seed": seed, **generated.settings}
     for one in results:
         protocol |= one.protocol
@@ -510,14 +540,27 @@ def make_seeds(seed: int, count: int) -> list[int]:
     return [hash_seed(seed, i) for i in range(count)]
 
 
-def describe_request(request: GenerationRequest) -> Json:
-    """Return the settings of a request for settings.json."""
-    return {
+def describe_request(request: GenerationRequest, has_text: bool) -> Json:
+    """Return the settings of a request for settings.json: those that have an effect.
+
+    Guidance needs a text condition.
+    """
+    settings: Json = {
         "prompts": list(request.prompts),
         "negative_prompt": request.negative_prompt,
-        "sampling": dataclasses.asdict(request.sampling) if request.sampling else None,
-        "guidance": dataclasses.asdict(request.guidance) if request.guidance else None,
+        "sampling": describe_sampling(request.sampling) if request.sampling else None,
     }
+    if has_text:
+        settings["guidance"] = dataclasses.asdict(request.guidance) if request.guidance else None
+    return settings
+
+
+def describe_sampling(sampling: DataclassInstance) -> Json:
+    """Return sampling settings; with steps for each level, the common number has no effect."""
+    settings = dataclasses.asdict(sampling)
+    if settings.get("decoding_steps_per_level"):
+        del settings["decoding_steps"]
+    return settings
 
 
 def drop_none(**settings: object) -> dict[str, object]:

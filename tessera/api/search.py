@@ -29,10 +29,14 @@ from torch import Tensor
 
 from tessera import __version__
 from tessera.api.generator import data_at
+from tessera.api.pretrained import Pretrained
+from tessera.data.dataset import spread_examples
+from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader
 from tessera.engine.checkpoint import describe_file
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch
+from tessera.modalities.audio.io.files import SUFFIXES
 from tessera.objectives.contrastive import ContrastiveTask
 from tessera.run.dependencies import publish
 from tessera.run.directory import PARTIAL, Json, is_file, replacing_file, write_atomically
@@ -52,9 +56,12 @@ class Hit:
     """The cosine similarity of query and example."""
     name: str
     caption: str
+    better_than: float | None = None
+    """The fraction of other captions that are less similar to the example than the query; None for
+    recordings, or if no captions are known."""
 
 
-class Search:
+class Search(Pretrained):
     """The embeddings of a trained contrastive run."""
 
     def __init__(self, trained: TrainedRun):
@@ -108,7 +115,25 @@ class Search:
             self.trained.weights,
             __version__,
         )
-        return Index(self, info, names, captions, torch.cat(embeddings), skipped)
+        embeddings_ND = torch.cat(embeddings)
+        background = self.measure_background(captions, embeddings_ND)
+        return Index(self, info, names, captions, embeddings_ND, skipped, background)
+
+    def measure_background(self, captions: Sequence[str], embeddings_ND: Tensor) -> Background:
+        """Embed captions to compare queries with: of the run's held-out examples, or these."""
+        texts = self.held_out_captions() or [caption for caption in captions if caption]
+        texts = sorted(set(texts))[:MAX_REFERENCES]
+        texts_RD = self.embed_texts(texts) if texts else embeddings_ND[:0]
+        return Background(texts_RD, measure_nearest(embeddings_ND))
+
+    def held_out_captions(self) -> list[str]:
+        """Return captions of held-out examples; nothing if the data are gone."""
+        try:
+            dataset = self.trained.run.data.build().validation
+            indices = spread_examples(dataset, MAX_REFERENCES)
+            return [caption for i in indices if (caption := dataset.caption(i))]
+        except (UserError, UnreadableFile):
+            return []
 
     def embed_folder(
         self, data: str | None, batch_size: int, num_workers: int
@@ -118,12 +143,12 @@ class Search:
         seed = self.trained.run.engine.seed
         loader = EvalLoader(dataset, seed=seed, batch_size=batch_size, num_workers=num_workers)
         for batch in loader.batches():
-            embeddings_BD = torch.empty(0)
-            if len(batch):
-                examples = batch.to(self.trained.dist.device).examples
-                with eval_mode(self.task):
-                    embeddings_BD = self.task.model.embed_media(examples)[:, -1].float().cpu()
-            yield batch, embeddings_BD
+            yield batch, self.embed_batch(batch) if len(batch) else torch.empty(0)
+
+    def embed_batch(self, batch: Batch) -> Tensor:
+        examples = batch.to(self.trained.dist.device).examples
+        with eval_mode(self.task):
+            return self.task.model.embed_media(examples)[:, -1].float().cpu()
 
 
 @dataclass(frozen=True)
@@ -137,6 +162,46 @@ class IndexInfo:
     tessera: str
 
 
+MIN_REFERENCES, MAX_REFERENCES = 8, 256
+"""The number of texts that a query is compared with; with fewer there is no comparison."""
+NEAR = 0.75
+"""A text is near to an example if it is more similar to it than this fraction of other texts."""
+NEAREST_QUANTILE = 0.05
+"""A recording is near to an example if they are as similar as all but this fraction of examples
+and their nearest other ones."""
+
+
+@dataclass(frozen=True)
+class Background:
+    """What similarities are compared with, since their range differs between runs and folders.
+
+    A text about harps had a cosine similarity of 0.75 with drums: high, but lower than that of most
+    other texts with the same drums.
+    """
+
+    texts_RD: Tensor
+    """Embeddings of other captions, those of held-out examples of the run; none if its data are
+    gone and the index has no captions."""
+    nearest: float | None
+    """The similarity that most examples have with their nearest other one."""
+
+    def fraction_below(self, similarity: float, embedding_D: Tensor) -> float | None:
+        """Return the fraction of other captions that are less similar to an example."""
+        if len(self.texts_RD) < MIN_REFERENCES:
+            return None
+        return float((self.texts_RD @ embedding_D < similarity).float().mean())
+
+
+def measure_nearest(embeddings_ND: Tensor) -> float | None:
+    """Return the similarity that most examples have with their nearest other one."""
+    if len(embeddings_ND) < MIN_REFERENCES:
+        return None
+    chosen = torch.arange(0, len(embeddings_ND), -(-len(embeddings_ND) // 1000))
+    similarities = embeddings_ND[chosen] @ embeddings_ND.T
+    similarities[torch.arange(len(chosen)), chosen] = -1.0
+    return float(similarities.max(dim=1).values.quantile(NEAREST_QUANTILE))
+
+
 @dataclass(repr=False)
 class Index:
     model: Search
@@ -146,6 +211,7 @@ class Index:
     embeddings_ND: Tensor
     skipped: list[str]
     """The files that could not be read, with the reasons."""
+    background: Background
 
     def __repr__(self) -> str:
         return f"Index({self.info.data!r}, recipe={self.info.recipe!r}, examples={len(self.names)})"
@@ -154,17 +220,43 @@ class Index:
         """Return the nearest examples; a query that is the path of a file is embedded as audio."""
         if top < 1:
             raise UserError(f"--top must be at least 1, got {top}.")
-        if not str(query).strip():
-            raise UserError("The query is empty: give a text, or the path of a file.")
+        check_query(query)
         embed_text, embed_file = self.model.embed_texts, self.model.embed_file
         query_1D = embed_file(query) if is_file(query) else embed_text([str(query)])
         search = search_exactly if how == "exact" else search_with_faiss
         similarities, indices = search(self.embeddings_ND, query_1D, min(top, len(self.names)))
         found = zip(similarities.tolist(), indices.tolist(), strict=True)
+        is_text = not is_file(query)
         return [
-            Hit(rank, similarity, self.names[i], self.captions[i])
+            Hit(
+                rank,
+                similarity,
+                self.names[i],
+                self.captions[i],
+                self.background.fraction_below(similarity, self.embeddings_ND[i])
+                if is_text
+                else None,
+            )
             for rank, (similarity, i) in enumerate(found, start=1)
         ]
+
+    def explain_distance(self, query: str | Path, hits: Sequence[Hit]) -> str:
+        """Return a sentence if nothing in the index is near to the query, else ""."""
+        if is_file(query):
+            best, least = max(hit.similarity for hit in hits), self.background.nearest
+            if least is None or best >= least:
+                return ""
+            return (
+                f"Nothing is near: the best similarity is {best:.3f}, but nearly all examples of "
+                f"the index have {least:.3f} or more with their nearest other one."
+            )
+        fractions = [hit.better_than for hit in hits if hit.better_than is not None]
+        if not fractions or max(fractions) >= NEAR:
+            return ""
+        return (
+            f"Nothing is near: {1 - max(fractions):.0%} of other captions describe the results "
+            "better than this text."
+        )
 
     def save(self, path: str | Path) -> None:
         """Write the index to a new or empty folder."""
@@ -178,11 +270,16 @@ class Index:
             temporary.mkdir(parents=True)
             publish(self.model.trained, temporary / MODEL_FOLDER)
             with replacing_file(temporary / EMBEDDINGS_FILE) as file:
-                save_file({"embeddings": self.embeddings_ND.contiguous()}, file)
+                tensors = {
+                    "embeddings": self.embeddings_ND.contiguous(),
+                    "texts": self.background.texts_RD.contiguous(),
+                }
+                save_file(tensors, file)
             content = {
                 **asdict(self.info),
                 "names": self.names,
                 "captions": self.captions,
+                "nearest": self.background.nearest,
                 "sha256": describe_file(temporary / EMBEDDINGS_FILE)["sha256"],
             }
             text = json.dumps(content, indent=1) + "\n"
@@ -202,7 +299,9 @@ class Index:
             content: Json = json.loads((folder / INDEX_FILE).read_text(encoding="utf-8"))
             if describe_file(folder / EMBEDDINGS_FILE)["sha256"] != content.pop("sha256"):
                 raise ValueError(f"{EMBEDDINGS_FILE} does not match its checksum")
-            embeddings_ND = load_file(folder / EMBEDDINGS_FILE)["embeddings"]
+            tensors = load_file(folder / EMBEDDINGS_FILE)
+            embeddings_ND = tensors["embeddings"]
+            background = Background(tensors["texts"], content.pop("nearest"))
             names, captions = content.pop("names"), content.pop("captions")
             info = IndexInfo(**content)
         except FileNotFoundError:
@@ -227,7 +326,24 @@ class Index:
                 f"The index in {folder} is corrupt: it has {len(names)} names and "
                 f"{len(embeddings_ND)} embeddings. Create it again."
             )
-        return cls(Search.load(folder / MODEL_FOLDER), info, names, captions, embeddings_ND, [])
+        model = Search.load(folder / MODEL_FOLDER)
+        return cls(model, info, names, captions, embeddings_ND, [], background)
+
+
+def check_query(query: str | Path) -> None:
+    """Raise UserError for a query that is empty, or the path of a file that does not exist."""
+    text = str(query).strip()
+    if not text:
+        raise UserError("The query is empty: give a text, or the path of a file.")
+    looks_like_path = text.lower().endswith(SUFFIXES) or text.startswith(("/", "./", "../", "~/"))
+    if (looks_like_path or isinstance(query, Path)) and not is_file(query):
+        raise UserError(
+            f"{text} does not exist: give the path of a recording, or a text that is no path."
+        )
+
+
+def format_fraction(hit: Hit) -> str:
+    return "" if hit.better_than is None else f"{hit.better_than:4.0%}  "
 
 
 def search_exactly(embeddings_ND: Tensor, query_1D: Tensor, top: int) -> tuple[Tensor, Tensor]:
@@ -277,17 +393,20 @@ def search_index(
     """Search an index; return a table or JSON."""
     index = Index.load(path)
     hits = index.search(query, top, how)
+    notice = index.explain_distance(query, hits)
     if as_json:
         content = {
             "query": query,
             "examples": len(index.names),
             **asdict(index.info),
+            "notice": notice,
             "hits": [asdict(hit) for hit in hits],
         }
         return json.dumps(content, indent=1, ensure_ascii=False)
     width = max(len(hit.name) for hit in hits)
     lines = [
-        f"{hit.rank:>4}  {hit.similarity:6.3f}  {hit.name:<{width}}  {hit.caption}".rstrip()
+        f"{hit.rank:>4}  {hit.similarity:6.3f}  {format_fraction(hit)}{hit.name:<{width}}  "
+        f"{hit.caption}".rstrip()
         for hit in hits
     ]
-    return "\n".join(lines)
+    return "\n".join([*lines, notice] if notice else lines)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,21 +22,22 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from tessera.api.pretrained import Pretrained
 from tessera.data.arrays import check_range
-from tessera.data.dataset import DataConfig, ExampleDataset
+from tessera.data.dataset import DataConfig, ExampleDataset, Extent
 from tessera.data.loader import EvalLoader
 from tessera.data.tokens import TokensInfo
 from tessera.engine.modes import eval_mode
 from tessera.engine.task import Batch, Examples, Media
 from tessera.nn.quantize.features import code_features
 from tessera.objectives.generation import TokenizerProtocol
-from tessera.objectives.reconstruction import TokenizerTask
+from tessera.objectives.reconstruction import MediaAdapter, TokenizerTask
 from tessera.run.config import encode as encode_config
 from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 
 
-class Tokenizer:
+class Tokenizer(Pretrained):
     is_external = False
 
     def __init__(self, trained: TrainedRun, data: DataConfig | None = None):
@@ -200,6 +201,38 @@ class Tokenizer:
         padded = codes.new_full(shape, -1)
         padded[tuple(slice(0, side) for side in codes.shape)] = codes
         return padded
+
+    # ---- whole recordings and videos
+
+    @property
+    def has_time(self) -> bool:
+        """Whether whole files are processed in pieces along time."""
+        adapter = type(self.network.adapter)
+        return adapter.encode_pieces is not MediaAdapter.encode_pieces
+
+    @property
+    def plays_whole_files(self) -> bool:
+        """Whether codes of whole files can be decoded to media."""
+        adapter = type(self.network.adapter)
+        return adapter.decode_pieces is not MediaAdapter.decode_pieces
+
+    def encode_pieces(self, pieces: Iterable[Examples]) -> Tensor:
+        """Encode one medium, which arrives in pieces along time, as codes (t, ...).
+
+        Memory use does not depend on its length, except for the codes.
+        """
+        on_device = (piece.to(self.device) for piece in pieces)
+        with eval_mode(self.network), as_user_error(ValueError):
+            return self.network.adapter.encode_pieces(self.model, on_device)
+
+    @torch.no_grad()
+    def decode_pieces(self, codes: Tensor, extent: Extent) -> Iterator[Media]:
+        """Decode codes (t, ...) of a whole recording or video to its media, in pieces."""
+        adapter, device = self.network.adapter, self.device
+        with as_user_error(ValueError):
+            yield from adapter.decode_pieces(
+                self.model, codes.to(device), extent.length, extent.rate_hz
+            )
 
     def encode_dataset(
         self,

@@ -6,7 +6,6 @@ commands are the parameters of their functions.
 
 from __future__ import annotations
 
-import hashlib
 import json as json_module
 import shlex
 import sys
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tessera._optional import require
+from tessera.cli.export import export
+from tessera.cli.pack import pack
 from tessera.run.directory import (
     Json,
     RunDirectory,
@@ -31,7 +32,9 @@ from tessera.run.directory import (
 from tessera.run.errors import UserError, as_user_error, printable
 
 if TYPE_CHECKING:
+    from tessera.api.files import TimedFiles
     from tessera.cli.flags import TrainArguments
+    from tessera.data.pieces import TimeRange
 
 Weights = Literal["ema", "raw"]
 
@@ -67,6 +70,7 @@ def train(*arguments: str) -> int:
         dry_run,
         find_unused_folder,
         print_header,
+        print_plan,
         print_summary,
     )
 
@@ -77,6 +81,11 @@ def train(*arguments: str) -> int:
     directory.check_ownership()
     resolved = resolve_run(parsed.run, parsed.given, directory)
     run = resolved.run
+    if parsed.plan_only:
+        if not parsed.dry_run:
+            raise UserError("--plan-only is for --dry-run: add it, or leave --plan-only out.")
+        print_plan(run, parsed.preset)
+        return 0
     if parsed.dry_run:
         dry_run(run)
         return 0
@@ -170,6 +179,12 @@ def sample(
     like: str | None = None,
     prompt_audio: str | None = None,
     seconds: float | None = None,
+    first_frame: str | None = None,
+    last_frame: str | None = None,
+    frames_given: int | None = None,
+    frames: int | None = None,
+    start: float | None = None,
+    format: str | None = None,
     count: int = 16,
     seed: int = 0,
     out: str | None = None,
@@ -200,12 +215,23 @@ def sample(
         prompt: The text prompts. By default the captions of held-out examples are used.
         negative_prompt: The text that guidance leads away from.
         data: A folder or file: the examples that a tokenizer reconstructs, the source of captions
-            for a generator, or with a mask the image to change. By default held-out examples are
-            used.
-        mask: An image of the same size, white where the image is generated again (inpainting).
+            for a generator, or with a mask the image or video to change. By default held-out
+            examples are used.
+        mask: An image of the same size, white where the image is generated again (inpainting). For
+            a video, an image for all frames or a video.
         like: A recording whose content is followed, for audio-soundstorm.
         prompt_audio: A recording of the voice to use; without it any voice is used.
-        seconds: The length of the recording to follow; by default all of it.
+        seconds: The length of the recording to follow, or of each recording or video that a
+            tokenizer reconstructs; by default all of it.
+        start: The time in seconds at which recordings and videos that a tokenizer reconstructs
+            begin.
+        format: The format of files that a tokenizer reconstructs: wav, flac, ogg, mp3, mp4 or gif.
+            By default that of the original if it can be written.
+        first_frame: An image that a generated video begins with.
+        last_frame: An image that it ends with, for interpolation.
+        frames_given: The number of first frames of the video in `data` that are continued.
+        frames: The number of frames of a generated video, by default that of the training videos;
+            longer ones are generated window by window.
         count: The number of samples for each prompt.
         seed: The seed of the samples.
         out: The output folder; by default a new folder among the samples of the run.
@@ -228,17 +254,30 @@ def sample(
         superres_decoding_steps: The number of decoding steps of the super-resolution run.
     """
     from tessera.api.generator import Generator, drop_none, reconstruct_samples
+    from tessera.cli.files import find_whole_files
+    from tessera.data.pieces import TimeRange
     from tessera.engine.evaluation import Sample, save_samples
+    from tessera.objectives.contrastive import ContrastiveTask
     from tessera.objectives.generation import GeneratorTask
     from tessera.run.load import load_run
 
     if count < 1:
         raise UserError(f"--count must be at least 1, got {count}.")
+    media_prompts = drop_none(
+        mask=mask,
+        like=like,
+        prompt_audio=prompt_audio,
+        first_frame=first_frame,
+        last_frame=last_frame,
+        frames_given=frames_given,
+        frames=frames,
+    )
     trained = load_run(run, weights)
     print_notices(trained.notices)
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     if isinstance(trained.task, GeneratorTask):
+        reject_time_flags(start=start, format=format)
         second = load_run(superres, weights) if superres is not None else None
         print_notices(second.notices if second is not None else [])
         generator = Generator(trained, second)
@@ -252,6 +291,10 @@ def sample(
             like=like,
             prompt_audio=prompt_audio,
             seconds=seconds,
+            first_frame=first_frame,
+            last_frame=last_frame,
+            frames_given=frames_given,
+            frames=frames,
             decoding_steps=decoding_steps,
             decoding_steps_per_level=decoding_steps_per_level,
             guidance=guidance,
@@ -269,16 +312,26 @@ def sample(
             superres_decoding_steps=superres_decoding_steps,
         )
     else:
-        media_prompts = (mask, like, prompt_audio, seconds)
-        if prompt or negative_prompt or superres or media_prompts != (None,) * 4:
+        if isinstance(trained.task, ContrastiveTask) and prompt:
+            raise UserError(
+                f"A run of {trained.run.recipe} generates nothing for a prompt; it finds music: "
+                f"tessera index {run} --data FOLDER --out INDEX, then tessera search INDEX "
+                f"{shlex.quote(prompt[0])}."
+            )
+        if prompt or negative_prompt or superres or media_prompts:
             raise UserError(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
                 "prompt, mask or second run: those are for generators, such as images-maskgit."
             )
+        if (whole := find_whole_files(trained, data)) is not None:
+            part = TimeRange(start or 0.0, seconds)
+            return sample_whole(
+                whole, count=count, part=part, format=format, folder=folder, data=data
+            )
+        reject_time_flags(seconds=seconds, start=start, format=format)
         generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
     print_notices(generated.notices)
-    media = drop_none(mask=mask, like=like, prompt_audio=prompt_audio, seconds=seconds)
-    settings = {
+    content = {
         "run": run,
         "superres_run": superres,
         "step": trained.steps,
@@ -287,23 +340,132 @@ def sample(
         "seed": seed,
         "count": len(generated.media),
         "examples": generated.names,
+        **media_prompts,
+        **drop_none(seconds=seconds),
+        **generated.settings,
     }
-    with explain_write_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        if earlier := move_earlier_samples(folder):
-            print(f"The samples that were there before are in {earlier}.")
-        remove_partial(folder)
-        content = settings | media | generated.settings
-        # First of all, so that the folder is recognised if this process is killed.
-        write_json(folder / "settings.json", content | {"complete": False})
+    with writing_samples(folder, content):
         pairs = zip(generated.media, generated.names, strict=True)
         sheet = save_samples([Sample(one, name) for one, name in pairs], folder)
-        write_json(folder / "settings.json", content)
     print(
         f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
         f"contact sheet: {sheet}"
     )
+    if isinstance(trained.task, ContrastiveTask):
+        print(
+            f"To find music by a text or a recording: tessera index {run} --data FOLDER --out "
+            'INDEX, then tessera search INDEX "TEXT"'
+        )
     return 0
+
+
+def speak(
+    run: str,
+    /,
+    *,
+    text: str,
+    voice: str | None = None,
+    speed: float = 1.0,
+    temperature: float | None = None,
+    guidance: float | None = None,
+    soundstorm: str | None = None,
+    seed: int = 0,
+    out: str | None = None,
+    weights: Weights = "ema",
+) -> int:
+    """Speak a text with a run of audio-text2semantic.
+
+    It writes the speech and its plot, and prints what the recogniser of the run reads in it.
+
+    Args:
+        run: The run directory.
+        text: The text; several sentences are spoken one after the other.
+        voice: A recording of the voice to use; without it any voice is used.
+        speed: The speed of speech, from 0.25 to 4.
+        temperature: The sampling temperature of the semantic tokens.
+        guidance: The scale of guidance on the voice; 1 disables it, at half the cost.
+        soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
+        seed: The seed of the speech.
+        out: The output folder; by default a new folder among the samples of the run.
+        weights: The EMA weights, or the raw weights as the optimizer left them.
+    """
+    from tessera.api.speaker import Speaker
+    from tessera.metrics.text import character_error
+    from tessera.text.characters import normalize_text
+
+    speaker = Speaker.load(run, soundstorm, weights)
+    print_notices(speaker.trained.notices)
+    samples = RunDirectory(run).samples
+    folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
+    speech = speaker.speak(
+        text, voice=voice, speed=speed, temperature=temperature, guidance=guidance, seed=seed
+    )
+    read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
+    error = character_error([read], [normalize_text(text)])
+    settings = {
+        "run": run,
+        "step": speaker.trained.steps,
+        "weights": weights,
+        "seed": seed,
+        "count": 1,
+        "examples": [text],
+    }
+    content = settings | speech.settings | {"recognised": read, "character_error": error}
+    with writing_samples(folder, content):
+        file = speech.media[0].save(folder / "0000.wav")
+    print(f"{file}: {speech.media[0].seconds:.1f} s")  # type: ignore[attr-defined]
+    print(printable(f"The recogniser reads {read!r}, a character error of {error:.0%}."))
+    return 0
+
+
+def sample_whole(
+    files: TimedFiles,
+    *,
+    count: int,
+    part: TimeRange,
+    format: str | None,
+    folder: Path,
+    data: str | None,
+) -> int:
+    """Reconstruct whole recordings or videos with a codec."""
+    from tessera.cli.files import rebuild_files
+    from tessera.engine.evaluation import Sample, make_sheet
+
+    trained = files.tokenizer.trained
+    content: Json = {
+        "run": str(trained.directory.path),
+        "step": trained.steps,
+        "weights": trained.weights,
+        "data": data,
+        "start": part.start_seconds,
+        "seconds": part.seconds,
+    }
+    with writing_samples(folder, content):
+        rebuilt = rebuild_files(
+            files, count=count, part=part, folder=folder, format=format, notify=print_notices
+        )
+        pairs = zip(rebuilt.pairs, rebuilt.names, strict=True)
+        sheet = make_sheet([Sample(one, name) for one, name in pairs]).save(folder / "sheet")
+        content |= {
+            "count": len(rebuilt.names),
+            "examples": rebuilt.names,
+            "files": rebuilt.files,
+        }
+    print(
+        f"{len(rebuilt.names)} files, reconstructed by step {trained.steps} ({trained.weights} "
+        f"weights), in {folder}; originals and reconstructions: {sheet}"
+    )
+    return 0
+
+
+def reject_time_flags(**flags: object) -> None:
+    """Raise UserError if a flag for whole recordings and videos is given."""
+    for name, value in flags.items():
+        if value is not None:
+            raise UserError(
+                f"--{name} is for recordings and videos that a tokenizer reconstructs: leave it "
+                "out."
+            )
 
 
 def tokenize(
@@ -312,59 +474,73 @@ def tokenize(
     *,
     out: str,
     data: str | None = None,
+    whole: bool = True,
+    start: float | None = None,
+    seconds: float | None = None,
     weights: Weights = "ema",
     batch_size: int = 32,
     num_workers: int = 1,
 ) -> int:
     """Encode a folder of files as codes, with their names and the fingerprint of the tokenizer.
 
+    All of a recording or video is encoded, whatever its length.
+
     Args:
         run: The directory of a tokenizer run, or of a generator run to use all its tokenizers.
         out: The output folder; the tokenizers of a generator get a subfolder each.
         data: A folder or file; by default the data of the run.
+        whole: Encode whole recordings and videos; without, one example of each in the length of
+            the run, for `--task.tokens` of a generator.
+        start: The time in seconds at which recordings and videos begin; by default 0.
+        seconds: The length of recordings and videos; by default all of them.
         weights: The EMA weights, or the raw weights as the optimizer left them.
-        batch_size: The number of examples that are encoded together.
+        batch_size: The number of examples that are encoded together; whole recordings and videos
+            are encoded one by one.
         num_workers: The number of processes that load data; 0 loads it in this process.
     """
-    from tessera.api.generator import data_at, get_tokenizer
-    from tessera.api.tokenizer import DatasetPart, Tokenizer, encode_dataset
-    from tessera.data.tokens import TokenWriter
-    from tessera.objectives.generation import GeneratorTask, MediaTokenizer
+    from tessera.cli.files import TokenizeRequest, tokenize_data
+    from tessera.data.pieces import TimeRange
+    from tessera.run.load import load_run
+
+    part = TimeRange(start or 0.0, seconds)
+    request = TokenizeRequest(Path(out), part, whole, batch_size, num_workers)
+    trained = load_run(run, weights)
+    print_notices(trained.notices)
+    with explain_write_errors(Path(out)):
+        for line in tokenize_data(trained, data, request, print_notices):
+            print(line)
+    return 0
+
+
+def decode(
+    run: str,
+    codes: str,
+    /,
+    *,
+    out: str,
+    format: str | None = None,
+    weights: Weights = "ema",
+) -> int:
+    """Decode codes to images, videos, audio or meshes, under the names of their originals.
+
+    Args:
+        run: The directory of the tokenizer run that wrote the codes, or of a generator run with
+            this tokenizer.
+        codes: A folder that `tessera tokenize` wrote.
+        out: The output folder; for a single example also a file, whose ending selects the format.
+        format: The format, such as wav, flac, ogg or mp3 for audio, mp4 or gif for videos, png or
+            jpg for images, glb or obj for meshes. By default that of the original if it can be
+            written.
+        weights: The weights that wrote the codes: EMA, or raw.
+    """
+    from tessera.cli.files import decode_folder
     from tessera.run.load import load_run
 
     trained = load_run(run, weights)
     print_notices(trained.notices)
-    dataset = data_at(trained, data).full(captions=False)
-    signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
-    identity = json_module.dumps([list(signatures.items()), batch_size])
-    source = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()
-    tokenizers: dict[str, MediaTokenizer] = {}
-    if isinstance(trained.task, GeneratorTask):
-        tokenizers |= {name: get_tokenizer(trained.task, name) for name in trained.task.tokenizers}
-    else:
-        tokenizers["."] = Tokenizer(trained)
-    for name, tokenizer in tokenizers.items():
-        folder = Path(out) / name
-        with explain_write_errors(folder):
-            writer = TokenWriter(folder, tokenizer.info(), source)
-            if writer.num_read:
-                print(f"Continuing after {writer.num_read:,} examples in {folder}")
-            device, part = trained.dist.device, DatasetPart(start=writer.num_read)
-            for batch, codes in encode_dataset(
-                tokenizer, dataset, batch_size, num_workers, device, part
-            ):
-                num_read = min(batch_size, len(dataset) - writer.num_read)
-                writer.add(batch.names, [signatures[one] for one in batch.names], codes, num_read)
-            count = writer.finish()
-        if not count:
-            raise UserError(
-                "No example could be read, so no codes were written. `tessera check` shows the "
-                "reasons."
-            )
-        print(
-            f"{count} of {len(dataset)} examples encoded in {folder}, vocabulary size "
-            f"{tokenizer.vocab_size}"
-        )
+    with explain_write_errors(Path(out)):
+        count = decode_folder(trained, Path(codes), Path(out), format)
+    print(f"{count} of {count} examples of {codes} decoded in {out}")
     return 0
 
 
@@ -452,6 +628,9 @@ def check(
     /,
     *,
     medium: Literal["auto", "image", "video", "audio", "mesh"] = "auto",
+    columns: tuple[str, ...] = (),
+    download: bool = False,
+    group_by: str | None = None,
     json: bool = False,
 ) -> int:
     """Inspect a folder: list what can be used, what cannot with the reasons, and how to train.
@@ -459,26 +638,34 @@ def check(
     Every file is opened once. The exit code is 1 if nothing can be used.
 
     Args:
-        path: A folder or file.
+        path: A folder or file, tar shards, a table, or a text file that lists paths.
         medium: The kind of files; auto takes the kind of most files.
+        columns: The columns of a table to read: that of the files, then those of the captions.
+        download: Download data at an address to the cache.
+        group_by: Show which groups of files a run would hold out: by folder, prefix or a column
+            of the metadata, such as speaker.
         json: Print JSON instead of lines.
     """
+    from tessera.cli.splits import describe_split
+    from tessera.data.discovery import SourceOptions
     from tessera.modalities import MODALITIES, detect_modality, inspect_folder
 
+    options = SourceOptions(columns, download)
     try:
-        modality = detect_modality(path) if medium == "auto" else MODALITIES[medium]
-        report = inspect_folder(path, modality)
+        modality = detect_modality(path, options) if medium == "auto" else MODALITIES[medium]
+        report = inspect_folder(path, modality, options)
     except UserError as error:  # a folder without any file of the modality
         content = {"path": path, "usable": 0, "reason": str(error)}
         print(json_module.dumps(content) if json else printable(str(error)))
         return 1
+    split = describe_split(path, modality, group_by)
     if not json:
-        print(printable("\n".join(report.lines())), flush=True)
+        print(printable("\n".join([*report.lines(), *split.lines()])), flush=True)
     from tessera.recipes.suggest import suggest_commands
 
-    commands = suggest_commands(report, modality)
+    commands = suggest_commands(report, modality, columns, group_by)
     if json:
-        print(report.as_json(commands))
+        print(report.as_json(commands, split.as_dict()))
     elif commands:
         print("\n  ".join(["To train on it:", *commands]))
     return 0 if report.usable else 1
@@ -545,12 +732,12 @@ def demo(
 
     At the end, it prints the path of a contact sheet of samples and a command to try next.
 
-    Approximate times on two CPU cores: image 8 minutes, video 3 minutes, audio 5 minutes, music 2
+    Approximate times on two CPU cores: image 8 minutes, video 6 minutes, audio 5 minutes, music 2
     minutes, mesh 7 minutes.
 
     Args:
-        medium: image (a tokenizer and text to image), video (a tokenizer), audio (a codec), music
-            (an embedding of music and text), mesh (text to mesh), or all.
+        medium: image (a tokenizer and text to image), video (a tokenizer and text to video), audio
+            (text to speech), music (an embedding of music and text), mesh (text to mesh), or all.
         out: The folder of the runs.
     """
     from tessera.cli.main import run_command
@@ -559,6 +746,8 @@ def demo(
     chosen = [one for one in MODALITIES.values() if medium in (one.name, "all") and one.demo]
     for modality in chosen:
         for step in modality.demo:
+            if step.creates and Path(step.creates.format(out=out)).exists():
+                continue
             print(step.description, flush=True)
             run_command([argument.format(out=out) for argument in step.command])
             print()
@@ -627,11 +816,15 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "import": import_checkpoint,
     "sample": sample,
+    "speak": speak,
     "tokenize": tokenize,
+    "decode": decode,
     "evaluate": evaluate,
     "index": index,
     "search": search,
     "check": check,
+    "pack": pack,
+    "export": export,
     "view": view,
     "demo": demo,
 }
@@ -646,6 +839,23 @@ def explain_write_errors(path: Path) -> Iterator[None]:
         raise UserError(
             f"{path} cannot be written ({reason}). Free some disk space, or give another --out."
         ) from None
+
+
+@contextmanager
+def writing_samples(folder: Path, settings: Json) -> Iterator[None]:
+    """Prepare a folder of samples, and write the settings at the end.
+
+    The block may add to the settings. Earlier samples are moved into a subfolder.
+    """
+    with explain_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        if earlier := move_earlier_samples(folder):
+            print(f"The samples that were there before are in {earlier}.")
+        remove_partial(folder)
+        # First of all, so that the folder is recognised if this process is killed.
+        write_json(folder / "settings.json", settings | {"complete": False})
+        yield
+        write_json(folder / "settings.json", settings)
 
 
 def write_json(path: Path, content: Json) -> None:

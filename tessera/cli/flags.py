@@ -37,6 +37,9 @@ class TrainArguments:
     fresh: bool
     dry_run: bool
     rescan: bool
+    plan_only: bool = False
+    preset: str = "small"
+    """The preset of the recipe, which is also that of tokenizers that do not exist yet."""
 
 
 def parse(
@@ -52,7 +55,9 @@ def parse(
         if wants_help:
             with contextlib.suppress(SystemExit):  # the recipe's flags; those of its run follow
                 tyro.cli(choices, prog=program, args=["--help"])
-        return parse_settings(run, ["--help"] if wants_help else rest, program)
+        parsed = parse_settings(run, ["--help"] if wants_help else rest, program)
+        preset = getattr(chosen, "preset", parsed.preset)
+        return dataclasses.replace(parsed, preset=preset)
 
 
 def parse_changes(run: Run, arguments: list[str], program: str) -> TrainArguments:
@@ -76,7 +81,15 @@ def parse_settings(run: Run, arguments: list[str], program: str) -> TrainArgumen
     task = parsed.task.fit_data(parsed.data)
     run = dataclasses.replace(run, engine=parsed.engine, task=task, data=parsed.data)
     given = named_settings(arguments)
-    return TrainArguments(run, given, parsed.out, parsed.fresh, parsed.dry_run, parsed.rescan)
+    return TrainArguments(
+        run,
+        given,
+        parsed.out,
+        parsed.fresh,
+        parsed.dry_run,
+        parsed.rescan,
+        plan_only=parsed.plan_only,
+    )
 
 
 def named_settings(arguments: list[str]) -> frozenset[str]:
@@ -120,6 +133,7 @@ def run_class(run: Run) -> type:
     fresh_help = "Start a new run in a new folder beside one that is in use."
     rescan = "List the files again, and use those that were added since the run was started."
     dry_run_help = "Print the plan, try two steps, and keep nothing."
+    plan_help = "With --dry-run: print parameters, memory and FLOPs of a step, and try nothing."
     return dataclasses.make_dataclass(
         "Flags",
         [
@@ -129,6 +143,7 @@ def run_class(run: Run) -> type:
             ("out", Annotated[str | None, tyro.conf.arg(help=out_help)], None),
             ("fresh", Annotated[switch, tyro.conf.arg(help=fresh_help)], False),
             ("dry_run", Annotated[switch, tyro.conf.arg(help=dry_run_help)], False),
+            ("plan_only", Annotated[switch, tyro.conf.arg(help=plan_help)], False),
             ("rescan", Annotated[switch, tyro.conf.arg(name="data.rescan", help=rescan)], False),
         ],
         kw_only=True,

@@ -23,11 +23,15 @@ tessera train RECIPE [--data PATH] [--out RUN]    start a run, or resume it; --h
 tessera train --config FILE [--out RUN]           start a run with the settings of another
 tessera import MODULE:MODEL FILE --trainer NAME --out RUN    read a research package's checkpoint
 tessera sample RUN [--data PATH] [--out DIR]      generate samples, or reconstruct examples
+tessera speak RUN --text "..." [--voice FILE]     speak a text, in the voice of a recording
 tessera tokenize RUN --data PATH --out DIR        encode a folder of files as codes
+tessera decode RUN CODES --out DIR                decode codes to files
 tessera evaluate RUN [--data PATH]                compute the metrics of a run
 tessera index RUN --data PATH --out INDEX         embed a folder of music for search
 tessera search INDEX "slow piano, minor key"      find the nearest music to a text or a recording
 tessera check PATH                                inspect a folder: what can be used, and what not
+tessera export RUN --out DIR                      write a model to be handed on
+tessera pack PATH --out SHARDS                    write files and captions as tar shards
 tessera view [RUNS...]                            show runs and a playground in the browser
 tessera demo                                      train and sample on synthetic data
 

@@ -9,9 +9,9 @@ the data. No torch is imported.
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile, file_signature, open_file
 from tessera.run.errors import UserError
 
 VARIABLE = "TESSERA_MAX_DECODED_MB"
@@ -44,12 +44,13 @@ def check_decoded_size(content: str, num_bytes: float, turns: int = 1) -> None:
         )
 
 
-def read_file(path: str | Path) -> bytes:
+def read_file(file: AnyFile) -> bytes:
     """Read a whole file, unless it is larger than decoded content may be."""
-    size, limit = Path(path).stat().st_size, max_decoded_bytes()
+    size, limit = file_signature(file).bytes, max_decoded_bytes()
     if size > limit:
         raise UnreadableFile(
             f"it has {size / 1e6:,.0f} MB, and at most {limit / 1e6:,.0f} MB are read: reduce it, "
             f"or set {VARIABLE} higher"
         )
-    return Path(path).read_bytes()
+    with open_file(file) as content:
+        return content.read()

@@ -20,7 +20,6 @@ import csv
 import json
 import posixpath
 import unicodedata
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,12 +74,6 @@ class Captions:
         else:
             captions = [folder_caption(name)] if self.by_folder else []
         return [caption for one in captions if (caption := join_lines(one))]
-
-    def counts(self, names: Sequence[str]) -> dict[str, int]:
-        """Return how many of these files have a caption, by its source."""
-        sources = Counter(self.source(name) for name in names)
-        known = ("text files", "metadata", "folder names")
-        return {source: sources[source] for source in known if sources[source]}
 
     def unrelated(self, names: Sequence[str], others: Sequence[str]) -> list[str]:
         """Return the files that are neither among `names` nor captions of them."""
@@ -191,21 +184,39 @@ def read_metadata(root: Path, files: Sequence[str]) -> dict[str, MetadataRow]:
     """Read every file name in the metadata with its texts and tags."""
     rows: dict[str, MetadataRow] = {}
     origins: dict[str, str] = {}
+    for name, line, origin in read_metadata_lines(root, files):
+        if name in rows:
+            raise UserError(
+                f"{origin}: {name!r} was named before, in {origins[name]}: keep one line for each "
+                "file"
+            )
+        rows[name], origins[name] = parse_metadata(line.fields, origin), origin
+    return rows
+
+
+def read_metadata_fields(root: Path, files: Sequence[str]) -> dict[str, dict[str, object]]:
+    """Read every file name in the metadata with all fields of its line."""
+    return {name: line.fields for name, line, _ in read_metadata_lines(root, files)}
+
+
+def read_metadata_lines(
+    root: Path, files: Sequence[str]
+) -> Iterator[tuple[str, MetadataLine, str]]:
+    """Yield the name of a file, its line, and the origin of the line for error messages."""
     for file in files:
         read = read_jsonl if file.endswith(".jsonl") else read_csv
         for line in read(root / file):
             origin = f"{root / file}, line {line.number}"
-            folder = posixpath.dirname(file)
-            name = posixpath.normpath(posixpath.join(folder, get_file_name(line, origin)))
-            if name in rows:
-                raise UserError(
-                    f"{origin}: {name!r} was named before, in {origins[name]}: keep one line for "
-                    "each file"
-                )
-            texts = parse_texts(line.fields.get("text", line.fields.get("caption")), origin)
-            tags = parse_tags(line.fields.get("tags"), origin)
-            rows[name], origins[name] = MetadataRow(texts, tags), origin
-    return rows
+            name = posixpath.join(posixpath.dirname(file), get_file_name(line, origin))
+            yield posixpath.normpath(name), line, origin
+
+
+def parse_metadata(fields: object, origin: str) -> MetadataRow:
+    """Parse the texts and tags of a JSON object; anything else has none."""
+    if not isinstance(fields, dict):
+        return MetadataRow((), ())
+    texts = parse_texts(fields.get("text", fields.get("caption")), origin)
+    return MetadataRow(texts, parse_tags(fields.get("tags"), origin))
 
 
 def get_file_name(line: MetadataLine, origin: str) -> str:

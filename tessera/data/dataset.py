@@ -8,9 +8,7 @@ its name alone, so a folder can grow without moving a held-out file to the train
 
 from __future__ import annotations
 
-import hashlib
 import posixpath
-import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
@@ -18,9 +16,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar
 import numpy as np
 
 from tessera.data.arrays import is_array
-from tessera.data.captions import Captions, read_captions
-from tessera.data.discovery import Found, file_signature
+from tessera.data.collection import FileCollection
+from tessera.data.discovery import SourceOptions, find_files
 from tessera.data.errors import guard_reading
+from tessera.data.files import StoredFile
+from tessera.data.groups import group_names
+from tessera.data.split import split_names
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
@@ -40,6 +41,11 @@ class ExampleDataset(Generic[Example]):
     """The number of examples left out because they have no caption, where captions are needed."""
     reads_files: bool = False
     """Whether examples are read from files, whose content may cause any error."""
+
+    @property
+    def notices(self) -> Sequence[str]:
+        """What cannot be used of the data as a whole, in sentences."""
+        return ()
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -104,6 +110,20 @@ def choose_caption(captions: list[str], rng: np.random.Generator) -> str:
 
 
 @dataclass(frozen=True)
+class Extent:
+    """How long a medium with a time axis is."""
+
+    length: int
+    """The number of samples or frames."""
+    rate_hz: float
+    """Samples or frames per second."""
+
+    @property
+    def seconds(self) -> float:
+        return self.length / self.rate_hz
+
+
+@dataclass(frozen=True)
 class Split:
     train: ExampleDataset
     """The training set, augmented as its configuration specifies."""
@@ -153,57 +173,63 @@ class Subset(ExampleDataset[Example]):
 
 @dataclass(frozen=True)
 class FileDataset(ExampleDataset[Example]):
-    """Files of one folder with their captions; a modality adds `item` and `collate`."""
+    """Files with their captions; a modality adds `item` and `collate`."""
 
-    root: str
-    names: list[str]
-    captions: Captions
+    files: FileCollection
     config: DataConfig
     reads_files = True
+    piece_length: ClassVar[int | None] = None
+    """The samples or frames that are loaded at a time of a whole file; None for media without a
+    time axis."""
 
     @classmethod
-    def from_found(cls, found: Found, config: DataConfig, captions: bool = True) -> Self:
+    def from_files(cls, files: FileCollection, config: DataConfig, captions: bool = True) -> Self:
         """Create a dataset of all files that were found, with or without their captions."""
-        read = (
-            read_captions(found.root, found.names, found.other_files)
-            if captions
-            else Captions.empty(found.root)
-        )
-        return cls(found.root.as_posix(), found.names, read, config)
+        return cls(files.with_captions() if captions else files, config)
+
+    @property
+    def names(self) -> Sequence[str]:
+        return self.files.names
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.files)
+
+    @property
+    def notices(self) -> Sequence[str]:
+        return self.files.notices
 
     def select(self, indices: Iterable[int]) -> Self:
-        return replace(self, names=[self.names[index] for index in indices])
+        return replace(self, files=self.files.select(indices))
 
     def name(self, index: int) -> str:
-        return self.names[index]
+        return self.files.names[index]
 
-    def path(self, index: int) -> str:
-        return f"{self.root}/{self.names[index]}"
+    def file(self, index: int) -> str | StoredFile:
+        return self.files.file(index)
 
     def location(self, index: int) -> str:
-        return self.path(index)
+        return str(self.files.file(index))
+
+    def extent(self, index: int) -> Extent:
+        """Return the length of a file by its header, at the rate of the data."""
+        raise NotImplementedError
+
+    def load_piece(self, index: int, start: int, count: int) -> Example:
+        """Load `count` samples or frames from `start` on, preprocessed; fewer at the end."""
+        raise NotImplementedError
 
     def all_captions(self, index: int) -> list[str]:
-        return self.captions.get_all(self.names[index])
+        return self.files.captions(index)
 
     def classes(self) -> list[str]:
-        if not self.captions.by_folder:
-            return []
-        return sorted({self.captions.get(name) for name in self.names} - {""})
+        return self.files.classes()
 
     def without_captions(self) -> Self:
-        return replace(self, captions=Captions.empty(self.captions.root))
+        return replace(self, files=self.files.without_captions())
 
     def signature(self, index: int) -> str:
         """Return size and modification time; of a folder of frames, those of all frames."""
-        try:
-            found = file_signature(self.path(index))
-        except OSError:
-            return "missing"
-        return f"{found.bytes} {found.modified_ns}"
+        return self.files.signature(index)
 
 
 @dataclass(frozen=True)
@@ -245,18 +271,30 @@ class DataConfig:
     """Base class of data configurations: a folder of files, or synthetic data.
 
     Subclasses declare the fields that can be set, because their order is that of the flags and of
-    config.json. Only `path` is a field here, and the first of all of them; the other values are
-    used for those that a subclass leaves out.
+    config.json. Only those of where files are read from are fields here, and the first of all of
+    them; the other values are used for those that a subclass leaves out.
     """
 
     path: str | None = None
     """The folder, or None for synthetic data."""
+    columns: tuple[str, ...] = ()
+    """The columns of a table to read: first that of the files, then those of their captions. By
+    default they are chosen by their types and names."""
+    download: bool = False
+    """Download data at http, https or s3 addresses to the local cache. Without it, only what is
+    there already is read."""
     val_fraction = 0.05
     split_seed = 0
+    group_by = "file"
     num_synthetic = 2000
     batch_ndim: ClassVar[int | None] = None
     """The dimensions of an array of several examples in [-1, 1]; None if examples are not such
     arrays."""
+
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    """The suffixes of the files that are read, the preferred ones first."""
+    noun: ClassVar[str] = "files"
+    """What the files are called in messages."""
 
     proposes: ClassVar[tuple[str, ...]] = ()
     """The settings that `propose` chooses if a command leaves them out."""
@@ -268,12 +306,24 @@ class DataConfig:
             )
         if self.path is not None and not self.path.strip():
             raise ValueError("path must not be empty: give a folder, or leave it out.")
+        if not self.group_by.strip():
+            raise ValueError(
+                "group_by must not be empty: use file, folder, prefix or a column of the metadata."
+            )
         if self.num_synthetic < 1:
             raise ValueError(f"num_synthetic must be at least 1, got {self.num_synthetic}.")
 
     def folder_dataset(self, captions: bool = True) -> FileDataset:
         """Return all files of the path, in order."""
         raise NotImplementedError
+
+    def find_files(self) -> FileCollection:
+        """Find the files of the path, whatever it is: a folder, shards, a table or a list."""
+        return find_files(str(self.path), self.suffixes, self.noun, self.source_options)
+
+    @property
+    def source_options(self) -> SourceOptions:
+        return SourceOptions(self.columns, self.download)
 
     def synthetic_dataset(self) -> SyntheticDataset:
         """Return the synthetic training set."""
@@ -285,6 +335,10 @@ class DataConfig:
     def preprocessing(self) -> dict[str, object]:
         """Return the settings that an example's tokens depend on."""
         return {}
+
+    def inherited(self) -> dict[str, object]:
+        """Return the settings that a generator takes from its tokenizer if it is given none."""
+        return self.preprocessing()
 
     def propose(self, task: Any) -> Proposal | None:
         """Read some files of the path, and return settings that suit them and the task.
@@ -337,7 +391,8 @@ class DataConfig:
         return self.split_files(self.folder_dataset(captions))
 
     def split_files(self, dataset: FileDataset) -> Split:
-        train, held_out = split_names(dataset.names, self.val_fraction, self.split_seed)
+        groups = group_names(dataset.files, self.group_by)
+        train, held_out = split_names(groups, self.val_fraction, self.split_seed)
         validation = replace(dataset.select(held_out), config=self.without_augmentation())
         return Split(train=dataset.select(train), validation=validation)
 
@@ -368,29 +423,6 @@ def split_dataset(
     train, held_out = split_names(names, val_fraction, split_seed)
     without_augmentation = dataset if validation is None else validation
     return Split(Subset(dataset, train), Subset(without_augmentation, held_out))
-
-
-def split_names(
-    names: Sequence[str], val_fraction: float, seed: int = 0
-) -> tuple[list[int], list[int]]:
-    """Return the indices of the training set and of the held-out set.
-
-    Where the hash leaves a side empty, as in a folder of a few files, the file with the lowest hash
-    is held out or the one with the highest is trained on. With a fraction of 0, or a single file,
-    both sets contain everything.
-    """
-    if not 0 <= val_fraction < 1:
-        raise ValueError(f"val_fraction must be at least 0 and below 1, got {val_fraction}.")
-    indices = list(range(len(names)))
-    if val_fraction == 0 or len(names) < 2:
-        return indices, indices
-    hashes = [hash_name(name, seed) for name in names]
-    held_out = {i for i in indices if hashes[i] < val_fraction}
-    if not held_out:
-        held_out = {min(indices, key=hashes.__getitem__)}
-    if len(held_out) == len(names):
-        held_out.remove(max(indices, key=hashes.__getitem__))
-    return [i for i in indices if i not in held_out], sorted(held_out)
 
 
 def spread_examples(dataset: ExampleDataset, count: int) -> list[int]:
@@ -426,11 +458,3 @@ def spread_indices(total: int, count: int) -> list[int]:
     """Return `count` indices spread evenly over `total`, or all of them if there are fewer."""
     count = min(count, total)
     return [i * total // count for i in range(count)]
-
-
-def hash_name(name: str, seed: int = 0) -> float:
-    """Hash a name to [0, 1); accents are normalised, since file systems differ in their form."""
-    normalised = unicodedata.normalize("NFC", name).encode("utf-8", "surrogateescape")
-    salt = seed.to_bytes(8, "big", signed=True)
-    digest = hashlib.blake2b(normalised, digest_size=8, salt=salt).digest()
-    return int.from_bytes(digest, "big") / 2**64

@@ -1,58 +1,226 @@
-"""Discovery of files: list a folder without opening a file.
+"""Discovery of files: find out what a path is, and list a folder without opening a file.
 
-Names are paths relative to the folder, with "/" on every system, in sorted order.
+A path is a folder of files, a single file, tar shards (`shards.py`), a table (`tables.py`) or a
+text file that lists paths. Names are paths relative to the folder, with "/" on every system, in
+sorted order.
 """
 
 from __future__ import annotations
 
+import glob
 import os
-import stat
-from collections import Counter
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from tessera.data.captions import METADATA, text_file
+from tessera.data.collection import FileCollection, FolderFiles, count_by_suffix
+from tessera.data.shard_index import SHARD_SUFFIX
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 
-
-@dataclass(frozen=True)
-class FileSignature:
-    """Size and modification time of a file, or of a folder and the files in it."""
-
-    path: str
-    bytes: int
-    modified_ns: int
-
-
-def file_signature(path: str | Path) -> FileSignature:
-    status = Path(path).stat()
-    inside = [file.stat() for file in Path(path).iterdir()] if stat.S_ISDIR(status.st_mode) else []
-    entries = [status, *inside]
-    size = sum(entry.st_size for entry in entries)
-    return FileSignature(str(path), size, max(entry.st_mtime_ns for entry in entries))
+COMPRESSED_SUFFIXES = (".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
+TABLE_SUFFIXES = (".parquet", ".arrow")
+LIST_SUFFIX = ".txt"
+MAX_EXPANDED = 1_000_000
+"""The number of paths that braces may stand for."""
 
 
 @dataclass(frozen=True)
-class Found:
+class SourceOptions:
+    """How data that are no folder are read."""
+
+    columns: tuple[str, ...] = ()
+    """The columns of a table: that of the files, then those of their captions."""
+    download: bool = False
+    """Whether data at an address may be downloaded to the cache."""
+
+
+DEFAULT_OPTIONS = SourceOptions()
+
+
+def find_files(
+    path: str | Path,
+    suffixes: tuple[str, ...],
+    noun: str,
+    options: SourceOptions = DEFAULT_OPTIONS,
+) -> FileCollection:
+    """Find the files of a modality at a path; `noun` is "images", say."""
+    source = resolve_source(path, suffixes, noun, options)
+    if isinstance(source, Shards):
+        from tessera.data.shards import find_in_shards
+
+        return find_in_shards(source.files, suffixes, noun)
+    if isinstance(source, Tables):
+        from tessera.data.tables import find_in_tables
+
+        return find_in_tables(source.files, suffixes, noun, options.columns)
+    if isinstance(source, PathList):
+        return find_listed(source.file, suffixes, noun)
+    return find_in_folder(source.root, path, suffixes, noun)
+
+
+def list_names(path: str | Path, suffixes: tuple[str, ...], options: SourceOptions) -> list[str]:
+    """List the names of what is at a path, to detect its modality by the suffixes."""
+    source = resolve_source(path, suffixes, "files", options)
+    if isinstance(source, Shards):
+        from tessera.data.shards import list_suffixes
+
+        return list_suffixes(source.files)
+    if isinstance(source, Tables):
+        from tessera.data.tables import list_pseudo_names
+
+        return list_pseudo_names(source.files)
+    if isinstance(source, PathList):
+        return read_path_list(source.file)
+    return list_files(source.root) if source.root.is_dir() else [source.root.name]
+
+
+# ---- what a path is
+
+
+@dataclass(frozen=True)
+class Shards:
+    files: list[Path]
+
+
+@dataclass(frozen=True)
+class Tables:
+    files: list[Path]
+
+
+@dataclass(frozen=True)
+class PathList:
+    file: Path
+
+
+@dataclass(frozen=True)
+class Folder:
     root: Path
-    names: list[str]
-    """The files of the modality."""
-    other_files: list[str]
-    """Every other visible file: captions, metadata and unrelated files."""
+    """A folder, or a single file."""
 
 
-def find_files(path: str | Path, suffixes: tuple[str, ...], noun: str) -> Found:
-    """Find the files of a modality in a folder, or a single file; `noun` is "images", say."""
+Source = Shards | Tables | PathList | Folder
+
+
+def resolve_source(
+    path: str | Path, suffixes: tuple[str, ...], noun: str, options: SourceOptions
+) -> Source:
+    """Find out what a path is; several paths are written with braces or wildcards."""
+    text = str(path)
+    if is_address(text):
+        from tessera.data.remote import fetch_files
+
+        return several_files(fetch_files(expand_braces(text), options.download), text)
     root = expand_path(path, noun)
+    if not os.path.lexists(root) and (found := expand_pattern(str(root))):
+        return several_files(found, text)
+    if root.is_file():
+        return single_file(root, suffixes)
+    if root.is_dir():
+        return inside_folder(root, suffixes)
+    raise UserError(f"{path} does not exist (that is, {root.absolute()}): give a folder of {noun}.")
+
+
+def is_address(text: str) -> bool:
+    """Return whether a text is an address such as https://host/file, and no path."""
+    return re.match(r"[a-z][a-z0-9+.-]+://", text) is not None
+
+
+def single_file(file: Path, suffixes: tuple[str, ...]) -> Source:
+    name = file.name.lower()
+    if name.endswith(suffixes):
+        return Folder(file)
+    if name.endswith(SHARD_SUFFIX):
+        return Shards([file])
+    if name.endswith(TABLE_SUFFIXES):
+        return Tables([file])
+    return PathList(file) if name.endswith(LIST_SUFFIX) else Folder(file)
+
+
+def several_files(files: list[Path], text: str) -> Source:
+    """Return files that a pattern or an address stands for, all of one kind."""
+    names = [file.name.lower() for file in files]
+    if all(name.endswith(SHARD_SUFFIX) for name in names):
+        return Shards(files)
+    if all(name.endswith(TABLE_SUFFIXES) for name in names):
+        return Tables(files)
+    raise UserError(
+        f"{text} stands for {len(files):,} files ({count_by_suffix(names)}), but several files "
+        "must be tar shards or parquet files: give a folder for others."
+    )
+
+
+def inside_folder(root: Path, suffixes: tuple[str, ...]) -> Source:
+    """Return a folder, or the shards or tables in it if it has no other files of the modality."""
+    if (root / "dataset_dict.json").is_file():
+        splits = sorted(one.parent.name for one in root.glob("*/state.json"))
+        raise UserError(
+            f"{root} is a dataset of several splits ({', '.join(splits) or 'none of them here'}): "
+            f"give the folder of one, such as {root / (splits or ['train'])[0]}."
+        )
+    if (root / "dataset_info.json").is_file() and (root / "state.json").is_file():
+        return Tables(fix_listing(sorted(root.glob("*.arrow"))))
+    files = list_fixed_files(root)
+    if not any(name.lower().endswith(suffixes) for name in files):
+        for suffix, kind in ((SHARD_SUFFIX, Shards), (TABLE_SUFFIXES, Tables)):
+            if found := [root / name for name in files if name.lower().endswith(suffix)]:
+                return kind(found)
+    return Folder(root)
+
+
+def expand_pattern(pattern: str) -> list[Path]:
+    """Return the files that a path with braces or wildcards stands for."""
+    expanded = expand_braces(pattern)
+    if len(expanded) > 1:
+        missing = [one for one in expanded if not Path(one).is_file()]
+        if missing:
+            raise UserError(
+                f"{pattern} stands for {len(expanded):,} files, and {len(missing):,} of them do "
+                f"not exist, such as {missing[0]}: give the numbers of the files that exist."
+            )
+        return fix_listing([Path(one) for one in expanded])
+    found = [Path(one) for one in sorted(glob.glob(pattern)) if Path(one).is_file()]
+    return fix_listing(found) if found else []
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Expand {000..127} and {a,b} as a shell does; a text without them is returned alone."""
+    match = re.search(r"\{([^{}]*,[^{}]*|\d+\.\.\d+)\}", pattern)
+    if match is None:
+        return [pattern]
+    inner = match[1]
+    if ".." in inner and "," not in inner:
+        first, last = inner.split("..")
+        width = len(first) if first.startswith("0") else 0
+        if abs(int(last) - int(first)) >= MAX_EXPANDED:
+            raise UserError(f"{pattern} stands for more than {MAX_EXPANDED:,} files.")
+        options = [f"{number:0{width}d}" for number in range(int(first), int(last) + 1)]
+    else:
+        options = inner.split(",")
+    return [
+        one
+        for option in options
+        for one in expand_braces(pattern[: match.start()] + option + pattern[match.end() :])
+    ]
+
+
+def fix_listing(files: list[Path]) -> list[Path]:
+    """Return the files that a run was started with, if a listing is fixed."""
+    return [Path(name) for name in list_fixed([str(file) for file in files])]
+
+
+# ---- folders and lists
+
+
+def find_in_folder(
+    root: Path, path: str | Path, suffixes: tuple[str, ...], noun: str
+) -> FolderFiles:
     if root.is_file():
         return find_single_file(root, suffixes, noun)
-    if not root.is_dir():
-        raise UserError(
-            f"{path} does not exist (that is, {root.absolute()}): give a folder of {noun}."
-        )
     files = list_fixed_files(root)
     names = [name for name in files if name.lower().endswith(suffixes)]
     if not names:
@@ -62,7 +230,42 @@ def find_files(path: str | Path, suffixes: tuple[str, ...], noun: str) -> Found:
             f"subfolders, found {instead}."
         )
     wanted = set(names)
-    return Found(root, names, [name for name in files if name not in wanted])
+    return FolderFiles(root, names, [name for name in files if name not in wanted])
+
+
+def find_listed(file: Path, suffixes: tuple[str, ...], noun: str) -> FolderFiles:
+    """Find the files that the lines of a text file name, relative to its folder or absolute.
+
+    A caption is the text file beside each, or in the metadata beside the list.
+    """
+    lines = list_fixed(read_path_list(file))
+    names = [line for line in lines if line.lower().endswith(suffixes)]
+    if not names:
+        raise UserError(
+            f"{file} lists no {noun}: expected a path in each line, ending in "
+            f"{', '.join(suffixes)}, found {describe_lines(lines)}."
+        )
+    root = file.parent
+    texts = [text for name in names if os.path.isfile(root / (text := text_file(name)))]
+    wanted = set(names)
+    others = [line for line in lines if line not in wanted]
+    metadata = [name for name in METADATA if (root / name).is_file()]
+    return FolderFiles(root, names, [*others, *texts, *metadata])
+
+
+def read_path_list(file: Path) -> list[str]:
+    """Return the lines of a list, each path once; empty lines and lines with # are left out."""
+    try:
+        text = file.read_text(encoding="utf-8-sig", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"{file} cannot be read ({error.strerror or error}).") from None
+    lines = (line.strip("\r") for line in text.split("\n"))
+    kept = (line for line in lines if line.strip() and not line.startswith("#"))
+    return list(dict.fromkeys(line.removeprefix("./") for line in kept if "\0" not in line))
+
+
+def describe_lines(lines: Sequence[str]) -> str:
+    return f"{len(lines):,} lines, such as {lines[0][:60]!r}" if lines else "nothing"
 
 
 def expand_path(path: str | Path, noun: str = "files") -> Path:
@@ -86,6 +289,8 @@ class Listing:
 
     files: list[str] | None = None
     """None until the folder is listed."""
+    checksums: dict[str, str] = field(default_factory=dict)
+    """Those of archives and tables, by their names."""
 
 
 _LISTING: ContextVar[Listing | None] = ContextVar("listing", default=None)
@@ -103,22 +308,49 @@ def fixed_listing(listing: Listing) -> Iterator[None]:
 
 def list_fixed_files(root: Path) -> list[str]:
     listing = _LISTING.get()
-    if listing is None:
-        return list_files(root)
-    if listing.files is None:
-        listing.files = list_files(root)
+    if listing is None or listing.files is None:
+        return list_fixed(list_files(root))
     return listing.files
 
 
-def find_single_file(file: Path, suffixes: tuple[str, ...], noun: str) -> Found:
+def list_fixed(present: list[str]) -> list[str]:
+    """Return the files that a run was started with; the present ones if it starts now."""
+    listing = _LISTING.get()
+    if listing is None:
+        return present
+    if listing.files is None:
+        listing.files = present
+    return listing.files
+
+
+def check_unchanged(name: str, checksum: str, kind: str) -> None:
+    """Raise UserError if an archive is another one than when the run was started."""
+    listing = _LISTING.get()
+    if listing is None:
+        return
+    before = listing.checksums.setdefault(name, checksum)
+    if before != checksum:
+        raise UserError(
+            f"{name} has other content than when the run was started, so its examples would be "
+            f"others: put the earlier {kind} back, add --data.rescan to go on with the new one, or "
+            "start another run with --fresh."
+        )
+
+
+def find_single_file(file: Path, suffixes: tuple[str, ...], noun: str) -> FolderFiles:
+    if file.name.lower().endswith(COMPRESSED_SUFFIXES):
+        raise UserError(
+            f"{file} is a compressed archive, in which no member can be read without those before "
+            f"it: decompress it to a {SHARD_SUFFIX} file, or unpack it."
+        )
     if not file.name.lower().endswith(suffixes):
         raise UserError(
             f"{file} is a file of another kind than the {noun} that can be read "
-            f"({', '.join(suffixes)}): give such a file, or a folder of {noun} (unpack archives "
-            "first)."
+            f"({', '.join(suffixes)}): give such a file, a folder of {noun}, tar shards, a parquet "
+            "file or a text file that lists paths (unpack other archives first)."
         )
     text = file.with_suffix(".txt")
-    return Found(file.parent, [file.name], [text.name] if text.is_file() else [])
+    return FolderFiles(file.parent, [file.name], [text.name] if text.is_file() else [])
 
 
 def list_files(folder: str | Path) -> list[str]:
@@ -167,9 +399,3 @@ def list_entries(folder: str, visited: set[tuple[int, int]]) -> list[os.DirEntry
     except OSError as error:
         reason = error.strerror or error
         raise UserError(f"The folder {folder} cannot be listed ({reason}).") from error
-
-
-def count_by_suffix(names: Iterable[str]) -> str:
-    """Return the most common suffixes, as in "12 .mp4, 3 .txt"."""
-    counts = Counter(os.path.splitext(name)[1].lower() or "without suffix" for name in names)
-    return ", ".join(f"{count:,} {suffix}" for suffix, count in counts.most_common(5))

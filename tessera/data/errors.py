@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tessera.run.errors import UserError
 
@@ -21,8 +20,8 @@ class UnreadableFile(ValueError):
 
 
 @contextmanager
-def guard_reading(name: str | Path) -> Iterator[None]:
-    """Turn every error in this context into UnreadableFile with the name of the file.
+def guard_reading(name: object) -> Iterator[None]:
+    """Turn every error in this context into UnreadableFile with the name of the file, as text.
 
     Between a file and a finished example, no content may raise anything else.
     """
@@ -34,7 +33,7 @@ def guard_reading(name: str | Path) -> Iterator[None]:
 
 
 @contextmanager
-def add_path(path: str | Path) -> Iterator[None]:
+def add_path(path: object) -> Iterator[None]:
     """Do the same, except for packages that are not installed, which callers can install."""
     try:
         yield

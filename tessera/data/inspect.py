@@ -11,15 +11,15 @@ import hashlib
 import json
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import median_low
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from tessera.data.captions import Captions, read_captions
-from tessera.data.discovery import Found, count_by_suffix, file_signature
+from tessera.data.collection import FileCollection
 from tessera.data.errors import UnreadableFile, guard_reading
+from tessera.data.files import AnyFile, StoredFile, file_signature, open_file
 from tessera.data.workers import Monitor, WorkerPool
 from tessera.run.errors import UserError
 
@@ -39,7 +39,7 @@ Progress = Callable[[int, int], None]
 class FileReport:
     """The result of inspecting one file."""
 
-    name: str
+    name: str = ""
     bytes: int = 0
     digest: str = ""
     width: int = 0
@@ -54,10 +54,10 @@ AnyFileReport = TypeVar("AnyFileReport", bound=FileReport)
 
 @dataclass(frozen=True)
 class FolderScan(Generic[AnyFileReport]):
-    """The reports of all files of a folder."""
+    """The reports of all files of a folder or another collection."""
 
-    found: Found
-    captions: Captions
+    found: FileCollection
+    """The files, with their captions if these can be used."""
     caption_error: str
     """Why the captions as a whole cannot be used; "" if they can."""
     files: list[AnyFileReport]
@@ -71,9 +71,8 @@ class FolderScan(Generic[AnyFileReport]):
 class InspectFiles(Generic[AnyFileReport]):
     """Inspect files by number; a class, so that it can be sent to a worker."""
 
-    found: Found
-    captions: Captions
-    inspect_file: Callable[[Path, str, Captions], AnyFileReport]
+    found: FileCollection
+    inspect_file: Callable[[AnyFile], AnyFileReport]
     report: type[AnyFileReport]
 
     def __call__(self, block: Sequence[int], monitor: Monitor) -> list[AnyFileReport]:
@@ -81,47 +80,48 @@ class InspectFiles(Generic[AnyFileReport]):
 
     def inspect(self, number: int, monitor: Monitor) -> AnyFileReport:
         """Inspect one file; whatever its content raises is the reason why it is unusable."""
-        name = self.found.names[number]
-        path = self.found.root / name
+        name, file = self.found.names[number], self.found.file(number)
         try:
             monitor.begin(number)
-            with guard_reading(path):
-                return self.inspect_file(self.found.root, name, self.captions)
+            with guard_reading(str(file)):
+                report = self.inspect_file(file)
+                caption = next(iter(self.found.captions(number)), "")
+                return replace(report, name=name, caption=caption)
         except UnreadableFile as error:
             return self.report(
-                name=name, bytes=file_size(path), reason=str(error).removeprefix(f"{path}: ")
+                name=name, bytes=file_size(file), reason=str(error).removeprefix(f"{file}: ")
             )
 
 
 def scan_folder(
-    found: Found,
-    inspect_file: Callable[[Path, str, Captions], AnyFileReport],
+    found: FileCollection,
+    inspect_file: Callable[[AnyFile], AnyFileReport],
     report: type[AnyFileReport],
     num_workers: int | None,
     progress: Progress | None,
 ) -> FolderScan[AnyFileReport]:
     """Inspect all files in worker processes; `inspect_file` may raise UnreadableFile."""
-    captions, caption_error = Captions.empty(found.root), ""
+    caption_error = ""
     try:
-        captions = read_captions(found.root, found.names, found.other_files)
+        found = found.with_captions()
     except UserError as error:
         caption_error = str(error)
     files: list[AnyFileReport] = []
-    count = min(num_workers or os.cpu_count() or 1, max(1, len(found.names)))
-    inspect = InspectFiles(found, captions, inspect_file, report)
+    count = min(num_workers or os.cpu_count() or 1, max(1, len(found)))
+    inspect = InspectFiles(found, inspect_file, report)
     pool = WorkerPool(inspect, count, max_seconds=MAX_SECONDS)
-    for inspected in pool.results([number] for number in range(len(found.names))):
+    for inspected in pool.results([number] for number in range(len(found))):
         files += inspected
         if progress is not None:
-            progress(len(files), len(found.names))
-    return FolderScan(found, captions, caption_error, files)
+            progress(len(files), len(found))
+    return FolderScan(found, caption_error, files)
 
 
-def file_size(path: Path) -> int:
+def file_size(file: AnyFile) -> int:
     """Return the size of a file or of the files in a folder; 0 if it cannot be determined."""
     try:
-        return file_signature(path).bytes
-    except OSError:
+        return file_signature(file).bytes
+    except Exception:  # of a cell in a damaged table, nearly any type
         return 0
 
 
@@ -175,6 +175,8 @@ class Report:
     """Names and reasons."""
     other_files: str
     """Files that are neither of the modality nor captions, counted by suffix."""
+    notices: list[str] = field(default_factory=list)
+    """What cannot be used of archives and tables as a whole."""
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
@@ -184,9 +186,11 @@ class Report:
         """Return settings that suit these files, where the modality has such settings."""
         return None
 
-    def as_json(self, commands: Sequence[str] = ()) -> str:
-        """Return the report with the commands that train on the folder."""
-        content = asdict(self) | {"commands": list(commands)}
+    def as_json(
+        self, commands: Sequence[str] = (), split: Mapping[str, object] | None = None
+    ) -> str:
+        """Return the report with the split and the commands that train on the folder."""
+        content = asdict(self) | {"split": split, "commands": list(commands)}
         return json.dumps(content, indent=2, ensure_ascii=False)
 
     def size_lines(self) -> Iterator[str]:
@@ -221,6 +225,7 @@ class Report:
             yield f"other files: {self.other_files}"
 
     def unusable_lines(self, noun: str) -> Iterator[str]:
+        yield from self.notices
         yield from list_problems("unusable", self.unusable, noun, "skipped in training")
 
 
@@ -234,11 +239,12 @@ def common_fields(path: str | Path, scan: FolderScan[AnyFileReport]) -> dict[str
         "bytes": sum(file.bytes for file in scan.files),
         "sizes": summarize_sizes(scan.usable),
         "captioned": sum(bool(file.caption) for file in scan.usable),
-        "captions": scan.captions.counts(found.names),
+        "captions": found.count_captions(),
         "caption_error": scan.caption_error,
         "duplicates": find_duplicates(scan.usable),
         "unusable": unusable,
-        "other_files": count_by_suffix(scan.captions.unrelated(found.names, found.other_files)),
+        "other_files": found.describe_unrelated(),
+        "notices": list(found.notices),
     }
 
 
@@ -281,14 +287,17 @@ def format_duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}"
 
 
-def hash_file(path: Path) -> tuple[int, str]:
+def hash_file(file: AnyFile) -> tuple[int, str]:
     """Return the size in bytes and the digest of a file, or of all files directly in a folder.
 
     Files are read in pieces, since videos may not fit into memory.
     """
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    files: list[AnyFile] = [file]
+    if not isinstance(file, StoredFile) and Path(file).is_dir():
+        files = [one for one in sorted(Path(file).iterdir()) if one.is_file()]
     digest = hashlib.blake2b(digest_size=16)
-    for file in files:
-        with file.open("rb") as data:
-            digest.update(hashlib.file_digest(data, "blake2b").digest())
-    return sum(file.stat().st_size for file in files), digest.hexdigest()
+    for one in files:
+        with open_file(one) as data:
+            while piece := data.read(1 << 20):
+                digest.update(piece)
+    return sum(file_signature(one).bytes for one in files), digest.hexdigest()

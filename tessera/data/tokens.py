@@ -2,6 +2,10 @@
 
     tokens/  codes-00000.safetensors ("codes": N x grid, int32 or int64), ..., index.json
 
+Codes of whole recordings and videos have different lengths. Where those of a file differ, "codes"
+has the rows of all of its examples one after the other, and "sizes" (N) their lengths. index.json
+then also has the extent of each medium: the number of its samples or frames, and their rate.
+
 index.json is written last and makes the folder complete; it has the checksums of all files. Until
 then progress.json lists the finished files, from which an interrupted writer continues. Readers
 pass the fingerprint of their tokenizer, and codes of another one are rejected, because they would
@@ -14,8 +18,8 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,7 +28,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save
 
-from tessera.data.dataset import ExampleDataset
+from tessera.data.dataset import ExampleDataset, Extent
 from tessera.run.directory import Json, read_json, write_atomically
 from tessera.run.errors import UserError
 
@@ -45,8 +49,9 @@ class TokenizedBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> TokenizedBatch:
-        codes = {name: codes.to(device) for name, codes in self.codes.items()}
-        return TokenizedBatch(codes, self.captions)
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 @dataclass
@@ -109,8 +114,37 @@ class StoredTokens:
     names: list[str]
     signatures: list[str]
     """One string for each example that changes when its file does."""
-    codes: Tensor
+    rows: list[Tensor]
+    """The codes of each example."""
     info: TokensInfo
+    extents: list[Extent] = field(default_factory=list)
+    """How long each medium is, if these are codes of whole recordings or videos."""
+
+    @property
+    def codes(self) -> Tensor:
+        """The codes of all examples, (N, *grid), with -1 after the end of shorter ones."""
+        return stack_padded(self.rows)
+
+
+def stack_padded(rows: Sequence[Tensor]) -> Tensor:
+    """Stack rows of codes; those with a shorter first axis are padded with -1."""
+    longest = max(len(row) for row in rows)
+    if all(len(row) == longest for row in rows):
+        return torch.stack(list(rows))
+    padded = rows[0].new_full((len(rows), longest, *rows[0].shape[1:]), -1)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return padded
+
+
+@dataclass(frozen=True)
+class TokenEntry:
+    """One example of a writer."""
+
+    name: str
+    signature: str
+    row: Tensor
+    extent: Extent | None = None
 
 
 def write_tokens(
@@ -141,8 +175,9 @@ class TokenWriter:
         """The number of examples that were read or found to be unreadable."""
         self.names: list[str] = []
         self.signatures: list[str] = []
+        self.extents: list[Extent] = []
         self._shards: list[Json] = []
-        self._pending: list[tuple[list[str], list[str], Tensor]] = []
+        self._pending: list[TokenEntry] = []
         self._last_time = time.monotonic()
         if (folder / INDEX).exists():
             raise UserError(
@@ -165,9 +200,10 @@ class TokenWriter:
         if self.source and isinstance(progress, dict) and is_same:
             with contextlib.suppress(OSError, SafetensorError, ValueError, KeyError, TypeError):
                 for shard in progress["shards"]:
-                    names, signatures = read_shard_names(self.folder, shard)
-                    self.names += names
-                    self.signatures += signatures
+                    entries = read_shard_entries(self.folder, shard)
+                    self.names += entries.names
+                    self.signatures += entries.signatures
+                    self.extents += entries.extents
                     self._shards.append(shard)
                     self.num_read = shard["num_read"]
         kept = {shard["file"] for shard in self._shards}
@@ -176,28 +212,37 @@ class TokenWriter:
                 path.unlink()
 
     def add(self, names: list[str], signatures: list[str], codes: Tensor, num_read: int) -> None:
-        """Add the readable ones of the next `num_read` examples."""
+        """Add the readable ones of the next `num_read` examples, with codes (N, *grid)."""
+        rows = zip(names, signatures, codes, strict=True) if names else ()
+        self.add_entries([TokenEntry(*row) for row in rows], num_read)
+
+    def add_entries(self, entries: Iterable[TokenEntry], num_read: int) -> None:
+        """Do the same with codes of any lengths."""
         self.num_read += num_read
-        if names:
-            self._pending.append((names, signatures, codes))
-        is_full = sum(len(codes) for _, _, codes in self._pending) >= SHARD_SIZE
+        self._pending += entries
+        is_full = len(self._pending) >= SHARD_SIZE
         is_late = time.monotonic() > self._last_time + SHARD_SECONDS
         if self._pending and (is_full or is_late):
             self._write_shard()
 
     def _write_shard(self) -> None:
         dtype = torch.int32 if self.info.vocab_size <= 2**31 else torch.int64
-        names = [name for names, _, _ in self._pending for name in names]
-        signatures = [one for _, signatures, _ in self._pending for one in signatures]
-        codes = torch.cat([codes for _, _, codes in self._pending]).to(dtype)
+        names = [entry.name for entry in self._pending]
+        signatures = [entry.signature for entry in self._pending]
+        extents = [entry.extent for entry in self._pending if entry.extent is not None]
+        tensors = join_rows([entry.row.to(dtype) for entry in self._pending])
         file = f"codes-{len(self._shards):05d}.safetensors"
-        metadata = {"names": json.dumps(names), "signatures": json.dumps(signatures)}
-        content = save({"codes": codes}, metadata)
+        metadata = {
+            "names": json.dumps(names),
+            "signatures": json.dumps(signatures),
+            "extents": json.dumps([astuple(extent) for extent in extents]),
+        }
+        content = save(tensors, metadata)
         write_atomically(self.folder / file, content)
         self._shards.append(
             {
                 "file": file,
-                "examples": len(codes),
+                "examples": len(names),
                 "num_read": self.num_read,
                 "bytes": len(content),
                 "sha256": hashlib.sha256(content).hexdigest(),
@@ -205,6 +250,7 @@ class TokenWriter:
         )
         self.names += names
         self.signatures += signatures
+        self.extents += extents
         self._pending.clear()
         self._last_time = time.monotonic()
         progress = {
@@ -223,6 +269,7 @@ class TokenWriter:
         index = {
             "names": self.names,
             "signatures": self.signatures,
+            "extents": [astuple(extent) for extent in self.extents],
             "shards": self._shards,
             **asdict(self.info),
         }
@@ -245,13 +292,37 @@ def check_tokens_folder(folder: Path) -> None:
         )
 
 
-def read_shard_names(folder: Path, shard: Json) -> tuple[list[str], list[str]]:
-    """Return names and signatures of a file of codes, or raise ValueError if it is damaged."""
+@dataclass(frozen=True)
+class ShardEntries:
+    """The examples of a file of codes."""
+
+    names: list[str]
+    signatures: list[str]
+    extents: list[Extent]
+
+
+def read_shard_entries(folder: Path, shard: Json) -> ShardEntries:
+    """Return the examples of a file of codes, or raise ValueError if it is damaged."""
     path = folder / Path(shard["file"]).name
     check_shard(path, shard)
     with safe_open(path, "numpy") as opened:
         metadata = opened.metadata()
-    return json.loads(metadata["names"]), json.loads(metadata["signatures"])
+    return ShardEntries(
+        json.loads(metadata["names"]),
+        json.loads(metadata["signatures"]),
+        parse_extents(json.loads(metadata["extents"])),
+    )
+
+
+def parse_extents(values: Iterable[tuple[int, float]]) -> list[Extent]:
+    return [Extent(int(length), float(rate_hz)) for length, rate_hz in values]
+
+
+def join_rows(rows: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Return the tensors that are stored: stacked rows, or joined ones with their sizes."""
+    if len({row.shape for row in rows}) == 1:
+        return {"codes": torch.stack(list(rows))}
+    return {"codes": torch.cat(list(rows)), "sizes": torch.tensor([len(row) for row in rows])}
 
 
 def check_shard(path: Path, shard: Json) -> None:
@@ -262,20 +333,36 @@ def check_shard(path: Path, shard: Json) -> None:
         raise ValueError(f"{path.name} does not match its checksum")
 
 
-def read_tokens(folder: str | Path, fingerprint: str) -> StoredTokens:
-    """Read the codes in a folder if the tokenizer with this fingerprint wrote them."""
+def read_index(folder: str | Path) -> Json:
     index_path = Path(folder) / INDEX
     if not index_path.is_file():
         raise UserError(
             f"There are no codes in {folder}: it has no index.json. `tessera tokenize` writes them."
         )
     try:
-        index = json.loads(index_path.read_text(encoding="utf-8"))
+        index: Json = json.loads(index_path.read_text(encoding="utf-8"))
+        return index
+    except (OSError, ValueError, RecursionError) as error:
+        raise corrupt_tokens(folder, f"index.json cannot be read: {error}") from None
+
+
+def read_fingerprint(folder: str | Path) -> str:
+    """Return the fingerprint of the tokenizer that wrote the codes in a folder."""
+    index = read_index(folder)
+    if not isinstance(index, dict) or not isinstance(index.get("fingerprint"), str):
+        raise corrupt_tokens(folder, "index.json has no fingerprint")
+    return str(index["fingerprint"])
+
+
+def read_tokens(folder: str | Path, fingerprint: str) -> StoredTokens:
+    """Read the codes in a folder if the tokenizer with this fingerprint wrote them."""
+    index = read_index(folder)
+    try:
         names, signatures = index.pop("names"), index.pop("signatures")
-        shards = index.pop("shards")
+        shards, extents = index.pop("shards"), parse_extents(index.pop("extents"))
         info = TokensInfo(**index)
         fingerprint_found = str(info.fingerprint)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise corrupt_tokens(folder, f"index.json cannot be read: {error}") from None
     if fingerprint_found != fingerprint:
         raise UserError(
@@ -284,19 +371,22 @@ def read_tokens(folder: str | Path, fingerprint: str) -> StoredTokens:
             "tokenize` again."
         )
     try:
-        parts = [read_shard(Path(folder), shard) for shard in shards]
-        codes = torch.cat(parts).long()
+        rows = [row for shard in shards for row in read_shard(Path(folder), shard)]
     except (OSError, SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise corrupt_tokens(folder, str(error)) from None
-    if not len(names) == len(signatures) == len(codes):
-        raise corrupt_tokens(folder, f"it has {len(names)} names and {len(codes)} rows of codes")
-    return StoredTokens(names, signatures, codes, info)
+    if not len(names) == len(signatures) == len(rows) or len(extents) not in (0, len(rows)):
+        raise corrupt_tokens(folder, f"it has {len(names)} names and {len(rows)} rows of codes")
+    return StoredTokens(names, signatures, rows, info, extents)
 
 
-def read_shard(folder: Path, shard: Json) -> Tensor:
+def read_shard(folder: Path, shard: Json) -> Iterator[Tensor]:
+    """Yield the codes of each example of a file."""
     path = folder / Path(shard["file"]).name
     check_shard(path, shard)
-    return load_file(path)["codes"]
+    tensors = load_file(path)
+    codes = tensors["codes"].long()
+    sizes = tensors.get("sizes")
+    yield from codes if sizes is None else codes.split(sizes.tolist())
 
 
 def corrupt_tokens(folder: str | Path, problem: str) -> UserError:

@@ -25,6 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tessera.engine.fsdp import local_tensor, take_shard
 from tessera.run.directory import Json, fsync_folder
 from tessera.run.errors import UserError
 
@@ -183,6 +184,11 @@ class Writer:
         if is_pruned:
             prune(self._checkpoints, self._keep, snapshot.step)
 
+    def rewrite(self, snapshot: Snapshot) -> bool:
+        """Write a snapshot now; return False if that failed."""
+        self.submit(snapshot)
+        return self.wait()
+
     def wait(self) -> bool:
         """Wait for the pending write; return False if it failed."""
         pending, self._pending = self._pending, None
@@ -319,4 +325,4 @@ def load_strictly(network: nn.Module, tensors: dict[str, Tensor], source: str) -
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            tensor.copy_(tensors[name])
+            local_tensor(tensor).copy_(take_shard(tensors[name], tensor))

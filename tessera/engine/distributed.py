@@ -64,6 +64,14 @@ class Distributed:
         torch.distributed.all_reduce(total)
         return total
 
+    def all_reduce_or(self, flags: Tensor) -> Tensor:
+        """Return which flags are set on any process, without reading them."""
+        if self.world_size == 1:
+            return flags
+        total = flags.to(torch.int32)
+        torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.MAX)
+        return total > 0
+
     def all_gather_rows(self, tensor: Tensor) -> Tensor:
         """Return the rows of all processes in the order of the global batch.
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from tessera.engine.fsdp import is_sharded, local_tensor
+
 
 @dataclass(frozen=True, kw_only=True)
 class EMAConfig:
@@ -31,7 +33,7 @@ class EMAConfig:
 
 
 class EMA:
-    """Hold one tensor for each tensor of the model.
+    """Hold one tensor for each tensor of the model, or a shard of it where the model is sharded.
 
     Parameters are averaged in fp32, the type in which they are kept under any precision. Buffers
     are copied: they hold statistics already, and an expired codebook row is replaced, not moved.
@@ -41,11 +43,13 @@ class EMA:
         self.config = config
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
-        self._raw = list(state.values())
-        self._ema = [tensor.detach().clone() for tensor in state.values()]
-        self._averaged = [i for i, one in enumerate(self._raw) if isinstance(one, nn.Parameter)]
+        self._is_sharded = any(map(is_sharded, state.values()))
+        self._raw = [local_tensor(one) for one in state.values()]
+        self._ema = [tensor.detach().clone() for tensor in self._raw]
+        is_parameter = [isinstance(one, nn.Parameter) for one in state.values()]
+        self._averaged = [i for i, averaged in enumerate(is_parameter) if averaged]
         self._parameters = [self._raw[i] for i in self._averaged]
-        self._copied = [i for i, one in enumerate(self._raw) if not isinstance(one, nn.Parameter)]
+        self._copied = [i for i, averaged in enumerate(is_parameter) if not averaged]
 
     def decay_at(self, step: int) -> float:
         """Return the decay after `step` steps.
@@ -69,16 +73,28 @@ class EMA:
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """Swap the EMA weights into the model; storage is exchanged and nothing is copied."""
+        """Swap the EMA weights into the model.
+
+        Storage is exchanged and nothing is copied, except for shards, whose storage FSDP refers to.
+        """
         indices = range(len(self._raw))
         # The second swap runs backwards, because a weight with two names is swapped twice.
         for i in indices:
-            self._raw[i].data, self._ema[i] = self._ema[i], self._raw[i].data
+            self._swap(i)
         try:
             yield
         finally:
             for i in reversed(indices):
-                self._raw[i].data, self._ema[i] = self._ema[i], self._raw[i].data
+                self._swap(i)
+
+    @torch.no_grad()
+    def _swap(self, i: int) -> None:
+        if not self._is_sharded:
+            self._raw[i].data, self._ema[i] = self._ema[i], self._raw[i].data
+            return
+        raw = self._raw[i].clone()
+        self._raw[i].copy_(self._ema[i])
+        self._ema[i].copy_(raw)
 
     def state_dict(self) -> dict[str, Tensor]:
         return dict(zip(self._names, self._ema, strict=True))

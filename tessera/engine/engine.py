@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
@@ -32,11 +32,21 @@ from tessera.engine.evaluation import (
     make_samples,
     save_samples,
 )
+from tessera.engine.fsdp import (
+    ShardedObjective,
+    count_bytes,
+    gather_tensor,
+    gather_tensors,
+    global_norm,
+    local_tensor,
+    take_shard,
+)
 from tessera.engine.guards import (
     ADVICE,
     ROLLBACK_LR_SCALE,
     Diverged,
     NonFiniteGuard,
+    StepCheck,
     all_finite,
     retain_freed_memory,
 )
@@ -47,21 +57,31 @@ from tessera.engine.logging import (
     ThroughputMeter,
     Trackers,
 )
-from tessera.engine.modes import seed, train_only
+from tessera.engine.modes import checkpoint_activations, seed, train_only
 from tessera.engine.optim.config import (
     clip_grad_norm,
     grad_norm,
     load_optimizer_state,
     optimizer_state,
+    restored_if,
     set_lr,
+    step_optimizer,
     zero_grad,
 )
 from tessera.engine.signals import Interrupted, Signals
-from tessera.engine.task import Batch, Objective, Task, Update, check_ownership
+from tessera.engine.task import (
+    Batch,
+    Objective,
+    Task,
+    Update,
+    check_ownership,
+    prepare_batch,
+)
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+COMPILE_BACKEND = "inductor"
 MAX_COUNT = 10**12
 """The largest number of steps or examples: a product of two of them has 64 bits or is an error."""
 MAX_SEED = 1 << 63
@@ -108,6 +128,14 @@ class EngineConfig:
     max_skipped_steps: int = 10
     """The number of consecutive steps that may be skipped because their values are not finite."""
     ema: EMAConfig = field(default_factory=EMAConfig)
+    shard: bool = False
+    """Whether each process holds only a part of the parameters, the optimizer's state and the EMA
+    (FSDP2). Checkpoints are the same, and a run may resume with or without it."""
+    compile: bool = False
+    """Whether losses are compiled by torch.compile; weights and checkpoints have the same names."""
+    checkpoint_activations: bool = False
+    """Whether activations of transformer and residual blocks are computed again in the backward
+    pass instead of kept, which needs less memory and more time and changes no result."""
     log_with: tuple[str, ...] = ()
     """The trackers that receive metrics and samples too: tensorboard, wandb, trackio."""
 
@@ -151,6 +179,7 @@ class StatefulModule(Protocol):
 
     def commit(self, dist: Distributed, step: int) -> None: ...
     def rollback(self) -> None: ...
+    def buffers(self) -> Iterator[Tensor]: ...
 
 
 @dataclass
@@ -164,6 +193,7 @@ class UpdateState:
     parameters: list[nn.Parameter]
     train_only: train_only
     stateful_modules: list[StatefulModule]
+    sharded: ShardedObjective | None = None
     has_run: bool = False
 
 
@@ -202,6 +232,11 @@ class Engine:
         self.training, self.validation = training, validation
         self.dist = Distributed.from_environment()
         self.device = self.dist.device
+        if config.shard and self.dist.world_size == 1:
+            raise UserError(
+                "--shard divides a model between processes, but there is one: use --nproc 2 or "
+                "more, or leave --shard out."
+            )
         self.precision = config.precision
         if config.precision == "auto":  # half precision is 20 to 60 times slower than fp32 on CPUs
             has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
@@ -214,16 +249,34 @@ class Engine:
         self.printer = ProgressPrinter(self.dist.is_main)
         self.throughput = ThroughputMeter(self.device)
         self.on_log = on_log
+        self.unresolved: list[StepCheck] = []
+        """The checks of steps whose results are still on the device."""
         self.global_step = 0
         self.saved_step = 0
 
     def build_update(self, update: Update) -> UpdateState:
+        if self.config.checkpoint_activations:
+            checkpoint_activations(update.trains)
+        objective = Objective(update)
+        if self.config.compile:
+            objective.compile_loss(COMPILE_BACKEND)
+        sharded = None
+        if self.config.shard:
+            wrapped: nn.Module = objective
+            sharded = ShardedObjective(objective, update.trains, self.dist)
+            parameters = list(sharded.local.values())
+            optimizer = update.optimizer.build_named(list(sharded.local.items()))
+        else:
+            wrapped = self.dist.wrap_ddp(objective, find_unused=update.find_unused)
+            parameters = [one for one in update.trains.parameters() if one.requires_grad]
+            optimizer = update.optimizer.build(update.trains)
         return UpdateState(
             update=update,
-            objective=self.dist.wrap_ddp(Objective(update), find_unused=update.find_unused),
-            optimizer=update.optimizer.build(update.trains),
+            objective=wrapped,
+            optimizer=optimizer,
+            sharded=sharded,
             scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
-            parameters=[one for one in update.trains.parameters() if one.requires_grad],
+            parameters=parameters,
             train_only=train_only(self.task, update.trains, update.also_train),
             stateful_modules=[m for m in update.trains.modules() if isinstance(m, StatefulModule)],
         )
@@ -259,6 +312,7 @@ class Engine:
     def steps_to_end(self) -> Iterator[dict[str, UpdateResult]]:
         """Train from the current step to the last one."""
         self.run_due_events()
+        first_step = self.global_step
         for step, micro_batches in zip(
             range(self.global_step, self.config.steps), self.load_batches()
         ):
@@ -266,6 +320,12 @@ class Engine:
             results = self.run_step(step, micro_batches)
             self.global_step = step + 1
             self.printer.advance(self.global_step)
+            if self.config.shard and step == first_step:
+                local, whole = self.count_memory()
+                self.printer.print(
+                    f"Sharded: each process holds {local / 1e6:,.1f} MB of parameters, optimizer "
+                    f"state and EMA, {local / whole:.2f} of {whole / 1e6:,.1f} MB."
+                )
             if self.is_due(self.config.log_every):
                 self.log(results)
             if self.is_due(self.config.checkpoint_every):
@@ -286,16 +346,18 @@ class Engine:
     def run_update(self, state: UpdateState, step: int, micro_batches: list[Batch]) -> UpdateResult:
         """Accumulate the gradients of all micro-batches and take one optimizer step.
 
-        The step is skipped, and stateful modules are rolled back, if a value is not finite.
+        The step has no effect if a value is not finite: on a CPU it is skipped and stateful modules
+        are rolled back; a device decides itself (`found_inf`), and the host reads that later, in
+        `resolve_checks`.
         """
         update, optimizer, scaler = state.update, state.optimizer, state.scaler
         logs, losses, is_logged = [], [], self.is_due(self.config.log_every, step + 1)
-        with state.train_only:
+        with state.train_only, self.gathered(state):
             if update.prepare is not None:
                 with self.autocast():
                     update.prepare(micro_batches, step, self.dist)
             for number, batch in enumerate(micro_batches, start=1):
-                with self.sync_grads(state.objective, enabled=number == len(micro_batches)):
+                with self.sync_grads(state, enabled=number == len(micro_batches)):
                     with self.autocast():
                         loss = state.objective(batch, step)
                     total = loss.total()
@@ -305,19 +367,31 @@ class Engine:
                 losses.append(total.detach())
                 if is_logged:
                     logs.append(loss.detached())
+        if state.sharded is not None:
+            state.sharded.move_grads()
         if not state.has_run:
             self.check_all_used(state)
             state.has_run = True
         scaler.unscale_(optimizer)
         mean_loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
         norm = grad_norm(state.parameters)
+        if state.sharded is not None:
+            norm = global_norm(norm)
         lr = update.optimizer.lr_at(step, self.config.steps) * self.guard.lr_scale
-        if self.is_finite(state, mean_loss, norm, micro_batches, step):
+        check = self.check_finite(update.name, mean_loss, norm, micro_batches, step)
+        found_inf, is_skipped = None, False
+        if self.device.type == "cpu":  # a value on the host is read without waiting
+            is_skipped = self.resolve_check(check)
+        else:
+            self.unresolved.append(check)
+            found_inf = check.is_bad_anywhere[0].float()
+        if not is_skipped:
             clip_grad_norm(state.parameters, norm, update.optimizer.max_grad_norm)
             set_lr(optimizer, lr)
-            scaler.step(optimizer)
+            step_optimizer(optimizer, found_inf)
             for module in state.stateful_modules:
-                module.commit(self.dist, step)
+                with restored_if(found_inf, module.buffers()):
+                    module.commit(self.dist, step)
         else:
             for module in state.stateful_modules:
                 module.rollback()
@@ -326,10 +400,24 @@ class Engine:
         zero_grad(state.parameters)
         return UpdateResult(logs, norm, lr)
 
+    def count_memory(self) -> tuple[int, int]:
+        """Return the bytes of parameters, optimizer state and EMA: of this process, and of all if
+        nothing was sharded."""
+        sharded = [*self.task.parameters()]
+        own = {n: one for n, one in self.task.model.state_dict().items() if one.is_floating_point()}
+        local = [*sharded, *(one for n, one in self.ema.state_dict().items() if n in own)]
+        whole = [*sharded, *own.values()]
+        for state in self.updates.values():
+            moments = optimizer_state(state.optimizer)
+            local += [one for one in moments.values() if one.ndim]
+            parameters = state.update.trains.state_dict()
+            whole += [parameters[n.split("/", 1)[1]] for n, one in moments.items() if one.ndim]
+        return count_bytes(local), sum(one.numel() * one.element_size() for one in whole)
+
     def check_all_used(self, state: UpdateState) -> None:
         """Raise UserError if a parameter got no gradient and DDP would wait for it."""
         update = state.update
-        if self.dist.world_size == 1 or update.find_unused:
+        if self.dist.world_size == 1 or update.find_unused or state.sharded is not None:
             return
         unused = [
             name
@@ -354,12 +442,16 @@ class Engine:
 
         A run that was interrupted during a validation therefore repeats it when it resumes.
         """
-        received = self.dist.all_reduce_max(self.signals.received)
-        if received:  # all processes stop at the same step
-            raise Interrupted(received)
+        # All processes stop at the same step; those of devices wait for them at logged steps only.
+        is_waiting = self.device.type == "cpu" or self.is_due(self.config.log_every)
+        if self.dist.world_size == 1 or is_waiting:
+            received = self.dist.all_reduce_max(self.signals.received)
+            if received:
+                raise Interrupted(received)
         if not self.global_step:
             return
         if self.is_due(self.config.validate_every) or self.is_due(self.config.sample_every):
+            self.resolve_checks()
             self.check_weights()
         if self.is_due(self.config.validate_every) and not self.dist.on_main(self.is_validated):
             self.validate()
@@ -370,20 +462,31 @@ class Engine:
     # ---- parts of a step
 
     def load_batches(self) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each step on this device and measure the waiting time."""
+        """Yield the micro-batches of each step on this device and measure the waiting time.
+
+        A device gets the next batch before it has finished with the last one.
+        """
         stream = self.training.micro_batches(
             self.global_step, self.config.steps, self.dist.rank, self.dist.world_size
         )
-        while True:
+        ahead: deque[list[Batch]] = deque()
+        num_ahead = 0 if self.device.type == "cpu" else 1
+        is_finished = False
+        while ahead or not is_finished:
             start = time.perf_counter()
-            micro_batches = next(stream, None)
-            if micro_batches is None:
+            while not is_finished and len(ahead) <= num_ahead:
+                micro_batches = next(stream, None)
+                if micro_batches is None:
+                    is_finished = True
+                else:
+                    moved = [prepare_batch(self.task, one, self.device) for one in micro_batches]
+                    ahead.append(moved)
+            if not ahead:
                 return
-            micro_batches = [batch.to(self.device) for batch in micro_batches]
             self.throughput.add(self.config.batch_size, time.perf_counter() - start)
-            for batch in micro_batches:
+            for batch in ahead[0]:
                 self.logger.note_skipped_examples(batch)
-            yield micro_batches
+            yield ahead.popleft()
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         if self.precision == "fp32":
@@ -392,47 +495,67 @@ class Engine:
         return torch.autocast(self.device.type, dtype=dtype)
 
     def sync_grads(
-        self, objective: nn.Module, enabled: bool
+        self, state: UpdateState, enabled: bool
     ) -> contextlib.AbstractContextManager[None]:
         """Synchronise gradients between processes only with the last micro-batch."""
-        if enabled or self.dist.world_size == 1:
+        if state.sharded is not None:
+            state.sharded.sync_grads(enabled)
+        if enabled or self.dist.world_size == 1 or state.sharded is not None:
             return contextlib.nullcontext()
-        return objective.no_sync()  # type: ignore[operator]
+        return state.objective.no_sync()  # type: ignore[operator]
 
-    def is_finite(
-        self,
-        state: UpdateState,
-        loss: Tensor,
-        norm: Tensor,
-        micro_batches: list[Batch],
-        step: int,
-    ) -> bool:
-        """Return whether loss and gradients are finite on every process; note the step if not."""
-        name = state.update.name
-        local = not math.isfinite(loss.item() + norm.item())
-        if not self.dist.all_reduce_any(local):
-            self.guard.accept(name)
-            return True
-        if state.scaler.is_enabled() and not self.dist.all_reduce_any(
-            not math.isfinite(loss.item())
-        ):
-            return False  # the loss scale of fp16 is too high, which the scaler corrects
+    @contextlib.contextmanager
+    def gathered(self, trained: UpdateState | None = None) -> Iterator[None]:
+        """Gather the parameters of all networks, if they are sharded, for an update or for
+        evaluation."""
+        with contextlib.ExitStack() as stack:
+            for state in self.updates.values():
+                if state.sharded is not None:
+                    stack.enter_context(state.sharded.gathered(is_trained=state is trained))
+            yield
+
+    def check_finite(
+        self, update: str, loss: Tensor, norm: Tensor, micro_batches: list[Batch], step: int
+    ) -> StepCheck:
+        """Compute on the device whether loss and gradients are finite on every process."""
+        is_finite = loss.isfinite()
+        is_bad = torch.stack([is_finite & norm.isfinite(), is_finite]).logical_not()
         examples = [example for batch in micro_batches for example in batch.names]
-        names = self.dist.all_gather_json(examples if local else [])
+        return StepCheck(step, update, examples, is_bad, self.dist.all_reduce_or(is_bad))
+
+    def resolve_checks(self) -> None:
+        """Read the checks of all steps since the last call, and note the steps without effect."""
+        if not self.unresolved:
+            return
+        checks, self.unresolved = self.unresolved, []
+        both = torch.stack([torch.stack([one.is_bad, one.is_bad_anywhere]) for one in checks])
+        for check, (own, anywhere) in zip(checks, both.cpu(), strict=True):
+            self.resolve_check(replace(check, is_bad=own, is_bad_anywhere=anywhere))
+
+    def resolve_check(self, check: StepCheck) -> bool:
+        """Return whether an update was skipped, and note the step if it was."""
+        is_bad, is_loss_bad = check.is_bad_anywhere.tolist()
+        if not is_bad:
+            self.guard.accept(check.update)
+            return False
+        if self.updates[check.update].scaler.is_enabled() and not is_loss_bad:
+            return True  # the loss scale of fp16 is too high, which the scaler corrects
+        names = self.dist.all_gather_json(check.examples if check.is_bad[0] else [])
         if self.dist.is_main:
-            note = {"step": step, "update": name, "examples": names}
+            note = {"step": check.step, "update": check.update, "examples": names}
             self.directory.note("nonfinite.jsonl", note)
             self.printer.print(
-                f"Step {step}: {name!r} had a non-finite value and was skipped; see "
+                f"Step {check.step}: {check.update!r} had a non-finite value and was skipped; see "
                 "nonfinite.jsonl."
             )
-        self.guard.skip(name, names)
-        return False
+        self.guard.skip(check.update, names)
+        return True
 
     # ---- logging, validation and samples
 
     def log(self, results: dict[str, UpdateResult]) -> None:
         """Log the mean over micro-batches and processes of all terms and metrics."""
+        self.resolve_checks()
         examples = self.global_step * self.config.batch_size
         record: Json = {"step": self.global_step, "kind": "train", "examples": examples}
         for name, result in results.items():
@@ -464,7 +587,7 @@ class Engine:
         self.printer.show_activity("")
 
     def evaluate(self) -> Evaluation:
-        with self.autocast():
+        with self.gathered(), self.autocast():
             return evaluate_task(self.task, self.validation, self.dist, self.on_eval_batch)
 
     def sample(self) -> None:
@@ -472,7 +595,7 @@ class Engine:
         self.printer.show_activity("sampling")
         count = self.config.sample_count
         try:
-            with self.ema.applied(), self.autocast():
+            with self.ema.applied(), self.gathered(), self.autocast():
                 samples = make_samples(
                     self.task, self.validation, count, self.dist, self.on_eval_batch
                 )
@@ -547,9 +670,13 @@ class Engine:
         load_strictly(self.task.model, tensors["model"], "model in the checkpoint")
         model = {f"model.{name}": tensor for name, tensor in tensors["model"].items()}
         load_strictly(self.task, model | tensors.get("others", {}), "checkpoint")
-        self.ema.load_state_dict(tensors["ema"])
+        own = self.task.model.state_dict()
+        self.ema.load_state_dict({n: take_shard(one, own[n]) for n, one in tensors["ema"].items()})
         for name, update in self.updates.items():
-            load_optimizer_state(update.optimizer, tensors.get(f"optimizer.{name}", {}))
+            moments = tensors.get(f"optimizer.{name}", {})
+            if update.sharded is not None:
+                moments = update.sharded.take_state(moments)
+            load_optimizer_state(update.optimizer, moments)
             if update.scaler.is_enabled():
                 update.scaler.load_state_dict(state["scalers"][name])
         self.guard.load_state_dict(state["guard"])
@@ -563,21 +690,25 @@ class Engine:
 
     def checkpoint(self) -> None:
         """Save a checkpoint, except while steps are skipped: the run may have to be rolled back."""
+        self.resolve_checks()
         self.check_weights()
         if not self.guard.is_skipping:
             self.save()
 
     def save(self) -> None:
         """Stage a copy on the main process and write it in the background."""
-        if self.dist.is_main and self.global_step:
-            if problem := self.directory.fsync_metrics():
-                self.printer.print(f"metrics.jsonl may not be on the disk ({problem}).")
-            self.writer.submit(self.snapshot(), prune=not self.guard.is_skipping)
+        is_written = self.dist.is_main and self.global_step > 0
+        if is_written and (problem := self.directory.fsync_metrics()):
+            self.printer.print(f"metrics.jsonl may not be on the disk ({problem}).")
+        if is_written or self.config.shard:  # all processes gather the shards
+            snapshot = self.snapshot()
+        if is_written:
+            self.writer.submit(snapshot, prune=not self.guard.is_skipping)
         self.saved_step = self.global_step
 
     def has_finite_weights(self) -> bool:
         tensors = [*self.task.state_dict().values(), *self.ema.state_dict().values()]
-        return not self.dist.all_reduce_any(not all_finite(tensors))
+        return not self.dist.all_reduce_any(not all_finite(map(local_tensor, tensors)))
 
     def check_weights(self) -> None:
         """Raise Diverged if a weight is not finite; a step with finite gradients can cause that."""
@@ -600,6 +731,7 @@ class Engine:
                 f"{error} The run ends{f' {again}' if again else ''}; all checkpoints that were "
                 f"written are finite. {ADVICE}"
             ) from None
+        self.unresolved.clear()
         for state in self.updates.values():  # what a step that was not finished left
             zero_grad(state.parameters)
             for module in state.stateful_modules:
@@ -615,12 +747,17 @@ class Engine:
         )
 
     def snapshot(self) -> Snapshot:
+        """Return everything that a checkpoint holds; shards are gathered on all processes."""
         state_dict = self.task.state_dict()
         others = {name: one for name, one in state_dict.items() if not name.startswith("model.")}
         model = self.task.model.state_dict()
-        files = {"model": model, "ema": self.ema.state_dict(), "others": others}
+        ema = {n: gather_tensor(one, model[n]) for n, one in self.ema.state_dict().items()}
+        files = {"model": gather_tensors(model), "ema": ema, "others": gather_tensors(others)}
         for name, update in self.updates.items():
-            files[f"optimizer.{name}"] = optimizer_state(update.optimizer)
+            moments = optimizer_state(update.optimizer)
+            if update.sharded is not None:
+                moments = update.sharded.gather_state(moments)
+            files[f"optimizer.{name}"] = moments
         state = {
             "guard": self.guard.state_dict(),
             "scalers": {name: one.scaler.state_dict() for name, one in self.updates.items()},
@@ -633,12 +770,13 @@ class Engine:
 
     def ensure_saved(self) -> None:
         """Return when the current step is on the disk; retry once, then raise UserError."""
+        self.resolve_checks()
         if self.saved_step != self.global_step:
             self.check_weights()
             self.save()
-        if self.dist.is_main and not self.writer.wait():
-            self.writer.submit(self.snapshot())
-            if not self.writer.wait():
+        if self.dist.on_main(lambda: not self.writer.wait()):
+            snapshot = self.snapshot()
+            if not self.dist.on_main(lambda: self.writer.rewrite(snapshot)):
                 raise UserError(
                     f"Step {self.global_step} could not be saved in {self.directory.path}. Older "
                     "checkpoints are unchanged. Free some disk space and run the command again."
@@ -646,6 +784,8 @@ class Engine:
 
     def save_interrupted(self) -> None:
         """Save the current step, unless its weights are not finite."""
+        with contextlib.suppress(Diverged):  # the skipped steps changed no weight
+            self.resolve_checks()
         if not self.has_finite_weights():
             self.printer.print(
                 f"Some weights are not finite: step {self.global_step} is not saved, and the run "

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tessera.engine.distributed import Distributed
 from tessera.engine.modes import eval_mode
-from tessera.engine.task import Batch, Media, Rows, Saveable, Task
+from tessera.engine.task import Batch, Media, Rows, Saveable, Task, prepare_batch
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
@@ -84,7 +84,7 @@ def evaluate_task(
             if batch is None or not len(batch):
                 continue
             count += len(batch)
-            results = task.eval_step(batch.to(dist.device))
+            results = task.eval_step(prepare_batch(task, batch, dist.device))
             for name, value in results.items():
                 if isinstance(value, Tensor):
                     sums[name] = sums[name] + value.double() if name in sums else value.double()

@@ -28,6 +28,20 @@ class Diverged(UserError):
     exit_code = 1
 
 
+@dataclass
+class StepCheck:
+    """Whether the values of an update are finite: on the CPU, or on a device until it is read."""
+
+    step: int
+    update: str
+    examples: list[str]
+    """The names of this process's examples."""
+    is_bad: Tensor
+    """(2,) bool: whether loss or gradients, and whether the loss of this process are not finite."""
+    is_bad_anywhere: Tensor
+    """The same over all processes."""
+
+
 class NonFiniteGuard:
     """Count skipped updates and raise Diverged after `max_skipped_steps` consecutive ones."""
 
@@ -71,7 +85,8 @@ class NonFiniteGuard:
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Return whether all values of all floating-point tensors are finite, by one norm for each."""
-    floats = [tensor.detach() for tensor in tensors if tensor.is_floating_point()]
+    # A shard of a small tensor may be empty.
+    floats = [one.detach() for one in tensors if one.is_floating_point() and one.numel()]
     if not floats:
         return True
     # The largest absolute value cannot overflow, unlike the sum of squares.

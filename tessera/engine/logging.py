@@ -145,6 +145,9 @@ class Trackers:
 
     def log(self, record: Json) -> None:
         numbers = {k: v for k, v in record.items() if isinstance(v, (int, float)) and k != "step"}
+        if record.get("kind") == "validation" and "examples" in numbers:
+            # Trackers draw one curve for each name, and this one is of the training examples.
+            numbers["val/examples"] = numbers.pop("examples")
         for name, tracker in list(self._trackers.items()):
             self._call(name, partial(tracker.log, numbers, step=record["step"]))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from operator import attrgetter
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 _MASK = (1 << 64) - 1
 
@@ -103,3 +104,16 @@ def eval_mode(task: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modules:
             module.training = training
+
+
+def checkpoint_activations(network: nn.Module) -> None:
+    """Compute the activations of a network's blocks again in the backward pass.
+
+    A module names the methods to which this applies in `checkpoint_methods`. They draw no random
+    numbers and change no state, so that calling them twice gives the same values.
+    """
+    for module in network.modules():
+        for name in getattr(module, "checkpoint_methods", ()):
+            method = getattr(module, name)
+            options = {"use_reentrant": False, "preserve_rng_state": False}
+            setattr(module, name, partial(checkpoint, method, **options))

@@ -28,6 +28,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
 from tessera.engine.optim.config import OptimizerConfig
 
 
@@ -42,6 +43,8 @@ class Examples(Protocol):
 
 DataSettings: TypeAlias = Any
 """The data configuration of a run. Each part of a task annotates that of its own modality."""
+Inputs: TypeAlias = Any
+"""What a task prepares for its losses on the CPU; each task annotates its own type."""
 AnyExamples = TypeVar("AnyExamples", bound=Examples)
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -55,19 +58,6 @@ class TensorExamples:
 
     def to(self, device: torch.device, /) -> TensorExamples:
         return TensorExamples(move_tensors(self.data, device), self.captions)
-
-
-def move_tensors(data: Any, device: torch.device) -> Any:
-    """Move all tensors in nested tuples, lists and dictionaries; other values stay."""
-    if isinstance(data, Tensor):
-        return data.to(device)
-    if isinstance(data, Mapping):
-        return {name: move_tensors(value, device) for name, value in data.items()}
-    if isinstance(data, tuple) and hasattr(data, "_fields"):
-        return type(data)(*(move_tensors(value, device) for value in data))
-    if isinstance(data, (tuple, list)):
-        return type(data)(move_tensors(value, device) for value in data)
-    return data
 
 
 @dataclass
@@ -84,12 +74,15 @@ class Batch(Generic[AnyExamples]):
     """Examples that could not be read, as pairs of name and reason."""
     scratch: dict[str, Any] = field(default_factory=dict)
     """Detached tensors that one update passes to the next update of the same step."""
+    inputs: Inputs = None
+    """The result of the task's `prepare_inputs`; None before it was called."""
 
     def __len__(self) -> int:
         return len(self.names)
 
     def to(self, device: torch.device) -> Batch[AnyExamples]:
-        return Batch(self.examples.to(device), self.names, self.seeds, self.rejected)
+        inputs = move_tensors(self.inputs, device)
+        return Batch(self.examples.to(device), self.names, self.seeds, self.rejected, inputs=inputs)
 
     def generators(self) -> list[torch.Generator]:
         """Return one generator per example, independent of batch size and number of processes."""
@@ -179,8 +172,19 @@ class Objective(nn.Module):
         self.trains = update.trains
         self._loss = update.loss
 
+    def compile_loss(self, backend: str) -> None:
+        """Compile the loss. No module is wrapped, so that no name of a state dict changes."""
+        self._loss = torch.compile(self._loss, backend=backend)
+
     def forward(self, batch: Batch, step: int) -> Loss:
-        return self._loss(batch, step)
+        loss = self._loss(batch, step)
+        # FSDP registers hooks on the tensors of an output, which those of a view may lose.
+        loss.terms = {name: t.clone() if t._is_view() else t for name, t in loss.terms.items()}
+        loss.metrics = {
+            name: one.detach() if isinstance(one, Tensor) else one
+            for name, one in loss.metrics.items()
+        }
+        return loss
 
 
 class Frozen(nn.Module, Generic[Network]):
@@ -295,6 +299,22 @@ class Task(nn.Module):
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         """Process all training captions before the first step."""
 
+    def prepare_inputs(self, batch: Batch) -> Inputs:
+        """Return what the losses need beside the examples, from a batch on the CPU: random numbers
+        from the generators of the examples, tokenized captions, and indices.
+
+        The result, tensors in nested tuples, lists, dictionaries and dataclasses, is copied to the
+        device with the batch as `batch.inputs`, so that no loss waits for a copy, and nothing that
+        determines a shape has to be read from the device.
+        """
+        return None
+
+    def get_inputs(self, batch: Batch) -> Inputs:
+        """Return `batch.inputs`; a batch that does not come from the engine is prepared now."""
+        if batch.inputs is not None:
+            return batch.inputs
+        return move_tensors(self.prepare_inputs(batch), next(self.model.parameters()).device)
+
     def eval_step(self, batch: Batch) -> Mapping[str, Tensor | Rows]:
         """Return sums over some held-out examples (never means), or rows to be collected."""
         raise NotImplementedError
@@ -345,6 +365,11 @@ class TaskConfig:
         """Return the runs that this task needs, as names and paths."""
         return {}
 
+    def companions(self) -> dict[str, str]:
+        """Return trained runs that are copied into the run directory and that only the use of the
+        run needs, as names and paths."""
+        return {}
+
     def notice(self, data: DataSettings) -> str:
         """Return remarks about training on these data, which are printed before."""
         return ""
@@ -355,6 +380,12 @@ class TaskConfig:
 
     def build(self, **dependencies: Any) -> Task:
         raise NotImplementedError
+
+
+def prepare_batch(task: Task, batch: Batch, device: torch.device) -> Batch:
+    """Prepare the task's inputs on the CPU and copy the batch with them to a device."""
+    batch.inputs = task.prepare_inputs(batch)
+    return batch.to(device)
 
 
 def check_ownership(task: Task) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tessera.losses.balancer import attach_grad, check_has_grad, grad_at
-from tessera.nn.precision import to_fp32
+from tessera.nn.precision import full_precision, to_fp32
 
 MIN_FEATURE_SCALE = 1e-5
 """The lower bound of the mean absolute feature by which feature matching is normalized."""
@@ -61,7 +61,7 @@ def gradient_penalty(
     gradients are disabled (in validation) the value is the same, without a graph.
     """
     create_graph = torch.is_grad_enabled()
-    with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
+    with torch.enable_grad(), full_precision(images.device.type):
         images = to_fp32(images.detach()).requires_grad_()
         logits = discriminator(images).reshape(len(images), -1)
         [grad] = torch.autograd.grad(

@@ -76,7 +76,23 @@ def mel_spectrogram(
 ) -> Tensor:
     """Return magnitudes in mel bands, (B, M, F)."""
     magnitudes = stft(samples_BN, window, hop).abs()
-    return mel_filterbank(bands, window, rate_hz).to(magnitudes) @ magnitudes
+    like = magnitudes.dtype, magnitudes.device
+    return constant_filterbank(bands, window, rate_hz, *like) @ magnitudes
+
+
+@lru_cache(maxsize=256)
+def cached_filterbank(
+    bands: int, window: int, rate_hz: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return the filters on a device, to which they are copied once."""
+    return mel_filterbank(bands, window, rate_hz).to(device, dtype)
+
+
+@torch.compiler.assume_constant_result
+def constant_filterbank(
+    bands: int, window: int, rate_hz: int, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    return cached_filterbank(bands, window, rate_hz, dtype, device)
 
 
 def log_mel_spectrogram(
@@ -108,7 +124,18 @@ def mfcc(
     describe the spectral envelope and not the pitch.
     """
     spectrum = log_mel_spectrogram(samples_BN, rate_hz=rate_hz, window=window, hop=hop, bands=bands)
-    return dct_matrix(coefficients, bands).to(spectrum) @ spectrum
+    return constant_dct(coefficients, bands, spectrum.dtype, spectrum.device) @ spectrum
+
+
+@torch.compiler.assume_constant_result
+def constant_dct(coefficients: int, bands: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return cached_dct(coefficients, bands, dtype, device)
+
+
+@lru_cache(maxsize=64)
+def cached_dct(coefficients: int, bands: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return the cosine transform on a device, to which it is copied once."""
+    return dct_matrix(coefficients, bands).to(device, dtype)
 
 
 def dct_matrix(coefficients: int, bands: int) -> Tensor:

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from tessera.data.discovery import expand_path, list_files
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, list_names
 from tessera.data.inspect import Report
+
+if TYPE_CHECKING:
+    from tessera.data.dataset import DataConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +53,8 @@ class DemoStep:
     """Printed before the step."""
     command: tuple[str, ...]
     """Arguments of `tessera`; `{out}` is replaced by the demo's folder."""
+    creates: str = ""
+    """A file that the step creates; if it exists, the step is skipped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,26 +108,33 @@ def recipes() -> dict[str, Recipe]:
     return {recipe.name: recipe for modality in MODALITIES.values() for recipe in modality.recipes}
 
 
-def inspect_folder(path: str, modality: Modality) -> Report:
+def data_class(modality: Modality) -> type[DataConfig]:
+    """Return the class of the data configuration of a modality's recipes."""
+    return resolve(modality.recipes[0].data)
+
+
+def inspect_folder(
+    path: str, modality: Modality, options: SourceOptions = DEFAULT_OPTIONS
+) -> Report:
     """Inspect the files of one modality."""
     assert modality.inspect is not None
-    report: Report = resolve(modality.inspect)(path)
+    report: Report = resolve(modality.inspect)(path, options=options)
     return report
 
 
-def detect_modality(path: str) -> Modality:
+def detect_modality(path: str, options: SourceOptions = DEFAULT_OPTIONS) -> Modality:
     """Return the modality whose own suffixes most of the files have.
 
     GIF and WebP files can be images or videos and count for neither; a folder of only these is one
     of images.
     """
-    root = expand_path(path)
-    names = [name.lower() for name in (list_files(root) if root.is_dir() else [root.name])]
     candidates = {
         modality.name: modality.suffixes
         for modality in MODALITIES.values()
         if modality.inspect is not None
     }
+    known = tuple(suffix for suffixes in candidates.values() for suffix in suffixes)
+    names = [name.lower() for name in list_names(path, known, options)]
     most = max(candidates, key=lambda name: sum(file.endswith(candidates[name]) for file in names))
     return MODALITIES[most]
 

@@ -75,6 +75,7 @@ class CausalTransformer(nn.Module):
     """
 
     blocks: Sequence[Block]
+    checkpoint_methods = ("forward_block",)
 
     def __init__(
         self, dim: int, depth: int, heads: int, max_len: int, *, context_dim: int | None = None
@@ -117,15 +118,28 @@ class CausalTransformer(nn.Module):
         if cache is not None and past:
             return self.decode_step(x_BNW[:, 0], context_kv, cache)[:, None]
         rope = Rotary(self.rope_cos[:positions], self.rope_sin[:positions])
-        for number, block in enumerate(self.blocks):
-            drop = partial(apply_dropout, dropout_LBW, number)
-            x_BNW = x_BNW + drop(causal_attention(block.attention, x_BNW, rope, number, cache))
-            if block.cross_attention is not None and context_kv is not None:
-                x_BNW = x_BNW + drop(block.cross_attention(x_BNW, context_kv[number]))
-            x_BNW = x_BNW + drop(block.feed_forward(x_BNW))
+        for number in range(len(self.blocks)):
+            kv = None if context_kv is None else context_kv[number]
+            x_BNW = self.forward_block(number, x_BNW, rope, kv, cache, dropout_LBW)
         if cache is not None:
             cache.length = positions
         return self.norm(x_BNW)
+
+    def forward_block(
+        self,
+        number: int,
+        x_BNW: Tensor,
+        rope: Rotary,
+        context_kv: ContextKV | None,
+        cache: KVCache | None,
+        dropout_LBW: Tensor | None,
+    ) -> Tensor:
+        """Run one block on all positions, (B, N, W)."""
+        block, drop = self.blocks[number], partial(apply_dropout, dropout_LBW, number)
+        x_BNW = x_BNW + drop(causal_attention(block.attention, x_BNW, rope, number, cache))
+        if block.cross_attention is not None and context_kv is not None:
+            x_BNW = x_BNW + drop(block.cross_attention(x_BNW, context_kv))
+        return x_BNW + drop(block.feed_forward(x_BNW))
 
     def decode_step(
         self, x_BW: Tensor, context_kv: list[ContextKV] | None, cache: KVCache
@@ -141,15 +155,17 @@ class CausalTransformer(nn.Module):
                 build_block_step(block, number, cache) for number, block in enumerate(self.blocks)
             )
         rope = Rotary(self.rope_cos[cache.length], self.rope_sin[cache.length])
-        for number, step in enumerate(cache.steps):
-            x_BW = step(x_BW, rope, None if context_kv is None else context_kv[number])
+        contexts: Sequence[ContextKV | None] = context_kv or [None] * len(cache.steps)
+        for step, kv in zip(cache.steps, contexts, strict=True):
+            x_BW = step(x_BW, rope, kv)
         cache.length += 1
         return self.norm(x_BW)
 
     def sample_dropout(
         self, generators: Sequence[torch.Generator] | None, probability: float
     ) -> Tensor | None:
-        """Return factors (blocks, B, W) for the outputs of the layers of each block, or None.
+        """Return factors (blocks, B, W) for the outputs of the layers of each block, on the CPU, or
+        None.
 
         The same channels are dropped at all positions of an example (Gal 2016, arXiv 1512.05287),
         so that an example's factors come from its own generator at little cost.
@@ -158,7 +174,7 @@ class CausalTransformer(nn.Module):
             return None
         shape = (len(self.blocks), 1, self.norm.normalized_shape[0])
         u_LBW = torch.cat([torch.rand(shape, generator=one) for one in generators], dim=1)
-        return (u_LBW >= probability).to(self.rope_cos) / (1 - probability)
+        return (u_LBW >= probability).to(self.rope_cos.dtype) / (1 - probability)
 
     def check_length(self, positions: int) -> None:
         if positions > len(self.rope_cos):

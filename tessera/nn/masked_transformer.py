@@ -28,12 +28,12 @@ from tessera.nn.transformer import (
     ContextKV,
     LayerInput,
     Rotary,
-    States,
     Transformer,
     grid_positions,
     linear,
     rope_cache,
 )
+from tessera.text.encoder import TextInputs
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
@@ -162,16 +162,18 @@ class TokenTransformer(nn.Module):
         return self.tokens.vocab_size
 
     def condition(
-        self, texts: Sequence[str], dropped: Sequence[bool], cond_codes: Tensor | None = None
+        self,
+        texts: Sequence[str] | TextInputs,
+        dropped: Sequence[bool] = (),
+        cond_codes: Tensor | None = None,
     ) -> Condition:
-        """Encode texts and condition tokens. Texts that are empty or dropped have no context."""
+        """Encode texts and condition tokens. Texts that are empty or dropped have no context.
+
+        Texts that the encoder prepared already know which of them are dropped.
+        """
         context_kv = None
         if self.text is not None:
-            states = self.text(texts)
-            has_context = [bool(text) and not drop for text, drop in zip(texts, dropped)]
-            mask = states.mask & torch.tensor(has_context, device=states.mask.device)[:, None]
-            index = [number for number, has in enumerate(has_context) if has]
-            context_kv = self.transformer.project_context(States(states.values, mask, index))
+            context_kv = self.transformer.project_context(self.text.encode(texts, dropped))
         base_embedding = self.position_embedding()
         if self.token_conditioner is not None and cond_codes is not None:
             base_embedding = base_embedding + self.token_conditioner(cond_codes)
@@ -284,12 +286,14 @@ class MaskedTransformer(TokenTransformer):
     def logits_at(
         self,
         tokens_BNS: Tensor,
-        predict_BNS: Tensor,
+        predict: Tensor | SelectedTokens,
         condition: Condition,
         valid_BN: Tensor | None = None,
         cache: FirstLayerCache | None = None,
     ) -> Tensor:
-        """Return logits (M, V) for the tokens where `predict_BNS` is True, in row-major order.
+        """Return logits (M, V) for the tokens to predict, in row-major order.
+
+        `predict` are their indices, or a mask (B, N, S) that is True at these tokens.
 
         Equal to `logits` of `states`, with less computation. Callers that decode in several steps
         under the same condition pass the same `cache` in each step.
@@ -297,36 +301,52 @@ class MaskedTransformer(TokenTransformer):
         layer_input = (cache or FirstLayerCache()).first_qkv(
             self, tokens_BNS, self.crop_base_embedding(condition, tokens_BNS)
         )
-        select_P = flat_positions(predict_BNS)
-        states_PW = self.forward_blocks(layer_input, condition, valid_BN, select_P)
-        return self.apply_heads(states_PW, predict_BNS.flatten(0, 1).index_select(0, select_P))
+        selected = self.select_tokens(predict)
+        states_PW = self.forward_blocks(layer_input, condition, valid_BN, selected.position_P)
+        return self.apply_heads(states_PW, selected)
 
-    def logits(self, states_BNW: Tensor, predict_BNS: Tensor) -> Tensor:
+    def logits(self, states_BNW: Tensor, predict: Tensor | SelectedTokens) -> Tensor:
         """Return logits (M, V) from the states of all positions."""
-        select_P = flat_positions(predict_BNS)
-        states_PW, predict_PS = (
-            each.flatten(0, 1).index_select(0, select_P) for each in (states_BNW, predict_BNS)
-        )
-        return self.apply_heads(states_PW, predict_PS)
+        selected = self.select_tokens(predict)
+        states_PW = states_BNW.flatten(0, 1).index_select(0, selected.position_P)
+        return self.apply_heads(states_PW, selected)
 
-    def apply_heads(self, states_PW: Tensor, predict_PS: Tensor) -> Tensor:
+    def select_tokens(self, predict: Tensor | SelectedTokens) -> SelectedTokens:
+        """Return the indices of the tokens where a mask (B, N, S) is True.
+
+        The number of them is read from the mask: on a device this waits.
+        """
+        if isinstance(predict, SelectedTokens):
+            return predict
+        position_P = predict.any(2).flatten().nonzero()[:, 0]
+        if predict.shape[2] == 1:
+            return SelectedTokens(position_P, position_P)
+        token_M = predict.flatten().nonzero()[:, 0]
+        row_M, slot_M = predict.flatten(0, 1).index_select(0, position_P).nonzero(as_tuple=True)
+        cells, heads = 0 if self.to_cells is None else len(self.to_cells), len(self.heads)
+        return SelectedTokens(
+            position_P,
+            token_M,
+            None if len(row_M) == len(position_P) else row_M,
+            None if self.to_cells is None else DispatchIndex.build(slot_M // heads, cells),
+            None if heads == 1 else DispatchIndex.build(slot_M % heads, heads),
+        )
+
+    def apply_heads(self, states_PW: Tensor, selected: SelectedTokens) -> Tensor:
         """Return logits (M, V) for the tokens to predict of the selected positions.
 
         Each cell of a position has its own projection and each quantizer its own head. In a small
         model this is most of the computation.
         """
-        if predict_PS.shape[1] == 1:
-            return self.heads[0](states_PW)
-        row_M, slot_M = predict_PS.nonzero(as_tuple=True)
-        states_MW = states_PW if len(row_M) == len(states_PW) else states_PW.index_select(0, row_M)
-        if self.to_cells is not None:
+        states_MW = states_PW
+        if selected.row_M is not None:
+            states_MW = states_PW.index_select(0, selected.row_M)
+        if self.to_cells is not None and selected.by_cell is not None:
             projections = [matmul_by(matrix) for matrix in self.to_cells]
-            states_MW = dispatch_by_index(states_MW, slot_M // len(self.heads), projections)
-        return (
-            dispatch_by_index(states_MW, slot_M % len(self.heads), list(self.heads))
-            if len(self.heads) > 1
-            else self.heads[0](states_MW)
-        )
+            states_MW = selected.by_cell.apply(states_MW, projections)
+        if selected.by_head is None:
+            return self.heads[0](states_MW)
+        return selected.by_head.apply(states_MW, list(self.heads))
 
 
 class FirstLayerCache:
@@ -369,11 +389,6 @@ class FirstLayerCache:
 def replace_rows(x_BNW: Tensor, index_P: Tensor, new_PW: Tensor) -> Tensor:
     """Replace rows of the flattened (B x N) positions; rows of padding after them are ignored."""
     return x_BNW.flatten(0, 1).index_copy(0, index_P, new_PW[: len(index_P)]).view_as(x_BNW)
-
-
-def flat_positions(predict_BNS: Tensor) -> Tensor:
-    """Return the indices of positions with a token to predict, into the flattened (B x N)."""
-    return predict_BNS.any(2).flatten().nonzero()[:, 0]
 
 
 class TokenCritic(TokenTransformer):
@@ -542,21 +557,56 @@ class TokenConditioner(nn.Module):
         return x_BTW[:, (middles_N * self.rate_ratio).long().clamp_max(codes.shape[1] - 1)]
 
 
-def dispatch_by_index(
-    rows_MW: Tensor, index_M: Tensor, functions: Sequence[Callable[[Tensor], Tensor]]
-) -> Tensor:
-    """Apply `functions[index_M[i]]` to row i, with one call per function on sorted rows."""
-    counts = torch.bincount(index_M, minlength=len(functions)).tolist()
-    # A single call is enough where all rows have one index, as in decoding level by level.
-    if not torch.is_grad_enabled() and max(counts) == len(index_M):
-        return functions[counts.index(len(index_M))](rows_MW)
-    order = index_M.argsort(stable=True)
-    # Also called with zero rows: DDP waits for a gradient of every parameter.
-    parts = [
-        function(rows)
-        for rows, function in zip(rows_MW[order].split(counts), functions, strict=True)
-    ]
-    return torch.cat(parts)[order.argsort()]
+@dataclass
+class DispatchIndex:
+    """Which of several functions each row is passed to."""
+
+    counts: list[int]
+    """The number of rows of each function."""
+    order_M: Tensor
+    """The rows sorted by function."""
+    inverse_M: Tensor
+    """The place of each row in that order."""
+
+    @classmethod
+    def build(cls, index_M: Tensor, functions: int) -> DispatchIndex:
+        """Sort rows by the index of their function."""
+        counts = torch.bincount(index_M, minlength=functions).tolist()
+        order_M = index_M.argsort(stable=True)
+        return cls(counts, order_M, order_M.argsort())
+
+    def apply(self, rows_MW: Tensor, functions: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Pass each row to its function, with one call per function on sorted rows."""
+        # A single call is enough where all rows have one index, as in decoding level by level.
+        if not torch.is_grad_enabled() and max(self.counts) == len(rows_MW):
+            return functions[self.counts.index(len(rows_MW))](rows_MW)
+        # Also called with zero rows: DDP waits for a gradient of every parameter.
+        parts = [
+            function(rows)
+            for rows, function in zip(
+                rows_MW[self.order_M].split(self.counts), functions, strict=True
+            )
+        ]
+        return torch.cat(parts)[self.inverse_M]
+
+
+@dataclass
+class SelectedTokens:
+    """The tokens to predict as indices, made on the CPU in training.
+
+    Counting or finding them in a mask on a device would make the host wait for it.
+    """
+
+    position_P: Tensor
+    """Positions with a token to predict, into the flattened (B x N)."""
+    token_M: Tensor
+    """The tokens to predict, into the flattened (B x N x S)."""
+    row_M: Tensor | None = None
+    """The row of `position_P` of each token; None if each position has one token to predict."""
+    by_cell: DispatchIndex | None = None
+    """The cell of each token; None if a position is one cell."""
+    by_head: DispatchIndex | None = None
+    """The quantizer of each token; None if there is one."""
 
 
 def matmul_by(matrix_WW: Tensor) -> Callable[[Tensor], Tensor]:

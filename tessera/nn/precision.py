@@ -12,10 +12,15 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
+HAS_AUTOCAST = {
+    name: torch.amp.is_autocast_available(name) for name in ("cpu", "cuda", "mps", "xpu")
+}
+"""Looked up once: torch.compile cannot trace the question."""
+
 
 def full_precision(device_type: str) -> AbstractContextManager[object]:
     """Disable autocast on this type of device."""
-    if not torch.amp.is_autocast_available(device_type):
+    if not HAS_AUTOCAST.get(device_type, False):
         return nullcontext()
     return torch.autocast(device_type, enabled=False)
 

@@ -1,9 +1,11 @@
 """How a grid of codes becomes the sequence of a transformer: N positions of S tokens each.
 
 A position may hold a square of neighboring tokens (`patch`): attention then runs over a quarter of
-the positions or fewer, and attention is most of the cost. It may also hold the codes of a residual
-quantizer, as in SoundStorm (Borsos 2023, arXiv 2305.09636, section 3.1). In both cases each token
-is masked, predicted and sampled individually.
+the positions or fewer, and attention is most of the cost. In the grid of a video the square lies
+within one frame, since the first frame has tokens of its own and frames are given one after the
+other. A position may also hold the codes of a residual quantizer, as in SoundStorm (Borsos 2023,
+arXiv 2305.09636, section 3.1). In both cases each token is masked, predicted and sampled
+individually.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ class Layout:
     """The assignment of the codes of one example to positions of a sequence."""
 
     grid: tuple[int, ...]
-    """The sides of the grid of codes: (h, w) of an image, (t,) of audio."""
+    """The sides of the grid of codes: (h, w) of an image, (t,) of audio, (t, h, w) of a video."""
     num_quantizers: int = 1
     """Number of codes in each cell of the grid."""
     patch: int = 1
@@ -31,7 +33,7 @@ class Layout:
             raise ValueError(
                 f"patch is {self.patch}, but a position holds at least 1 x 1 cells: use 1 or more."
             )
-        if any(side % self.patch for side in self.grid):
+        if any(side % patch for side, patch in zip(self.grid, self.patch_sides)):
             shape = " x ".join(map(str, self.grid))
             raise ValueError(
                 f"A grid of {shape} tokens cannot be divided into patches of"
@@ -45,15 +47,23 @@ class Layout:
         while (
             max_positions is not None
             and layout.num_positions > max_positions
-            and not any(side % (2 * layout.patch) for side in self.grid)
+            and not any(
+                side % (2 * patch) for side, patch in zip(self.grid[-2:], layout.patch_sides[-2:])
+            )
         ):
             layout = replace(layout, patch=2 * layout.patch)
         return layout
 
     @property
+    def patch_sides(self) -> tuple[int, ...]:
+        """The number of cells of a position along each axis: 1 along time before two others."""
+        spatial = min(2, len(self.grid))
+        return (1,) * (len(self.grid) - spatial) + (self.patch,) * spatial
+
+    @property
     def position_grid(self) -> tuple[int, ...]:
         """The sides of the grid of positions."""
-        return tuple(side // self.patch for side in self.grid)
+        return tuple(side // patch for side, patch in zip(self.grid, self.patch_sides))
 
     @property
     def num_positions(self) -> int:
@@ -61,7 +71,11 @@ class Layout:
 
     @property
     def tokens_per_position(self) -> int:
-        return self.patch ** len(self.grid) * self.num_quantizers
+        return math.prod(self.patch_sides) * self.num_quantizers
+
+    def for_length(self, length: int) -> Layout:
+        """Return the layout of a sequence of another length; other grids do not change."""
+        return replace(self, grid=(length,)) if len(self.grid) == 1 else self
 
     def patchify(self, codes: Tensor) -> Tensor:
         """Rearrange codes (B, *grid) or (B, *grid, num_quantizers) to tokens (B, N, S)."""
@@ -75,7 +89,8 @@ class Layout:
                 f" {self.num_quantizers} code(s) per cell: encode with the tokenizer that the model"
                 " was built for."
             )
-        sides = [part for side in self.position_grid for part in (side, self.patch)]
+        pairs = zip(self.position_grid, self.patch_sides)
+        sides = [part for pair in pairs for part in pair]
         cells = codes.reshape(len(codes), *sides, self.num_quantizers)
         outer = [1 + 2 * axis for axis in range(axes)]
         inner = [2 + 2 * axis for axis in range(axes)]
@@ -86,7 +101,7 @@ class Layout:
         """Rearrange tokens to codes (B, *grid) or (B, *grid, num_quantizers)."""
         axes, count = len(self.grid), len(tokens_BNS)
         cells = tokens_BNS.reshape(
-            count, *self.position_grid, *[self.patch] * axes, self.num_quantizers
+            count, *self.position_grid, *self.patch_sides, self.num_quantizers
         )
         order = [index for axis in range(axes) for index in (1 + axis, 1 + axes + axis)]
         codes = cells.permute(0, *order, 1 + 2 * axes)

@@ -33,8 +33,9 @@ class States:
     """(B, L, W)."""
     mask: Tensor
     """(B, L), True at valid positions."""
-    has_context_idx: list[int] | None = None
-    """Indices of the examples with at least one valid position; None if that was not computed."""
+    has_context_idx: Tensor | None = None
+    """Indices of the examples with at least one valid position; None if all have one, or if that
+    was not computed."""
 
 
 @dataclass
@@ -214,6 +215,9 @@ class Block(nn.Module):
     `pre_attn` and `mlp` act on each position independently; only `attn` mixes positions.
     """
 
+    checkpoint_methods = ("attn", "mlp")
+    """The methods whose activations are computed again with --checkpoint-activations."""
+
     def __init__(self, dim: int, heads: int, context_dim: int | None):
         super().__init__()
         self.attention = SelfAttention(dim, heads)
@@ -342,9 +346,9 @@ class CrossAttention(nn.Module):
 
     def project_context(self, context: States) -> ContextKV:
         """Compute keys and values, only for the examples that have a context if these are given."""
-        if context.has_context_idx is None or len(context.has_context_idx) == len(context.mask):
+        index = context.has_context_idx
+        if index is None or len(index) == len(context.mask):
             return self.project_kv(context)
-        index = torch.tensor(context.has_context_idx, dtype=torch.long, device=context.mask.device)
         kept = self.project_kv(
             States(context.values.index_select(0, index), context.mask.index_select(0, index))
         )

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.data.tokens import TokenizedBatch
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, BestMetric, Examples, Loss, Update
+from tessera.engine.task import Batch, BestMetric, Examples, Inputs, Loss, Update
 from tessera.nn.precision import to_fp32
 from tessera.objectives.generation import (
     PROMPT_IGNORED,
@@ -38,7 +39,7 @@ from tessera.sampling.autoregressive import (
     with_cfg,
 )
 from tessera.sampling.guidance import Guidance
-from tessera.text.encoder import TextEncoder
+from tessera.text.encoder import TextEncoder, TextInputs
 
 Condition = TypeVar("Condition")
 
@@ -49,7 +50,7 @@ class NextTokenPredictions(Protocol):
     logits_MV: Tensor
     targets_M: Tensor
     example_M: Tensor
-    num_examples: int
+    count_B: Tensor
 
     def cross_entropy_B(self) -> Tensor: ...
 
@@ -63,17 +64,36 @@ class AutoregressiveModel(Protocol[Condition]):
     def tokens_per_position(self) -> int: ...
     @property
     def eos_token_id(self) -> int: ...
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> Condition: ...
-    def predict(
+    def condition(
+        self, texts: Sequence[str] | TextInputs, dropped: Sequence[bool] = ()
+    ) -> Condition: ...
+    def prepare_inputs(
         self,
         tokens_BNS: Tensor,
-        condition: Condition,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> NextTokenPredictions:
-        """Predict all tokens; in training, dropout is drawn from the generators of the
+        texts: Sequence[str] = (),
+    ) -> Inputs:
+        """Return what `predict` needs beside tokens, which are on the CPU: indices whose number
+        depends on them or on their texts, and in training the dropout, from the generators of the
         examples."""
 
+    def predict(
+        self, tokens_BNS: Tensor, condition: Condition, inputs: Inputs = None
+    ) -> NextTokenPredictions:
+        """Predict all tokens; without `inputs` they are prepared now."""
+
     def start_decoding(self, condition: Condition, prefix_BNS: Tensor) -> NextLogits: ...
+
+
+@dataclass
+class AutoregressiveInputs:
+    """What the loss of a batch needs; everything that is random is drawn."""
+
+    tokens_BNS: Tensor
+    text: TextInputs | None
+    """The captions, some of them dropped; None for a model without prompts."""
+    model: Inputs
+    """The result of the model's `prepare_inputs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,29 +138,47 @@ class AutoregressiveTask(GeneratorTask):
 
     # ---- training and evaluation
 
-    def next_token_loss(self, batch: Batch, step: int) -> Loss:
+    def prepare_inputs(self, batch: Batch) -> AutoregressiveInputs:
+        """Draw condition dropout, and prepare tokens and texts."""
         generators = batch.generators()
         u = [float(torch.rand((), generator=one)) for one in generators]
         dropped = [one < self.config.cond_drop_prob for one in u]
-        condition = self.model.condition(batch.examples.captions, dropped)
-        predictions = self.model.predict(self.get_tokens(batch.examples), condition, generators)
+        tokens_BNS, encoder = self.get_tokens(batch.examples), self.model.text
+        captions = batch.examples.captions
+        return AutoregressiveInputs(
+            tokens_BNS,
+            None if encoder is None else encoder.prepare_inputs(captions, dropped),
+            self.model.prepare_inputs(
+                tokens_BNS, generators if self.model.training else None, captions
+            ),
+        )
+
+    def next_token_loss(self, batch: Batch, step: int) -> Loss:
+        inputs: AutoregressiveInputs = self.get_inputs(batch)
+        condition = self.model.condition(inputs.text or batch.examples.captions)
+        predictions = self.model.predict(inputs.tokens_BNS, condition, inputs.model)
         # Only what the metric needs is kept, and nothing of the size of the vocabulary.
         correct_M = (predictions.logits_MV.detach().argmax(-1) == predictions.targets_M).float()
-        accuracy = partial(
-            token_accuracy, correct_M, predictions.example_M, predictions.num_examples
-        )
+        accuracy = partial(token_accuracy, correct_M, predictions.example_M, predictions.count_B)
         return Loss({"cross_entropy": predictions.cross_entropy_B().mean()}, {"accuracy": accuracy})
 
     def get_tokens(self, examples: Examples) -> Tensor:
-        """Return tokens (B, N, S), cut after the last position of the longest example."""
-        codes = self.get_codes(examples)
+        """Return tokens (B, N, S) on the CPU, cut after the last position of the longest example.
+
+        A trained tokenizer that is applied at every step is run on its device.
+        """
+        weight = next(self.tokenizers["tokenizer"].network.parameters(), None)
+        if weight is not None and not isinstance(examples, TokenizedBatch):
+            examples = examples.to(weight.device)
+        codes = self.get_codes(examples).cpu()
         tokens_BNS = codes.reshape(*codes.shape[:2], -1)
         longest = int((tokens_BNS[..., 0] >= 0).sum(1).max())
         return tokens_BNS[:, :longest]
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         captions = batch.examples.captions
-        predictions = self.predict(batch, captions)
+        inputs: AutoregressiveInputs = self.get_inputs(batch)
+        predictions = self.predict(inputs, captions)
         targets_M = predictions.targets_M
         correct_M = predictions.logits_MV.argmax(-1) == targets_M
         is_eos_M = targets_M == self.model.eos_token_id
@@ -153,13 +191,16 @@ class AutoregressiveTask(GeneratorTask):
         }
         others = other_captions(captions)
         if self.model.text is not None and others is not None:
-            gain = summed_cross_entropy(self.predict(batch, others)) - sums["cross_entropy"]
-            sums |= {"gain": gain, "gain_tokens": sums["tokens"]}
+            condition = self.model.condition(others, [False] * len(others))
+            other = summed_cross_entropy(self.model.predict(inputs.tokens_BNS, condition))
+            sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}
         return sums
 
-    def predict(self, batch: Batch, captions: Sequence[str]) -> NextTokenPredictions:
-        condition = self.model.condition(captions, [False] * len(batch))
-        return self.model.predict(self.get_tokens(batch.examples), condition)
+    def predict(
+        self, inputs: AutoregressiveInputs, captions: Sequence[str]
+    ) -> NextTokenPredictions:
+        condition = self.model.condition(captions, [False] * len(captions))
+        return self.model.predict(inputs.tokens_BNS, condition, inputs.model)
 
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         cross_entropy = totals["cross_entropy"] / totals["tokens"]
@@ -233,8 +274,7 @@ def summed_cross_entropy(predictions: NextTokenPredictions) -> Tensor:
     return F.cross_entropy(logits_MV, predictions.targets_M, reduction="sum")
 
 
-def token_accuracy(correct_M: Tensor, example_M: Tensor, num_examples: int) -> Tensor:
+def token_accuracy(correct_M: Tensor, example_M: Tensor, count_B: Tensor) -> Tensor:
     """Return the mean over examples of their accuracy, so that micro-batches add up."""
-    correct_B = torch.zeros(num_examples, device=correct_M.device)
-    correct_B = correct_B.index_add(0, example_M, correct_M)
-    return (correct_B / torch.bincount(example_M, minlength=num_examples)).mean()
+    correct_B = torch.zeros(len(count_B), device=correct_M.device)
+    return (correct_B.index_add(0, example_M, correct_M) / count_B).mean()

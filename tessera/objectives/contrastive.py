@@ -38,6 +38,7 @@ from tessera.engine.task import (
     Alarm,
     Batch,
     BestMetric,
+    Inputs,
     Loss,
     Media,
     ProcessGroup,
@@ -55,7 +56,8 @@ from tessera.losses.contrastive import (
 )
 from tessera.metrics.retrieval import auc, recall_at_chance, retrieval_ranks
 from tessera.nn.precision import full_precision, to_fp32
-from tessera.text.encoder import TextEncoder
+from tessera.nn.transformer import States
+from tessera.text.encoder import TextEncoder, Texts
 
 ContrastiveLoss = Literal["softmax", "decoupled", "sigmoid"]
 
@@ -78,10 +80,13 @@ class TwoTowerModel(Protocol):
     def bias(self) -> Tensor | None:
         """The bias of the logits of each layer, (L,), where the loss has one."""
 
-    def embed_media(self, examples: Any, generators: Sequence[Generator] | None = None) -> Tensor:
+    def draw(self, examples: Any, generators: Sequence[Generator]) -> Inputs:
+        """Draw everything that is random about the embeddings of examples, on the CPU."""
+
+    def embed_media(self, examples: Any, draws: Inputs = None) -> Tensor:
         """Return unit embeddings (B, L, D); the last layer is the embedding."""
 
-    def embed_text(self, captions: Sequence[str]) -> Tensor:
+    def embed_text(self, captions: Texts) -> Tensor:
         """Return unit embeddings (B, L, D)."""
 
     def scale(self) -> Tensor:
@@ -132,6 +137,17 @@ class ContrastiveConfig(TaskConfig):
         return ContrastiveTask(self)
 
 
+@dataclass
+class ContrastiveInputs:
+    """What the loss of a batch needs beside its examples."""
+
+    draws: Inputs
+    """The result of the model's `draw` in training."""
+    text: Tensor | States
+    caption_ids: Tensor
+    """Hashes (B, 2), see `caption_ids_of`."""
+
+
 class ContrastiveTask(Task):
     best_metric = BestMetric(name="text_to_media_R@1")
 
@@ -160,13 +176,21 @@ class ContrastiveTask(Task):
 
     # ---- the loss
 
+    def prepare_inputs(self, batch: Batch) -> ContrastiveInputs:
+        is_training = self.model.training
+        draws = self.model.draw(batch.examples, batch.generators()) if is_training else None
+        text = self.model.text.encode_inputs(batch.examples.captions)
+        return ContrastiveInputs(draws, text, caption_ids_of(batch))
+
     def contrastive_loss(self, batch: Batch, step: int) -> Loss:
-        media_BLD, text_BLD = self.embed_media(batch), self.embed_text(batch)
+        inputs: ContrastiveInputs = self.get_inputs(batch)
+        media_BLD = self.model.embed_media(batch.examples, inputs.draws)
+        text_BLD = self.model.embed_text(inputs.text)
         scratch = batch.scratch
-        caption_ids = scratch["caption_ids"] if scratch else caption_ids_of(batch)
+        caption_ids = scratch["caption_ids"] if scratch else inputs.caption_ids
         media_NLD = insert_own(scratch.get("media"), media_BLD, batch)
         text_NLD = insert_own(scratch.get("text"), text_BLD, batch)
-        negatives_NN = negative_mask(caption_ids.to(media_NLD.device))
+        negatives_NN = negative_mask(caption_ids)
         loss = LOSSES[self.config.loss]
         with full_precision(media_NLD.device.type):
             logits = [
@@ -180,11 +204,10 @@ class ContrastiveTask(Task):
         return Loss(terms, {"loss_over_chance": relative, "scale": self.model.scale()[-1]})
 
     def embed_media(self, batch: Batch) -> Tensor:
-        generators = batch.generators() if self.model.training else None
-        return self.model.embed_media(batch.examples, generators)
+        return self.model.embed_media(batch.examples, self.get_inputs(batch).draws)
 
     def embed_text(self, batch: Batch) -> Tensor:
-        return self.model.embed_text(batch.examples.captions)
+        return self.model.embed_text(self.get_inputs(batch).text)
 
     def logits(self, media_NLD: Tensor, text_NLD: Tensor, layer: int) -> Tensor:
         similarity_NN = to_fp32(media_NLD[:, layer]) @ to_fp32(text_NLD[:, layer]).T
@@ -203,7 +226,7 @@ class ContrastiveTask(Task):
             media_NLD = torch.cat([gather(self.embed_media(one)) for one in micro_batches])
             text_NLD = torch.cat([gather(self.embed_text(one)) for one in micro_batches])
         device = media_NLD.device
-        ids = torch.cat([gather(caption_ids_of(one).to(device)) for one in micro_batches])
+        ids = torch.cat([gather(self.get_inputs(one).caption_ids) for one in micro_batches])
         start = 0
         for batch in micro_batches:
             # Example i of a micro-batch is on process i modulo the number of processes.

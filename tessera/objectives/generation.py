@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tessera.data.notebook import figures_to_html
-from tessera.data.tokens import TokenizedBatch, TokensInfo
+from tessera.data.tokens import TokenDataset, TokenizedBatch, TokensInfo
 from tessera.engine.task import (
     Alarm,
     Batch,
@@ -19,6 +19,7 @@ from tessera.engine.task import (
     Examples,
     Frozen,
     Media,
+    Source,
     Task,
     TaskConfig,
 )
@@ -59,7 +60,7 @@ class MediaTokenizer(TokenizerProtocol, Protocol):
     @property
     def fingerprint(self) -> str: ...
     def info(self) -> TokensInfo: ...
-    def with_data(self, data: Any) -> MediaTokenizer: ...
+    def with_data(self, data: DataSettings) -> MediaTokenizer: ...
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,10 @@ class MediaInputs:
     like: str | None = None
     prompt_audio: str | None = None
     seconds: float | None = None
+    first_frame: str | None = None
+    last_frame: str | None = None
+    frames_given: int | None = None
+    frames: int | None = None
 
 
 class PromptEncoder(Protocol):
@@ -224,12 +229,18 @@ class GeneratorConfig(TaskConfig):
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Turn media files into codes to start from; None if they only provide captions."""
-        names = ("mask", "like", "prompt_audio", "seconds")
+        names = [one.name for one in fields(inputs) if one.name != "data"]
         unsupported = [name for name in names if getattr(inputs, name) is not None]
         if unsupported:
             flag = unsupported[0].replace("_", "-")
             raise ValueError(f"This run does not support --{flag}: leave it out.")
         return None
+
+    def finish_media(
+        self, media: Sequence[Media], start: TokenPrompt | None, data: DataSettings
+    ) -> Sequence[Media]:
+        """Return decoded samples as they are saved, such as without parts that were added."""
+        return media
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +259,12 @@ class TokenizedGeneratorConfig(GeneratorConfig):
 
     def dependencies(self) -> dict[str, str]:
         return {"tokenizer": self.tokenizer} | self.conditioning()
+
+    def prepare_dataset(
+        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+    ) -> Source:
+        """Return tokenized examples as they are trained on, such as several joined to one."""
+        return dataset
 
     def notice(self, data: object) -> str:
         return f"Tokenizer: {self.tokenizer}."
@@ -310,6 +327,13 @@ class GeneratorTask(Task):
     def generate(self, request: GenerationRequest) -> Tensor:
         """Generate codes (B, *grid), with -1 after the end of a sample."""
         raise NotImplementedError
+
+    def measure_conditions(self, batches: Iterable[Batch], seed: int) -> dict[str, float]:
+        """Return metrics of samples that start from a part of held-out examples.
+
+        By default there are none, and nothing is read.
+        """
+        return {}
 
     def sample(self, batch: Batch) -> Sequence[Media]:
         return self.tokenizers["tokenizer"].to_media(self.generate(self.request_like(batch)))

@@ -11,9 +11,8 @@ B batch, N positions, S tokens in a position, M predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -21,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tessera.data.tokens import TokenizedBatch
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Examples, Loss, Update
 from tessera.nn.masked_transformer import (
@@ -31,6 +31,7 @@ from tessera.nn.masked_transformer import (
     MaskedModel,
     MaskedTransformer,
     MaskedTransformerConfig,
+    SelectedTokens,
     TokenSpec,
     TokenTransformer,
 )
@@ -51,10 +52,13 @@ from tessera.objectives.masking import (
     MaskedTokens,
     MaskingConfig,
     TokenBatch,
+    TokenMask,
+    valid_positions,
 )
 from tessera.sampling.guidance import Guidance, apply_cfg
-from tessera.sampling.logits import sample_from_logits
+from tessera.sampling.logits import sample_columns
 from tessera.sampling.maskgit import MaskedSampling, halton_order, maskgit_decode
+from tessera.text.encoder import TextInputs
 
 NEVER = 1 << 62
 """The first step of an update that is disabled."""
@@ -96,6 +100,24 @@ class MaskedConfig(TokenizedGeneratorConfig):
 
     def build(self, **dependencies: TokenizerProtocol) -> MaskedTask:
         return MaskedTask(self, **dependencies)
+
+
+@dataclass
+class MaskedInputs:
+    """What the losses of a batch need beside its tokens; everything that is random is drawn."""
+
+    mask: TokenMask
+    selected: SelectedTokens
+    valid_BN: Tensor | None
+    """The mask of valid positions; None if all are valid."""
+    self_condition_B: Tensor
+    """Whether the previous states of each example are given."""
+    text: TextInputs | None
+    """The captions, some of them dropped; None for a model without prompts."""
+    critic_text: TextInputs | None
+    """The captions for the critic."""
+    critic_u_M: Tensor | None
+    """A uniform number for each token to predict, by which it is sampled for the critic."""
 
 
 class MaskedTask(GeneratorTask):
@@ -155,23 +177,91 @@ class MaskedTask(GeneratorTask):
         transformers = [one for one in networks if isinstance(one, TokenTransformer)]
         return [one for one in transformers if one.text is not None]
 
+    # ---- inputs
+
+    def prepare_inputs(self, batch: Batch) -> MaskedInputs:
+        """Draw masks, condition dropout and sampling noise, and find the tokens to predict."""
+        randomness = ExampleRandomness.draw(batch)
+        count, lengths = self.count_positions(batch.examples)
+        rows = zip(lengths, randomness.generators, strict=True)
+        masks = [self.draw_mask(length, generator) for length, generator in rows]
+        mask = TokenMask.pad(masks, (count, self.layout.tokens_per_position))
+        u_M = None
+        if self.model.critic is not None:
+            shape = mask.loss_mask.shape[1:]
+            u = torch.stack([torch.rand(shape, generator=one) for one in randomness.generators])
+            u_M = u[mask.loss_mask]
+        captions = batch.examples.captions
+        dropped = [u < self.config.cond_drop_prob for u in randomness.drop_u]
+        return MaskedInputs(
+            mask=mask,
+            selected=self.model.network.select_tokens(mask.loss_mask),
+            valid_BN=valid_positions(lengths, count),
+            self_condition_B=torch.tensor([u < 0.5 for u in randomness.self_cond_u]),
+            text=prepare_texts(self.model.network, captions, dropped),
+            critic_text=prepare_texts(self.model.critic_backbone, captions),
+            critic_u_M=u_M,
+        )
+
+    def draw_mask(self, length: int, generator: torch.Generator) -> TokenMask:
+        """Draw the mask of one example."""
+        masking, shape = self.config.masking, (length, self.layout.tokens_per_position)
+        region_NS = masking.draw_region(self.layout, generator)
+        return masking.draw(shape, self.model.network.mask_token_id, generator, region_NS)
+
+    def count_positions(self, examples: Examples) -> tuple[int, list[int]]:
+        """Return the number of positions of a batch and the number of valid ones of each example.
+
+        Neither is read from tokens that are computed at every step.
+        """
+        if isinstance(examples, TokenizedBatch):
+            tokens = self.get_tokens(examples)
+            return tokens.tokens_BNS.shape[1], tokens.lengths
+        count, hop = self.layout.num_positions, getattr(self.tokenizers["tokenizer"], "hop", None)
+        lengths = getattr(examples, "lengths", None)
+        if hop is None or lengths is None:
+            return count, [count] * len(examples.captions)
+        return count, [min(count, -(-length // hop)) for length in lengths.tolist()]
+
+    def mask_batch(self, batch: Batch, inputs: MaskedInputs) -> tuple[Tensor, MaskedTokens]:
+        """Return the tokens (B, N, S) of a batch, 0 at padding, and the masked tokens."""
+        tokens_BNS = self.get_padded_tokens(batch.examples).clamp_min(0)
+        masked = inputs.mask.apply(tokens_BNS, self.model.network.mask_token_id)
+        return tokens_BNS, replace(masked, valid_BN=inputs.valid_BN, selected=inputs.selected)
+
+    def get_padded_tokens(self, examples: Examples) -> Tensor:
+        """Return tokens (B, N, S), which are -1 after the end of an example."""
+        codes = self.get_codes(examples)
+        return self.layout.for_length(codes.shape[1]).patchify(codes)
+
+    def get_tokens(self, examples: Examples) -> TokenBatch:
+        return TokenBatch.from_padded(self.get_padded_tokens(examples))
+
+    def get_condition(
+        self,
+        network: TokenTransformer,
+        examples: Examples,
+        dropped: Sequence[bool] = (),
+        texts: Sequence[str] | TextInputs | None = None,
+    ) -> Condition:
+        """Encode the condition of examples; texts that were prepared know which are dropped."""
+        cond_codes = self.get_codes(examples, self.conditioner) if self.conditioner else None
+        return network.condition(examples.captions if texts is None else texts, dropped, cond_codes)
+
     # ---- losses
 
     def masked_token_loss(self, batch: Batch, step: int) -> Loss:
-        token_batch = self.get_tokens(batch.examples)
-        randomness = ExampleRandomness.draw(batch)
-        masked = self.mask(token_batch, randomness)
-        dropped = [u < self.config.cond_drop_prob for u in randomness.drop_u]
-        condition = self.get_condition(self.model.network, batch.examples, dropped)
-        self_condition = [u < 0.5 for u in randomness.self_cond_u]
-        logits_MV = self.predict(masked, condition, self_condition)
-        targets_M = token_batch.tokens_BNS[masked.loss_mask]
+        inputs: MaskedInputs = self.get_inputs(batch)
+        tokens_BNS, masked = self.mask_batch(batch, inputs)
+        condition = self.get_condition(self.model.network, batch.examples, texts=inputs.text)
+        logits_MV = self.predict(masked, condition, inputs.self_condition_B)
+        targets_M = tokens_BNS.flatten().index_select(0, inputs.selected.token_M)
         smoothing = self.config.label_smoothing
         summed = F.cross_entropy(
             to_fp32(logits_MV), targets_M, label_smoothing=smoothing, reduction="sum"
         )
         if self.model.critic is not None:
-            self.pass_to_critic(batch, masked, logits_MV.detach(), randomness, token_batch)
+            self.pass_to_critic(batch, inputs, masked, logits_MV.detach())
         # The sum is divided by the expected number of masked tokens instead of the actual one, so
         # that micro-batches add up to the batch exactly. The mean per token of each example is
         # logged too.
@@ -187,7 +277,7 @@ class MaskedTask(GeneratorTask):
         self,
         masked: MaskedTokens,
         condition: Condition,
-        self_condition: Sequence[bool] | None = None,
+        self_condition_B: Tensor | None = None,
     ) -> Tensor:
         """Return logits (M, V) of the tokens to predict.
 
@@ -195,34 +285,28 @@ class MaskedTask(GeneratorTask):
         the previous states: for all examples, or in training for some.
         """
         network = self.model.network
+        predicted = masked.loss_mask if masked.selected is None else masked.selected
         if not self.config.model.self_condition:
-            return network.logits_at(masked.input_ids, masked.loss_mask, condition, masked.valid_BN)
+            return network.logits_at(masked.input_ids, predicted, condition, masked.valid_BN)
         with torch.no_grad():
             previous = network.states(masked.input_ids, condition, valid_BN=masked.valid_BN)
-        if self_condition is not None:
-            chosen = torch.tensor(self_condition, device=previous.device)
-            previous = previous * chosen[:, None, None]
+        if self_condition_B is not None:
+            previous = previous * self_condition_B[:, None, None]
         states = network.states(masked.input_ids, condition, previous, masked.valid_BN)
-        return network.logits(states, masked.loss_mask)
+        return network.logits(states, predicted)
 
     def pass_to_critic(
-        self,
-        batch: Batch,
-        masked: MaskedTokens,
-        logits_MV: Tensor,
-        randomness: ExampleRandomness,
-        token_batch: TokenBatch,
+        self, batch: Batch, inputs: MaskedInputs, masked: MaskedTokens, logits_MV: Tensor
     ) -> None:
         """Sample the masked tokens and leave the completed grid to the critic's update."""
-        shape = masked.loss_mask.shape[1:]
-        u = torch.stack([torch.rand(shape, generator=one) for one in randomness.generators])
-        u_M = u.to(logits_MV.device)[masked.loss_mask]
-        sampled_M = sample_from_logits(logits_MV, u_M, temperature=1.0)
-        completed = masked.input_ids.masked_scatter(masked.loss_mask, sampled_M)
+        assert inputs.critic_u_M is not None
+        sampled_M = sample_columns(logits_MV, inputs.critic_u_M)
+        input_ids = masked.input_ids
+        completed = input_ids.flatten().index_copy(0, inputs.selected.token_M, sampled_M)
         batch.scratch |= {
-            "completed": completed,
+            "completed": completed.view_as(input_ids),
             "is_sampled": masked.loss_mask,
-            "token_batch": token_batch,
+            "inputs": inputs,
         }
 
     def critic_loss(self, batch: Batch, step: int) -> Loss:
@@ -238,14 +322,17 @@ class MaskedTask(GeneratorTask):
 
     def classify_completed(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the critic's cross-entropy and accuracy on the completed grids, each (B,)."""
-        token_batch, completed = batch.scratch["token_batch"], batch.scratch["completed"]
+        inputs: MaskedInputs = batch.scratch["inputs"]
+        completed = batch.scratch["completed"]
         backbone, critic = self.model.critic_backbone, self.model.critic
         assert critic is not None
-        condition = self.get_condition(backbone, batch.examples, [False] * len(batch))
-        states = backbone.states(completed, condition, valid_BN=token_batch.valid_BN)
+        condition = self.get_condition(backbone, batch.examples, texts=inputs.critic_text)
+        states = backbone.states(completed, condition, valid_BN=inputs.valid_BN)
         logits = critic.realness_logits(states)
         is_real = (~batch.scratch["is_sampled"]).to(to_fp32(logits).dtype)
-        counts = (completed != self.model.network.mask_token_id) & token_batch.valid_BN1
+        counts = completed != self.model.network.mask_token_id
+        if inputs.valid_BN is not None:
+            counts = counts & inputs.valid_BN[..., None]
         num_B = counts.flatten(1).sum(1)
         correct_B = (((logits > 0) == (is_real > 0)) & counts).flatten(1).sum(1) / num_B
         bce = F.binary_cross_entropy_with_logits(
@@ -253,45 +340,16 @@ class MaskedTask(GeneratorTask):
         )
         return bce.flatten(1).sum(1) / num_B, correct_B
 
-    # ---- inputs
-
-    def get_tokens(self, examples: Examples) -> TokenBatch:
-        return TokenBatch.from_padded(self.layout.patchify(self.get_codes(examples)))
-
-    def mask(self, token_batch: TokenBatch, randomness: ExampleRandomness) -> MaskedTokens:
-        """Mask each example with its own generator; padding is masked and not predicted."""
-        mask_token_id = self.tokenizers["tokenizer"].vocab_size
-        tokens_BNS = token_batch.tokens_BNS
-        input_ids = torch.full_like(tokens_BNS, mask_token_id, device="cpu")
-        loss_mask = torch.zeros_like(input_ids, dtype=torch.bool)
-        rows = zip(tokens_BNS.cpu(), token_batch.lengths, randomness.generators, strict=True)
-        for row, (tokens_NS, length, generator) in enumerate(rows):
-            one = self.config.masking.mask(tokens_NS[:length], mask_token_id, generator)
-            input_ids[row, :length], loss_mask[row, :length] = one.input_ids, one.loss_mask
-        device = tokens_BNS.device
-        return MaskedTokens(input_ids.to(device), loss_mask.to(device), token_batch.valid_BN)
-
-    def get_condition(
-        self,
-        network: TokenTransformer,
-        examples: Examples,
-        dropped: Sequence[bool],
-        captions: Sequence[str] | None = None,
-    ) -> Condition:
-        cond_codes = self.get_codes(examples, self.conditioner) if self.conditioner else None
-        texts = examples.captions if captions is None else captions
-        return network.condition(texts, dropped, cond_codes)
-
     # ---- evaluation
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
-        token_batch, randomness = self.get_tokens(batch.examples), ExampleRandomness.draw(batch)
-        masked = self.mask(token_batch, randomness)
+        inputs: MaskedInputs = self.get_inputs(batch)
+        tokens_BNS, masked = self.mask_batch(batch, inputs)
         captions, kept = batch.examples.captions, [False] * len(batch)
         network, num_levels = self.model.network, self.layout.num_quantizers
         condition = self.get_condition(network, batch.examples, kept)
         logits_MV = self.predict(masked, condition)
-        targets_M = token_batch.tokens_BNS[masked.loss_mask]
+        targets_M = tokens_BNS[masked.loss_mask]
         level_M = masked.loss_mask.nonzero(as_tuple=True)[2] % num_levels
         correct_M = logits_MV.argmax(-1) == targets_M
         sums = {
@@ -307,7 +365,7 @@ class MaskedTask(GeneratorTask):
             other = F.cross_entropy(to_fp32(other_MV), targets_M, reduction="sum")
             sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}
         if self.model.critic is not None:
-            self.pass_to_critic(batch, masked, logits_MV, randomness, token_batch)
+            self.pass_to_critic(batch, inputs, masked, logits_MV)
             bce_B, correct_B = self.classify_completed(batch)
             count = torch.tensor(len(batch), device=bce_B.device)
             sums |= {"critic_bce": bce_B.sum(), "critic_correct": correct_B.sum(), "count": count}
@@ -348,7 +406,9 @@ class MaskedTask(GeneratorTask):
         layout = self.layout
         if request.start is not None:  # which may be longer or shorter than the training examples
             grid = tuple(request.start.codes.shape[1 : 1 + len(layout.grid)])
-            layout = dataclasses.replace(layout, grid=grid)
+            layout = replace(layout, grid=grid)
+        elif request.lengths is not None:  # of joined examples, or of those in a padded batch
+            layout = layout.for_length(max(request.lengths))
         token_batch, masked_BNS = self.initial_tokens(request, layout, device)
         tokens_BNS = maskgit_decode(
             token_batch.tokens_BNS,
@@ -362,7 +422,15 @@ class MaskedTask(GeneratorTask):
             stages=sampling.build_stages(layout.num_positions, layout.num_quantizers, device),
             on_step=self.report_steps(request, layout, token_batch.valid_BN1),
         )
-        return layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+        codes = layout.unpatchify(tokens_BNS.masked_fill(~token_batch.valid_BN1, -1))
+        return self.pad_codes(codes, request)
+
+    def pad_codes(self, codes: Tensor, request: GenerationRequest) -> Tensor:
+        """Pad the codes of shorter examples to the grid, so that all samples have one shape."""
+        missing = self.layout.grid[0] - codes.shape[1]
+        if request.lengths is None or missing <= 0:
+            return codes
+        return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, missing), value=-1)
 
     def report_steps(
         self, request: GenerationRequest, layout: Layout, valid_BN1: Tensor
@@ -412,7 +480,9 @@ class MaskedTask(GeneratorTask):
 class GuidedLogits:
     """The logits of a masked model under classifier-free guidance.
 
-    Both passes run as one batch; without guidance there is only the conditional pass.
+    With text both passes run as one batch. Without text, guidance leads away from samples without
+    the leading positions that are no part of the sample, such as a voice prompt: the second pass
+    leaves them out. Without guidance there is only the conditional pass.
     """
 
     def __init__(
@@ -425,24 +495,47 @@ class GuidedLogits:
     ):
         self.network, self.valid_BN = network, valid_BN
         has_text = network.text is not None
-        self.guidance = guidance if has_text else dataclasses.replace(guidance, scale=1.0)
+        self.trim = 0 if has_text or request.start is None else request.start.trim
+        is_guided = has_text or self.trim > 0
+        self.guidance = guidance if is_guided else replace(guidance, scale=1.0)
         self.count = len(request)
-        texts, dropped = request.guided_texts(self.guidance.scale)
+        texts, dropped = request.guided_texts(self.guidance.scale if has_text else 1.0)
         self.both = network.condition(texts, dropped, request.conditioning_codes(device))
         context_kv = self.both.context_kv
         if context_kv is not None:
             context_kv = [one.first(self.count) for one in context_kv]
         self.conditional = Condition(context_kv, self.both.base_embedding)
         self.previous: Tensor | None = None
-        self.cache = FirstLayerCache()
+        self.cache, self.trimmed_cache = FirstLayerCache(), FirstLayerCache()
 
     def __call__(self, tokens_BNS: Tensor, predict_BNS: Tensor, progress: float) -> Tensor:
         scale = self.guidance.at(progress)
         if scale == 1:
             return self.logits(tokens_BNS, predict_BNS, self.conditional)
+        if self.trim:
+            conditional = self.logits(tokens_BNS, predict_BNS, self.conditional)
+            return apply_cfg(
+                conditional, self.logits_without_prompt(tokens_BNS, predict_BNS), scale
+            )
         doubled = self.logits(tokens_BNS, torch.cat([predict_BNS] * 2), self.both)
         conditional, unconditional = doubled.chunk(2)
         return apply_cfg(conditional, unconditional, scale)
+
+    def logits_without_prompt(self, tokens_BNS: Tensor, predict_BNS: Tensor) -> Tensor:
+        """Return the logits of the tokens to predict, none of which is in the prompt."""
+        trim = self.trim
+        base_embedding = self.conditional.base_embedding
+        if base_embedding.ndim > 1:
+            base_embedding = base_embedding[..., trim:, :]
+        return to_fp32(
+            self.network.logits_at(
+                tokens_BNS[:, trim:],
+                predict_BNS[:, trim:],
+                Condition(self.conditional.context_kv, base_embedding),
+                None if self.valid_BN is None else self.valid_BN[:, trim:],
+                self.trimmed_cache,
+            )
+        )
 
     def logits(self, tokens: Tensor, predict: Tensor, condition: Condition) -> Tensor:
         if self.network.self_cond_proj is None:
@@ -454,6 +547,14 @@ class GuidedLogits:
             previous = torch.cat([previous[: self.count]] * (len(predict) // self.count))
         self.previous = self.network.states(tokens, condition, previous, self.valid_BN)
         return to_fp32(self.network.logits(self.previous, predict))
+
+
+def prepare_texts(
+    network: TokenTransformer, texts: Sequence[str], dropped: Sequence[bool] = ()
+) -> TextInputs | None:
+    if network.text is None:
+        return None
+    return network.text.prepare_inputs(texts, dropped or [False] * len(texts))
 
 
 def token_spec(tokenizer: TokenizerProtocol, max_positions: int | None = None) -> TokenSpec:

@@ -5,12 +5,14 @@ B batch, N positions, S tokens in a position.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tessera.engine.task import Batch
+from tessera.nn.masked_transformer import SelectedTokens
 from tessera.nn.token_layout import Layout
 from tessera.sampling.schedules import Schedule, check_schedule, mask_ratio, mean_mask_ratio
 
@@ -37,20 +39,56 @@ class MaskingConfig:
         """Return the mean number of masked tokens of an example."""
         return layout.num_positions * layout.tokens_per_position * mean_mask_ratio(self.schedule)
 
-    def mask(
-        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
-    ) -> MaskedTokens:
-        """Mask one example; the number of random draws does not depend on the settings."""
-        tokens_NS, count = tokens_NS.cpu(), tokens_NS.numel()
+    given_noise = 0.0
+
+    def draw_region(self, layout: Layout, generator: torch.Generator) -> Tensor | None:
+        """Draw which tokens of an example are generated, (N, S), while the others are given.
+
+        None generates all and draws nothing.
+        """
+        return None
+
+    def draw(
+        self,
+        shape: tuple[int, int],
+        vocab_size: int,
+        generator: torch.Generator,
+        region_NS: Tensor | None = None,
+    ) -> TokenMask:
+        """Draw the mask of one example of N x S tokens; the number of random draws does not depend
+        on the settings."""
+        count = shape[0] * shape[1]
         time = float(torch.rand((), generator=generator))
-        order, u = torch.rand(2, *tokens_NS.shape, generator=generator)
-        random_tokens = torch.randint(mask_token_id, tokens_NS.shape, generator=generator)
+        order, u = torch.rand(2, *shape, generator=generator)
+        random_tokens = torch.randint(vocab_size, shape, generator=generator)
+        if region_NS is not None:  # given tokens come last, and none of them is masked
+            count, order = int(region_NS.sum()), torch.where(region_NS, order, 2.0)
         num_masked = max(1, round(mask_ratio(self.schedule, time) * count))
-        masked = order.flatten().argsort().argsort().view(tokens_NS.shape) < num_masked
-        input_ids = tokens_NS.masked_fill(masked, mask_token_id)
-        input_ids = torch.where(masked & (u < self.keep), tokens_NS, input_ids)
-        replaced = masked & (u >= self.keep) & (u < self.keep + self.replace)
-        return MaskedTokens(torch.where(replaced, random_tokens, input_ids), masked)
+        masked = order.flatten().argsort().argsort().view(shape) < num_masked
+        drawn = split_masked(masked, u, self.keep, self.replace, random_tokens)
+        if region_NS is not None:
+            drawn = drawn.with_noise(~region_NS & (u < self.given_noise))
+        shows_random = self.replace > 0 or self.given_noise > 0
+        return drawn if shows_random else TokenMask(drawn.hidden, drawn.loss_mask)
+
+    def mask(
+        self,
+        tokens_NS: Tensor,
+        mask_token_id: int,
+        generator: torch.Generator,
+        region_NS: Tensor | None = None,
+    ) -> MaskedTokens:
+        """Mask one example."""
+        shape = (tokens_NS.shape[0], tokens_NS.shape[1])
+        return self.draw(shape, mask_token_id, generator, region_NS).apply(tokens_NS, mask_token_id)
+
+
+def split_masked(
+    masked: Tensor, u: Tensor, keep: float, replace: float, random_tokens: Tensor
+) -> TokenMask:
+    """Divide masked tokens into hidden, kept and replaced ones, by a uniform number for each."""
+    replaced = masked & (u >= keep) & (u < keep + replace)
+    return TokenMask(masked & (u >= keep + replace), masked, replaced, random_tokens)
 
 
 def check_fractions(keep: float, replace: float) -> None:
@@ -93,29 +131,84 @@ class LevelMaskingConfig:
         ratio = mean_mask_ratio(self.schedule) * (0.5 if self.prompt else 1.0)
         return layout.num_positions * ratio
 
-    def mask(
-        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
-    ) -> MaskedTokens:
-        """Mask one example; tokens to keep or replace are drawn last, and only if there are any."""
-        tokens_NS = tokens_NS.cpu()
-        count, num_levels = tokens_NS.shape
+    def draw_region(self, layout: Layout, generator: torch.Generator) -> Tensor | None:
+        """Return None: all tokens are generated."""
+        return None
+
+    def draw(
+        self,
+        shape: tuple[int, int],
+        vocab_size: int,
+        generator: torch.Generator,
+        region_NS: Tensor | None = None,
+    ) -> TokenMask:
+        """Draw the mask of one example of N x S tokens; tokens to keep or replace are drawn last,
+        and only if there are any."""
+        count, num_levels = shape
         time, u_level, u_prompt = torch.rand(3, generator=generator).tolist()
         order_N = torch.rand(count, generator=generator)
         level = int(u_level * num_levels)
         start = int(u_prompt * count) if self.prompt else 0
         num_masked = max(1, round(mask_ratio(self.schedule, time) * (count - start)))
-        loss_mask = torch.zeros_like(tokens_NS, dtype=torch.bool)
+        loss_mask = torch.zeros(shape, dtype=torch.bool)
         loss_mask[start:, level] = order_N[start:].argsort().argsort() < num_masked
         finer = torch.zeros_like(loss_mask)
         finer[start:, level + 1 :] = True
-        input_ids = tokens_NS.masked_fill(loss_mask | finer, mask_token_id)
-        if self.keep or self.replace:
-            u = torch.rand(tokens_NS.shape, generator=generator)
-            random_tokens = torch.randint(mask_token_id, tokens_NS.shape, generator=generator)
-            input_ids = torch.where(loss_mask & (u < self.keep), tokens_NS, input_ids)
-            replaced = loss_mask & (u >= self.keep) & (u < self.keep + self.replace)
-            input_ids = torch.where(replaced, random_tokens, input_ids)
-        return MaskedTokens(input_ids, loss_mask)
+        if not self.keep and not self.replace:
+            return TokenMask(loss_mask | finer, loss_mask)
+        u = torch.rand(shape, generator=generator)
+        random_tokens = torch.randint(vocab_size, shape, generator=generator)
+        drawn = split_masked(loss_mask, u, self.keep, self.replace, random_tokens)
+        return replace(drawn, hidden=drawn.hidden | finer)
+
+    def mask(
+        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
+    ) -> MaskedTokens:
+        """Mask one example."""
+        shape = (tokens_NS.shape[0], tokens_NS.shape[1])
+        return self.draw(shape, mask_token_id, generator).apply(tokens_NS, mask_token_id)
+
+
+@dataclass
+class TokenMask:
+    """Which tokens are masked, drawn without reading them: (N, S) or (B, N, S) each."""
+
+    hidden: Tensor
+    """True for tokens that are shown as the mask token."""
+    loss_mask: Tensor
+    """True for tokens that are predicted."""
+    replaced: Tensor | None = None
+    """True for tokens that are shown as a random token."""
+    random_tokens: Tensor | None = None
+
+    def with_noise(self, noisy: Tensor) -> TokenMask:
+        """Replace more tokens, which are predicted too."""
+        assert self.replaced is not None
+        return replace(self, loss_mask=self.loss_mask | noisy, replaced=self.replaced | noisy)
+
+    def apply(self, tokens: Tensor, mask_token_id: int) -> MaskedTokens:
+        input_ids = tokens.masked_fill(self.hidden, mask_token_id)
+        if self.replaced is not None and self.random_tokens is not None:
+            input_ids = torch.where(self.replaced, self.random_tokens, input_ids)
+        return MaskedTokens(input_ids, self.loss_mask)
+
+    @classmethod
+    def pad(cls, masks: Sequence[TokenMask], shape: tuple[int, int]) -> TokenMask:
+        """Make a batch of masks, (B, N, S); padding is hidden and not predicted."""
+
+        def stack(name: str, fill: bool | int) -> Tensor | None:
+            first = getattr(masks[0], name)
+            if first is None:
+                return None
+            padded = torch.full((len(masks), *shape), fill, dtype=first.dtype)
+            for row, mask in zip(padded, masks, strict=True):
+                values = getattr(mask, name)
+                row[: len(values)] = values
+            return padded
+
+        hidden, loss_mask = stack("hidden", True), stack("loss_mask", False)
+        assert hidden is not None and loss_mask is not None
+        return cls(hidden, loss_mask, stack("replaced", False), stack("random_tokens", 0))
 
 
 @dataclass
@@ -135,14 +228,24 @@ class TokenBatch:
     @property
     def valid_BN(self) -> Tensor | None:
         """The mask of valid positions; None if all are valid."""
-        is_full = min(self.lengths) == self.tokens_BNS.shape[1]
-        return None if is_full else self.valid_BN1[..., 0]
+        return valid_positions(self.lengths, self.tokens_BNS.shape[1], self.tokens_BNS.device)
 
     @property
     def valid_BN1(self) -> Tensor:
-        positions = torch.arange(self.tokens_BNS.shape[1], device=self.tokens_BNS.device)
-        lengths_B = torch.tensor(self.lengths, device=positions.device)
-        return (positions < lengths_B[:, None])[..., None]
+        valid_BN = self.valid_BN
+        if valid_BN is None:
+            return torch.ones_like(self.tokens_BNS[..., :1], dtype=torch.bool)
+        return valid_BN[..., None]
+
+
+def valid_positions(
+    lengths: Sequence[int], count: int, device: torch.device | None = None
+) -> Tensor | None:
+    """Return the mask (B, N) of valid positions; None if all are valid."""
+    if min(lengths) == count:
+        return None
+    lengths_B = torch.tensor(lengths, device=device)
+    return torch.arange(count, device=device) < lengths_B[:, None]
 
 
 @dataclass
@@ -153,6 +256,8 @@ class MaskedTokens:
     loss_mask: Tensor
     valid_BN: Tensor | None = None
     """The mask of valid positions; None if all are valid."""
+    selected: SelectedTokens | None = None
+    """The indices of the tokens to predict, if they are known."""
 
 
 @dataclass

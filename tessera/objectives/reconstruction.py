@@ -10,10 +10,10 @@ media, and a `ReconstructionLoss`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Generic, Literal, Protocol, Self, TypeVar
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from tessera.engine.task import (
     Batch,
     BestMetric,
     DataSettings,
+    Inputs,
     Loss,
     Media,
     ProcessGroup,
@@ -55,7 +56,20 @@ class CastableInput(Protocol):
 
 ModelInput = TypeVar("ModelInput", bound=CastableInput)
 AnyDataConfig = TypeVar("AnyDataConfig")
+AnyModel: TypeAlias = Any
+"""The model of a tokenizer. Each adapter annotates that of its own modality."""
 AnyMedia = TypeVar("AnyMedia", bound=Media)
+
+
+@runtime_checkable
+class ChunkedModel(Protocol):
+    """A model that encodes and decodes chunks along time, with the codes of the whole."""
+
+    def encode_chunks(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield codes (B, t, ...) of a medium that arrives in chunks of any lengths."""
+
+    def decode_chunks(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
+        """Yield the output for codes that arrive in chunks."""
 
 
 class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
@@ -70,6 +84,11 @@ class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
 
     def model_kwargs(self, examples: AnyExamples) -> dict[str, Tensor]:
         """Return further arguments of the model, such as the lengths of the examples."""
+        return {}
+
+    def prepare_inputs(self, examples: AnyExamples) -> dict[str, Inputs]:
+        """Return further arguments of the model in training that are made on the CPU, such as
+        indices whose number depends on the examples."""
         return {}
 
     def preprocess(self, target: ModelInput, data: AnyDataConfig, dtype: torch.dtype) -> ModelInput:
@@ -91,6 +110,22 @@ class MediaAdapter(Generic[AnyExamples, ModelInput, AnyDataConfig, AnyMedia]):
 
     def show_pairs(self, output: Tensor, batch: Batch) -> list[AnyMedia]:
         """Return each original side by side with its reconstruction."""
+        raise NotImplementedError
+
+    # ---- whole recordings and videos, in pieces along time
+
+    def encode_pieces(self, model: AnyModel, pieces: Iterable[AnyExamples]) -> Tensor:
+        """Encode one medium, which arrives in pieces, as codes (t, ...)."""
+        raise NotImplementedError
+
+    def decode_pieces(
+        self, model: AnyModel, codes: Tensor, length: int, rate_hz: float
+    ) -> Iterator[AnyMedia]:
+        """Decode codes (t, ...) to a medium of `length` samples or frames, in pieces."""
+        raise NotImplementedError
+
+    def original(self, examples: AnyExamples) -> AnyMedia:
+        """Return the medium of a batch of one piece."""
         raise NotImplementedError
 
 
@@ -336,18 +371,20 @@ class TokenizerTask(Task):
             terms = self.balance(terms, output)
         return Loss(terms | reconstruction.penalties, metrics)
 
-    def train_kwargs(self, batch: Batch) -> dict[str, Tensor]:
-        """Return the model's arguments, with the number of quantizers drawn for quantizer dropout.
+    def prepare_inputs(self, batch: Batch) -> dict[str, Inputs]:
+        """Return arguments of the model, with the number of quantizers drawn for quantizer dropout.
 
         The number is drawn from the generator of each example.
         """
-        kwargs = self.adapter.model_kwargs(batch.examples)
+        inputs = self.adapter.prepare_inputs(batch.examples)
         if not self.model.quantizer.has_quantizer_dropout:
-            return kwargs
+            return inputs
         u_B = torch.stack([torch.rand((), generator=one) for one in batch.generators()])
-        num_quantizers_B = self.model.quantizer.sample_num_quantizers(u_B)
-        device = next(self.model.parameters()).device
-        return kwargs | {"num_quantizers_B": num_quantizers_B.to(device)}
+        return inputs | {"num_quantizers_B": self.model.quantizer.sample_num_quantizers(u_B)}
+
+    def train_kwargs(self, batch: Batch) -> dict[str, Inputs]:
+        """Return the model's arguments in training."""
+        return self.adapter.model_kwargs(batch.examples) | self.get_inputs(batch)
 
     def balance(self, terms: dict[str, Tensor], output: Tensor) -> dict[str, Tensor]:
         adversary = self.config.adversary

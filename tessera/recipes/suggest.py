@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tessera.modalities as modalities
@@ -17,10 +18,18 @@ MAX_LONGER = 8
 """The largest factor by which a suggested run is longer than its preset."""
 
 
-def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]:
-    """Return the commands that train the stages of a modality one after the other."""
+def suggest_commands(
+    report: Report,
+    modality: modalities.Modality,
+    columns: Sequence[str] = (),
+    group_by: str | None = None,
+) -> list[str]:
+    """Return the commands that train the stages of a modality one after the other.
+
+    With `group_by`, they hold out these groups.
+    """
     commands: list[str] = []
-    name = Path(report.path).resolve().stem
+    name = re.sub(r"[{}*?:]", "", Path(report.path).resolve().stem)
     runs: dict[str, str] = {}
     """The suggested run directory of each recipe."""
     for recipe in modality.recipes:
@@ -36,10 +45,13 @@ def suggest_commands(report: Report, modality: modalities.Modality) -> list[str]
         examples = (
             report.captioned if run.task.uses_captions and report.captioned else report.usable
         )
+        if group_by is not None:
+            flags["data.group-by"] = group_by
         flags |= proposed_flags(report, run)
         flags["steps"] = suggest_steps(run, examples)
         flags["out"] = runs[recipe.name]
-        commands.append(f"tessera train {recipe.name} {format_flags(flags)}")
+        named = f" --data.columns {shlex.join(columns)}" if columns else ""
+        commands.append(f"tessera train {recipe.name} {format_flags(flags)}{named}")
     return commands
 
 

@@ -84,9 +84,16 @@ MAY_DIFFER = frozenset(
     f"engine.{name}"
     for name in (
         "steps log_every validate_every sample_every sample_count checkpoint_every keep_last "
-        "keep_every num_workers nproc log_with init_from"
+        "keep_every num_workers nproc log_with init_from shard compile checkpoint_activations"
     ).split()
-) | {"task.tokenizer", "task.low_res_tokenizer", "task.semantic", "task.tokens"}
+) | {
+    "task.tokenizer",
+    "task.low_res_tokenizer",
+    "task.semantic",
+    "task.soundstorm",
+    "task.tokens",
+    "data.download",
+}
 """The settings that may change when a run is resumed: its length, how often it reports, how it is
 executed, and the paths of the runs it depends on, of which the run directory has copies."""
 

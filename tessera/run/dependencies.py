@@ -72,14 +72,48 @@ def copy_dependencies(run: Run, directory: RunDirectory, dist: Distributed) -> N
             dist.on_main(partial(copy_dependency, copy, path))
 
 
+def check_companions(run: Run, directory: RunDirectory) -> None:
+    """Raise UserError if a run that is to be copied is missing or has other tokenizers."""
+    for name, path in run.task.companions().items():
+        if (directory.dependencies / name).exists():
+            continue
+        flag = name.replace("_", "-")
+        if not (Path(path) / "config.json").exists():
+            raise UserError(
+                f"There is no run in {path}. Train it first (`tessera train "
+                f"{default_dependency(run.recipe, name)}`), give the path of one (--{flag} RUN), "
+                f"or train without (--{flag} none)."
+            )
+        own = Tokenizer.load(run.task.dependencies()["tokenizer"]).fingerprint
+        theirs = [Tokenizer.load(one) for one in RunDirectory(path).dependencies.iterdir()]
+        if own not in [one.fingerprint for one in theirs]:
+            raise UserError(
+                f"The run in {path} was trained with other tokenizers than "
+                f"{run.task.dependencies()['tokenizer']}: give one that uses the same (--{flag} "
+                "RUN), or the tokenizer that it uses (--tokenizer RUN)."
+            )
+
+
+def copy_companions(run: Run, directory: RunDirectory, dist: Distributed) -> None:
+    """Copy runs that only the use of the run needs, with their own dependencies."""
+    for name, path in run.task.companions().items():
+        copy = directory.dependencies / name
+        if not copy.exists():
+            dist.on_main(partial(copy_companion, copy, path))
+
+
+def copy_companion(folder: Path, path: str) -> None:
+    publish(load_run(path), folder, with_dependencies=True)
+
+
 def copy_dependency(folder: Path, path: str) -> None:
     trained = load_run(path)
     Tokenizer(trained)  # raises UserError if the run is not a tokenizer
     publish(trained, folder)
 
 
-def publish(trained: TrainedRun, folder: Path) -> None:
-    """Write a run that can be used but not resumed."""
+def publish(trained: TrainedRun, folder: Path, *, with_dependencies: bool = False) -> None:
+    """Write a run that can be used but not resumed, alone or with the runs that it depends on."""
     run = dataclasses.replace(trained.run, task=trained.run.task.for_inference())
     temporary = folder.with_name(f".{folder.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -89,4 +123,6 @@ def publish(trained: TrainedRun, folder: Path) -> None:
     tensors = {"ema": stage(trained.task.model.state_dict())}
     snapshot = Snapshot(trained.steps, tensors, {})
     write_to(directory.checkpoints / step_name(trained.steps), snapshot)
+    if with_dependencies:
+        shutil.copytree(trained.directory.dependencies, directory.dependencies)
     os.replace(temporary, folder)

@@ -6,7 +6,7 @@ under `dependencies/`, as runs that can be used but not resumed (`dependencies.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from safetensors import SafetensorError, safe_open
 
 from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
@@ -26,6 +27,8 @@ from tessera.run.errors import UserError
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
 
+EXPORTED = "model.safetensors"
+"""The weights of a run that was exported (`export.py`), beside its config.json."""
 Weights = Literal["ema", "raw"]
 """The exponential moving average of the weights, or the weights as the optimizer left them."""
 
@@ -85,14 +88,13 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     directory = RunDirectory(path)
     run = read_run(directory)
     notices: list[str] = []
-    file_name = "ema.safetensors" if weights == "ema" else "model.safetensors"
-    found = checkpoint.load_newest(directory.checkpoints, file_name, notices.append)
+    found = find_weights(directory, weights, notices.append)
     if found is None:
         raise UserError(
             f"The run in {path} has no checkpoint: train it first with `tessera train`."
         )
     steps = found.step
-    if steps < run.engine.steps:
+    if steps < run.engine.steps and found.source.name != EXPORTED:
         notices.append(
             f"The run in {path} was trained for {steps:,} of {run.engine.steps:,} steps: `tessera "
             f"train {run.recipe}` can resume it."
@@ -111,8 +113,9 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     best = find_best(directory, run, task)
     if best is not None and best != found.source.parent:
         with suppress(FileNotFoundError):  # pruned by a run that is training: keep the newest
-            tensors = checkpoint.read_tensors(best / file_name)
-            found = checkpoint.LoadedTensors(int(best.name), best / file_name, tensors)
+            file = best / checkpoint_file(weights)
+            tensors = checkpoint.read_tensors(file)
+            found = checkpoint.LoadedTensors(int(best.name), file, tensors)
             notices.append(
                 f"Step {found.step:,} of {steps:,} is used, which has the best "
                 f"{task.best_metric.name} on held-out examples."
@@ -121,6 +124,34 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     checkpoint.load_strictly(task.model, found.tensors, source)
     dist = Distributed(device=device)
     return TrainedRun(directory, run, task, found.step, weights, dist, notices)
+
+
+def checkpoint_file(weights: Weights) -> str:
+    return "ema.safetensors" if weights == "ema" else "model.safetensors"
+
+
+def find_weights(
+    directory: RunDirectory, weights: Weights, warn: Callable[[str], None]
+) -> checkpoint.LoadedTensors | None:
+    """Read the weights of an export, or of the newest complete checkpoint of a run."""
+    exported = directory.path / EXPORTED
+    if not exported.is_file():
+        return checkpoint.load_newest(directory.checkpoints, checkpoint_file(weights), warn)
+    if weights != "ema":
+        raise UserError(f"{directory.path} is an export, which has the EMA weights only.")
+    return checkpoint.LoadedTensors(
+        read_step(exported), exported, checkpoint.read_tensors(exported)
+    )
+
+
+def read_step(file: Path) -> int:
+    """Return the step in the metadata of a weights file; 0 if it has none."""
+    try:
+        with safe_open(file, "pt") as opened:
+            step = (opened.metadata() or {}).get("step", "0")
+    except SafetensorError as error:
+        raise UserError(f"{file} is not a readable safetensors file: {error}.") from None
+    return int(step) if step.isascii() and step.isdigit() else 0
 
 
 def find_best(directory: RunDirectory, run: Run, task: Task) -> Path | None:

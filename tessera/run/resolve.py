@@ -27,7 +27,7 @@ class ResolvedRun:
 def resolve_run(run: Run, given: Collection[str], directory: RunDirectory) -> ResolvedRun:
     """Choose the settings of the data that are not among those `given`, such as `data.size`."""
     tokenizer = run.task.dependencies().get("tokenizer")
-    names = run.data.proposes if tokenizer is None else tuple(run.data.preprocessing())
+    names = run.data.proposes if tokenizer is None else tuple(run.data.inherited())
     missing = [name for name in names if f"data.{name}" not in given]
     if not missing:
         return ResolvedRun(run)
@@ -39,7 +39,7 @@ def resolve_run(run: Run, given: Collection[str], directory: RunDirectory) -> Re
         if not source.config.exists():  # an error that names the recipe to train follows
             return ResolvedRun(run)
         return with_settings(
-            run, read_run(source).data.preprocessing(), missing, "As the tokenizer was trained"
+            run, read_run(source).data.inherited(), missing, "As the tokenizer was trained"
         )
     proposal = run.data.propose(run.task) if run.data.path is not None else None
     if proposal is None:

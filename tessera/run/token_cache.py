@@ -129,11 +129,17 @@ class TokenCache:
     ) -> dict[str, Tensor]:
         """Read the codes of unchanged examples from a folder that `tessera tokenize` wrote."""
         stored = read_tokens(folder, tokenizer.fingerprint)
+        if stored.extents:
+            raise UserError(
+                f"{folder} has the codes of whole files, but a run is trained on examples of one "
+                "length: write their codes with `tessera tokenize --no-whole`, or use "
+                "--task.tokens cache."
+            )
         signatures = {dataset.name(i): dataset.signature(i) for i in range(len(dataset))}
         rows = {
             name: row
             for name, signature, row in zip(
-                stored.names, stored.signatures, stored.codes, strict=True
+                stored.names, stored.signatures, stored.rows, strict=True
             )
             if signatures.get(name) == signature
         }
@@ -160,7 +166,7 @@ class TokenCache:
         if not self.dist.on_main(lambda: self.read_cache(folder, tokenizer, stored)):
             self.write_cache(dataset, tokenizer, folder)
             self.dist.on_main(lambda: self.read_cache(folder, tokenizer, stored))
-        rows = [dict(zip(one.names, one.codes, strict=True)) for one in stored]
+        rows = [dict(zip(one.names, one.rows, strict=True)) for one in stored]
         return rows[0] if rows else {}
 
     def read_cache(self, folder: Path, tokenizer: Tokenizer, stored: list[StoredTokens]) -> bool:

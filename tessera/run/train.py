@@ -20,6 +20,8 @@ from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.discovery import Listing, fixed_listing, list_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
+from tessera.data.shard_index import INDEX_SUFFIX
+from tessera.data.tokens import TokenDataset
 from tessera.engine import checkpoint
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine, EngineConfig
@@ -36,10 +38,11 @@ from tessera.run.directory import (
     write_atomically,
 )
 from tessera.run.errors import UserError, as_user_error, printable
+from tessera.run.load import EXPORTED, find_weights
 
 if TYPE_CHECKING:
     from tessera.api.tokenizer import Tokenizer
-    from tessera.objectives.generation import TokenizerProtocol
+    from tessera.objectives.generation import TokenizedGeneratorConfig, TokenizerProtocol
 
 FILES = "files.json"
 """The files of the data when the run was started: a run does not change while its folder grows."""
@@ -80,15 +83,19 @@ def build_engine(
     dist = Distributed.from_environment()
     listing = Listing()
     if split is None and run.data.path is not None and not rescan:
-        listing.files = dist.on_main(lambda: read_listing(directory))
+        listing = Listing(**dist.on_main(lambda: read_listing(directory)))
     if split is None:
         with fixed_listing(listing):
             split = run.data.build(captions=run.task.uses_captions)
+        if dist.is_main:
+            for line in split.train.notices:
+                print_line(line)
     dependencies: dict[str, Tokenizer] = {}
     if run.task.dependencies():
-        from tessera.run.dependencies import find_dependencies
+        from tessera.run.dependencies import check_companions, find_dependencies
 
         dependencies = find_dependencies(run, directory)
+        check_companions(run, directory)
         notices = [line for one in dependencies.values() for line in one.trained.notices]
         if dist.is_main:
             print(*notices, sep="\n", end="\n" if notices else "")
@@ -100,7 +107,7 @@ def build_engine(
     settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
     dist.on_main(lambda: claim_directory(directory, settings))
     if listing.files is not None:
-        dist.on_main(lambda: write_listing(directory, listing.files or [], run.data.path or ""))
+        dist.on_main(lambda: write_listing(directory, listing, run.data.path or ""))
     with directory.explain_write_errors():
         if run.task.uses_captions:
             prepare_text(task, captions, split.train, directory, dist)
@@ -134,7 +141,7 @@ def open_engine(
 
 def load_initial_weights(task: Task, path: str) -> None:
     """Initialise the model with the EMA weights of another run."""
-    found = checkpoint.load_newest(RunDirectory(path).checkpoints, "ema.safetensors", print)
+    found = find_weights(RunDirectory(path), "ema", print)
     if found is None:
         raise UserError(f"--init-from {path} has no checkpoint: give the folder of a trained run.")
     checkpoint.load_strictly(task.model, found.tensors, f"model in {path} (--init-from)")
@@ -153,25 +160,31 @@ def build_train_loader(
     )
 
 
-def read_listing(directory: RunDirectory) -> list[str] | None:
-    """Return the files that a run was started with, if it has started."""
+def read_listing(directory: RunDirectory) -> Json:
+    """Return the fields of the listing that a run was started with; none if it has not started."""
     stored = read_json(directory.path / FILES)
-    is_list = isinstance(stored, list) and all(isinstance(name, str) for name in stored)
-    return stored if is_list and directory.has_started else None  # type: ignore[return-value]
+    if not isinstance(stored, dict) or not directory.has_started:
+        return {}
+    files, checksums = stored.get("files"), stored.get("checksums")
+    if not isinstance(files, list) or not all(isinstance(name, str) for name in files):
+        return {}
+    return {"files": files, "checksums": checksums if isinstance(checksums, dict) else {}}
 
 
-def write_listing(directory: RunDirectory, files: list[str], path: str) -> None:
+def write_listing(directory: RunDirectory, listing: Listing, path: str) -> None:
     """Store the files of a run, and report those that were added since."""
-    root = Path(path).expanduser()
-    added = set(list_files(root)) - set(files) if root.is_dir() else set()
+    root, files = Path(path).expanduser(), listing.files or []
+    present = list_files(root) if root.is_dir() else []
+    added = {name for name in present if not name.endswith(INDEX_SUFFIX)} - set(files)
     if added:
         print(
             f"{len(added):,} file(s) were added to {path} since the run was started and are left "
             "out; --data.rescan uses them."
         )
-    if read_json(directory.path / FILES) != files:
+    content = {"files": files, "checksums": listing.checksums}
+    if read_json(directory.path / FILES) != content:
         with directory.explain_write_errors():
-            write_atomically(directory.path / FILES, json.dumps(files, indent=0) + "\n")
+            write_atomically(directory.path / FILES, json.dumps(content, indent=0) + "\n")
 
 
 def claim_directory(directory: RunDirectory, settings: Json) -> None:
@@ -204,7 +217,8 @@ def check_resumable(directory: RunDirectory) -> None:
         for step in steps
         for path in (directory.checkpoints / checkpoint.step_name(step)).iterdir()
     }
-    if "ema.safetensors" in files and "model.safetensors" not in files:
+    is_exported = (directory.path / EXPORTED).is_file()
+    if is_exported or ("ema.safetensors" in files and "model.safetensors" not in files):
         raise UserError(
             f"{directory.path} is a copy for inference, without the state of the optimizers, and "
             f"cannot be resumed. Give another --out, with --init-from {directory.path} to start "
@@ -262,10 +276,11 @@ def prepare_tokens(
 ) -> Split:
     """Copy the tokenizers and tokenize both sides of the split, unless that is done live."""
     from tessera.objectives.generation import TokenizedGeneratorConfig
-    from tessera.run.dependencies import copy_dependencies
+    from tessera.run.dependencies import copy_companions, copy_dependencies
     from tessera.run.token_cache import TokenCache
 
     copy_dependencies(run, directory, dist)
+    copy_companions(run, directory, dist)
     assert isinstance(run.task, TokenizedGeneratorConfig)
     if run.task.tokens == "live":
         return split
@@ -273,7 +288,21 @@ def prepare_tokens(
     notify = print_line if dist.is_main else ignore_line
     cache = TokenCache(tokenizers, given, directory.cache, dist, notify)
     with as_user_error(ValueError):
-        return cache.tokenize_split(split)
+        return prepare_split(run.task, cache.tokenize_split(split), tokenizers)
+
+
+def prepare_split(
+    task: TokenizedGeneratorConfig, split: Split, tokenizers: Mapping[str, TokenizerProtocol]
+) -> Split:
+    """Return both sides of a tokenized split as the task is trained on them."""
+    train, validation = split.train, split.validation
+    assert isinstance(train, TokenDataset) and isinstance(validation, TokenDataset)
+    prepared = task.prepare_dataset(train, tokenizers)
+    held_out = prepared
+    if validation is not train:
+        held_out = task.prepare_dataset(validation, tokenizers)
+    assert isinstance(prepared, ExampleDataset) and isinstance(held_out, ExampleDataset)
+    return Split(prepared, held_out)
 
 
 def print_line(line: str) -> None:
@@ -336,9 +365,11 @@ class Results:
     metrics: dict[str, float]
 
 
-def read_results(directory: RunDirectory) -> Results | None:
-    """Return the results of the last validation, if there is one."""
+def read_results(directory: RunDirectory, step: int | None = None) -> Results | None:
+    """Return the results of the validation at a step, by default the last, if there is one."""
     records = directory.read_records("validation")
+    if step is not None:
+        records = [record for record in records if record["step"] == step]
     if not records:
         return None
     record = records[-1]
@@ -428,6 +459,17 @@ def dry_run(run: Run) -> None:
         )
     if is_main():
         print("Two steps, a validation, samples, a save and a load succeeded. Nothing was kept.")
+
+
+def print_plan(run: Run, preset: str) -> None:
+    """Print parameters, memory and FLOPs of a step; nothing is trained or read."""
+    from tessera.run.plan import plan_run
+
+    plan = plan_run(run, preset, max(world_size(), run.engine.nproc))
+    if is_main():
+        Console(width=160).print(plan.table())
+        print("\n".join(plan.lines()))
+        print(run.reference, end="\n" if run.reference else "")
 
 
 def update_plan(task: Task) -> Table:

@@ -81,11 +81,26 @@ def sample_from_logits(logits_MK: Tensor, uniform_M: Tensor, temperature: float)
         return logits_MK.argmax(-1)
     if temperature != 1:
         logits_MK = (logits_MK - logits_MK.amax(-1, keepdim=True)) / temperature
-    is_half = logits_MK.dtype in (torch.float16, torch.bfloat16)
-    cumulative_MK = logits_MK.softmax(-1, dtype=torch.float32 if is_half else None).cumsum(-1)
-    total_M1 = cumulative_MK[:, -1:]
-    if total_M1.isnan().any():
+    cumulative_MK = cumulative_probs(logits_MK)
+    if cumulative_MK[:, -1].isnan().any():
         raise FloatingPointError("The network returned logits that are not finite.")
+    return invert_cumulative(cumulative_MK, uniform_M)
+
+
+def sample_columns(logits_MK: Tensor, uniform_M: Tensor) -> Tensor:
+    """Sample one column per row at temperature 1, (M,), without reading a value on the host.
+
+    If the logits are not finite, the column is any of 0 to K.
+    """
+    return invert_cumulative(cumulative_probs(logits_MK), uniform_M)
+
+
+def cumulative_probs(logits_MK: Tensor) -> Tensor:
+    is_half = logits_MK.dtype in (torch.float16, torch.bfloat16)
+    return logits_MK.softmax(-1, dtype=torch.float32 if is_half else None).cumsum(-1)
+
+
+def invert_cumulative(cumulative_MK: Tensor, uniform_M: Tensor) -> Tensor:
     # Below the total also after rounding, since uniform numbers are below 1.
-    target_M1 = uniform_M[:, None] * total_M1
+    target_M1 = uniform_M[:, None] * cumulative_MK[:, -1:]
     return torch.searchsorted(cumulative_MK, target_M1, right=True)[:, 0]

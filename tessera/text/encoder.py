@@ -11,13 +11,30 @@ Shape suffixes: B texts, L tokens of the longest text, W dimension of a state.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from tessera._device import move_tensors
 from tessera.nn.transformer import States
+
+Texts = Sequence[str] | Tensor | States
+"""Texts, or what `encode_inputs` returns for them."""
+
+
+@dataclass
+class TextInputs:
+    """The texts of a batch as tensors, made on the CPU and copied to the device with the batch."""
+
+    encoded: Tensor | States
+    """What the encoder's forward takes in place of texts, from `encode_inputs`."""
+    has_text_B: Tensor
+    """Whether each text is used: those that are empty or dropped are not."""
+    has_text_idx: Tensor | None
+    """The indices of the texts that are used; None if all are."""
 
 
 class TextEncoder(nn.Module):
@@ -28,10 +45,41 @@ class TextEncoder(nn.Module):
     depth: int = 1
     """Number of layers with states: 1 if only the last layer has them."""
 
-    def forward(self, texts: Sequence[str]) -> States:
+    def forward(self, texts: Texts) -> States:
         raise NotImplementedError
 
-    def hidden_states(self, texts: Sequence[str], at: Sequence[int] = ()) -> list[States]:
+    def encode_inputs(self, texts: Sequence[str]) -> Tensor | States:
+        """Return what `forward` takes in place of these texts, on the CPU."""
+        raise NotImplementedError
+
+    def prepare_inputs(self, texts: Sequence[str], dropped: Sequence[bool]) -> TextInputs:
+        """Return the texts of a batch as tensors on the CPU."""
+        used = [bool(text) and not drop for text, drop in zip(texts, dropped, strict=True)]
+        index = [number for number, is_used in enumerate(used) if is_used]
+        return TextInputs(
+            self.encode_inputs(texts),
+            torch.tensor(used),
+            None if all(used) else torch.tensor(index, dtype=torch.long),
+        )
+
+    def encode(self, texts: Sequence[str] | TextInputs, dropped: Sequence[bool] = ()) -> States:
+        """Return the states of texts, with a mask that is empty where a text is not used.
+
+        `dropped` is ignored where the texts were prepared already.
+        """
+        if not isinstance(texts, TextInputs):
+            inputs = self.prepare_inputs(texts, dropped or [False] * len(texts))
+            texts = move_tensors(inputs, self.input_device)
+        states = self(texts.encoded)
+        mask_BL = states.mask & texts.has_text_B[:, None]
+        return States(states.values, mask_BL, texts.has_text_idx)
+
+    @property
+    def input_device(self) -> torch.device:
+        """The device of the encoder's weights."""
+        return next(self.parameters()).device
+
+    def hidden_states(self, texts: Texts, at: Sequence[int] = ()) -> list[States]:
         """Return the states after each number of layers in `at`, and the output last."""
         if at:
             raise ValueError(

@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tessera._device import copy_to_device
 from tessera.nn.bpe import BPE, PAD_ID, check_vocab_size
 from tessera.nn.transformer import States, Transformer
-from tessera.text.encoder import TextEncoder, check_texts
+from tessera.text.encoder import TextEncoder, Texts, check_texts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,23 +65,27 @@ class TransformerTextEncoder(TextEncoder):
         """Return the tokens of a text, without truncation or padding."""
         raise NotImplementedError
 
-    def forward(self, texts: Sequence[str]) -> States:
+    def forward(self, texts: Texts) -> States:
         return self.hidden_states(texts)[-1]
 
-    def hidden_states(self, texts: Sequence[str], at: Sequence[int] = ()) -> list[States]:
-        tokens_BL = self.tokenize(texts)
+    def hidden_states(self, texts: Texts, at: Sequence[int] = ()) -> list[States]:
+        assert not isinstance(texts, States)
+        tokens_BL = texts if isinstance(texts, Tensor) else self.tokenize(texts)
         mask_BL = tokens_BL != PAD_ID
         layers = self.transformer.hidden_states(self.embedding(tokens_BL), mask_BN=mask_BL, at=at)
         return [States(values_BLW * mask_BL[..., None], mask_BL) for values_BLW in layers]
 
     def tokenize(self, texts: Sequence[str]) -> Tensor:
-        """Return tokens (B, L), truncated at `max_len` and padded at the end."""
+        """Return tokens (B, L) on the device, truncated at `max_len` and padded at the end."""
+        return copy_to_device(self.encode_inputs(texts), self.input_device)
+
+    def encode_inputs(self, texts: Sequence[str]) -> Tensor:
         check_texts(texts)
         encoded = [self.encode_text(text)[: self.max_len] for text in texts]
         # In eval mode the padding does not depend on the batch, so not even rounding does.
         length = max(map(len, encoded)) if self.training else self.max_len
         rows = [tokens + [PAD_ID] * (length - len(tokens)) for tokens in encoded]
-        return torch.tensor(rows, device=self.embedding.weight.device)
+        return torch.tensor(rows)
 
     def fits(self, text: str) -> bool:
         return len(self.encode_text(text)) <= self.max_len

@@ -25,11 +25,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
 from tessera._optional import require
 from tessera.nn.precision import full_precision
 from tessera.nn.transformer import States
 from tessera.run.directory import create_empty
-from tessera.text.encoder import TextEncoder, check_texts, pad_rows
+from tessera.text.encoder import TextEncoder, Texts, check_texts, pad_rows
 from tessera.text.huggingface import load_weights, translate_errors
 
 BATCH_SIZE = 64
@@ -97,6 +98,10 @@ class PretrainedTextEncoder(TextEncoder):
     def device(self) -> torch.device:
         return next(self.network.parameters()).device
 
+    @property
+    def input_device(self) -> torch.device:
+        return self.device
+
     def train(self, mode: bool = True) -> Self:
         return self
 
@@ -104,14 +109,20 @@ class PretrainedTextEncoder(TextEncoder):
         self.network._apply(fn, recurse)
         return self
 
-    def forward(self, texts: Sequence[str]) -> States:
+    def forward(self, texts: Texts) -> States:
         """Return cached states where there are some, and compute the others, such as prompts."""
+        if isinstance(texts, States):
+            return texts
+        assert not isinstance(texts, Tensor)
+        return move_tensors(self.encode_inputs(texts), self.device)
+
+    def encode_inputs(self, texts: Sequence[str]) -> States:
         check_texts(texts)
         rows = {text: self._cache[text] for text in texts if text in self._cache}
         missing = [text for text in dict.fromkeys(texts) if text not in rows]
         if missing:
-            rows |= zip(missing, self.compute_states(missing))
-        return pad_rows([rows[text].to(self.device) for text in texts])
+            rows |= zip(missing, (one.cpu() for one in self.compute_states(missing)))
+        return pad_rows([rows[text] for text in texts])
 
     @torch.no_grad()
     def compute_states(self, texts: Sequence[str]) -> list[Tensor]:

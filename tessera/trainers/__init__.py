@@ -19,7 +19,7 @@ from tessera.trainers.base import Trainer
 from tessera.trainers.images import MaskGitTrainer, VQGanVAETrainer
 from tessera.trainers.meshes import MeshAutoencoderTrainer, MeshTransformerTrainer
 from tessera.trainers.music import MuLaNTrainer
-from tessera.trainers.videos import VideoTokenizerTrainer
+from tessera.trainers.videos import VideoGeneratorTrainer, VideoTokenizerTrainer
 
 __all__ = [
     "MaskGitTrainer",
@@ -31,5 +31,6 @@ __all__ = [
     "TokenStream",
     "Trainer",
     "VQGanVAETrainer",
+    "VideoGeneratorTrainer",
     "VideoTokenizerTrainer",
 ]

@@ -1,4 +1,4 @@
-"""The trainer for videos: a MAGVIT-v2 tokenizer, on a folder or on videos in memory.
+"""Trainers for videos: a MAGVIT-v2 tokenizer, on a folder or on videos in memory, and a generator.
 
     model = VideoTokenizer(VideoTokenizerConfig())
     trainer = VideoTokenizerTrainer(
@@ -7,7 +7,12 @@
     trainer.train()
     codes = trainer.tokenize(videos)        # (B, 3, T, H, W) in [0, 1] -> (B, t, h, w)
 
-The parameters are those of magvit2-pytorch.
+    generator = VideoGeneratorTrainer(
+        "results", folder="videos", image_size=128, batch_size=8, num_train_steps=1000
+    )
+
+The parameters are those of magvit2-pytorch. It has no generator; those of its trainer are the
+parameters of `MaskGitTrainer`.
 
 B videos of T frames of H x W pixels become t x h x w codes.
 """
@@ -30,24 +35,34 @@ from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
 from tessera.modalities.image.perceptual import PerceptualConfig
 from tessera.modalities.video.dataset import VideoDataConfig
+from tessera.modalities.video.generation import VideoGeneratorConfig
 from tessera.modalities.video.magvit2 import VideoTokenizer
+from tessera.modalities.video.masking import VideoMaskingConfig
 from tessera.modalities.video.reconstruction import (
     VideoAdversaryConfig,
     VideoReconstructionConfig,
     VideoTokenizerTaskConfig,
 )
+from tessera.nn.masked_transformer import (
+    CriticConfig,
+    CriticHeadConfig,
+    MaskedModel,
+    MaskedTransformerConfig,
+)
 from tessera.run.config import Run, encode
-from tessera.run.directory import Json
+from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
+from tessera.run.resolve import resolve_run
 from tessera.run.train import build_task
 from tessera.trainers.arguments import (
     IN_MEMORY,
+    build_ema_config,
     build_engine_config,
     check_arguments,
     translate_ema_kwargs,
     translate_kwargs,
 )
-from tessera.trainers.base import adopt_model
+from tessera.trainers.base import Trainer, adopt_model
 from tessera.trainers.foreign import ForeignRun
 from tessera.trainers.foreign_videos import ForeignVideoTask, build_videos, read_videos
 from tessera.trainers.in_memory_videos import InMemoryVideos
@@ -266,6 +281,87 @@ class VideoTokenizerTrainer(TrackedTrainer[VideoTokenizer]):
         `hps` are further settings to store with those of the run.
         """
         return self._track(project_name, run_name, hps)
+
+
+TRANSFORMER = MaskedTransformerConfig()
+MASKING = VideoMaskingConfig()
+
+
+class VideoGeneratorTrainer(Trainer[MaskedModel]):
+    """Train masked generation of videos on a folder of videos with captions.
+
+    `tokenizer` is the run directory of a trained tokenizer. `masking` states how often frames,
+    boxes or nothing are given in training. With `transformer=MaskedTransformerConfig(text=None)` no
+    captions are needed.
+    """
+
+    @check_arguments
+    def __init__(
+        self,
+        tokenizer: str | Path,
+        *,
+        folder: str | Path,
+        num_train_steps: int,
+        batch_size: int,
+        image_size: int,
+        num_frames: int = 17,
+        transformer: MaskedTransformerConfig = TRANSFORMER,
+        token_critic: CriticConfig | CriticHeadConfig | None = None,
+        masking: VideoMaskingConfig = MASKING,
+        max_positions: int | None = None,
+        cond_drop_prob: float = 0.1,
+        lr: float = 3e-4,
+        grad_accum_every: int = 1,
+        max_grad_norm: float | None = None,
+        save_results_every: int = 100,
+        save_model_every: int = 1000,
+        results_folder: str | Path = "./results",
+        valid_frac: float = 0.05,
+        random_split_seed: int = 42,
+        use_ema: bool = True,
+        ema_beta: float = 0.995,
+        ema_update_after_step: int = 0,
+        ema_update_every: int = 1,
+        accelerate_kwargs: Mapping[str, object] | None = None,
+        workers: int = 0,
+    ) -> None:
+        optimizer = OptimizerConfig(
+            name="adam", lr=lr, betas=(0.9, 0.999), max_grad_norm=max_grad_norm
+        )
+        run = Run(
+            recipe="videos-maskgit",
+            task=VideoGeneratorConfig(
+                tokenizer=str(tokenizer),
+                model=transformer,
+                critic=token_critic,
+                critic_optimizer=optimizer,
+                masking=masking,
+                max_positions=max_positions,
+                cond_drop_prob=cond_drop_prob,
+                optimizer=optimizer,
+            ),
+            data=VideoDataConfig(
+                path=str(folder),
+                size=image_size,
+                frames=num_frames,
+                crop="centre",
+                val_fraction=valid_frac,
+                split_seed=random_split_seed,
+            ),
+            engine=build_engine_config(
+                steps=num_train_steps,
+                micro_batch_size=batch_size,
+                grad_accum_steps=grad_accum_every,
+                validate_every=save_results_every,
+                checkpoint_every=save_model_every,
+                num_workers=workers,
+                ema=build_ema_config(use_ema, ema_beta, ema_update_after_step, ema_update_every),
+                accelerate_kwargs=accelerate_kwargs,
+            ),
+        )
+        given = {"data.size", "data.frames"}
+        resolved = resolve_run(run, given, RunDirectory(results_folder))
+        super().__init__(resolved.run, results_folder)
 
 
 # ---- configurations from the arguments

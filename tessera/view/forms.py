@@ -40,6 +40,8 @@ LABELS: dict[Kind, dict[str, str]] = {
         "like": "Recording to follow",
         "prompt_audio": "Voice",
         "mask": "Mask",
+        "first_frame": "First frame",
+        "last_frame": "Last frame",
     },
     "embedding": {},
 }
@@ -49,7 +51,7 @@ HELP = {
     "a prompt held-out captions are used.",
     "superres": "Generate small images with the base run and enlarge them.",
 }
-MODALITY_OF_INPUT = {"mask": "image"}
+MODALITY_OF_INPUT = {"mask": "image", "first_frame": "image", "last_frame": "image"}
 """Inputs of another modality than the run."""
 SHARED_SUFFIXES = {"image": (".webp", ".gif"), "video": (".webp", ".gif"), "audio": (".webm",)}
 """Modality -> the suffixes that it reads and shares with another modality."""

@@ -74,8 +74,8 @@ def describe_folder(run: FoundRun, folder: Path) -> Json:
         names, modified = [], 0.0
     settings = read_object(folder / "settings.json")
     labels = find_labels(settings)
+    samples = describe_whole_files(run, folder, settings)
     numbers = sorted({int(name[:4]) for name in names if re.match(r"\d{4}\.", name)})
-    samples = []
     for number in numbers:
         files = [name for name in names if name.startswith(f"{number:04d}.")]
         label = labels[number] if number < len(labels) else f"{number}"
@@ -91,6 +91,19 @@ def describe_folder(run: FoundRun, folder: Path) -> Json:
         "hits": read_object(folder / "hits.json"),
         "modified": modified,
     }
+
+
+def describe_whole_files(run: FoundRun, folder: Path, settings: Json) -> list[Json]:
+    """Return the files that a codec reconstructed, which have the names of their originals."""
+    files, labels = settings.get("files"), find_labels(settings)
+    if not isinstance(files, list) or len(files) != len(labels):
+        return []
+    written = [str(name) for name in files]
+    return [
+        {"label": label, "files": [name], "shown": choose_shown(run, [name])}
+        for name, label in zip(written, labels, strict=True)
+        if (folder / name).is_file()
+    ]
 
 
 def choose_shown(run: FoundRun, files: list[str]) -> str:

@@ -43,7 +43,7 @@ class Storage:
         is no such file."""
         is_plain = all(
             part and part not in (".", "..") and not {"/", "\\", "\0"} & set(part)
-            for part in (folder, name)
+            for part in (folder, *name.split("/"))
         )
         if not is_plain:
             return None

@@ -176,7 +176,8 @@ def test_python_and_the_command_line_have_the_same_settings():
     flags = inspect.signature(sample_command).parameters
     parameters = inspect.signature(Generator.generate).parameters
     loading = {"run", "superres", "weights", "out"}
-    assert flags.keys() - loading - {"prompt"} == (
+    of_whole_files = {"start", "format"}
+    assert flags.keys() - loading - of_whole_files - {"prompt"} == (
         parameters.keys() - {"self", "prompts", "start", "sampling"}
     )
     defaults = {name: flags[name].default for name in flags.keys() & parameters.keys()}

@@ -109,13 +109,57 @@ def test_index_can_be_moved_and_needs_no_other_file(folder: Path, tmp_path: Path
 def test_results_are_a_table_or_json(folder: Path) -> None:
     hits = Index.load(folder).search("a loud bell", top=3)
     lines = search_index(str(folder), "a loud bell", top=3).splitlines()
-    assert len(lines) == 3 and lines[0].split()[0] == "1"
-    for line, hit in zip(lines, hits, strict=True):
+    assert lines[0].split()[0] == "1"
+    for line, hit in zip(lines[:3], hits, strict=True):
         assert hit.name in line and f"{hit.similarity:6.3f}" in line and hit.caption in line
     content = json.loads(search_index(str(folder), "a loud bell", top=3, as_json=True))
     assert content["query"] == "a loud bell" and content["examples"] == 8
     assert content["hits"] == [dataclasses.asdict(hit) for hit in hits]
     assert [hit.rank for hit in hits] == [1, 2, 3]
+
+
+def test_texts_that_describe_nothing_in_the_index_are_reported(
+    folder: Path, run: str, tunes: SyntheticMusic
+) -> None:
+    index = Index.load(folder)
+    for number in range(8):
+        hits = index.search(tunes.caption(number), top=1)
+        assert hits[0].better_than >= 0.75 and not index.explain_distance("words", hits)
+    # An index of one tune, searched for the tunes that are not in it.
+    [only] = [i for i, name in enumerate(index.names) if name == "3.wav"]
+    alone = dataclasses.replace(
+        index,
+        names=["3.wav"],
+        captions=[""],
+        embeddings_ND=index.embeddings_ND[[only]],
+    )
+    others = [tunes.caption(number) for number in range(8) if number != 3]
+    notices = [alone.explain_distance(text, alone.search(text)) for text in others]
+    assert sum("Nothing is near" in notice for notice in notices) >= 5
+    assert not alone.explain_distance("", alone.search(tunes.caption(3)))
+
+
+def test_recordings_that_resemble_nothing_are_reported(folder: Path, music: Path) -> None:
+    index = Index.load(folder)
+    path = music / "2.wav"
+    assert not index.explain_distance(path, index.search(path))
+    assert index.background.nearest is not None and index.background.nearest < 1
+    others = [i for i, name in enumerate(index.names) if name != "2.wav"]
+    names = [index.names[i] for i in others]
+    without = dataclasses.replace(
+        index,
+        names=names,
+        captions=[""] * len(names),
+        embeddings_ND=index.embeddings_ND[others],
+        background=dataclasses.replace(index.background, nearest=0.999),
+    )
+    assert "Nothing is near" in without.explain_distance(path, without.search(path))
+
+
+@pytest.mark.parametrize("query", ["nofile.wav", "./music", "folder/song.MP3"])
+def test_mistyped_path_is_no_text(query: str, folder: Path) -> None:
+    message = run_invalid("search", folder, query)
+    assert f"{query} does not exist: give the path of a recording" in message
 
 
 def test_results_are_sorted_and_at_most_all_examples(folder: Path) -> None:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from tessera.losses.perceptual import perceptual_distance_B
+from tessera.modalities.audio.recipes import audio_soundstorm
 from tessera.modalities.image.efficientnet_lite import find_weights
 from tessera.modalities.image.recipes import images_vqgan
 from tessera.nn.masked_transformer import MaskedTransformerConfig
@@ -339,3 +340,52 @@ def test_our_generator_predicts_the_masked_tokens(bench):
     logits, targets = maskgit.predict_masked(task, codes, mask, ["a", "b", "c"])
     assert logits.shape == (int(mask.sum()), 10)
     assert targets.bincount().tolist() == codes[mask].bincount().tolist()
+
+
+# ---- SoundStorm
+
+
+def test_masks_of_soundstorm_show_coarser_levels_and_a_prefix(bench):
+    """Each level is predicted equally often, after a prefix that is shown in all levels."""
+    row = bench("quality_rows.soundstorm")
+    masks = torch.from_numpy(row.draw_masks(6))
+    codes = torch.zeros(6, row.FRAMES, row.NUM_QUANTIZERS, dtype=torch.long)
+    assert masks.any(2).sum((0, 1)).tolist() == [6 * row.MASKS_PER_LEVEL] * row.NUM_QUANTIZERS
+    for number, mask in enumerate(masks):
+        level = number % row.NUM_QUANTIZERS
+        shown = row.mask_tokens(codes, mask, level, mask_token_id=9)
+        assert (shown[mask] == 9).all() and (shown[..., :level] == 0).all()
+        for tokens, predicted in zip(shown, mask, strict=True):
+            first = int(predicted.any(-1).int().argmax())
+            assert (tokens[:first] == 0).all() and (tokens[first:, level + 1 :] == 9).all()
+
+
+def test_levels_of_soundstorm_have_the_same_weight(bench):
+    row = bench("quality_rows.soundstorm")
+    levels = np.concatenate([np.zeros(90), np.arange(1, 8)])
+    outputs = {"levels": levels, "log_probs": np.where(levels == 0, -1.0, -9.0)}
+    assert row.measure(outputs) == {"first_level": 1.0, "all_levels": pytest.approx(8.0)}
+
+
+def test_predictions_of_our_soundstorm_are_those_of_its_loss(bench):
+    """The mean over masks of the log-probabilities equals the cross-entropy of the task."""
+    row = bench("quality_rows.soundstorm")
+    tokenizers = {
+        "tokenizer": bench("endless_training").stub_tokenizer(
+            row.VOCAB_SIZE, (row.FRAMES,), num_quantizers=row.NUM_QUANTIZERS, seconds=0.02
+        ),
+        "semantic": bench("endless_training").stub_tokenizer(
+            row.SEMANTIC_VOCAB_SIZE, (row.FRAMES,), seconds=0.02
+        ),
+    }
+    task = audio_soundstorm("tiny").task.build(**tokenizers).eval()
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(256, (2, row.FRAMES, row.NUM_QUANTIZERS), generator=generator)
+    semantic = torch.randint(256, (2, row.FRAMES), generator=generator)
+    mask = torch.from_numpy(row.draw_masks(2)[3])
+    shown = row.mask_tokens(codes, mask, 3, task.network.mask_token_id)
+    with torch.no_grad():
+        logits = row.predict_masked(task, shown, mask, semantic)
+        condition = task.network.condition([""] * 2, [False] * 2, semantic)
+        expected = task.network.logits(task.network.states(shown, condition), mask)
+    torch.testing.assert_close(logits, expected)

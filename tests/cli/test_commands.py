@@ -28,6 +28,7 @@ from tessera.cli.commands import COMMANDS, find_sheet
 from tessera.data.tokens import read_tokens
 from tessera.engine.checkpoint import list_steps
 from tessera.modalities import MODALITIES
+from tessera.modalities.image.media import Image
 from tessera.recipes.registry import get_recipe
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
@@ -265,7 +266,6 @@ def test_samples_are_reproducible_and_of_the_requested_weights(run, images, tmp_
         ("--mask", "mask.png"),
         ("--like", "a.wav"),
         ("--prompt-audio", "a.wav"),
-        ("--seconds", "1"),
         ("--negative-prompt", "a ring"),
     ],
     ids=str,
@@ -275,7 +275,13 @@ def test_tokenizer_rejects_the_inputs_of_generators(flags, run, tmp_path):
     assert "reconstructs examples (--data)" in message and not (tmp_path / "out").exists()
 
 
-# ---- tokenize
+@pytest.mark.parametrize("flag", ["seconds", "start", "format"])
+def test_flags_of_recordings_are_rejected_for_images(flag, run, tmp_path):
+    message = run_invalid("sample", run, f"--{flag}", "1", "--out", tmp_path / "out")
+    assert f"--{flag} is for recordings and videos" in message
+
+
+# ---- tokenize and decode
 
 
 @pytest.fixture(scope="module")
@@ -330,6 +336,19 @@ def test_existing_codes_are_not_overwritten(run, images, codes):
 def test_data_of_the_run_are_tokenized_by_default(run, tmp_path):
     result = tessera("tokenize", run, "--out", tmp_path / "codes")
     assert result.code == 0 and "64 of 64 examples" in result.out
+
+
+def test_decoded_images_have_the_names_of_their_originals(run, codes, tmp_path):
+    out = tmp_path / "decoded"
+    result = tessera("decode", run, codes, "--out", out)
+    assert result.code == 0 and "9 of 9 examples" in result.out, result
+    assert sorted(path.name for path in out.iterdir()) == [f"{n:03d}.png" for n in range(9)]
+    tokenizer = Tokenizer.load(run)
+    stored = read_tokens(codes, tokenizer.fingerprint)
+    for name, image in zip(stored.names, tokenizer.to_media(stored.codes), strict=True):
+        assert (Image.load(out / name).pixels == image.pixels).all()
+    assert tessera("decode", run, codes, "--out", tmp_path / "j", "--format", "jpg").code == 0
+    assert (tmp_path / "j/000.jpg").is_file()
 
 
 # ---- evaluate
@@ -391,13 +410,17 @@ def test_check_fails_if_nothing_is_usable(tmp_path):
 # ---- demo
 
 
-ALL_RECIPES = (
-    "images-vqgan images-maskgit videos-magvit2 audio-codec music-mulan meshes-tree"
-).split()
+AUDIO_RECIPES = ["audio-codec", "audio-semantic", "audio-soundstorm", "audio-text2semantic"]
+ALL_RECIPES = [
+    *("images-vqgan", "images-maskgit", "videos-magvit2"),
+    *AUDIO_RECIPES,
+    *("music-mulan", "meshes-tree"),
+]
 
 
 def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) -> None:
-    """Replace `evaluate` and `sample` by functions that only note the run."""
+    """Replace `evaluate`, `sample` and `speak` by functions that only note the run, and those of a
+    search by functions that do nothing."""
 
     def evaluate(run: str, /) -> int:
         used.append(run)
@@ -407,8 +430,18 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
         used.append(run)
         return 0
 
-    monkeypatch.setitem(COMMANDS, "evaluate", evaluate)
-    monkeypatch.setitem(COMMANDS, "sample", sample)
+    def speak(run: str, /, *, text: str) -> int:
+        used.append(run)
+        return 0
+
+    def index(run: str, /, *, out: str) -> int:
+        return 0
+
+    def search(index: str, query: str, /, *, top: int = 10) -> int:
+        return 0
+
+    for command in (evaluate, sample, speak, index, search):
+        monkeypatch.setitem(COMMANDS, command.__name__, command)
 
 
 @pytest.mark.parametrize(
@@ -416,7 +449,7 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
     [
         ("image", ["images-vqgan", "images-maskgit"]),
         ("video", ["videos-magvit2"]),
-        ("audio", ["audio-codec"]),
+        ("audio", AUDIO_RECIPES),
         ("music", ["music-mulan"]),
         ("mesh", ["meshes-tree"]),
         ("all", ALL_RECIPES),
@@ -429,8 +462,8 @@ def test_demo_of_a_medium_trains_its_recipes(medium, recipes, monkeypatch):
     replace_commands_of_demos(monkeypatch, used)
     assert tessera("demo", "--medium", medium, "--out", "demo").code == 0
     assert [recipe for recipe, *_ in trained] == recipes
-    generators = [f"demo/{one}" for one in recipes if one in ("images-maskgit", "meshes-tree")]
-    assert sorted(used) == generators
+    last = ("images-maskgit", "meshes-tree", "audio-text2semantic")
+    assert sorted(used) == sorted(f"demo/{one}" for one in recipes if one in last)
     for recipe, *arguments in trained:
         parsed = flags.parse(get_recipe(recipe), arguments)
         assert parsed.run.recipe == recipe and parsed.out == f"demo/{recipe}"
@@ -456,7 +489,25 @@ def test_demo_ends_with_a_sheet_and_the_next_command(modality, tmp_path, monkeyp
         assert flags.parse(get_recipe(arguments[0]), arguments[1:]).out != str(run)
     else:
         given = tyro.cli(returning_arguments(original[command]), args=arguments)
-        assert given[0] == str(run)
+        assert Path(given[0]).parent == tmp_path
+
+
+def test_step_of_a_demo_is_skipped_if_its_file_exists(tmp_path, monkeypatch):
+    called: list[str] = []
+    monkeypatch.setitem(COMMANDS, "train", lambda *_: 0)
+    replace_commands_of_demos(monkeypatch, [])
+
+    def index(run: str, /, *, out: str) -> int:
+        called.append(out)
+        (Path(out)).mkdir()
+        (Path(out) / "index.json").touch()
+        return 0
+
+    monkeypatch.setitem(COMMANDS, "index", index)
+    for _ in range(2):
+        result = tessera("demo", "--medium", "music", "--out", tmp_path)
+        assert result.code == 0 and "The nearest tunes to a text:" in result.out
+    assert called == [f"{tmp_path}/music-index"]
 
 
 def returning_arguments(command: Callable[..., int]) -> Callable[..., tuple[Any, ...]]:

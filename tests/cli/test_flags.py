@@ -160,4 +160,4 @@ def test_every_parameter_of_a_recipe_has_help(recipe, capsys):
     assert recipe_summary(recipe).endswith(".") and recipe_summary(recipe) in text
     for name in inspect.signature(recipe).parameters:
         flag = f"--{name.replace('_', '-')}"
-        assert re.search(rf"{flag} (?:\{{[^}}]*\}}|STR) The [^.]*", text), flag
+        assert re.search(rf"{flag} (?:\{{[^}}]*\}}(?:\|FLOAT)?|STR) The [^.]*", text), flag

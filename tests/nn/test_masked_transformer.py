@@ -15,13 +15,13 @@ from tessera.nn.masked_transformer import (
     Condition,
     CriticConfig,
     CriticHeadConfig,
+    DispatchIndex,
     FirstLayerCache,
     MaskedTransformer,
     MaskedTransformerConfig,
     TokenConditioner,
     TokenSpec,
     TokenTransformer,
-    dispatch_by_index,
     matmul_by,
 )
 from tessera.nn.token_layout import Layout
@@ -147,7 +147,7 @@ def test_each_slot_has_its_own_embedding_tables(features):
     assert not torch.allclose(network.embedding(tokens.flip(-1)), expected)
 
 
-def test_dispatch_by_index_keeps_the_order_of_rows():
+def test_dispatch_keeps_the_order_of_rows():
     """Also where a function gets no rows."""
     rows, matrices, index = (
         torch.randn(7, 5),
@@ -156,7 +156,7 @@ def test_dispatch_by_index_keeps_the_order_of_rows():
     )
     functions = [matmul_by(matrix) for matrix in matrices]
     assert torch.allclose(
-        dispatch_by_index(rows, index, functions),
+        DispatchIndex.build(index, 4).apply(rows, functions),
         torch.stack([row @ matrices[i] for row, i in zip(rows, index)]),
     )
 

@@ -15,11 +15,11 @@ import vector_quantize_pytorch as reference
 from torch import Tensor
 
 from tessera.nn.quantize import VQ, Quantizer, ResidualConfig, VQConfig
+from tessera.nn.quantize.base import PositionMask
 from tessera.nn.quantize.vq import (
     SAMPLES_PER_EXAMPLE,
     append_ones,
     find_nearest,
-    sample_per_example,
 )
 
 SMALL = VQConfig(codebook_size=6, code_dim=3, normalised=False, decay=0.9, expire_below=0.0)
@@ -263,19 +263,23 @@ def test_four_micro_batches_equal_one_batch(config: VQConfig | ResidualConfig):
 
 
 def test_the_sample_of_an_example_does_not_depend_on_the_batch():
-    rows = append_ones(torch.randn(1000, 2))
-    per_example = torch.tensor([0, 300, 256, 7, 437])
-    batch = sample_per_example(rows, per_example)
-    single = [
-        sample_per_example(part, size[None])
-        for part, size in zip(rows.split(per_example.tolist()), per_example)
-    ]
+    rows_BTC = append_ones(torch.randn(5 * 450, 2)).unflatten(0, (5, 450))
+    sizes = [0, 300, 256, 7, 437]
+    mask_BT = torch.stack([torch.randperm(450) < size for size in sizes])
+    batch = sample_positions(rows_BTC, mask_BT)
+    single = [sample_positions(rows[None], mask[None]) for rows, mask in zip(rows_BTC, mask_BT)]
     assert batch.shape == (5, SAMPLES_PER_EXAMPLE, 3) and torch.equal(batch, torch.cat(single))
     assert batch[..., -1].sum(1).tolist() == [0, 256, 256, 7, 256]
-    assert torch.equal(batch[2], rows[300:556]) and torch.equal(batch[3, :7], rows[556:563])
-    assert torch.equal(batch[4, -1], rows[563 + 255 * 437 // 256]), (
+    assert torch.equal(batch[2], rows_BTC[2, mask_BT[2]])
+    assert torch.equal(batch[3, :7], rows_BTC[3, mask_BT[3]])
+    assert torch.equal(batch[4, -1], rows_BTC[4, mask_BT[4]][255 * 437 // 256]), (
         "the sample reaches the end of the example"
     )
+
+
+def sample_positions(rows_BTC: Tensor, mask_BT: Tensor) -> Tensor:
+    used = PositionMask(mask_BT.shape, mask_BT.flatten(), mask_BT.device)
+    return used.sample_per_example(rows_BTC.flatten(0, 1), SAMPLES_PER_EXAMPLE)
 
 
 def run_on_two_processes(work: Callable[[int, ThreadGroup], None]) -> TwoProcesses:

@@ -203,7 +203,8 @@ def test_skipping_empty_contexts_gives_the_same_result(index):
     x, values, mask = randn_double(3, 5, 24), randn_double(3, 4, 12), torch.zeros(3, 4).bool()
     mask[index, :3] = True
     rows = record_row_counts(network.blocks[0].cross_attention.to_q)
-    skipped, full = (network(x, context=States(values, mask, known)) for known in (index, None))
+    given = torch.tensor(index, dtype=torch.long)
+    skipped, full = (network(x, context=States(values, mask, known)) for known in (given, None))
     assert torch.allclose(skipped, full) and rows == [5 * len(index), 15]
     skipped.square().sum().backward()
     assert all(parameter.grad is not None for parameter in network.parameters()), (
@@ -215,7 +216,7 @@ def test_first_examples_of_a_projected_context_are_those_of_the_states():
     network = randomize_zero_weights(Transformer(24, 1, 2, context_dim=12)).double()
     values, mask, x = randn_double(4, 3, 12), torch.ones(4, 3).bool(), randn_double(4, 5, 24)
     mask[[1, 2]] = False
-    context_kv = network.project_context(States(values, mask, [0, 3]))
+    context_kv = network.project_context(States(values, mask, torch.tensor([0, 3])))
     for count in (1, 2, 3, 4):
         expected = network(x[:count], context=States(values[:count], mask[:count]))
         assert torch.allclose(

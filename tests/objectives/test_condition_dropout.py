@@ -34,8 +34,10 @@ def test_train_mode_and_caption_dropout_survive_validation_and_samples(
         in_step = False
         return results
 
-    def record_condition(texts: list[str], dropped: list[bool], *args: object) -> object:
-        dropped_in_training.extend(dropped if in_step else [])
+    def record_condition(texts: Any, dropped: list[bool] = (), *args: object) -> object:
+        prepared = hasattr(texts, "has_text_B")
+        in_training = (~texts.has_text_B).tolist() if prepared else dropped
+        dropped_in_training.extend(in_training if in_step else [])
         assert in_step or not any(dropped) or not network.training, (
             "outside of training captions are dropped only for guidance, in eval mode"
         )

@@ -21,13 +21,13 @@ from tessera.nn.conformer import ConformerConfig
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
 from tessera.nn.token_layout import Layout
 from tessera.objectives.generation import GenerationRequest, TokenPrompt
-from tessera.objectives.masked import NEVER, MaskedConfig, MaskedTask
+from tessera.objectives.masked import NEVER, GuidedLogits, MaskedConfig, MaskedTask
 from tessera.objectives.masking import (
-    ExampleRandomness,
     LevelMaskingConfig,
     MaskedTokens,
     TokenBatch,
 )
+from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import num_masked_after
 
@@ -110,7 +110,7 @@ def generator(seed: int) -> torch.Generator:
 
 
 def mask_batch(task: MaskedTask, batch: Batch[Any]) -> MaskedTokens:
-    return task.mask(task.get_tokens(batch.examples), ExampleRandomness.draw(batch))
+    return task.mask_batch(batch, task.get_inputs(batch))[1]
 
 
 # ---- masking of one example
@@ -464,6 +464,31 @@ def test_prompt_is_kept_and_shown_in_all_levels_at_every_step(num_prompts):
         2 * 7,
         2 * num_masked_after("cosine", 0, 4, 7),
     ]
+
+
+def test_guidance_leads_away_from_samples_without_the_prompt():
+    """The second pass gets neither the tokens nor the condition of the trimmed positions."""
+    task, batch = build_task(), build_batch(12)
+    network = task.network
+    codes, semantic = (batch.examples.codes[name] for name in ("tokenizer", "semantic"))
+    mask = (torch.arange(POSITIONS) >= 6)[None, :, None].expand_as(codes)
+    start = TokenPrompt(codes, mask, semantic, trim=6)
+    request = GenerationRequest(prompts=[""], seeds=[1], start=start)
+    shown, device = codes.masked_fill(mask, MASK), torch.device("cpu")
+    first_level = mask & (torch.arange(LEVELS) == 0)
+
+    def guided(scale: float) -> Tensor:
+        guidance = Guidance(scale=scale)
+        return GuidedLogits(network, request, guidance, None, device)(shown, first_level, 0.5)
+
+    with torch.no_grad():
+        whole = network.logits_at(shown, first_level, network.condition([""], [False], semantic))
+        # 6 positions last as long as 4 semantic frames.
+        rest = network.condition([""], [False], semantic[:, 4:])
+        without = network.logits_at(shown[:, 6:], first_level[:, 6:], rest)
+        assert torch.equal(guided(1.0), whole)
+        torch.testing.assert_close(guided(2.5), without + 2.5 * (whole - without))
+    assert not torch.allclose(whole, without)
 
 
 def test_samples_can_be_longer_than_the_training_examples():

@@ -22,7 +22,7 @@ from tessera.modalities.image.recipes import images_maskgit
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
 from tessera.objectives.generation import GenerationRequest, TokenPrompt, other_captions
 from tessera.objectives.masked import GuidedLogits, MaskedConfig, MaskedTask
-from tessera.objectives.masking import ExampleRandomness, MaskedTokens, MaskingConfig, TokenBatch
+from tessera.objectives.masking import MaskedTokens, MaskingConfig, TokenBatch
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import Schedule, mean_mask_ratio
@@ -91,7 +91,7 @@ def generator(seed: int) -> torch.Generator:
 
 def mask_batch(task: MaskedTask, batch: Batch[Any]) -> MaskedTokens:
     """Mask a batch as the loss does."""
-    return task.mask(task.get_tokens(batch.examples), ExampleRandomness.draw(batch))
+    return task.mask_batch(batch, task.get_inputs(batch))[1]
 
 
 def predict(
@@ -292,7 +292,7 @@ def test_captions_are_dropped_with_the_configured_probability():
     condition = task.network.condition
 
     def record(texts: Any, dropped: Any, cond_codes: Any = None) -> Any:
-        recorded.extend(dropped)
+        recorded.extend((~texts.has_text_B).tolist())
         return condition(texts, dropped, cond_codes)
 
     task.network.condition = record

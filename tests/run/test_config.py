@@ -12,7 +12,7 @@ import pytest
 
 from tessera import modalities
 from tessera.engine.engine import EngineConfig
-from tessera.modalities.audio.recipes import audio_soundstorm
+from tessera.modalities.audio.recipes import audio_soundstorm, audio_text2semantic
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.recipes import images_maskgit_superres, images_vqgan
 from tessera.modalities.image.reconstruction import ImageTokenizerConfig
@@ -149,7 +149,7 @@ def encode_with(path: str, value: object) -> dict:
             [4],
             "FSQConfig has no setting 'task.model.quantizer.level': did you mean 'levels'?",
         ),
-        ("data.xyz", 1, "Known names: path, size"),
+        ("data.xyz", 1, "Known names: path, columns"),
         (
             "task.model.quantizer",
             {"class": "PQConfig"},
@@ -232,7 +232,8 @@ def test_other_class_and_missing_dataclass_are_differences():
 
 @pytest.mark.parametrize("name", sorted(MAY_DIFFER))
 def test_setting_that_may_differ_is_no_difference(name):
-    run = audio_soundstorm("tiny") if name == "task.semantic" else images_maskgit_superres("tiny")
+    recipes = {"task.semantic": audio_soundstorm, "task.soundstorm": audio_text2semantic}
+    run = recipes.get(name, images_maskgit_superres)("tiny")
     group, field_name = name.split(".")
     before = getattr(getattr(run, group), field_name)
     value: object = "elsewhere"
@@ -251,11 +252,12 @@ def test_length_and_logging_may_differ_but_nothing_that_changes_results():
     assert {f"engine.{name}" for name in names} <= MAY_DIFFER
     fixed = "seed batch_size grad_accum_steps precision ema.decay".split()
     known = {f"engine.{name}" for name in fixed}
-    images, audio = (
-        flatten(encode(run)) for run in (images_maskgit_superres("tiny"), audio_soundstorm("tiny"))
+    images, audio, speech = (
+        flatten(encode(recipe("tiny"))).keys()
+        for recipe in (images_maskgit_superres, audio_soundstorm, audio_text2semantic)
     )
-    assert known <= images.keys() and not known & MAY_DIFFER
-    assert images.keys() | audio.keys() >= MAY_DIFFER, "each of them exists"
+    assert known <= images and not known & MAY_DIFFER
+    assert images | audio | speech >= MAY_DIFFER, "each of them exists"
 
 
 def test_nested_settings_are_flattened_with_dots():

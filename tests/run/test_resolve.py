@@ -79,7 +79,10 @@ def test_resumed_run_keeps_its_settings_when_the_folder_changed(tmp_path):
 def test_generator_takes_the_settings_of_its_tokenizer(images, tokenizer, tmp_path):
     flags = ("--data", images, "--tokenizer", tokenizer, "--out", tmp_path / "run")
     result = tessera(*TRAIN_GENERATOR, *flags)
-    assert "As the tokenizer was trained: --data.size 20 --data.channels 1." in result.text
+    assert (
+        "As the tokenizer was trained: --data.size 20 --data.channels 1 --data.aspect 1.0."
+        in result.text
+    )
     data = read_data(tmp_path / "run")
     assert (data["size"], data["channels"]) == (20, 1)
     assert tessera(*TRAIN_GENERATOR, *flags, "--steps", "3").code == 0

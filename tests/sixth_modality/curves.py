@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.data.paths import resolve_suffix
 from tessera.engine.engine import EngineConfig
@@ -56,10 +55,10 @@ class CurveBatch:
 class CurveFolder(FileDataset):
     def item(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, str]:
         try:
-            values = np.loadtxt(self.path(index), delimiter=",", dtype=np.float32)
+            values = np.loadtxt(self.file(index), delimiter=",", dtype=np.float32)
             return values.reshape(self.config.length), self.sample_caption(index, rng)
         except ValueError as error:
-            raise UnreadableFile(f"{self.path(index)}: {error}") from error
+            raise UnreadableFile(f"{self.file(index)}: {error}") from error
 
     def collate(self, examples: list[tuple[np.ndarray, str]]) -> CurveBatch:
         values = torch.from_numpy(np.stack([values for values, _ in examples]))
@@ -68,13 +67,15 @@ class CurveFolder(FileDataset):
 
 @dataclass(frozen=True, kw_only=True)
 class CurveDataConfig(DataConfig):
+    suffixes: ClassVar[tuple[str, ...]] = (".csv",)
+    noun: ClassVar[str] = "curves"
+
     path: str | None = None
     length: int = 32
     val_fraction: float = 0.25
 
     def folder_dataset(self, captions: bool = True) -> CurveFolder:
-        found = find_files(str(self.path), (".csv",), "curves")
-        return CurveFolder.from_found(found, self, captions)
+        return CurveFolder.from_files(self.find_files(), self, captions)
 
 
 class CurveModel(nn.Module):

@@ -13,20 +13,23 @@ import pytest
 import torch
 from accelerate.tracking import LOGGER_TYPE_TO_CLASS
 
-from tessera import Tokenizer
+from tessera import Generator, Tokenizer
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.media import Image
 from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig
 from tessera.modalities.video.magvit2 import VideoTokenizer, VideoTokenizerConfig
+from tessera.modalities.video.recipes import videos_magvit2
 from tessera.modalities.video.reconstruction import VideoAdversaryConfig
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
+from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.nn.quantize import FSQConfig
 from tessera.run.errors import UserError
-from tessera.trainers import VideoTokenizerTrainer
+from tessera.text.learned import LearnedTextConfig
+from tessera.trainers import VideoGeneratorTrainer, VideoTokenizerTrainer
 from tessera.trainers.videos import PACKAGE_ADVERSARY
 from tests.fake_tracker import FakeTracker
-from tests.runs import assert_same_run, read_metrics
+from tests.runs import assert_same_run, read_metrics, train_once
 
 FRAMES_ONLY = VideoAdversaryConfig(frames=PatchDiscriminatorConfig(dim=8, layers=2), motion=None)
 FRAMES_AND_MOTION = replace(FRAMES_ONLY, motion=TemporalDiscriminatorConfig(dim=8, layers=2))
@@ -509,3 +512,31 @@ def test_invalid_arguments_are_rejected_before_anything_is_written(
 def test_an_invalid_number_of_frames_is_rejected_with_valid_ones(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use 5 or 9"):
         build_trainer(tmp_path / "run", num_frames=6)
+
+
+def test_generator_trainer_trains_and_its_run_is_sampled(folder: Path, tmp_path: Path) -> None:
+    for number in range(8):
+        (folder / f"{number}.txt").write_text(f"video {number}", encoding="utf-8")
+    run = videos_magvit2("tiny")
+    tokenizer = train_once("videos-magvit2", run)
+    text = LearnedTextConfig(dim=16, depth=1, heads=2)
+    settings: dict[str, Any] = {
+        "folder": folder,
+        "image_size": 16,
+        "num_frames": 5,
+        "batch_size": 4,
+        "num_train_steps": 2,
+        "save_results_every": 2,
+        "transformer": MaskedTransformerConfig(dim=16, depth=1, heads=2, text=text),
+    }
+    first, second = (
+        VideoGeneratorTrainer(tokenizer, results_folder=tmp_path / name, **settings)
+        for name in ("first", "second")
+    )
+    records: list[dict[str, Any]] = []
+    first.train(log_fn=records.append)
+    losses = second.train_step()
+    assert losses["model/cross_entropy"] == pytest.approx(records[0]["model/cross_entropy"])
+    assert first.run.recipe == "videos-maskgit"
+    [video] = Generator.load(tmp_path / "first").generate("video 3").media
+    assert video.frames.shape == (5, 16, 16, 3)

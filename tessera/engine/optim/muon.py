@@ -49,6 +49,11 @@ class Muon(torch.optim.Optimizer):
         grads = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
         nesterov = torch._foreach_lerp(grads, momenta, self.MOMENTUM)
+        # Whole matrices are orthogonalised: of sharded ones each process gathers all rows.
+        shards = [getattr(parameter, "shard", None) for parameter in parameters]
+        nesterov = [
+            one if shard is None else shard.gather(one) for one, shard in zip(nesterov, shards)
+        ]
         by_shape: dict[torch.Size, list[int]] = {}
         for i, update in enumerate(nesterov):
             by_shape.setdefault(update.shape, []).append(i)
@@ -57,7 +62,10 @@ class Muon(torch.optim.Optimizer):
             stacked = torch.stack([nesterov[i] for i in members])
             orthogonal = newton_schulz(stacked, self.ITERATIONS) * max(shape) ** 0.5
             updates |= dict(zip(members, orthogonal, strict=True))
-        return [updates[i] for i in range(len(parameters))]
+        return [
+            updates[i] if shard is None else shard.take(updates[i])
+            for i, shard in enumerate(shards)
+        ]
 
     def _adam_update(
         self, parameters: list[Tensor], betas: tuple[float, float], eps: float
@@ -67,18 +75,30 @@ class Muon(torch.optim.Optimizer):
         exp_avg_sqs = self._get_state(parameters, "exp_avg_sq")
         grads = [p.grad for p in parameters if p.grad is not None]
         for parameter in parameters:
-            count = self.state[parameter].get("step", torch.zeros(()))
-            self.state[parameter]["step"] = count + 1
-        step = float(self.state[parameters[0]]["step"])
+            if "step" not in self.state[parameter]:
+                self.state[parameter]["step"] = torch.zeros((), device=parameter.device)
+        steps = [self.state[parameter]["step"] for parameter in parameters]
+        torch._foreach_add_(steps, 1)
+        # On a device the number of steps is not read, and a step that is skipped is not counted.
+        on_host = steps[0].device.type == "cpu"
+        step = float(steps[0]) if on_host else to_double(steps[0])
         torch._foreach_lerp_(exp_avgs, grads, 1 - beta1)
         torch._foreach_mul_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
         denominators = torch._foreach_sqrt(exp_avg_sqs)
-        torch._foreach_div_(denominators, (1 - beta2**step) ** 0.5)
+        corrections = ((1 - beta2**step) ** 0.5, 1 - beta1**step)
+        if not on_host:
+            corrections = tuple(one.to(grads[0].dtype) for one in corrections)
+        torch._foreach_div_(denominators, corrections[0])
         torch._foreach_add_(denominators, eps)
         updates = torch._foreach_div(exp_avgs, denominators)
-        torch._foreach_div_(updates, 1 - beta1**step)
+        torch._foreach_div_(updates, corrections[1])
         return list(updates)
+
+
+def to_double(number: Tensor) -> Tensor:
+    """Convert to float64, which MPS devices do not have."""
+    return number if number.device.type == "mps" else number.double()
 
 
 LINEAR, CUBIC, QUINTIC = 3.4445, -4.7750, 2.0315

@@ -14,14 +14,15 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from tessera.data.arrays import check_range, is_array, is_float, to_numpy
-from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import find_files
+from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.modalities.audio.io.base import AudioInfo, import_soundfile, import_soxr
 from tessera.modalities.audio.io.files import (
     MIN_SECONDS,
     RATE_RANGE_HZ,
     SUFFIXES,
+    measure_level,
     probe,
     scan_audio,
 )
@@ -30,6 +31,7 @@ from tessera.modalities.audio.media import (
     AudioBatch,
     AudioExample,
     collate,
+    loudness_gain,
     normalize_loudness,
     pad_samples,
     read_segment,
@@ -39,15 +41,19 @@ from tessera.modalities.audio.synthetic import (
     MIN_SYNTHETIC_SECONDS,
     SyntheticAudio,
 )
+from tessera.modalities.audio.synthetic_speech import SyntheticSpeech
 from tessera.run.errors import UserError, as_user_error
 
 
 @dataclass(frozen=True, kw_only=True)
 class AudioDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 3
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "audio files"
 
     path: str | None = None
-    """A folder of audio files, with subfolders, or one file; None generates synthetic audio."""
+    """A folder of audio files, with subfolders, one file, tar shards, a table or a list of paths;
+    None generates synthetic audio."""
     rate_hz: int = 16_000
     """The sampling rate; files of another rate are resampled."""
     seconds: float = 2.0
@@ -61,14 +67,23 @@ class AudioDataConfig(DataConfig):
     example); None leaves it unchanged."""
     on_short: Literal["pad", "skip"] = "pad"
     """What to do with shorter files: append silence, or skip them."""
+    on_long: Literal["crop", "skip"] = "crop"
+    """What to do with longer files: use a part, or skip them, since a transcript belongs to a whole
+    recording."""
     val_fraction: float = 0.05
     """The fraction held out, chosen by file name; 0 validates on the training examples."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each one alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as speaker."""
     num_synthetic: int = 2000
     """The number of synthetic training examples; the held-out ones come on top."""
     synthetic_seed: int = 0
     """The seed of the synthetic audio."""
+    synthetic_content: Literal["mixed", "speech"] = "mixed"
+    """What synthetic audio is: voices, instruments and drums with captions that describe them, or
+    voices with captions that are transcripts."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,8 +114,9 @@ class AudioDataConfig(DataConfig):
         """The number of samples of an example."""
         return round(self.seconds * self.rate_hz) if self.samples is None else self.samples
 
-    def synthetic_dataset(self) -> SyntheticAudio:
-        return SyntheticAudio(
+    def synthetic_dataset(self) -> SyntheticAudio | SyntheticSpeech:
+        kind = SyntheticSpeech if self.synthetic_content == "speech" else SyntheticAudio
+        return kind(
             self.num_synthetic,
             samples=self.length,
             rate_hz=self.rate_hz,
@@ -109,8 +125,7 @@ class AudioDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> AudioFolderDataset:
-        found = find_files(str(self.path), SUFFIXES, "audio files")
-        return AudioFolderDataset.from_found(found, self, captions)
+        return AudioFolderDataset.from_files(self.find_files(), self, captions)
 
     def check_libraries(self) -> None:
         import_soundfile()
@@ -180,9 +195,29 @@ class AudioDataConfig(DataConfig):
         return replace(self, path=str(path), samples=samples, crop="start", on_short="pad")
 
 
+PIECE_SAMPLES = 1 << 19
+"""Samples of one piece of a whole file: 33 seconds at 16 kHz."""
+
+
 @dataclass(frozen=True)
 class AudioFolderDataset(FileDataset):
     config: AudioDataConfig
+    piece_length: ClassVar[int | None] = PIECE_SAMPLES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        rate_hz = self.config.rate_hz
+        return Extent(math.ceil(info.num_samples * rate_hz / info.rate_hz), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> AudioExample:
+        """Load a piece; with `loudness_db`, all pieces get the gain of the whole file."""
+        path, rate_hz = self.file(index), self.config.rate_hz
+        samples = read_segment(path, start / rate_hz, count, rate_hz).samples
+        if self.config.loudness_db is not None:
+            level = measure_level(path)
+            gain = loudness_gain(level.rms, level.peak, self.config.loudness_db)
+            samples = (samples * np.float32(gain)).clip(-1, 1)
+        return AudioExample(samples, samples.shape[1], rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> AudioExample:
         """Draw one random number, for the start."""
@@ -196,15 +231,21 @@ class AudioFolderDataset(FileDataset):
         """Load an example without its caption."""
         config, u = self.config, rng.random()
         position = {"random": u, "centre": 0.5, "start": 0.0}[config.crop]
-        audio = self.load_part(self.path(index), position)
+        audio = self.load_part(self.file(index), position)
         samples = normalize_loudness(audio.samples, config.loudness_db)
         length = samples.shape[1]
         return AudioExample(pad_samples(samples, config.length), length, config.rate_hz, "")
 
-    def load_part(self, path: str, position: float) -> Audio:
+    def load_part(self, path: AnyFile, position: float) -> Audio:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         config = self.config
-        audio = self.read_part(path, probe(path), position)
+        info = probe(path)
+        if config.on_long == "skip" and info.seconds * config.rate_hz > config.length + 1:
+            raise UnreadableFile(
+                f"{path}: it has {info.seconds:.2f} s, more than the "
+                f"{config.length / config.rate_hz:.2f} s of an example (--data.seconds)"
+            )
+        audio = self.read_part(path, info, position)
         if audio.samples.shape[1] < config.length and config.on_short == "skip":
             raise UnreadableFile(
                 f"{path}: it has {audio.seconds:.2f} s, less than the requested "
@@ -212,7 +253,7 @@ class AudioFolderDataset(FileDataset):
             )
         return audio
 
-    def read_part(self, path: str, info: AudioInfo, position: float) -> Audio:
+    def read_part(self, path: AnyFile, info: AudioInfo, position: float) -> Audio:
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
             audio = self.read_at(path, info.seconds, position)
@@ -223,7 +264,7 @@ class AudioFolderDataset(FileDataset):
             pass
         return self.read_at(path, scan_audio(path).num_samples / info.rate_hz, position)
 
-    def read_at(self, path: str, seconds: float, position: float) -> Audio:
+    def read_at(self, path: AnyFile, seconds: float, position: float) -> Audio:
         """Read from a sample at the requested rate; all samples are equally likely."""
         config = self.config
         num_later = max(0, math.floor(seconds * config.rate_hz) - config.length)

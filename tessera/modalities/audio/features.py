@@ -30,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._device import copy_to_device
 from tessera._optional import require
 from tessera.engine.task import Frozen
 from tessera.losses.spectrogram import append_deltas, mfcc
@@ -37,6 +38,8 @@ from tessera.nn.precision import full_precision, to_fp32
 from tessera.text.huggingface import LOCAL_ONLY, check_model_folder, load_weights, translate_errors
 
 Key = TypeVar("Key", bound=Hashable)
+MIN_VARIANCE = 1e-3
+"""Added to the variance of a coefficient over a recording, so that silence stays small."""
 
 
 class AudioFeatures(nn.Module):
@@ -46,17 +49,24 @@ class AudioFeatures(nn.Module):
     hop: int
 
     @torch.no_grad()
-    def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Return (B, T, D) for (B, 1, N), with zeros in frames of padding."""
+    def forward(self, samples: Tensor, lengths_B: Tensor | Sequence[int] | None = None) -> Tensor:
+        """Return (B, T, D) for (B, 1, N), with zeros in frames of padding.
+
+        Lengths in a tensor of a device have to be read, which waits.
+        """
         batch_size, _, max_len = samples.shape
-        lengths = [max_len] * batch_size if lengths_B is None else lengths_B.tolist()
+        lengths: Sequence[int] = [max_len] * batch_size
+        if lengths_B is not None:
+            lengths = lengths_B.tolist() if isinstance(lengths_B, Tensor) else lengths_B
         frames = num_frames(max_len, self.hop)
         features_BTD = to_fp32(samples).new_zeros(batch_size, frames, self.dim)
         with full_precision(samples.device.type):
             for length, rows in group_by_value(lengths):
                 if length:
-                    features = self.extract(to_fp32(samples[rows, 0, :length]))
-                    features_BTD[rows, : features.shape[1]] = features.to(features_BTD)
+                    row_R = copy_to_device(torch.tensor(rows), samples.device)
+                    selected = samples[:, 0, :length].index_select(0, row_R)
+                    features = self.extract(to_fp32(selected)).to(features_BTD)
+                    features_BTD[:, : features.shape[1]].index_copy_(0, row_R, features)
         return features_BTD
 
     def extract(self, samples_BN: Tensor) -> Tensor:
@@ -92,29 +102,48 @@ class MFCCFeaturesConfig:
 
     rate_hz: int = 16_000
     """Sampling rate of the audio."""
-    window: int = 400
-    """Window length in samples; 400 are 25 ms at 16 kHz."""
-    hop: int = 320
-    """Samples per frame. Each frame becomes one token."""
+    token_rate_hz: float = 50.0
+    """Frames per second, whatever the sampling rate. Each frame becomes one token."""
+    window_seconds: float = 0.025
+    """Window length."""
     bands: int = 40
     """Number of mel bands."""
     coefficients: int = 13
     """Number of cepstral coefficients. The low ones describe the spectral envelope without the
     pitch."""
+    normalize_recordings: bool = True
+    """Normalise each coefficient to mean 0 and standard deviation 1 over a recording, which removes
+    what is constant in it: the speaker's spectrum, the microphone and the loudness (Viikki and
+    Laurila 1998)."""
 
     def __post_init__(self) -> None:
+        if self.rate_hz < 1:
+            raise ValueError(f"rate_hz must be at least 1, but got {self.rate_hz}.")
+        if not (self.token_rate_hz > 0 and (self.rate_hz / self.token_rate_hz).is_integer()):
+            raise ValueError(
+                f"token_rate_hz must divide the rate of {self.rate_hz:,} Hz, but got "
+                f"{self.token_rate_hz:g}."
+            )
         if not 1 <= self.hop <= self.window:
             raise ValueError(
-                f"hop must be at least 1 and at most the window of {self.window} samples, but got "
-                f"{self.hop}."
+                f"A window of {self.window_seconds:g} s is shorter than a frame: use a higher "
+                f"token_rate_hz than {self.token_rate_hz:g}, or a longer window."
             )
         if not 1 <= self.coefficients <= self.bands:
             raise ValueError(
                 f"coefficients must be 1 to {self.bands}, the number of mel bands, but got "
                 f"{self.coefficients}."
             )
-        if self.rate_hz < 1:
-            raise ValueError(f"rate_hz must be at least 1, but got {self.rate_hz}.")
+
+    @property
+    def window(self) -> int:
+        """Window length in samples."""
+        return round(self.window_seconds * self.rate_hz)
+
+    @property
+    def hop(self) -> int:
+        """Samples per frame."""
+        return round(self.rate_hz / self.token_rate_hz)
 
     def build(self) -> MFCCFeatures:
         return MFCCFeatures(self)
@@ -135,7 +164,15 @@ class MFCCFeatures(AudioFeatures):
             bands=config.bands,
             coefficients=config.coefficients,
         )
+        if config.normalize_recordings:
+            coefficients_BCT = normalize_over_time(coefficients_BCT)
         return append_deltas(coefficients_BCT).mT
+
+
+def normalize_over_time(features_BCT: Tensor) -> Tensor:
+    """Return features with mean 0 and standard deviation 1 over time; constant ones become 0."""
+    centred = features_BCT - features_BCT.mean(2, keepdim=True)
+    return centred / centred.square().mean(2, keepdim=True).add(MIN_VARIANCE).sqrt()
 
 
 # ---------------------------------------------------------------------------------- speech network

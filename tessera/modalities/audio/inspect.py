@@ -17,8 +17,8 @@ from statistics import median_low
 
 import numpy as np
 
-from tessera.data.captions import Captions
-from tessera.data.discovery import find_files
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
+from tessera.data.files import AnyFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -143,12 +143,17 @@ class AudioReport(Report):
 
 
 def inspect_folder(
-    path: str | Path, *, num_workers: int | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    options: SourceOptions = DEFAULT_OPTIONS,
+    num_workers: int | None = None,
+    progress: Progress | None = None,
 ) -> AudioReport:
     """Decode every audio file of a folder and report what was found.
 
     Args:
-        path: A folder, with subfolders, or one file.
+        path: A folder, with subfolders, one file, shards, a table or a list.
+        options: How data that are no folder are read.
         num_workers: The number of processes; None for one per CPU.
         progress: Called with the number of inspected files and the number of all files.
 
@@ -156,7 +161,7 @@ def inspect_folder(
         UserError: If there is no audio file.
     """
     AudioDataConfig().require_libraries()
-    found = find_files(path, SUFFIXES, "audio files")
+    found = find_files(path, SUFFIXES, "audio files", options)
     scan = scan_folder(found, inspect_file, AudioFileReport, num_workers, progress)
     usable = scan.usable
     return AudioReport(
@@ -168,7 +173,7 @@ def inspect_folder(
             {1: "mono", 2: "stereo"}.get(file.channels, str(file.channels)) for file in usable
         ),
         codecs=count_values(file.codec for file in usable),
-        captions_without_file=list(scan.captions.unmatched),
+        captions_without_file=list(scan.found.unmatched_captions()),
         silent=[
             entry(file, describe_level(file.stats))
             for file in usable
@@ -203,15 +208,13 @@ def describe_level(stats: SampleStats) -> str:
     return f"its level is {20 * math.log10(stats.std):.0f} dB of full scale"
 
 
-def inspect_file(root: Path, name: str, captions: Captions) -> AudioFileReport:
-    path, stats = root / name, SampleStats()
-    info, scan = probe(path), scan_blocks(path, stats.update)
-    size, digest = hash_file(path)
+def inspect_file(file: AnyFile) -> AudioFileReport:
+    stats = SampleStats()
+    info, scan = probe(file), scan_blocks(file, stats.update)
+    size, digest = hash_file(file)
     return AudioFileReport(
-        name=name,
         bytes=size,
         digest=digest,
-        caption=captions.get(name),
         seconds=scan.num_samples / info.rate_hz,
         rate_hz=info.rate_hz,
         channels=info.channels,

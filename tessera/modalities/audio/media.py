@@ -8,16 +8,18 @@ C channels, N samples per channel.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Self
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol, Self
 
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.data.notebook import data_uri, to_html
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.io.base import import_soundfile, import_soxr
@@ -72,7 +74,9 @@ class AudioBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> Self:
-        return replace(self, samples=self.samples.to(device), lengths=self.lengths.to(device))
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[AudioExample]) -> AudioBatch:
@@ -90,17 +94,23 @@ def pad_samples(samples: np.ndarray, count: int) -> np.ndarray:
 
 
 def normalize_loudness(samples: np.ndarray, loudness_db: float | None) -> np.ndarray:
-    """Scale to a root mean square of `loudness_db` decibels of full scale; None changes nothing.
-
-    The gain is limited to MAX_GAIN_DB and so that no sample exceeds full scale. Audio below
-    SILENCE_RMS is returned unchanged.
-    """
-    rms = float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
-    peak = float(np.abs(samples).max())
-    if loudness_db is None or rms < SILENCE_RMS:
+    """Scale to a root mean square of `loudness_db` decibels of full scale; None changes nothing."""
+    if loudness_db is None:
         return samples
-    gain = min(10 ** (loudness_db / 20) / rms, 10 ** (MAX_GAIN_DB / 20), 1 / peak)
-    return (samples * np.float32(gain)).clip(-1, 1)
+    rms = float(np.sqrt(np.mean(np.square(samples, dtype=np.float64))))
+    gain = loudness_gain(rms, float(np.abs(samples).max()), loudness_db)
+    return samples if gain == 1 else (samples * np.float32(gain)).clip(-1, 1)
+
+
+def loudness_gain(rms: float, peak: float, loudness_db: float) -> float:
+    """Return the factor by which audio of this level is scaled.
+
+    It is limited to MAX_GAIN_DB and so that no sample exceeds full scale, and 1 for audio below
+    SILENCE_RMS.
+    """
+    if rms < SILENCE_RMS:
+        return 1.0
+    return min(10 ** (loudness_db / 20) / rms, 10 ** (MAX_GAIN_DB / 20), 1 / peak)
 
 
 @dataclass(eq=False, repr=False)
@@ -108,6 +118,8 @@ class Audio:
     samples: np.ndarray
     """(C, N) float32 in [-1, 1]."""
     rate_hz: int
+    suffixes: ClassVar[tuple[str, ...]] = tuple(SUBTYPES)
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         if self.samples.dtype != np.float32 or self.samples.ndim != 2 or not self.samples.size:
@@ -142,7 +154,7 @@ class Audio:
         The suffix of `path` selects the format (.wav, .flac, .ogg, .mp3); without a suffix, .wav is
         appended. Missing folders are created. Returns the path of the audio file.
         """
-        path = resolve_suffix(path, ".wav", tuple(SUBTYPES))
+        path = resolve_suffix(path, ".wav", self.suffixes)
         path.parent.mkdir(parents=True, exist_ok=True)
         self.write(path)
         self.plot().save(path.with_suffix(".png"))
@@ -153,30 +165,39 @@ class Audio:
 
         WAV and FLAC have 16 bits. Samples outside [-1, 1] are clipped, and NaN becomes silence.
         """
-        path = resolve_suffix(path, ".wav", tuple(SUBTYPES))
-        suffix, soundfile = path.suffix.lower(), import_soundfile()
-        try:
-            if suffix == ".ogg" and self.rate_hz > MAX_OGG_RATE_HZ:
-                raise soundfile.SoundFileError(f"{MAX_OGG_RATE_HZ:,} Hz are supported at most")
-            content = BytesIO()  # in memory, since libsndfile hides the reason of a failed write
-            self.encode(content, suffix)
-        except soundfile.SoundFileError as error:
-            raise ValueError(
-                f"{path} cannot hold {len(self.samples)} channel(s) at {self.rate_hz:,} Hz "
-                f"({error}): use .wav, another rate or fewer channels."
-            ) from error
+        path = resolve_suffix(path, ".wav", self.suffixes)
+        check_format(path, len(self.samples), self.rate_hz)
+        content = BytesIO()  # in memory, since libsndfile hides the reason of a failed write
+        self.encode(content, path.suffix.lower())
         path.write_bytes(content.getvalue())
         return path
 
     def encode(self, file: Path | BinaryIO, suffix: str) -> None:
         """Write the format of a suffix to a path or to a file in memory."""
-        channels, count = self.samples.shape
+        with open_writer(file, suffix, len(self.samples), self.rate_hz) as output:
+            self.write_to(output)
+
+    def write_to(self, output: SampleWriter) -> None:
+        """Append to an open file."""
         finite = np.nan_to_num(self.samples, nan=0.0, posinf=1.0, neginf=-1.0).clip(-1, 1).T
-        with import_soundfile().SoundFile(
-            file, "w", self.rate_hz, channels, format=suffix[1:].upper(), subtype=SUBTYPES[suffix]
-        ) as output:
-            for start in range(0, count, WRITE_SAMPLES):
-                output.write(finite[start : start + WRITE_SAMPLES])
+        for start in range(0, len(finite), WRITE_SAMPLES):
+            output.write(finite[start : start + WRITE_SAMPLES])
+
+    @classmethod
+    def write_pieces(cls, pieces: Iterable[Audio], path: str | Path) -> Path:
+        """Write audio that arrives in pieces of one rate, in bounded memory; return the path.
+
+        The format is that of `write`.
+        """
+        path = resolve_suffix(path, ".wav", cls.suffixes)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remaining = iter(pieces)
+        first = next(remaining)
+        check_format(path, len(first.samples), first.rate_hz)
+        with open_writer(path, path.suffix.lower(), len(first.samples), first.rate_hz) as output:
+            for piece in itertools.chain([first], remaining):
+                piece.write_to(output)
+        return path
 
     def to_wav(self) -> bytes:
         """Return the content of a WAV file."""
@@ -238,6 +259,38 @@ class Audio:
         return Audio(np.ascontiguousarray(samples.clip(-1, 1)), rate_hz)
 
 
+class SampleWriter(Protocol):
+    """An open file of soundfile."""
+
+    def write(self, samples: np.ndarray) -> None: ...
+    def close(self) -> None: ...
+    def __enter__(self) -> SampleWriter: ...
+    def __exit__(self, *args: object) -> None: ...
+
+
+def open_writer(file: Path | BinaryIO, suffix: str, channels: int, rate_hz: int) -> SampleWriter:
+    """Open a file, or a file in memory, for writing in the format of a suffix."""
+    format_name, subtype = suffix[1:].upper(), SUBTYPES[suffix]
+    writer: SampleWriter = import_soundfile().SoundFile(
+        file, "w", rate_hz, channels, format=format_name, subtype=subtype
+    )
+    return writer
+
+
+def check_format(path: Path, channels: int, rate_hz: int) -> None:
+    """Raise ValueError unless the format of a path can hold this audio."""
+    suffix, soundfile = path.suffix.lower(), import_soundfile()
+    try:
+        if suffix == ".ogg" and rate_hz > MAX_OGG_RATE_HZ:
+            raise soundfile.SoundFileError(f"{MAX_OGG_RATE_HZ:,} Hz are supported at most")
+        open_writer(BytesIO(), suffix, channels, rate_hz).close()
+    except soundfile.SoundFileError as error:
+        raise ValueError(
+            f"{path} cannot hold {channels} channel(s) at {rate_hz:,} Hz ({error}): use .wav, "
+            "another rate or fewer channels."
+        ) from error
+
+
 @dataclass(eq=False, repr=False)
 class AudioPair(Audio):
     """Two pieces of audio with a pause between them."""
@@ -249,7 +302,7 @@ class AudioPair(Audio):
         return Image.side_by_side(self.left.plot(), self.right.plot())
 
 
-def read_segment(path: str | Path, start_seconds: float, count: int, rate_hz: int) -> Audio:
+def read_segment(path: AnyFile, start_seconds: float, count: int, rate_hz: int) -> Audio:
     """Read `count` samples at `rate_hz`, mixed to one channel; fewer where the file ends.
 
     Only the segment and the margin of the resampling filter are decoded, and the samples equal

@@ -6,10 +6,13 @@ silence follows, which counts in no loss and no metric.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.task import Alarm, Batch, BestMetric
@@ -28,9 +31,11 @@ from tessera.modalities.audio.soundstream import SoundStreamConfig
 from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 from tessera.modalities.audio.speech_detection import detect_speech
 from tessera.modalities.audio.speech_quality import pesq, pesq_available
-from tessera.nn.precision import to_fp32
+from tessera.modalities.audio.tokenizer import AudioTokenizer
+from tessera.nn.precision import full_precision, to_fp32
 from tessera.objectives.reconstruction import (
     AdversaryConfig,
+    ChunkedModel,
     Discriminator,
     MediaAdapter,
     ReconstructionConfig,
@@ -41,6 +46,13 @@ from tessera.objectives.reconstruction import (
 if TYPE_CHECKING:
     from tessera.modalities.audio.dataset import AudioDataConfig
 
+MAX_WHOLE_SAMPLES = 10_000_000
+"""Models that cannot process chunks encode and decode this much at a time: ten minutes at 16 kHz.
+"""
+CHUNK_FRAMES = 1500
+"""Frames that are decoded at a time: 30 seconds at 50 frames per second."""
+MAX_DECAY = 9.0
+"""Where a low-pass kernel ends: at exp(-9), a ten-thousandth of its peak."""
 MIN_RMS = 1e-3
 """Examples below this root mean square are silent, and SI-SDR is not defined for them."""
 
@@ -58,6 +70,15 @@ class WaveformAdapter(MediaAdapter):
         """Return the size of the samples with 16 bits."""
         return 2 * int(examples.lengths.sum())
 
+    def encode_pieces(self, model: AudioTokenizer, pieces: Iterable[AudioBatch]) -> Tensor:
+        dtype = next(model.parameters()).dtype
+        chunks = (one.samples[..., : int(one.lengths[0])].to(dtype) for one in pieces)
+        if isinstance(model, ChunkedModel):
+            codes = list(model.encode_chunks(chunks))
+        else:
+            codes = [model.encode(part) for part in join_chunks(chunks, model.hop)]
+        return torch.cat(codes, dim=1)[0]
+
 
 class AudioAdapter(WaveformAdapter):
     def __init__(self, rate_hz: int):
@@ -73,6 +94,23 @@ class AudioAdapter(WaveformAdapter):
     def to_audio(self, samples_1N: Tensor, length: int) -> Audio:
         return Audio(samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz)
 
+    def original(self, examples: AudioBatch) -> Audio:
+        return self.to_audio(examples.samples[0], int(examples.lengths[0]))
+
+    def decode_pieces(
+        self, model: AudioTokenizer, codes: Tensor, length: int, rate_hz: float
+    ) -> Iterator[Audio]:
+        if isinstance(model, ChunkedModel):
+            outputs = model.decode_chunks(codes[None].split(CHUNK_FRAMES, dim=1))
+        else:
+            frames = max(1, MAX_WHOLE_SAMPLES // model.hop)
+            outputs = (model.decode(part) for part in codes[None].split(frames, dim=1))
+        for output in outputs:
+            samples_1N = self.bound(output)[0, :, :length]
+            length -= samples_1N.shape[1]
+            if samples_1N.shape[1]:
+                yield self.to_audio(samples_1N, samples_1N.shape[1])
+
     def show_pairs(self, output: Tensor, batch: Batch[AudioBatch]) -> list[Audio]:
         """Return each original followed by its reconstruction."""
         examples = batch.examples
@@ -83,6 +121,22 @@ class AudioAdapter(WaveformAdapter):
         ]
 
 
+def join_chunks(chunks: Iterable[Tensor], hop: int) -> Iterator[Tensor]:
+    """Join chunks (1, 1, n) to parts of whole frames, of about MAX_WHOLE_SAMPLES."""
+    parts: list[Tensor] = []
+    for chunk in chunks:
+        parts.append(chunk)
+        count = sum(part.shape[2] for part in parts)
+        if count >= MAX_WHOLE_SAMPLES:
+            joined = torch.cat(parts, dim=2)
+            whole = count // hop * hop
+            yield joined[..., :whole]
+            parts = [joined[..., whole:]]
+    rest = torch.cat(parts, dim=2) if parts else None
+    if rest is not None and rest.shape[2]:
+        yield rest
+
+
 @dataclass(frozen=True, kw_only=True)
 class AudioReconstructionConfig(ReconstructionConfig):
     rate_hz: int = 16_000
@@ -90,6 +144,11 @@ class AudioReconstructionConfig(ReconstructionConfig):
     samples: float = 10.0
     """The weight of the mean absolute difference of samples, which determines the phase. With 1,
     four examples were still at -27 dB after 200 steps; with 10 they were at 2.8."""
+    samples_cutoff_hz: float | None = None
+    """The frequency above which the difference of samples is attenuated, by 6 dB there and by 12 dB
+    for each octave above. A few kilobits per second cannot describe the phase of high frequencies,
+    and without a cutoff they become silent instead of noise of the right level. None compares all
+    frequencies alike."""
     mel: float = 1.0
     """The weight of the multi-resolution mel distance."""
     mel_windows: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
@@ -108,6 +167,10 @@ class AudioReconstructionConfig(ReconstructionConfig):
                 raise ValueError(
                     f"The loss weight {name} must be at least 0, got {getattr(self, name)}."
                 )
+        if self.samples_cutoff_hz is not None and not self.samples_cutoff_hz > 0:
+            raise ValueError(
+                f"samples_cutoff_hz must be above 0, or None, got {self.samples_cutoff_hz}."
+            )
         if not self.samples + self.mel + self.stft > 0:
             raise ValueError("All loss weights are 0: set samples, mel or stft above 0.")
 
@@ -134,18 +197,44 @@ class AudioReconstructionLoss(ReconstructionLoss):
             hint="Reconstructions are ten times quieter than originals. Raise the learning rate or "
             "the weight of `samples`.",
         ),
+        Alarm(
+            name="half as loud",
+            metric="val_ema/rms_ratio",
+            below=0.5,
+            patience=2,
+            after=500,
+            hint="Reconstructions have less than half of the amplitude of originals: what is not "
+            "predicted becomes silent. Train longer, use more quantizers, or raise the weight of "
+            "`mel`.",
+        ),
+        Alarm(
+            name="no pitch",
+            metric="val_ema/si_sdr",
+            below=-5.0,
+            patience=2,
+            after=500,
+            hint="Reconstructions have the loudness of originals but not their waveform, so they "
+            "sound like noise. Raise the weight of `samples`, use the network `spectral`, or train "
+            "longer.",
+        ),
     )
 
     def __init__(self, config: AudioReconstructionConfig):
         super().__init__()
         self.config = config
+        cutoff_hz = config.samples_cutoff_hz
+        kernel = None if cutoff_hz is None else low_pass_kernel(cutoff_hz, config.rate_hz)
+        self.register_buffer("low_pass", kernel, persistent=False)
+        self.low_pass: Tensor | None
         self.weights = {"samples": config.samples, "mel": config.mel, "stft": config.stft}
 
     def losses(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
         config, examples = self.config, batch.examples
         terms = {}
         if config.samples:
-            difference_B = sample_difference_B(output, examples.samples, examples.lengths)
+            difference_B = sample_difference_B(
+                output, examples.samples, examples.lengths, self.low_pass
+            )
             terms["samples"] = config.samples * difference_B.mean()
         if config.mel:
             terms["mel"] = config.mel * self.mel_B(output, batch).mean()
@@ -229,10 +318,25 @@ class AudioReconstructionLoss(ReconstructionLoss):
         return metrics
 
 
-def sample_difference_B(a_B1N: Tensor, b_B1N: Tensor, lengths_B: Tensor) -> Tensor:
-    """Return the mean absolute difference of the valid samples."""
-    difference = (to_fp32(a_B1N) - to_fp32(b_B1N)).mul(valid_samples(a_B1N, lengths_B))
+def sample_difference_B(
+    a_B1N: Tensor, b_B1N: Tensor, lengths_B: Tensor, kernel_W: Tensor | None = None
+) -> Tensor:
+    """Return the mean absolute difference of the valid samples, filtered by a kernel if given."""
+    valid_B1N = valid_samples(a_B1N, lengths_B)
+    difference = (to_fp32(a_B1N) - to_fp32(b_B1N)) * valid_B1N
+    if kernel_W is not None:
+        with full_precision(difference.device.type):
+            kernel_11W = kernel_W.to(difference)[None, None]
+            difference = F.conv1d(difference, kernel_11W, padding="same") * valid_B1N
     return difference.abs().sum((1, 2)) / lengths_B
+
+
+def low_pass_kernel(cutoff_hz: float, rate_hz: int) -> Tensor:
+    """Return a kernel with the response 1 / (1 + (f / cutoff)^2), a two-sided exponential, (W,)."""
+    decay = 2 * math.pi * cutoff_hz / rate_hz
+    reach = math.ceil(MAX_DECAY / decay)
+    kernel = torch.exp(-decay * torch.arange(-reach, reach + 1).abs())
+    return kernel / kernel.sum()
 
 
 def rms(audio_B1N: Tensor, lengths_B: Tensor) -> Tensor:

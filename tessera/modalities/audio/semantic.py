@@ -19,6 +19,7 @@ B batch, N samples, T frames, D feature dimension, P frames with real samples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -140,16 +141,23 @@ class SemanticTokenizer(AudioTokenizer):
     def rate_hz(self) -> int:
         return self.config.rate_hz
 
-    def forward(self, samples: Tensor, lengths_B: Tensor | None = None) -> FeatureReconstruction:
+    def forward(
+        self,
+        samples: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+    ) -> FeatureReconstruction:
         """Tokenize a batch; the only loss term is the mean of `distance_B`.
 
         Args:
             samples: (B, 1, N).
             lengths_B: Number of real samples of each example.
+            lengths: The same as numbers of Python, which need not be read from a device.
         """
-        features_BTD, mask_BT = self.extract_features(samples, lengths_B)
+        features_BTD, mask_BT = self.extract_features(samples, lengths_B, lengths)
         with full_precision(samples.device.type):
-            self.normalizer.accumulate_stats(features_BTD[mask_BT])
+            self.normalizer.accumulate_stats(features_BTD, mask_BT)
             rows_BTD = self.normalizer(features_BTD)
             quantized = self.quantizer(rows_BTD, mask_BT)
             if not self.normalizer.is_ready:
@@ -186,11 +194,13 @@ class SemanticTokenizer(AudioTokenizer):
             latent_BTD = self.quantizer.decode(codes.clamp_min(0)) * (codes >= 0).unsqueeze(-1)
             return self.normalizer.denormalize(self.predict(latent_BTD))
 
-    def extract_features(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+    def extract_features(
+        self, samples: Tensor, lengths_B: Tensor | None, lengths: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Return features (B, T, D) and the mask (B, T) of frames with real samples."""
         check_audio_batch(samples)
         check_not_empty(samples.shape[2])
-        features_BTD = self.features(samples, lengths_B)
+        features_BTD = self.features(samples, lengths_B if lengths is None else lengths)
         if lengths_B is None:
             lengths_B = torch.full(samples.shape[:1], samples.shape[2])
         return features_BTD, self.frame_mask(lengths_B.to(samples.device), features_BTD.shape[1])
@@ -216,6 +226,7 @@ class FeatureNormalizer(nn.Module):
         super().__init__()
         self.steps = steps
         self.stats: Tensor | None = None
+        self._is_ready = False
         self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
         self.register_buffer("totals", torch.zeros(3, dim))
         self.steps_done: Tensor
@@ -224,8 +235,15 @@ class FeatureNormalizer(nn.Module):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the statistics are final."""
-        return int(self.steps_done) >= self.steps
+        """Whether the statistics are final; read until they are, since reading waits."""
+        if self.steps_done.is_meta:  # of a plan, which has no values
+            return True
+        self._is_ready = self._is_ready or int(self.steps_done) >= self.steps
+        return self._is_ready
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._is_ready = False
 
     def forward(self, features: Tensor) -> Tensor:
         mean_D, std_D = self.mean_and_std()
@@ -242,12 +260,14 @@ class FeatureNormalizer(nn.Module):
         variance_D = square_D / count_D.clamp_min(1) - mean_D.square()
         return mean_D, torch.where(count_D > 0, variance_D.clamp_min(1e-6).sqrt(), 1.0)
 
-    def accumulate_stats(self, features_PD: Tensor) -> None:
+    def accumulate_stats(self, features_BTD: Tensor, mask_BT: Tensor) -> None:
+        """Add the features of frames where the mask is True."""
         if not self.training or self.is_ready:
             return
-        stats = torch.stack(
-            [torch.ones_like(features_PD).sum(0), features_PD.sum(0), features_PD.square().sum(0)]
-        )
+        mask_BT1 = mask_BT[..., None]
+        masked_BTD = features_BTD.where(mask_BT1, features_BTD.new_zeros(()))
+        count_D = mask_BT.sum().to(features_BTD).expand(features_BTD.shape[2])
+        stats = torch.stack([count_D, masked_BTD.sum((0, 1)), masked_BTD.square().sum((0, 1))])
         self.stats = stats if self.stats is None else self.stats + stats
 
     def rollback(self) -> None:

@@ -7,14 +7,17 @@ tokens and as computed from the audio, (B, T, 2, D).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from tessera.engine.task import Batch, BestMetric
+from tessera.engine.task import Batch, BestMetric, DataSettings
 from tessera.metrics.codebook import codebook_bits
+from tessera.modalities.audio.ctc import CTCTokenizerConfig
 from tessera.modalities.audio.media import AudioBatch
+from tessera.modalities.audio.recognition import CTCTask, RecognitionConfig
 from tessera.modalities.audio.reconstruction import WaveformAdapter
 from tessera.modalities.audio.semantic import SemanticConfig
 from tessera.modalities.image.media import Image
@@ -22,7 +25,11 @@ from tessera.objectives.reconstruction import (
     ReconstructionConfig,
     ReconstructionLoss,
     TokenizerConfig,
+    TokenizerTask,
 )
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 FRAME_PIXELS, ROW_PIXELS = 4, 8
 """The pixels of one frame and of one feature in an image."""
@@ -31,6 +38,10 @@ MAX_DEVIATION = 2.5
 
 
 class SemanticAdapter(WaveformAdapter):
+    def prepare_inputs(self, examples: AudioBatch) -> dict[str, list[int]]:
+        """Return lengths by which examples are grouped, before they are on a device."""
+        return {"lengths": examples.lengths.tolist()}
+
     def to_media(self, output: Tensor) -> list[Image]:
         """Draw features (B, T, D): time from left to right, one row for each feature."""
         features = output.float().cpu().numpy()
@@ -99,12 +110,39 @@ def draw_features(features_TD: np.ndarray, reference_TD: np.ndarray) -> Image:
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticTokenizerConfig(TokenizerConfig):
-    model: SemanticConfig = field(default_factory=SemanticConfig)
-    reconstruction: SemanticReconstructionConfig = field(
+    model: SemanticConfig | CTCTokenizerConfig = field(default_factory=SemanticConfig)
+    reconstruction: SemanticReconstructionConfig | RecognitionConfig = field(
         default_factory=SemanticReconstructionConfig
     )
     adversary: None = None
     """Semantic tokenizers have no discriminator."""
 
+    @property
+    def uses_captions(self) -> bool:
+        """A recogniser is trained on captions that are transcripts."""
+        return isinstance(self.model, CTCTokenizerConfig)
+
+    def validate_data(self, data: DataSettings) -> None:
+        super().validate_data(data)
+        if self.uses_captions:
+            check_transcripts(data)
+
     def build_adapter(self) -> SemanticAdapter:
         return SemanticAdapter()
+
+    def build(self, **dependencies: object) -> TokenizerTask:
+        return CTCTask(self) if self.uses_captions else TokenizerTask(self)
+
+
+def check_transcripts(data: AudioDataConfig) -> None:
+    """Raise ValueError unless the captions of these data are what is said in the examples."""
+    if data.path is None and data.synthetic_content != "speech":
+        raise ValueError(
+            "The captions of this synthetic audio describe it and are not what is said: use "
+            "--data.synthetic-content speech, or recordings with transcripts (--data PATH)."
+        )
+    if data.path is not None and data.on_long != "skip":
+        raise ValueError(
+            "A transcript belongs to a whole recording, and longer recordings would be cut: use "
+            "--data.on-long skip, and --data.seconds for the length of the longest one."
+        )

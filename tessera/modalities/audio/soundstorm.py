@@ -6,11 +6,18 @@ Borsos et al. 2023, arXiv 2305.09636.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 
+from tessera.data.dataset import ExampleDataset
+from tessera.data.tokens import TokenDataset
+from tessera.engine.task import Batch, Media
 from tessera.modalities.audio.external_tokens import TokenStreams
+from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
+from tessera.modalities.audio.media import Audio
 from tessera.objectives.generation import (
     MediaInputs,
     PromptEncoder,
@@ -18,6 +25,7 @@ from tessera.objectives.generation import (
     TokenPrompt,
 )
 from tessera.objectives.masked import MaskedConfig, MaskedTask
+from tessera.sampling.guidance import Guidance
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,17 +37,42 @@ class SoundStormTaskConfig(MaskedConfig):
     streams: TokenStreams | None = None
     """A description of tokens that were computed elsewhere, instead of these runs."""
 
+    guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
+    """Guidance on the voice prompt: above 1, samples are led away from those without the prompt, at
+    twice the cost."""
+    prompts: Literal["auto", "recording", "speaker"] = "auto"
+    """What the voice prompt of a training example is: the beginning of the same recording, or
+    another recording of its speaker and the beginning of it. The folder of a file is its speaker;
+    auto is speaker where files are in several folders."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.prompts == "speaker" and self.tokens == "live":
+            raise ValueError(
+                "Recordings of a speaker are joined as tokens, which must be made in advance: use "
+                "--task.tokens cache, or --task.prompts recording."
+            )
+
+    def prepare_dataset(
+        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+    ) -> ExampleDataset:
+        """Join each example with another one of its speaker, where speakers are known."""
+        if self.prompts == "recording" or (self.prompts == "auto" and not has_speakers(dataset)):
+            return dataset
+        hops = {name: getattr(one, "hop", None) for name, one in tokenizers.items()}
+        return JoinedRecordings(dataset, {name: hop or 1 for name, hop in hops.items()})
+
     def conditioning(self) -> dict[str, str]:
         return {"semantic": self.semantic}
 
     def dependencies(self) -> dict[str, str]:
         return {} if self.streams is not None else super().dependencies()
 
-    def build(self, **dependencies: TokenizerProtocol) -> MaskedTask:
+    def build(self, **dependencies: TokenizerProtocol) -> SoundStormTask:
         if self.streams is not None:
             acoustic, semantic = self.streams.acoustic.build(), self.streams.semantic.build()
-            return MaskedTask(self, tokenizer=acoustic, semantic=semantic)
-        return super().build(**dependencies)
+            return SoundStormTask(self, tokenizer=acoustic, semantic=semantic)
+        return SoundStormTask(self, **dependencies)
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the semantic tokens of `like` after those of the voice prompt."""
@@ -74,3 +107,20 @@ class SoundStormTaskConfig(MaskedConfig):
         names = ("tokenizer", "semantic")
         step = math.lcm(*(encoder.tokenizers[name].hop for name in names))
         return encoder.encode_with(names, encoder.data.whole_recording(path, seconds, step))
+
+
+class SoundStormTask(MaskedTask):
+    def sample(self, batch: Batch) -> Sequence[Media]:
+        """Return held-out audio as the codec reconstructs it, followed by the audio that is
+        generated from its semantic tokens."""
+        samples = super().sample(batch)
+        tokenizer = self.tokenizers["tokenizer"]
+        if tokenizer.is_external:
+            return samples
+        originals = tokenizer.to_media(self.get_codes(batch.examples))
+        pairs = zip(originals, samples, strict=True)
+        return [
+            Audio.side_by_side(original, sample)
+            for original, sample in pairs
+            if isinstance(original, Audio) and isinstance(sample, Audio)
+        ]

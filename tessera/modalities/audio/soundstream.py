@@ -147,6 +147,8 @@ class CausalConvTranspose1d(nn.Module):
 class ResidualUnit(nn.Module):
     """x + f(x) with a dilated causal convolution of size 7; f is zero at initialization."""
 
+    checkpoint_methods = ("forward",)
+
     def __init__(self, dim: int, dilation: int, config: SoundStreamConfig):
         super().__init__()
         self.activation1 = build_activation(dim, config)

@@ -37,6 +37,14 @@ class AudioTokenizer(nn.Module):
     config: FrameConfig
     quantizer: FrameQuantizer
 
+    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Encode (B, 1, N) as codes (B, T, L) or (B, T), with -1 in frames of padding."""
+        raise NotImplementedError
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Decode codes; -1 marks padding."""
+        raise NotImplementedError
+
     @property
     def vocab_size(self) -> int:
         """Codebook size of each quantizer."""

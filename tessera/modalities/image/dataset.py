@@ -1,6 +1,6 @@
-"""Images from a folder, or synthetic ones: squares of one size with their captions.
+"""Images from a folder, or synthetic ones: all of one size, with their captions.
 
-An image is resized until its short side fits and cropped to a square, in one antialiased step.
+An image is resized until it covers that size and cropped to it, in one antialiased step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
 from tessera.data.dataset import DataConfig, FileDataset, Proposal
-from tessera.data.discovery import find_files
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import (
     CHANNELS,
@@ -36,16 +35,26 @@ if TYPE_CHECKING:
     from tessera.data.sample_metrics import SampleMetric
     from tessera.modalities.image.reconstruction import ImageTokenizerConfig
 
+LONG_SIDE_STEP = 16
+"""The long side of images that are not square is a multiple of this, or of the largest power of two
+that divides the short side, if that is smaller: a tokenizer that fits the one fits the other."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ImageDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 4
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "images"
     proposes = ("size", "channels", "val_fraction")
 
     path: str | None = None
-    """A folder of images, with subfolders, or one image; None generates synthetic images."""
+    """A folder of images, with subfolders, one image, tar shards, a table or a list of paths; None
+    generates synthetic images."""
     size: int = 64
-    """The side of the square images in pixels."""
+    """The side of the square images in pixels, or the short side with another aspect."""
+    aspect: float = 1.0
+    """The width of the images divided by their height, for example 1.5 or 0.75. The long side is
+    rounded to a multiple of 16 pixels, or of 8, 4 or 2 if 16 does not divide `size`."""
     channels: int = 3
     """The channels of an image: 3 for colour, 1 for grey, or 4 for colour with alpha, which is
     otherwise composited over white."""
@@ -61,6 +70,9 @@ class ImageDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training images."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each image alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training images; the held-out ones come on top."""
     synthetic_seed: int = 0
@@ -75,6 +87,11 @@ class ImageDataConfig(DataConfig):
         super().__post_init__()
         if self.size < 1:
             raise ValueError(f"size must be at least 1 pixel, got {self.size}.")
+        if not 1 / 16 <= self.aspect <= 16:
+            raise ValueError(
+                "aspect must be the width divided by the height, from 0.0625 to 16, got "
+                f"{self.aspect}."
+            )
         if self.channels not in CHANNELS:
             raise ValueError(
                 f"channels must be 3 for colour, 1 for grey or 4 with alpha, got {self.channels}."
@@ -87,14 +104,27 @@ class ImageDataConfig(DataConfig):
             )
 
     @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of the images."""
+        step = min(LONG_SIDE_STEP, self.size & -self.size)
+        ratio = max(self.aspect, 1 / self.aspect)
+        long_side = max(self.size, round(self.size * ratio / step) * step)
+        return (self.size, long_side) if self.aspect >= 1 else (long_side, self.size)
+
+    @property
     def decode_size(self) -> int:
         """The short side to which a file may be reduced while decoding.
 
-        It is twice the size, so that the resize still filters.
+        It is twice the long side of the images, so that the resize still filters.
         """
-        return math.ceil(2 * self.size / self.min_scale)
+        return math.ceil(2 * max(self.shape) / self.min_scale)
 
     def synthetic_dataset(self) -> SyntheticImages:
+        if self.aspect != 1:
+            raise UserError(
+                f"Synthetic images are square, but aspect is {self.aspect}: leave it out, or give "
+                "a folder of images with --data."
+            )
         return SyntheticImages(
             self.num_synthetic,
             size=self.size,
@@ -105,14 +135,17 @@ class ImageDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> ImageFolderDataset:
-        found = find_files(str(self.path), SUFFIXES, "images")
-        return ImageFolderDataset.from_found(found, self, captions)
+        return ImageFolderDataset.from_files(self.find_files(), self, captions)
 
     def preprocessing(self) -> dict[str, object]:
-        return {"size": self.size, "channels": self.channels}
+        square: dict[str, object] = {"size": self.size, "channels": self.channels}
+        return square if self.aspect == 1 else square | {"aspect": self.aspect}
+
+    def inherited(self) -> dict[str, object]:
+        return {"size": self.size, "channels": self.channels, "aspect": self.aspect}
 
     def propose(self, task: ImageTokenizerConfig) -> Proposal | None:
-        facts = read_facts(find_files(str(self.path), SUFFIXES, "images"))
+        facts = read_facts(self.find_files())
         return self.propose_for(facts, task) if facts is not None else None
 
     def propose_for(self, facts: ImageFacts, task: ImageTokenizerConfig) -> Proposal:
@@ -147,7 +180,7 @@ class ImageDataConfig(DataConfig):
         elif is_array(media):
             array = to_numpy(media)
             image = Image.from_array(media)
-            if is_float(array) and array.shape == (self.channels, self.size, self.size):
+            if is_float(array) and array.shape == (self.channels, *self.shape):
                 return ImageExample(array.astype(np.float32), "")
         if not isinstance(image, Image):
             raise UserError(
@@ -155,22 +188,21 @@ class ImageDataConfig(DataConfig):
                 f"[-1, 1], got a {type(media).__name__}."
             )
         picture = convert(image.to_pillow(), self.channels)
-        square = crop_square(picture, self.without_augmentation(), np.random.default_rng(0))
-        return ImageExample(Image.from_pillow(square).to_floats(), "")
+        cropped = crop_image(picture, self.without_augmentation(), np.random.default_rng(0))
+        return ImageExample(Image.from_pillow(cropped).to_floats(), "")
 
     def read_mask(self, path: str) -> np.ndarray:
-        """Return which pixels of a mask are white, (S, S), cropped as the image in `self.path`."""
-        found = find_files(str(self.path), SUFFIXES, "images")
+        """Return which pixels of a mask are white, (H, W), cropped as the image in `self.path`."""
         with as_user_error(UnreadableFile):
-            image, mask = open_image(found.root / found.names[0]), open_image(path)
+            image, mask = open_image(self.find_files().file(0)), open_image(path)
         if mask.size != image.size:
             raise UserError(
                 f"The mask {path} is {mask.width} x {mask.height}, but the image is "
                 f"{image.width} x {image.height}: give a mask of the same size, white where to "
                 "generate."
             )
-        square = crop_square(mask, self.without_augmentation(), np.random.default_rng(0))
-        return np.asarray(square.convert("L")) > 127
+        cropped = crop_image(mask, self.without_augmentation(), np.random.default_rng(0))
+        return np.asarray(cropped.convert("L")) > 127
 
 
 @dataclass(frozen=True)
@@ -178,42 +210,46 @@ class ImageFolderDataset(FileDataset):
     config: ImageDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
-        path = self.path(index)
-        image = open_image(path, self.config.decode_size, self.config.channels)
-        if self.config.on_small == "skip" and min(image.size) < self.config.size:
+        file = self.file(index)
+        image = open_image(file, self.config.decode_size, self.config.channels)
+        height, width = self.config.shape
+        if self.config.on_small == "skip" and (image.width < width or image.height < height):
             raise UnreadableFile(
-                f"{path}: the image is {image.width} x {image.height}, smaller than the requested "
-                f"{self.config.size}"
+                f"{file}: the image is {image.width} x {image.height}, smaller than the requested "
+                f"{width} x {height}"
             )
-        square = crop_square(image, self.config, rng)
-        pixels = Image.from_pillow(square).to_floats()
+        pixels = Image.from_pillow(crop_image(image, self.config, rng)).to_floats()
         return ImageExample(pixels, self.sample_caption(index, rng))
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
 
 
-def crop_square(
+def crop_image(
     image: PIL.Image.Image, config: ImageDataConfig, rng: np.random.Generator
 ) -> PIL.Image.Image:
     """Crop, resize and flip; always four random numbers are drawn, whatever the settings."""
     u_scale, u_x, u_y, u_flip = rng.random(4)
-    width, height = image.size
-    side = float(min(width, height))
+    height, width = config.shape
+    ratio = width / height
+    # The largest box of the requested shape in the image.
+    box_width = float(min(image.width, image.height * ratio))
+    box_height = float(min(image.height, image.width / ratio))
     if config.crop == "random":
-        side = max(1.0, side * (config.min_scale + (1 - config.min_scale) * u_scale))
+        scale = config.min_scale + (1 - config.min_scale) * u_scale
+        box_width, box_height = max(1.0, box_width * scale), max(1.0, box_height * scale)
     else:
         u_x = u_y = 0.5
-    left, top = (width - side) * u_x, (height - side) * u_y
-    square = image.resize(
-        (config.size, config.size),
+    left, top = (image.width - box_width) * u_x, (image.height - box_height) * u_y
+    cropped = image.resize(
+        (width, height),
         PIL.Image.Resampling.BICUBIC,
-        box=(left, top, min(left + side, width), min(top + side, height)),
+        box=(left, top, min(left + box_width, image.width), min(top + box_height, image.height)),
         reducing_gap=3.0,
     )
     if config.flip and u_flip < 0.5:
-        square = square.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
-    return whiten_transparent(square) if square.mode == "RGBA" else square
+        cropped = cropped.transpose(PIL.Image.Transpose.FLIP_LEFT_RIGHT)
+    return whiten_transparent(cropped) if cropped.mode == "RGBA" else cropped
 
 
 def whiten_transparent(image: PIL.Image.Image) -> PIL.Image.Image:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tessera.nn.precision import full_precision
 from tessera.nn.pretrained import (
     FrozenNetwork,
     as_rgb,
@@ -166,7 +167,8 @@ class EfficientNetLite(FrozenNetwork):
         """Load the weights of the installed package, or of a file with the same tensor names."""
         file = Path(path) if path is not None else find_weights()
         found = load_tensors(file)
-        network = cls()
+        with torch.device("cpu"):  # also where a plan builds networks without data
+            network = cls()
         check_tensors(found, network._expected_shapes(), file)
         for module, conv, norm in network._tensor_names():
             weight, bias = fold_batch_norm(found, conv, norm)
@@ -193,7 +195,7 @@ class EfficientNetLite(FrozenNetwork):
 
     def embedding_map(self, images: Tensor) -> Tensor:
         """Return the features (B, 112, h, w) whose mean over positions is the embedding."""
-        with torch.autocast(images.device.type, enabled=False):
+        with full_precision(images.device.type):
             factor = -(-ENLARGED_PIXELS // min(images.shape[2:]))
             [features] = self._run_blocks(enlarge(images, factor), (EMBEDDING_BLOCK,))
             return features

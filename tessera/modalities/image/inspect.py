@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tessera.data.budget import read_file
-from tessera.data.captions import Captions
-from tessera.data.discovery import find_files
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
+from tessera.data.files import AnyFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -94,40 +94,43 @@ class ImageReport(Report):
 
 
 def inspect_folder(
-    path: str | Path, *, num_workers: int | None = None, progress: Progress | None = None
+    path: str | Path,
+    *,
+    options: SourceOptions = DEFAULT_OPTIONS,
+    num_workers: int | None = None,
+    progress: Progress | None = None,
 ) -> ImageReport:
     """Decode every image in a folder and report what was found.
 
     Args:
-        path: A folder of images, or one image.
+        path: A folder of images, one image, shards, a table or a list.
+        options: How data that are no folder are read.
         num_workers: The number of processes; None for one per CPU.
         progress: Called with the number of finished files and the number of all files.
 
     Raises:
         UserError: If there is no image.
     """
-    found = find_files(path, SUFFIXES, "images")
+    found = find_files(path, SUFFIXES, "images", options)
     scan = scan_folder(found, inspect_file, ImageFileReport, num_workers, progress)
     return ImageReport(
         **common_fields(path, scan),
         images=len(scan.files),
         modes=dict(Counter(file.mode for file in scan.usable).most_common()),
         grey=sum(file.is_grey for file in scan.usable),
-        captions_without_image=list(scan.captions.unmatched),
+        captions_without_image=list(scan.found.unmatched_captions()),
     )
 
 
-def inspect_file(root: Path, name: str, captions: Captions) -> ImageFileReport:
+def inspect_file(file: AnyFile) -> ImageFileReport:
     """Decode one image file."""
-    data = read_file(root / name)
+    data = read_file(file)
     image = decode(data)
     return ImageFileReport(
-        name=name,
         bytes=len(data),
         digest=hashlib.blake2b(data, digest_size=16).hexdigest(),
         width=image.width,
         height=image.height,
-        caption=captions.get(name),
         mode=image.mode,
         is_grey=is_grey(to_rgb(image)),
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import PIL.Image
@@ -24,6 +24,7 @@ from PIL.Image import Transpose
 from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import (
     BACKGROUND,
@@ -61,7 +62,9 @@ class ImageBatch:
 
     def to(self, device: torch.device | str) -> ImageBatch:
         """Return the batch with its tensors on `device`."""
-        return ImageBatch(self.pixels.to(device), self.captions)
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[ImageExample]) -> ImageBatch:
@@ -108,6 +111,8 @@ class Image:
 
     pixels: np.ndarray
     """Uint8 of shape (H, W, C), where C is 1, 3 or 4."""
+    suffixes: ClassVar[tuple[str, ...]] = tuple(SAVE_OPTIONS)
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         shape = self.pixels.shape
@@ -115,7 +120,8 @@ class Image:
             raise ValueError(
                 "Image expects uint8 pixels of shape (height, width, 3), or 1 or 4 channels, got "
                 f"{self.pixels.dtype} of shape {shape}: for floats in [-1, 1] of shape (3, height, "
-                "width) use Image.from_floats"
+                "width) use Image.from_floats; several grey images need an axis for the channel, "
+                "(count, height, width, 1)"
             )
 
     def __repr__(self) -> str:
@@ -163,7 +169,7 @@ class Image:
         The suffix selects the format: .png, .jpg, .jpeg or .webp. Without one of these, .png is
         appended. Missing folders are created.
         """
-        path = resolve_suffix(path, ".png", tuple(SAVE_OPTIONS))
+        path = resolve_suffix(path, ".png", self.suffixes)
         path.parent.mkdir(parents=True, exist_ok=True)
         suffix = path.suffix.lower()
         picture = self.to_pillow()
@@ -237,7 +243,7 @@ class Image:
         )
 
 
-def open_image(path: str | Path, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
+def open_image(path: AnyFile, min_side: int | None = None, channels: int = 3) -> PIL.Image.Image:
     """Read an image file upright with 1, 3 or 4 channels; for `min_side` see `decode`.
 
     Raises:

@@ -189,8 +189,33 @@ def parse_prompt(prompt: str) -> list[ShapeLabel]:
 # ---- detection
 
 
+@dataclass(frozen=True)
+class LocatedShape:
+    """A shape and the pixels that it covers by more than half."""
+
+    label: ShapeLabel
+    mask: np.ndarray
+    """(S, S) bool."""
+
+    @property
+    def centre(self) -> tuple[float, float]:
+        """The mean position of the pixels, (x, y) in units of the image's side."""
+        rows, columns = np.nonzero(self.mask)
+        return float(columns.mean() + 0.5) / SIDE, float(rows.mean() + 0.5) / SIDE
+
+    @property
+    def area(self) -> float:
+        """The fraction of the image that the shape covers."""
+        return float(self.mask.mean())
+
+
 def detect_shapes(image: ImageLike) -> list[ShapeLabel]:
     """Return the shapes in an image, those in the largest regions first."""
+    return [located.label for located in locate_shapes(image)]
+
+
+def locate_shapes(image: ImageLike) -> list[LocatedShape]:
+    """Return the shapes in an image and their pixels, those in the largest regions first."""
     pixels = prepare_pixels(image)
     distance = background_distance(pixels, estimate_background(pixels))
     detections = [
@@ -199,7 +224,10 @@ def detect_shapes(image: ImageLike) -> list[ShapeLabel]:
         for detection in split_region(region, distance)
     ]
     return [
-        ShapeLabel(detection.kind, classify_colour(pixels[erode(detection.mask)]))
+        LocatedShape(
+            ShapeLabel(detection.kind, classify_colour(pixels[erode(detection.mask)])),
+            detection.mask,
+        )
         for detection in detections
         if is_plausible(detection, distance)
     ]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median_low
 
 import numpy as np
 import PIL.Image
 
 from tessera.data.budget import read_file
+from tessera.data.collection import FileCollection
 from tessera.data.dataset import Proposal
-from tessera.data.discovery import Found
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile, decoder_input
 from tessera.modalities.image.media import FORMATS, decode, to_rgb
 
 MAX_READ = 1000
@@ -72,31 +72,31 @@ def choose_size(short_side: int, limit: int, stride: int) -> int:
     return max(-(-short_side // stride), MIN_GRID) * stride
 
 
-def read_facts(found: Found) -> ImageFacts | None:
+def read_facts(files: FileCollection) -> ImageFacts | None:
     """Read the headers of some files; only until a colour is found are images decoded."""
-    count = min(len(found.names), MAX_READ)
-    indices = np.linspace(0, len(found.names) - 1, count).round().astype(int)
-    paths = [found.root / found.names[index] for index in indices]
-    short_sides = [side for path in paths for side in read_short_side(path)]
+    count = min(len(files), MAX_READ)
+    indices = np.linspace(0, len(files) - 1, count).round().astype(int)
+    chosen = [files.file(int(index)) for index in indices]
+    short_sides = [side for file in chosen for side in read_short_side(file)]
     if not short_sides:
         return None
-    is_grey = all(grey for path in paths for grey in read_is_grey(path))
-    return ImageFacts(len(found.names), median_low(short_sides), is_grey)
+    is_grey = all(grey for file in chosen for grey in read_is_grey(file))
+    return ImageFacts(len(files), median_low(short_sides), is_grey)
 
 
-def read_short_side(path: Path) -> Iterator[int]:
+def read_short_side(file: AnyFile) -> Iterator[int]:
     """Yield the short side of an image without decoding it; nothing if it cannot be read."""
     try:
-        with PIL.Image.open(path, formats=FORMATS) as image:
+        with decoder_input(file) as content, PIL.Image.open(content, formats=FORMATS) as image:
             yield min(image.size)
     except Exception:  # unreadable files are skipped and reported when they are loaded
         return
 
 
-def read_is_grey(path: Path) -> Iterator[bool]:
+def read_is_grey(file: AnyFile) -> Iterator[bool]:
     """Yield whether an image is grey; nothing if it cannot be read."""
     try:
-        yield is_grey(decode(read_file(path)))
+        yield is_grey(decode(read_file(file)))
     except (UnreadableFile, OSError):
         return
 

@@ -56,15 +56,17 @@ class ImageAdapter(MediaAdapter):
 
     def preprocess(self, target: Tensor, data: ImageDataConfig, dtype: torch.dtype) -> Tensor:
         """Reduce larger images by average pooling to the size of the data."""
-        target, side = target.to(dtype), target.shape[-1]
-        if side == data.size:
+        target, sides = target.to(dtype), tuple(target.shape[-2:])
+        if sides == data.shape:
             return target
-        if side % data.size:
+        factor = sides[0] // data.shape[0]
+        if sides != tuple(factor * side for side in data.shape):
             raise ValueError(
-                f"Images of {side} pixels cannot be reduced to {data.size} by a whole factor: use "
-                f"a --low-res-tokenizer whose image size divides {side}."
+                f"Images of {format_shape(sides)} pixels cannot be reduced to "
+                f"{format_shape(data.shape)} by a whole factor: use a --low-res-tokenizer whose "
+                f"image size divides {min(sides)}."
             )
-        return F.avg_pool2d(target, side // data.size)
+        return F.avg_pool2d(target, factor)
 
     def bound(self, output: Tensor) -> Tensor:
         return output.clamp(-1, 1)
@@ -76,6 +78,12 @@ class ImageAdapter(MediaAdapter):
         originals = self.to_media(batch.examples.pixels)
         pairs = zip(originals, self.to_media(output), strict=True)
         return [Image.side_by_side(original, made) for original, made in pairs]
+
+
+def format_shape(shape: tuple[int, ...]) -> str:
+    """Return the side of a square, or width x height."""
+    height, width = shape
+    return f"{width}" if width == height else f"{width} x {height}"
 
 
 @dataclass(frozen=True, kw_only=True)

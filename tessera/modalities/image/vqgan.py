@@ -95,7 +95,8 @@ class VQGANConfig:
 
     def validate_data(self, data: ImageDataConfig) -> None:
         """Raise a ValueError if the images of a data configuration do not fit."""
-        self.validate_size(data.size)
+        for side in dict.fromkeys((data.size, *data.shape)):
+            self.validate_size(side)
         if data.channels != self.channels:
             raise ValueError(
                 f"The images have {data.channels} channel(s), but the model has {self.channels}: "
@@ -108,7 +109,7 @@ class VQGANConfig:
 
     def grid(self, data: ImageDataConfig) -> tuple[int, ...]:
         """Return the shape of the code grid for images of a data configuration."""
-        return (data.size // self.stride, data.size // self.stride)
+        return tuple(side // self.stride for side in data.shape)
 
     def validate_size(self, size: int) -> None:
         """Raise a ValueError unless `size` is a multiple of the stride."""
@@ -226,6 +227,8 @@ class LayerNorm2d(nn.LayerNorm):
 
 class ResidualBlock(nn.Module):
     """Two convolutions with a skip connection; the identity at the start of training."""
+
+    checkpoint_methods = ("forward",)
 
     def __init__(self, dim: int):
         super().__init__()

@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from tessera.nn.init import init_fan_in_
 from tessera.nn.precision import to_fp32
 from tessera.nn.quantize import LFQConfig, Quantizer, QuantizerConfig, ResidualConfig
-from tessera.nn.quantize.base import scatter_rows
 from tessera.nn.reconstruction import Reconstruction
 from tessera.nn.transformer import Norm, States, Transformer
 
@@ -164,10 +163,17 @@ class MeshAutoencoder(nn.Module):
         return self.decoder.to_coordinates.weight  # type: ignore[return-value]
 
     def forward(
-        self, meshes: MeshInputs, *, num_quantizers_B: Tensor | None = None
+        self,
+        meshes: MeshInputs,
+        *,
+        num_quantizers_B: Tensor | None = None,
+        graph: FaceGraph | None = None,
     ) -> Reconstruction:
-        """Encode and decode; `output` are logits (B, F, C, bins), `codes` are those of `encode`."""
-        graph = self.graph(meshes)
+        """Encode and decode; `output` are logits (B, F, C, bins), `codes` are those of `encode`.
+
+        `graph` is that of the meshes, if it was built before: on a device, building it waits.
+        """
+        graph = graph or self.graph(meshes)
         latent = self.encoder(graph)
         quantized = self.quantizer(latent.values, latent.mask, num_quantizers_B=num_quantizers_B)
         output = self.decoder(graph.at_corners(quantized.latent, padding=0), graph.real_BF)
@@ -215,14 +221,20 @@ class MeshAutoencoder(nn.Module):
         coordinates_BFC = 2 * bins_BFC / (self.config.bins - 1) - 1
         return (coordinates_BFC * real_BF[..., None]).unflatten(2, (-1, 3)), real_BF
 
-    def latent(self, meshes: MeshInputs) -> States:
+    def latent(self, meshes: MeshInputs, graph: FaceGraph | None = None) -> States:
         """Return the features of each vertex before quantization, (B, V, W), and which vertices
         belong to a face."""
-        return self.encoder(self.graph(meshes))
+        return self.encoder(graph or self.graph(meshes))
 
-    def batch_stats(self, meshes: MeshInputs, *, num_quantizers_B: Tensor | None = None) -> Tensor:
+    def batch_stats(
+        self,
+        meshes: MeshInputs,
+        *,
+        num_quantizers_B: Tensor | None = None,
+        graph: FaceGraph | None = None,
+    ) -> Tensor:
         """Return the statistics of a micro-batch; see `Quantizer.batch_stats`."""
-        latent = self.latent(meshes)
+        latent = self.latent(meshes, graph)
         return self.quantizer.batch_stats(
             latent.values, latent.mask, num_quantizers_B=num_quantizers_B
         )
@@ -260,6 +272,8 @@ class FaceGraph:
 
     real_BF: Tensor
     """Which positions of the padded batch are real faces."""
+    face_P: Tensor
+    """The indices of the real faces into the flattened positions (B x F)."""
     bins_PK3: Tensor
     """The coordinates of their corners."""
     bins_BV3: Tensor
@@ -272,6 +286,8 @@ class FaceGraph:
     """The face that each message goes to."""
     degree_P1: Tensor
     """The number of adjacent faces, and 1 if there are none."""
+    corners_V: Tensor
+    """The number of corners at each vertex of the batch, padding included."""
 
     def mean_of_neighbours(self, x_PW: Tensor) -> Tensor:
         """Return the mean over adjacent faces; zeros for a face without any."""
@@ -282,7 +298,7 @@ class FaceGraph:
         """Return the mean over the corners at each vertex, (B, V, W), and whether there are any."""
         rows = self.vertex_PK.flatten()
         shape_BV = self.bins_BV3.shape[:2]
-        count_V = torch.bincount(rows, minlength=shape_BV.numel())
+        count_V = self.corners_V
         total_VW = x_PKW.new_zeros(len(count_V), x_PKW.shape[-1]).index_add(
             0, rows, x_PKW.flatten(0, 1)
         )
@@ -292,30 +308,39 @@ class FaceGraph:
     def at_corners(self, at_vertices: Tensor, padding: int) -> Tensor:
         """Gather values (B, V, ...) of vertices to the corners of faces, (B, F, K, ...)."""
         rows = at_vertices.flatten(0, 1).index_select(0, self.vertex_PK.flatten())
-        return unpack_faces(rows.unflatten(0, self.vertex_PK.shape), self.real_BF, padding)
+        return self.unpack(rows.unflatten(0, self.vertex_PK.shape), padding)
+
+    def unpack(self, rows_P: Tensor, padding: int = 0) -> Tensor:
+        """Return (B, F, ...) from the rows (P, ...) of real faces, with `padding` elsewhere."""
+        flat = rows_P.new_full((self.real_BF.numel(), *rows_P.shape[1:]), padding)
+        return flat.index_copy(0, self.face_P, rows_P).unflatten(0, self.real_BF.shape)
 
 
 def build_graph(meshes: MeshInputs) -> FaceGraph:
     """Concatenate the real faces of a batch."""
     real_BF, real_BE = meshes.faces[..., 0] >= 0, meshes.edges[..., 0] >= 0
     count_B = real_BF.sum(1)
+    face_P, edge_E = (real.flatten().nonzero()[:, 0] for real in (real_BF, real_BE))
     first_face_B = count_B.cumsum(0) - count_B
     first_vertex_B = torch.arange(len(real_BF), device=real_BF.device) * meshes.vertices.shape[1]
-    vertex_PK = (meshes.faces + first_vertex_B[:, None, None])[real_BF]
-    target_E, source_E = (meshes.edges + first_face_B[:, None, None])[real_BE].unbind(1)
+    vertex_PK = (meshes.faces + first_vertex_B[:, None, None]).flatten(0, 1)[face_P]
+    edges = (meshes.edges + first_face_B[:, None, None]).flatten(0, 1)
+    target_E, source_E = edges[edge_E].unbind(1)
     bins_BV3 = meshes.vertices.clamp_min(0)
     bins_PK3 = bins_BV3.flatten(0, 1)[vertex_PK]
     degree_P = torch.bincount(target_E, minlength=len(vertex_PK)).clamp_min(1)
-    return FaceGraph(real_BF, bins_PK3, bins_BV3, vertex_PK, source_E, target_E, degree_P[:, None])
-
-
-def unpack_faces(rows_P: Tensor, real_BF: Tensor, padding: int) -> Tensor:
-    """Return (B, F, ...) from the rows (P, ...) of real faces, with `padding` elsewhere."""
-    if padding == 0:
-        return scatter_rows(rows_P, real_BF.flatten()).unflatten(0, real_BF.shape)
-    unpacked = rows_P.new_full((*real_BF.shape, *rows_P.shape[1:]), padding)
-    unpacked[real_BF] = rows_P
-    return unpacked
+    corners_V = torch.bincount(vertex_PK.flatten(), minlength=bins_BV3.shape[:2].numel())
+    return FaceGraph(
+        real_BF=real_BF,
+        face_P=face_P,
+        bins_PK3=bins_PK3,
+        bins_BV3=bins_BV3,
+        vertex_PK=vertex_PK,
+        source_E=source_E,
+        target_E=target_E,
+        degree_P1=degree_P[:, None],
+        corners_V=corners_V,
+    )
 
 
 # ---- encoder
@@ -387,8 +412,8 @@ class Encoder(nn.Module):
         for layer in self.graph_convs:
             x_PW = layer(x_PW, graph)
         if self.attention is not None:
-            x_BFW = unpack_faces(x_PW, graph.real_BF, padding=0)
-            x_PW = self.attention(x_BFW, mask_BN=graph.real_BF)[graph.real_BF]
+            x_BFW = self.attention(graph.unpack(x_PW), mask_BN=graph.real_BF)
+            x_PW = x_BFW.flatten(0, 1).index_select(0, graph.face_P)
         vertices = graph.mean_at_vertices(
             to_fp32(self.to_corners(x_PW)).unflatten(1, (self.config.corners, -1))
         )
@@ -494,6 +519,8 @@ class FaceConv(nn.Module):
 
 class ResidualBlock(nn.Module):
     """x + f(x), where f is zero at initialization."""
+
+    checkpoint_methods = ("forward",)
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()

@@ -15,7 +15,7 @@ V counts vertices, F faces, K the corners of a face.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -151,15 +151,9 @@ class MeshBatch:
     """One caption per mesh."""
 
     def to(self, device: torch.device | str) -> MeshBatch:
-        return replace(
-            self,
-            vertices=self.vertices.to(device),
-            faces=self.faces.to(device),
-            edges=self.edges.to(device),
-            vertex_counts=self.vertex_counts.to(device),
-            face_counts=self.face_counts.to(device),
-            edge_counts=self.edge_counts.to(device),
-        )
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[MeshExample]) -> MeshBatch:

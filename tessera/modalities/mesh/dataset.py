@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import FileSignature, file_signature, find_files
 from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.files import FileSignature, file_signature
 from tessera.modalities.mesh.adjacency import find_adjacent_faces, label_parts
 from tessera.modalities.mesh.cache import load_or_create
 from tessera.modalities.mesh.canonical import MeshBatch, MeshExample, collate
@@ -44,8 +44,12 @@ each as examples."""
 
 @dataclass(frozen=True, kw_only=True)
 class MeshDataConfig(DataConfig):
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "meshes"
+
     path: str | None = None
-    """A folder of meshes, with subfolders, or one mesh; None generates synthetic meshes."""
+    """A folder of meshes, with subfolders, one mesh, tar shards, a table or a list of paths; None
+    generates synthetic meshes."""
     bins: int = 128
     """The number of steps into which each side of the cube is quantised."""
     max_faces: int = 800
@@ -76,6 +80,9 @@ class MeshDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training meshes."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each mesh alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training meshes; the held-out ones come on top."""
     synthetic_seed: int = 0
@@ -113,8 +120,7 @@ class MeshDataConfig(DataConfig):
         )
 
     def folder_dataset(self, captions: bool = True) -> MeshFolderDataset:
-        found = find_files(str(self.path), SUFFIXES, "meshes")
-        return MeshFolderDataset.from_found(found, self, captions)
+        return MeshFolderDataset.from_files(self.find_files(), self, captions)
 
     def check_libraries(self) -> None:
         require_trimesh()
@@ -179,8 +185,9 @@ class MeshFolderDataset(FileDataset):
         config = self.config
         scale, (rotation,), shift, (side, order) = np.split(rng.uniform(-1, 1, 9), [3, 4, 7])
         caption = self.sample_caption(index, rng)
-        with add_path(self.path(index)):
-            signature, settings = file_signature(self.path(index)), config.reading()
+        file = self.file(index)
+        with add_path(str(file)):
+            signature, settings = file_signature(file), config.reading()
             if config == config.without_augmentation():
                 example = load_example(signature, *settings, config.bins, config.cache_dir)
                 return replace(example, caption=caption)
@@ -214,7 +221,7 @@ def load_example(
 
     if cache_dir is None:
         return create()
-    depends_on = [vars(signature), polygons, up, max_faces, on_large, bins]
+    depends_on = [signature.as_text(), polygons, up, max_faces, on_large, bins]
     return load_or_create(cache_dir, depends_on, create)
 
 
@@ -227,9 +234,9 @@ def load_mesh(
 ) -> Mesh:
     """Load a mesh of at most `max_faces` faces; simplify or reject larger ones."""
     if on_large == "decimate":
-        return read_mesh(signature.path, polygons, up).simplify(max_faces)
+        return read_mesh(signature.file, polygons, up).simplify(max_faces)
     limit = min(MAX_FACES, HEADROOM * max_faces)
-    mesh = read_mesh(signature.path, polygons, up, max_faces=limit)
+    mesh = read_mesh(signature.file, polygons, up, max_faces=limit)
     if len(mesh.faces) > max_faces:
         raise UnreadableFile(
             f"it has {len(mesh.faces):,} {polygons}, more than max_faces {max_faces:,}: raise "
@@ -244,7 +251,7 @@ load_mesh_cached = lru_cache(maxsize=CACHED_MESHES)(load_mesh)
 
 def load_mesh_of(dataset: MeshFolderDataset, index: int) -> Mesh:
     """Load a mesh of a dataset as it is before it is quantised."""
-    return load_mesh_cached(file_signature(dataset.path(index)), *dataset.config.reading())
+    return load_mesh_cached(file_signature(dataset.file(index)), *dataset.config.reading())
 
 
 def augment(vertices: np.ndarray, scale: np.ndarray, degrees: float) -> np.ndarray:

@@ -15,8 +15,8 @@ from functools import partial
 from pathlib import Path
 from statistics import median_low
 
-from tessera.data.captions import Captions
-from tessera.data.discovery import find_files
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
+from tessera.data.files import AnyFile, file_suffix
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -113,6 +113,7 @@ class MeshReport(Report):
 def inspect_folder(
     path: str | Path,
     *,
+    options: SourceOptions = DEFAULT_OPTIONS,
     config: MeshDataConfig | None = None,
     num_workers: int | None = None,
     progress: Progress | None = None,
@@ -120,6 +121,7 @@ def inspect_folder(
     """Inspect every mesh of a folder.
 
     Args:
+        options: How data that are no folder are read.
         config: The requirements of a run: number of bins, maximum number of faces, upward axis.
         progress: Called with the number of inspected files and the number of all files.
 
@@ -129,7 +131,7 @@ def inspect_folder(
     settings = config or MeshDataConfig()
     settings.require_libraries()
     scan = scan_folder(
-        find_files(path, SUFFIXES, "meshes"),
+        find_files(path, SUFFIXES, "meshes", options),
         partial(inspect_file, config=settings),
         MeshFileReport,
         num_workers,
@@ -147,25 +149,20 @@ def inspect_folder(
         watertight=sum(file.watertight for file in scan.usable),
         non_manifold=sum(file.non_manifold > 0 for file in scan.usable),
         grids=describe_grids([grid for file in scan.usable for grid in file.grids]),
-        captions_without_mesh=list(scan.captions.unmatched),
+        captions_without_mesh=list(scan.found.unmatched_captions()),
     )
 
 
-def inspect_file(
-    root: Path, name: str, captions: Captions, config: MeshDataConfig
-) -> MeshFileReport:
+def inspect_file(file: AnyFile, config: MeshDataConfig) -> MeshFileReport:
     """Read one file as training would, and report what it contains."""
-    path = root / name
-    mesh = read_mesh(path, config.polygons, config.up)
+    mesh = read_mesh(file, config.polygons, config.up)
     canonicalize(mesh, config.bins)
     edges = count_edges(mesh.faces)
-    size, digest = hash_file(path)
+    size, digest = hash_file(file)
     return MeshFileReport(
-        name=name,
         bytes=size,
         digest=digest,
-        caption=captions.get(name),
-        format=path.suffix.lower().removeprefix("."),
+        format=file_suffix(file).removeprefix("."),
         triangles=len(mesh.triangles()),
         watertight=edges.watertight,
         non_manifold=edges.non_manifold,

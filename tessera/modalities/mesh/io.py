@@ -28,6 +28,7 @@ import numpy as np
 from tessera._optional import require
 from tessera.data.budget import check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile, StoredFile
 
 MeshFormat = Literal["OBJ", "PLY", "STL", "GLB", "glTF", "OFF"]
 Up = Literal["y", "z"]
@@ -79,7 +80,7 @@ class Polygons:
     """What a file without faces contains, such as "2 cameras"."""
 
 
-def read_polygons(path: str | Path, max_faces: int = MAX_FACES) -> Polygons:
+def read_polygons(path: AnyFile, max_faces: int = MAX_FACES) -> Polygons:
     """Return the vertices and polygons of a file.
 
     Raises:
@@ -91,7 +92,9 @@ def read_polygons(path: str | Path, max_faces: int = MAX_FACES) -> Polygons:
     try:
         check_face_count(count_declared_faces(data, mesh_format), max_faces)
         check_declared_size(data, mesh_format)
-        polygons = parse(mesh_format, data, Path(path).parent)
+        polygons = parse(
+            mesh_format, data, None if isinstance(path, StoredFile) else Path(path).parent
+        )
         check_face_count(sum(len(each) for each in polygons.by_corners.values()), max_faces)
         return polygons
     except (UnreadableFile, ModuleNotFoundError):
@@ -216,8 +219,9 @@ def count_primitive_triangles(scene: Scene, primitive: Scene) -> int:
 # ---- parsing
 
 
-def parse(mesh_format: MeshFormat, data: bytes, folder: Path) -> Polygons:
-    """Parse the content of a file; `folder` is where the buffers of a .gltf file are."""
+def parse(mesh_format: MeshFormat, data: bytes, folder: Path | None) -> Polygons:
+    """Parse the content of a file; `folder` is where the buffers of a .gltf file are, if it is in
+    one."""
     if mesh_format == "OBJ":
         return parse_obj(data.decode("latin-1"))
     if mesh_format == "OFF":
@@ -295,7 +299,7 @@ def stack_polygons(polygons: dict[int, list[list[int]]]) -> dict[int, np.ndarray
     }
 
 
-def parse_with_trimesh(mesh_format: MeshFormat, data: bytes, folder: Path) -> Polygons:
+def parse_with_trimesh(mesh_format: MeshFormat, data: bytes, folder: Path | None) -> Polygons:
     trimesh = require_trimesh()
     try:
         scene = trimesh.load_scene(
@@ -324,10 +328,15 @@ def parse_with_trimesh(mesh_format: MeshFormat, data: bytes, folder: Path) -> Po
 class FolderResolver:
     """Gives trimesh the buffers of a .gltf file from the file's own folder, and no other files."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder.resolve()
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder.resolve() if folder is not None else None
 
     def get(self, name: str) -> bytes:
+        if self.folder is None:
+            raise UnreadableFile(
+                f"it refers to {name!r}, but a mesh in an archive or a table must be complete: "
+                "save it as GLB"
+            )
         file = (self.folder / unquote(name)).resolve()
         if not file.is_relative_to(self.folder):
             raise UnreadableFile(

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
 from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.files import AnyFile
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.media import Image
 from tessera.modalities.mesh.io import (
@@ -51,6 +52,8 @@ class Mesh:
     """(V, 3) float64."""
     faces: np.ndarray
     """(F, 3) or (F, 4) int64: vertex indices, counterclockwise as seen from outside."""
+    suffixes: ClassVar[tuple[str, ...]] = SAVED_SUFFIXES
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         self.vertices, self.faces = np.asarray(self.vertices, np.float64), np.asarray(self.faces)
@@ -230,7 +233,7 @@ class Mesh:
 
 
 def read_mesh(
-    path: str | Path,
+    path: AnyFile,
     polygons: FaceType = "triangles",
     up: Up | None = None,
     max_faces: int = MAX_FACES,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tessera.nn.causal_transformer import CausalTransformer
 from tessera.nn.precision import to_fp32
 from tessera.nn.transformer import ContextKV, States
-from tessera.text.encoder import TextEncoder
+from tessera.text.encoder import TextEncoder, TextInputs
 
 MIN_ROWS = 4
 """Some CPUs round matrix products of fewer rows differently, and the mesh of a seed would depend on
@@ -34,14 +34,14 @@ class NextTokenPredictions:
     """The true token ids."""
     example_M: Tensor
     """The row of the batch that each token belongs to."""
-    num_examples: int
-    """The batch size."""
+    count_B: Tensor
+    """The number of tokens of each mesh."""
 
     def cross_entropy_B(self) -> Tensor:
         """Return the mean cross-entropy over the tokens of each mesh."""
         loss_M = F.cross_entropy(to_fp32(self.logits_MV), self.targets_M, reduction="none")
-        count_B = torch.bincount(self.example_M, minlength=self.num_examples)
-        return loss_M.new_zeros(self.num_examples).index_add(0, self.example_M, loss_M) / count_B
+        total_B = loss_M.new_zeros(len(self.count_B)).index_add(0, self.example_M, loss_M)
+        return total_B / self.count_B
 
 
 class TextConfig(Protocol):
@@ -78,16 +78,14 @@ class TextConditionedTransformer(nn.Module):
         """The token id of the end of a mesh."""
         return self.vocab_size
 
-    def condition(self, texts: Sequence[str], dropped: Sequence[bool]) -> list[ContextKV] | None:
+    def condition(
+        self, texts: Sequence[str] | TextInputs, dropped: Sequence[bool] = ()
+    ) -> list[ContextKV] | None:
         """Encode the texts as keys and values of each block; mask dropped and empty texts."""
         if self.text is None:
             return None
-        states = self.text(texts)
-        kept = torch.tensor(
-            [bool(text) and not drop for text, drop in zip(texts, dropped)],
-            device=states.mask.device,
-        )
-        return self.transformer.project_context(States(states.values, states.mask & kept[:, None]))
+        states = self.text.encode(texts, dropped)
+        return self.transformer.project_context(States(states.values, states.mask))
 
 
 class RowPadding:

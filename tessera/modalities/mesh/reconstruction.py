@@ -17,7 +17,12 @@ from torch import Tensor
 
 from tessera.engine.task import Batch, BestMetric
 from tessera.losses.smoothed_cross_entropy import smoothed_cross_entropy
-from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig, target_bins
+from tessera.modalities.mesh.autoencoder import (
+    FaceGraph,
+    MeshAutoencoderConfig,
+    build_graph,
+    target_bins,
+)
 from tessera.modalities.mesh.canonical import MeshBatch
 from tessera.modalities.mesh.grid_report import describe_training_grid
 from tessera.modalities.mesh.media import Mesh, clean_mesh
@@ -38,6 +43,10 @@ class MeshAdapter(MediaAdapter):
 
     def target(self, examples: MeshBatch) -> MeshBatch:
         return examples
+
+    def prepare_inputs(self, examples: MeshBatch) -> dict[str, FaceGraph]:
+        """Build the graph on the CPU, which knows the number of faces and edges."""
+        return {"graph": build_graph(examples)}
 
     def preprocess(self, target: MeshBatch, data: MeshDataConfig, dtype: torch.dtype) -> MeshBatch:
         """Meshes are integers that the dataset has quantised already."""

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
 from tessera.modalities.mesh.next_token import (
     NextTokenPredictions,
     RowPadding,
@@ -67,6 +68,23 @@ class MeshTransformerConfig:
         return MeshTransformer(self, vocab_size, corners, num_quantizers)
 
 
+@dataclass
+class FaceInputs:
+    """The real faces of a batch as indices, made on the CPU, and its dropout."""
+
+    dropout_LBW: Tensor | None
+    state_P: Tensor
+    """The states that predict faces, into the flattened (B x (N + 1))."""
+    end_B: Tensor
+    """The states that predict the ends, into the same."""
+    face_P: Tensor
+    """The real faces, into the flattened (B x N)."""
+    example_M: Tensor
+    """The row of the batch that each token to predict belongs to."""
+    count_B: Tensor
+    """The number of tokens to predict of each mesh."""
+
+
 class MeshTransformer(TextConditionedTransformer):
     def __init__(
         self, config: MeshTransformerConfig, vocab_size: int, corners: int, num_quantizers: int
@@ -102,40 +120,58 @@ class MeshTransformer(TextConditionedTransformer):
 
     # ---- teacher forcing
 
+    def prepare_inputs(
+        self,
+        tokens_BNS: Tensor,
+        generators: Sequence[torch.Generator] | None = None,
+        texts: Sequence[str] = (),
+    ) -> FaceInputs:
+        """Find the real faces of tokens on the CPU, and draw dropout if `generators` are given."""
+        self.validate_tokens(tokens_BNS)
+        batch, count, slots = tokens_BNS.shape
+        example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
+        example_B = torch.arange(batch)
+        # There are N + 1 states: the one after the last face of a mesh predicts its end.
+        last_B = torch.bincount(example_P, minlength=batch)
+        return FaceInputs(
+            dropout_LBW=self.transformer.sample_dropout(generators, self.config.dropout),
+            state_P=example_P * (count + 1) + face_P,
+            end_B=example_B * (count + 1) + last_B,
+            face_P=example_P * count + face_P,
+            example_M=torch.cat([example_P.repeat_interleave(slots), example_B]),
+            count_B=last_B * slots + 1,
+        )
+
     def predict(
         self,
         tokens_BNS: Tensor,
         condition: list[ContextKV] | None,
-        generators: Sequence[torch.Generator] | None = None,
+        inputs: FaceInputs | None = None,
     ) -> NextTokenPredictions:
-        """Predict each token from all earlier ones, with dropout if `generators` are given.
+        """Predict each token from all earlier ones; `inputs` are those of `prepare_inputs`.
 
         The transformer within faces runs on real faces only, so padding costs nothing there.
         """
-        self.validate_tokens(tokens_BNS)
-        batch, count, _ = tokens_BNS.shape
+        if inputs is None:
+            inputs = move_tensors(self.prepare_inputs(tokens_BNS.cpu()), tokens_BNS.device)
         embedded_BNSE = self.embed(tokens_BNS)
-        dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
-        states_BNW = self.face_states(embedded_BNSE, condition, dropout_LBW=dropout_LBW)
-        example_P, face_P = (tokens_BNS[..., 0] >= 0).nonzero(as_tuple=True)
-        example_B = torch.arange(batch, device=tokens_BNS.device)
-        # There are N + 1 states: the one after the last face of a mesh predicts its end.
-        last_B = torch.bincount(example_P, minlength=batch)
-        rows = example_P * (count + 1) + face_P, example_B * (count + 1) + last_B
-        states_PW, states_BW = (states_BNW.flatten(0, 1).index_select(0, row) for row in rows)
-        face_rows_P = example_P * count + face_P
+        states_BNW = self.face_states(embedded_BNSE, condition, dropout_LBW=inputs.dropout_LBW)
+        states_PW, states_BW = (
+            states_BNW.flatten(0, 1).index_select(0, row) for row in (inputs.state_P, inputs.end_B)
+        )
         inner_PSV = self.token_logits(
-            states_PW, embedded_BNSE.flatten(0, 1).index_select(0, face_rows_P)[:, :-1]
+            states_PW, embedded_BNSE.flatten(0, 1).index_select(0, inputs.face_P)[:, :-1]
         )
         end_B1V = self.token_logits(
-            states_BW, embedded_BNSE.new_empty(batch, 0, embedded_BNSE.shape[-1])
+            states_BW, embedded_BNSE.new_empty(len(tokens_BNS), 0, embedded_BNSE.shape[-1])
         )
-        targets_PS = tokens_BNS.flatten(0, 1)[face_rows_P]
+        targets_PS = tokens_BNS.flatten(0, 1)[inputs.face_P]
+        ends_B = torch.full_like(inputs.end_B, self.eos_token_id)
         return NextTokenPredictions(
             torch.cat([inner_PSV.flatten(0, 1), end_B1V.flatten(0, 1)]),
-            torch.cat([targets_PS.flatten(), torch.full_like(example_B, self.eos_token_id)]),
-            torch.cat([example_P.repeat_interleave(self.tokens_per_position), example_B]),
-            batch,
+            torch.cat([targets_PS.flatten(), ends_B]),
+            inputs.example_M,
+            inputs.count_B,
         )
 
     def embed(self, tokens_BNS: Tensor) -> Tensor:

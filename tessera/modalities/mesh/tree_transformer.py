@@ -26,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tessera._device import move_tensors
 from tessera.modalities.mesh import tree
 from tessera.modalities.mesh.next_token import (
     NextTokenPredictions,
@@ -83,6 +84,30 @@ class TreeTransformerConfig:
         return TreeTransformer(self)
 
 
+@dataclass
+class TreeInputs:
+    """What the prediction of a batch needs beside its tokens, made on the CPU."""
+
+    dropout_LBW: Tensor | None
+    context_BNC: Tensor
+    """The context of each position and of the end."""
+    groups: list[tuple[Tensor, int]]
+    """Examples of similar length, and the number of positions of the longest."""
+    row_M: Tensor
+    """The position of each token to predict, into the flattened (B x (N + 1))."""
+    number_M: Tensor
+    """The number of each token in its position."""
+    later_K: Tensor
+    """The tokens that are not the first of their position."""
+    position_MS: Tensor
+    """All tokens of the position of each token."""
+    targets_M: Tensor
+    example_M: Tensor
+    """The row of the batch that each token belongs to."""
+    count_B: Tensor
+    """The number of tokens to predict of each mesh."""
+
+
 class TreeTransformer(TextConditionedTransformer):
     tokens_per_position = tree.POSITION_SIZE
 
@@ -123,45 +148,61 @@ class TreeTransformer(TextConditionedTransformer):
 
     # ---- teacher forcing
 
-    def predict(
+    def prepare_inputs(
         self,
         tokens_BNS: Tensor,
-        condition: list[ContextKV] | None,
         generators: Sequence[torch.Generator] | None = None,
-    ) -> NextTokenPredictions:
-        """Predict each token from all earlier ones, with dropout if `generators` are given.
+        texts: Sequence[str] = (),
+    ) -> TreeInputs:
+        """Follow the traversals of tokens on the CPU, and draw dropout if `generators` are given.
 
         The end is predicted too, except for a mesh of `max_len` positions, which was cut off.
         """
         lengths_B = (tokens_BNS[..., 0] >= 0).sum(1)
-        contexts = self.read_contexts(tokens_BNS.cpu().numpy(), lengths_B.tolist())
-        context_BNC = torch.from_numpy(contexts).to(tokens_BNS.device)
-        previous_BNS = F.pad(tokens_BNS, (0, 0, 1, 0), value=self.eos_token_id)
-        x_BNW = self.embed(previous_BNS.clamp_min(0), context_BNC)
-        dropout_LBW = self.transformer.sample_dropout(generators, self.config.dropout)
-        states_BNW = self.states(x_BNW, lengths_B, condition, dropout_LBW)
-
+        contexts = self.read_contexts(tokens_BNS.numpy(), lengths_B.tolist())
         targets_BNS = F.pad(tokens_BNS, (0, 0, 0, 1), value=-1)
         ended_E = (lengths_B < self.max_len).nonzero()[:, 0]
         targets_BNS[ended_E, lengths_B[ended_E], 0] = self.eos_token_id
         is_token_BNS = (targets_BNS >= 0) & (targets_BNS != tree.PAD)
         example_M, position_M, number_M = is_token_BNS.nonzero(as_tuple=True)
-        row_M = example_M * x_BNW.shape[1] + position_M
-        context_MC = context_BNC.flatten(0, 1)[row_M]
-        states_MW = self.token_states(
-            states_BNW.flatten(0, 1).index_select(0, row_M),
-            context_MC,
-            targets_BNS.flatten(0, 1)[row_M],
-            number_M,
+        row_M = example_M * targets_BNS.shape[1] + position_M
+        groups = lengths_B.argsort(stable=True).split(GROUP_SIZE)
+        return TreeInputs(
+            dropout_LBW=self.transformer.sample_dropout(generators, self.config.dropout),
+            context_BNC=torch.from_numpy(contexts),
+            groups=[(rows, int(lengths_B[rows[-1]]) + 1) for rows in groups],
+            row_M=row_M,
+            number_M=number_M,
+            later_K=number_M.nonzero()[:, 0],
+            position_MS=targets_BNS.flatten(0, 1)[row_M],
+            targets_M=targets_BNS[example_M, position_M, number_M],
+            example_M=example_M,
+            count_B=torch.bincount(example_M, minlength=len(tokens_BNS)),
         )
-        logits_MV = self.logits(states_MW, context_MC, number_M)
-        targets_M = targets_BNS[example_M, position_M, number_M]
-        return NextTokenPredictions(logits_MV, targets_M, example_M, len(tokens_BNS))
+
+    def predict(
+        self,
+        tokens_BNS: Tensor,
+        condition: list[ContextKV] | None,
+        inputs: TreeInputs | None = None,
+    ) -> NextTokenPredictions:
+        """Predict each token from all earlier ones; `inputs` are those of `prepare_inputs`."""
+        if inputs is None:
+            inputs = move_tensors(self.prepare_inputs(tokens_BNS.cpu()), tokens_BNS.device)
+        previous_BNS = F.pad(tokens_BNS, (0, 0, 1, 0), value=self.eos_token_id)
+        x_BNW = self.embed(previous_BNS.clamp_min(0), inputs.context_BNC)
+        states_BNW = self.states(x_BNW, inputs.groups, condition, inputs.dropout_LBW)
+        context_MC = inputs.context_BNC.flatten(0, 1)[inputs.row_M]
+        states_MW = self.token_states(
+            states_BNW.flatten(0, 1).index_select(0, inputs.row_M), context_MC, inputs
+        )
+        logits_MV = self.logits(states_MW, context_MC, inputs.number_M)
+        return NextTokenPredictions(logits_MV, inputs.targets_M, inputs.example_M, inputs.count_B)
 
     def states(
         self,
         x_BNW: Tensor,
-        lengths_B: Tensor,
+        groups: Sequence[tuple[Tensor, int]],
         condition: list[ContextKV] | None,
         dropout_LBW: Tensor | None,
     ) -> Tensor:
@@ -171,8 +212,7 @@ class TreeTransformer(TextConditionedTransformer):
         groups of 4.
         """
         states_BNW = torch.zeros_like(x_BNW)
-        for rows in lengths_B.argsort(stable=True).split(GROUP_SIZE):
-            count = int(lengths_B[rows[-1]]) + 1
+        for rows, count in groups:
             context = None if condition is None else [one.select(rows) for one in condition]
             dropout = None if dropout_LBW is None else dropout_LBW[:, rows]
             states = self.transformer(x_BNW[rows, :count], context, dropout_LBW=dropout)
@@ -211,19 +251,17 @@ class TreeTransformer(TextConditionedTransformer):
         slots_BNW = self.slot_embedding(context_BNC[..., 0])
         return self.token_embedding(previous_BNS).sum(2) + slots_BNW + points_BNW
 
-    def token_states(
-        self, states_MW: Tensor, context_MC: Tensor, position_MS: Tensor, number_M: Tensor
-    ) -> Tensor:
+    def token_states(self, states_MW: Tensor, context_MC: Tensor, inputs: TreeInputs) -> Tensor:
         """Return the states from which tokens are predicted: that of the position for its first
         token, and for the coordinates after it one that also depends on those before."""
-        rows_K = number_M.nonzero()[:, 0]
+        rows_K = inputs.later_K
         if not len(rows_K):
             return states_MW
         later_KW = self.coordinate_states(
             states_MW.index_select(0, rows_K),
             context_MC[rows_K],
-            position_MS[rows_K],
-            number_M[rows_K],
+            inputs.position_MS[rows_K],
+            inputs.number_M[rows_K],
         )
         return states_MW.index_copy(0, rows_K, later_KW)
 

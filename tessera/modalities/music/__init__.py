@@ -22,6 +22,15 @@ MODALITY = Modality(
             description="A joint embedding is trained on 2,048 synthetic tunes and their captions.",
             command=("train", "music-mulan", "--out", "{out}/music-mulan"),
         ),
+        DemoStep(
+            description="All tunes are embedded.",
+            command=("index", "{out}/music-mulan", "--out", "{out}/music-index"),
+            creates="{out}/music-index/index.json",
+        ),
+        DemoStep(
+            description="The nearest tunes to a text:",
+            command=("search", "{out}/music-index", "a slow harp in a minor key", "--top", "5"),
+        ),
     ),
-    demo_next=("index", "{out}/music-mulan", "--out", "{out}/music-index"),
+    demo_next=("search", "{out}/music-index", "fast drums"),
 )

@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tessera.data.collection import NO_CAPTION
 from tessera.data.dataset import Split, choose_caption
-from tessera.data.discovery import find_files
 from tessera.modalities.audio.dataset import AudioDataConfig, AudioFolderDataset
-from tessera.modalities.audio.io.files import SUFFIXES
 from tessera.modalities.audio.media import pad_samples
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
 from tessera.modalities.music.synthetic import SyntheticMusic
@@ -40,8 +39,7 @@ class MusicDataConfig(AudioDataConfig):
 
     def folder_dataset(self, captions: bool = True) -> MusicFolderDataset:
         """Return all files, with and without captions."""
-        found = find_files(str(self.path), SUFFIXES, "audio files")
-        return MusicFolderDataset.from_found(found, self, captions)
+        return MusicFolderDataset.from_files(self.find_files(), self, captions)
 
     def folder_split(self, captions: bool = True) -> Split:
         """Split the files that have captions."""
@@ -74,10 +72,10 @@ class MusicFolderDataset(AudioFolderDataset):
     num_without_caption: int = 0
 
     def all_captions(self, index: int) -> list[str]:
-        return self.captions.get_all(self.names[index], lines=self.config.lines)
+        return self.files.captions(index, lines=self.config.lines)
 
     def captioned_indices(self) -> list[int]:
-        return [i for i, name in enumerate(self.names) if self.captions.source(name) != "none"]
+        return [i for i in range(len(self)) if self.files.caption_source(i) != NO_CAPTION]
 
     def item(self, index: int, rng: np.random.Generator) -> MusicExample:
         """Draw a random number for the start and, if there are several, one for the caption."""
@@ -88,7 +86,7 @@ class MusicFolderDataset(AudioFolderDataset):
             example.length,
             example.rate_hz,
             choose_caption(captions, rng),
-            tags=self.captions.tags.get(self.names[index], ()),
+            tags=self.files.tags(index),
             caption_set=tuple(captions),
         )
 

@@ -19,11 +19,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 from tessera.modalities.music.spectrogram_transformer import (
+    AugmentationDraws,
     SpectrogramTransformerConfig,
     masked_mean,
 )
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.transformer import FeedForward, Norm, linear
+from tessera.text.encoder import Texts
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 from tessera.text.token_ids import TokenIdTextConfig
@@ -88,19 +90,18 @@ class MuLaN(nn.Module):
 
     # ---- for the contrastive objective
 
-    def embed_media(
-        self, examples: AudioBatch, generators: Sequence[Generator] | None = None
-    ) -> Tensor:
-        """Return the embeddings (B, L, D) of audio segments.
+    def draw(self, examples: AudioBatch, generators: Sequence[Generator]) -> AugmentationDraws:
+        """Draw the augmentation and the dropped patches of each example from its generator."""
+        lengths_B = examples.lengths.cpu()
+        return self.audio.draw(lengths_B, examples.samples.shape[-1], generators)
 
-        In training, `generators`, one per example, draw the augmentation and the dropped patches;
-        without them nothing is augmented or dropped.
-        """
+    def embed_media(self, examples: AudioBatch, draws: AugmentationDraws | None = None) -> Tensor:
+        """Return the embeddings (B, L, D) of audio segments, augmented as `draws` say."""
         samples_BN = examples.samples.squeeze(1)
-        states = self.audio(samples_BN, examples.lengths, generators, self.audio_layers)
+        states = self.audio(samples_BN, examples.lengths, draws, self.audio_layers)
         return apply_heads(states, self.audio_heads)
 
-    def embed_text(self, captions: Sequence[str]) -> Tensor:
+    def embed_text(self, captions: Texts) -> Tensor:
         """Return the embeddings (B, L, D) of texts."""
         layers = self.text.hidden_states(captions, at=self.text_layers)
         means = [masked_mean(states.values, states.mask) for states in layers]

@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from tessera._device import can_read, copy_to_device
 from tessera.losses.spectrogram import MIN_MAGNITUDE, log_mel_spectrogram
 from tessera.nn.transformer import Norm, Rotary, Transformer, grid_positions, linear, rope_cache
 
@@ -70,6 +71,22 @@ class SpecAugmentConfig:
         """The number of random values per segment: the tempo, and width and position of each
         mask."""
         return 1 + 2 * (self.band_masks + self.time_masks)
+
+    def draw(
+        self,
+        frames_B: Tensor,
+        count: int,
+        generators: Sequence[Generator],
+        dtype: torch.dtype = torch.float32,
+    ) -> SpecAugmentDraws:
+        """Draw the random numbers of each segment, and their frames after time stretching."""
+        rows = [torch.rand(self.num_random, generator=generator) for generator in generators]
+        random_BC = torch.stack(rows).to(dtype)
+        if not self.stretch:
+            return SpecAugmentDraws(random_BC, None, frames_B)
+        slowest, ratio = 1 - self.stretch, (1 + self.stretch) / (1 - self.stretch)
+        tempo_B = slowest * ratio ** random_BC[:, 0]
+        return SpecAugmentDraws(random_BC, tempo_B, stretched_frames(frames_B, tempo_B, count))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +145,27 @@ class SpectrogramTransformerConfig:
 
 
 @dataclass
+class SpecAugmentDraws:
+    """The random numbers of an augmentation of spectrograms."""
+
+    random_BC: Tensor
+    """The tempo, and width and position of each mask, as uniform numbers."""
+    tempo_B: Tensor | None
+    """The tempo of each segment; None if nothing is stretched."""
+    frames_B: Tensor
+    """The number of real frames of each segment at that tempo."""
+
+
+@dataclass
+class AugmentationDraws:
+    """Everything that is random about the input of a training step, drawn on the CPU."""
+
+    augmentation: SpecAugmentDraws | None
+    kept: tuple[Tensor, Tensor] | None
+    """The indices (B, K) of the patches that are kept, and their number (B,)."""
+
+
+@dataclass
 class Spectrogram:
     """A padded batch of log-mel spectrograms."""
 
@@ -162,25 +200,27 @@ class SpectrogramTransformer(nn.Module):
         self,
         samples_BN: Tensor,
         lengths_B: Tensor,
-        generators: Sequence[Generator] | None = None,
+        draws: AugmentationDraws | None = None,
         layers: Sequence[int] = (),
     ) -> list[Tensor]:
         """Return the mean (B, W) of each segment's states after each of `layers` blocks and, last,
         after all blocks and the final norm.
 
-        In training, with one generator per segment, the input is augmented and patches are dropped;
-        without generators it is not.
+        In training the input is augmented and patches are dropped as `draws` say; without them it
+        is not.
         """
         spectrogram = self.compute_spectrogram(samples_BN, lengths_B)
-        if self.training and generators is not None and self.config.augment is not None:
-            spectrogram = augment_spectrogram(spectrogram, self.config.augment, generators)
+        draws = draws if self.training else None
+        if draws is not None and draws.augmentation is not None and self.config.augment is not None:
+            spectrogram = augment_spectrogram(spectrogram, self.config.augment, draws.augmentation)
         patches = self.patchify(spectrogram)
+        positions_NA = grid_positions(patches.grid).to(patches.values_BPV.dtype)
         rope = rope_cache(
-            grid_positions(patches.grid).to(patches.values_BPV), self.transformer.head_dim
+            copy_to_device(positions_NA, samples_BN.device), self.transformer.head_dim
         )
         band_P = torch.arange(patches.grid[1], device=samples_BN.device).repeat(patches.grid[0])
-        if self.training and generators is not None and self.config.drop:
-            kept_BK, real_B = sample_patches(patches.real_B, self.config.drop, generators)
+        if draws is not None and draws.kept is not None:
+            kept_BK, real_B = draws.kept
             values_BKV = patches.values_BPV.gather(
                 1, kept_BK[..., None].expand(-1, -1, patches.values_BPV.shape[2])
             )
@@ -190,13 +230,35 @@ class SpectrogramTransformer(nn.Module):
         tokens_BPW = self.embed_patches(patches.values_BPV) + self.band_embedding[band_P]
         index_P = torch.arange(tokens_BPW.shape[1], device=tokens_BPW.device)
         mask_BP = index_P < patches.real_B[:, None]
-        attention_mask = None if bool(mask_BP.all()) else mask_BP  # faster without a mask
+        # Faster without a mask, but on a device it would have to be read.
+        is_full = can_read(mask_BP) and bool(mask_BP.all())
+        attention_mask = None if is_full else mask_BP
         return [
             masked_mean(states, mask_BP)
             for states in self.transformer.hidden_states(
                 tokens_BPW, rope, attention_mask, at=layers
             )
         ]
+
+    def draw(
+        self, lengths_B: Tensor, num_samples: int, generators: Sequence[Generator]
+    ) -> AugmentationDraws:
+        """Draw the augmentation and the patches that are kept, from lengths on the CPU."""
+        config = self.config
+        count, frames_B = -(-num_samples // config.hop), -(-lengths_B // config.hop)
+        augmentation = kept = None
+        if config.augment is not None:
+            dtype = self.band_embedding.dtype
+            augmentation = config.augment.draw(frames_B, count, generators, dtype)
+            frames_B = augmentation.frames_B
+        if config.drop:
+            kept = sample_patches(self.count_patches(frames_B), config.drop, generators)
+        return AugmentationDraws(augmentation, kept)
+
+    def count_patches(self, frames_B: Tensor) -> Tensor:
+        """Return the number of real patches of segments with this number of frames."""
+        bands, frames = self.config.patch
+        return (-(-frames_B // frames) * (self.config.bands // bands)).clamp_min(1)
 
     def compute_spectrogram(self, samples_BN: Tensor, lengths_B: Tensor) -> Spectrogram:
         """Compute the log-mel spectrograms, with silence after the real samples."""
@@ -221,9 +283,8 @@ class SpectrogramTransformer(nn.Module):
         patches = padded.unflatten(2, (-1, frames)).unflatten(1, (-1, bands))
         patches = patches.permute(0, 3, 1, 2, 4)
         grid = (patches.shape[1], patches.shape[2])
-        real_B = -(-spectrogram.frames_B // frames) * grid[1]
         values_BPV = ((patches - MEAN) / STD).flatten(3).flatten(1, 2)
-        return Patches(values_BPV, real_B.clamp_min(1), grid)
+        return Patches(values_BPV, self.count_patches(spectrogram.frames_B), grid)
 
     def embed_patches(self, values_BPV: Tensor) -> Tensor:
         """Return the token (B, P, W) of each patch."""
@@ -245,7 +306,7 @@ def masked_mean(states_BPW: Tensor, mask_BP: Tensor) -> Tensor:
 def silence_padding(values_BMF: Tensor, frames_B: Tensor) -> Tensor:
     """Set all frames after the last real one to silence, including those whose window still reaches
     real samples."""
-    if int(frames_B.min()) >= values_BMF.shape[2]:
+    if can_read(frames_B) and int(frames_B.min()) >= values_BMF.shape[2]:
         return values_BMF
     real_BF = torch.arange(values_BMF.shape[2], device=values_BMF.device) < frames_B[:, None]
     return values_BMF.masked_fill(~real_BF[:, None], SILENCE)
@@ -255,15 +316,12 @@ def silence_padding(values_BMF: Tensor, frames_B: Tensor) -> Tensor:
 
 
 def augment_spectrogram(
-    spectrogram: Spectrogram, config: SpecAugmentConfig, generators: Sequence[Generator]
+    spectrogram: Spectrogram, config: SpecAugmentConfig, draws: SpecAugmentDraws
 ) -> Spectrogram:
     """Stretch spectrograms in time and mask bands and frames."""
-    random_BC = torch.stack(
-        [torch.rand(config.num_random, generator=generator) for generator in generators]
-    ).to(spectrogram.values_BMF)
-    if config.stretch:
-        slowest, ratio = 1 - config.stretch, (1 + config.stretch) / (1 - config.stretch)
-        spectrogram = time_stretch(spectrogram, slowest * ratio ** random_BC[:, 0])
+    random_BC = draws.random_BC
+    if draws.tempo_B is not None:
+        spectrogram = time_stretch(spectrogram, draws.tempo_B, draws.frames_B)
     values_BMF, frames_B = spectrogram.values_BMF, spectrogram.frames_B
     bands, frames = values_BMF.shape[1:]
     mask_BMF = torch.zeros_like(values_BMF, dtype=torch.bool)
@@ -277,15 +335,16 @@ def augment_spectrogram(
     return Spectrogram(silence_padding(masked_BMF, frames_B), frames_B)
 
 
-def time_stretch(spectrogram: Spectrogram, tempo_B: Tensor) -> Spectrogram:
-    """Change the tempo by a factor, with linear interpolation between frames.
+def stretched_frames(frames_B: Tensor, tempo_B: Tensor, count: int) -> Tensor:
+    """Return the number of frames at another tempo; what does not fit in `count` is cut off."""
+    return (frames_B / tempo_B).ceil().clamp(1, count).to(frames_B)
 
-    A segment that becomes longer than the spectrogram is cut off.
-    """
+
+def time_stretch(spectrogram: Spectrogram, tempo_B: Tensor, frames_B: Tensor) -> Spectrogram:
+    """Change the tempo by a factor to `frames_B` frames, with linear interpolation between them."""
     values_BMF = spectrogram.values_BMF
     bands, count = values_BMF.shape[1:]
     source_BF = torch.arange(count, device=values_BMF.device) * tempo_B[:, None]
-    frames_B = (spectrogram.frames_B / tempo_B).ceil().clamp(1, count).to(spectrogram.frames_B)
     left_BF = source_BF.long().clamp_max(count - 1)
     right_BF = (left_BF + 1).clamp_max(count - 1)
     left, right = (
@@ -306,7 +365,7 @@ def span_mask(real_B: Tensor, count: int, max_fraction: float, random_B2: Tensor
 def sample_patches(
     real_B: Tensor, drop: float, generators: Sequence[Generator]
 ) -> tuple[Tensor, Tensor]:
-    """Sample the patches that are kept.
+    """Sample the patches that are kept, on the CPU.
 
     Returns their sorted indices (B, K), padded with 0, and how many there are of each segment.
     """
@@ -314,5 +373,5 @@ def sample_patches(
     for real, generator in zip(real_B.tolist(), generators, strict=True):
         keep = max(1, round(real * (1 - drop)))
         rows.append(torch.randperm(real, generator=generator)[:keep].sort().values)
-    kept_BK = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(real_B.device)
-    return kept_BK, torch.tensor([len(row) for row in rows], device=real_B.device)
+    kept_BK = nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return kept_BK, torch.tensor([len(row) for row in rows])

@@ -10,16 +10,18 @@ import math
 import posixpath
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import PIL.Image
 
 from tessera.data.arrays import is_array, is_float, to_numpy
-from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.discovery import Found, find_files
+from tessera.data.collection import FileCollection, FolderFiles
+from tessera.data.dataset import DataConfig, Extent, FileDataset
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions, find_files
 from tessera.data.errors import UnreadableFile
-from tessera.modalities.image.dataset import ImageDataConfig, crop_square
+from tessera.data.files import AnyFile
+from tessera.modalities.image.dataset import ImageDataConfig, crop_image
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ, VideoInfo, import_av
 from tessera.modalities.video.io.files import (
     IMAGE_SUFFIXES,
@@ -30,15 +32,21 @@ from tessera.modalities.video.io.files import (
 )
 from tessera.modalities.video.media import Video, VideoBatch, VideoExample, collate, read_video
 from tessera.modalities.video.synthetic import SyntheticVideos
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
+
+if TYPE_CHECKING:
+    from tessera.data.sample_metrics import SampleMetric
 
 
 @dataclass(frozen=True, kw_only=True)
 class VideoDataConfig(DataConfig):
     batch_ndim: ClassVar[int | None] = 5
+    suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    noun: ClassVar[str] = "videos"
 
     path: str | None = None
-    """A folder of videos, with subfolders, or one video; None generates synthetic videos."""
+    """A folder of videos, with subfolders, one video, tar shards, a table or a list of paths; None
+    generates synthetic videos."""
     size: int = 64
     """The side of the square frames in pixels."""
     frames: int = 17
@@ -64,10 +72,16 @@ class VideoDataConfig(DataConfig):
     """The fraction held out, chosen by file name; 0 validates on the training videos."""
     split_seed: int = 0
     """The seed of the choice of held-out files."""
+    group_by: str = "file"
+    """What is held out as a whole: file (each video alone), folder, prefix (of the file name, up to
+    the first "-", "_" or "."), or a column of the metadata, such as source."""
     num_synthetic: int = 2000
     """The number of synthetic training videos; the held-out ones come on top."""
     synthetic_seed: int = 0
     """The seed of the synthetic videos."""
+    synthetic_plain: bool = False
+    """Generate videos of one moving shape in a flat colour, whose captions state direction, speed
+    and what changes."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,17 +103,35 @@ class VideoDataConfig(DataConfig):
 
     def synthetic_dataset(self) -> SyntheticVideos:
         return SyntheticVideos(
-            self.num_synthetic, size=self.size, frames=self.frames, seed=self.synthetic_seed
+            self.num_synthetic,
+            size=self.size,
+            frames=self.frames,
+            seed=self.synthetic_seed,
+            plain=self.synthetic_plain,
         )
 
     def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
-        found = find_videos(str(self.path), self.images, self.folders)
-        return VideoFolderDataset.from_found(found, self, captions)
+        return VideoFolderDataset.from_files(self.find_files(), self, captions)
+
+    def find_files(self) -> FileCollection:
+        return find_videos(str(self.path), self.images, self.folders, self.source_options)
+
+    def sample_metrics(self) -> list[SampleMetric]:
+        """Compare samples with real videos, and synthetic videos with their prompts."""
+        from tessera.modalities.video.prompt_match import VideoPromptMatch
+        from tessera.modalities.video.sample_metrics import VideoSetMetric
+
+        metrics: list[SampleMetric] = [VideoSetMetric()]
+        return metrics if self.path is not None else [VideoPromptMatch(), *metrics]
 
     def check_libraries(self) -> None:
         import_av()
 
     def preprocessing(self) -> dict[str, object]:
+        """Return the size of the frames; a causal tokenizer takes any number, at any rate."""
+        return {"size": self.size}
+
+    def inherited(self) -> dict[str, object]:
         return {
             "size": self.size,
             "frames": self.frames,
@@ -120,6 +152,46 @@ class VideoDataConfig(DataConfig):
         last = last_start(video_rate_hz, seconds)
         num_later = max(0, math.floor((last - span) * video_rate_hz))
         return min(num_later, int(position * (num_later + 1))) / video_rate_hz
+
+    def read_beginning(self, path: str, count: int) -> Video:
+        """Read the first `count` frames of a file, or fewer, cropped as those of an example.
+
+        An image has one frame.
+        """
+        with as_user_error(UnreadableFile):
+            info = probe(path)
+            rate_hz = 1.0 if info.still else self.frame_rate_hz(info.rate_hz)
+            config = self.without_augmentation().frame_config()
+            video = read_video(path, 0.0, 1 if info.still else count, rate_hz)
+        height, width = video.frames.shape[1:3]
+        if min(height, width) < self.size:
+            raise UserError(
+                f"{path} is {width} x {height}, but this model has frames of {self.size} x "
+                f"{self.size} pixels: give larger ones."
+            )
+        return crop_frames(video, config, np.random.default_rng(0))
+
+    def read_mask(self, path: str, clip: str) -> np.ndarray:
+        """Return which pixels of a mask are white, (T, S, S), cropped as the frames of a clip.
+
+        An image holds for all frames; a video has one mask for each.
+        """
+        with as_user_error(UnreadableFile):
+            sizes = [read_video(one, 0.0, 1, 1.0).frames.shape[1:3] for one in (path, clip)]
+        if sizes[0] != sizes[1]:
+            raise UserError(
+                f"The mask {path} is {sizes[0][1]} x {sizes[0][0]}, but the video is {sizes[1][1]} "
+                f"x {sizes[1][0]}: give a mask of the same size, white where to generate."
+            )
+        frames = self.read_beginning(path, self.frames).frames
+        if len(frames) == 1:
+            frames = np.repeat(frames, self.frames, axis=0)
+        if len(frames) < self.frames:
+            raise UserError(
+                f"The mask {path} has {len(frames)} frames, but {self.frames} are generated: give "
+                "an image for all frames, or a longer video."
+            )
+        return frames.mean(3) > 127
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
@@ -151,34 +223,64 @@ def find_videos(
     path: str | Path,
     images: Literal["single", "skip"] = "single",
     folders: Literal["images", "videos"] = "images",
-) -> Found:
+    options: SourceOptions = DEFAULT_OPTIONS,
+) -> FileCollection:
     """Find videos: files and, if requested, folders of frames ("." is the folder itself)."""
     suffixes = IMAGE_SUFFIXES if images == "single" or folders == "videos" else ()
-    found = find_files(path, SUFFIXES + suffixes, "videos")
+    found = find_files(path, SUFFIXES + suffixes, "videos", options)
     if folders == "images" or Path(path).expanduser().is_file():
         return found
+    if not isinstance(found, FolderFiles):
+        raise UserError(
+            f"{path} is no folder, and only a folder on the disk can hold folders of frames: leave "
+            "--data.folders videos out, or unpack it."
+        )
     frames = {name for name in found.names if name.lower().endswith(IMAGE_SUFFIXES)}
     frame_folders = {posixpath.dirname(name) or "." for name in frames}
     names = sorted(frame_folders | set(found.names) - frames)
-    return Found(found.root, names, found.other_files)
+    return FolderFiles(found.root, names, found.other_files)
+
+
+PIECE_FRAMES = 16
+"""Frames of one piece of a whole video, about as many as a training example has."""
 
 
 @dataclass(frozen=True)
 class VideoFolderDataset(FileDataset):
     config: VideoDataConfig
+    piece_length: ClassVar[int | None] = PIECE_FRAMES
+
+    def extent(self, index: int) -> Extent:
+        info = probe(self.file(index))
+        if info.still:
+            return Extent(1, DEFAULT_RATE_HZ)
+        rate_hz = self.config.frame_rate_hz(info.rate_hz)
+        last = last_start(info.rate_hz, info.seconds)
+        return Extent(max(1, math.floor(last * rate_hz) + 1), rate_hz)
+
+    def load_piece(self, index: int, start: int, count: int) -> VideoExample:
+        path, config = self.file(index), self.config.without_augmentation().frame_config()
+        info = probe(path)
+        rate_hz = DEFAULT_RATE_HZ if info.still else self.config.frame_rate_hz(info.rate_hz)
+        if info.still:
+            video = self.load_image(path)
+        else:
+            video = read_video(path, start / rate_hz, count, rate_hz, min_side=config.decode_size)
+        squares = crop_frames(video, config, np.random.default_rng(0))
+        return VideoExample(squares.to_floats(), len(squares.frames), rate_hz, "")
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         """Draw five random numbers: one for the start and four for the crop."""
         u = rng.random()
         position = u if self.config.crop == "random" else 0.5
-        video = self.load_part(self.path(index), position)
+        video = self.load_part(self.file(index), position)
         squares = crop_frames(video, self.config.frame_config(), rng)
         return pad_frames(squares, self.config.frames, self.sample_caption(index, rng))
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
 
-    def load_part(self, path: str, position: float) -> Video:
+    def load_part(self, path: AnyFile, position: float) -> Video:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         info = probe(path)
         if info.still:
@@ -191,12 +293,12 @@ class VideoFolderDataset(FileDataset):
             )
         return video
 
-    def load_image(self, path: str) -> Video:
+    def load_image(self, path: AnyFile) -> Video:
         if self.config.images == "skip":
             raise UnreadableFile(f"{path}: it is an image, and images are skipped")
         return read_video(path, 0.0, 1, 1.0, min_side=self.config.frame_config().decode_size)
 
-    def read_part(self, path: str, info: VideoInfo, position: float) -> Video:
+    def read_part(self, path: AnyFile, info: VideoInfo, position: float) -> Video:
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
             video = self.read_at(path, info, info.seconds, position)
@@ -208,7 +310,7 @@ class VideoFolderDataset(FileDataset):
             pass
         return self.read_at(path, info, decode_all(path).seconds, position)
 
-    def read_at(self, path: str, info: VideoInfo, seconds: float, position: float) -> Video:
+    def read_at(self, path: AnyFile, info: VideoInfo, seconds: float, position: float) -> Video:
         """Read a part of a file that is `seconds` long."""
         config = self.config
         start = config.part_start(info.rate_hz, seconds, position)
@@ -229,7 +331,7 @@ def crop_frames(video: Video, config: ImageDataConfig, rng: np.random.Generator)
     squares = []
     for frame in video.frames:
         rng.bit_generator.state = state
-        squares.append(np.asarray(crop_square(PIL.Image.fromarray(frame), config, rng)))
+        squares.append(np.asarray(crop_image(PIL.Image.fromarray(frame), config, rng)))
     return Video(np.stack(squares), video.rate_hz)
 
 

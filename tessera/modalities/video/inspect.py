@@ -14,7 +14,8 @@ from pathlib import Path
 from statistics import median_low
 from typing import Literal
 
-from tessera.data.captions import Captions
+from tessera.data.discovery import DEFAULT_OPTIONS, SourceOptions
+from tessera.data.files import AnyFile
 from tessera.data.inspect import (
     FileReport,
     Progress,
@@ -116,6 +117,7 @@ class VideoReport(Report):
 def inspect_folder(
     path: str | Path,
     *,
+    options: SourceOptions = DEFAULT_OPTIONS,
     folders: Literal["images", "videos"] = "images",
     num_workers: int | None = None,
     progress: Progress | None = None,
@@ -123,7 +125,8 @@ def inspect_folder(
     """Decode every video in a folder and report what was found.
 
     Args:
-        path: A folder of videos, or one video.
+        path: A folder of videos, one video, shards, a table or a list.
+        options: How data that are no folder are read.
         folders: How folders of images are interpreted, as in `VideoDataConfig`.
         num_workers: The number of processes; None for one per CPU.
         progress: Called with the number of finished files and the number of all files.
@@ -132,7 +135,7 @@ def inspect_folder(
         UserError: If there is no video or PyAV is not installed.
     """
     VideoDataConfig().require_libraries()
-    found = find_videos(path, "single", folders)
+    found = find_videos(path, "single", folders, options)
     scan = scan_folder(found, inspect_file, VideoFileReport, num_workers, progress)
     videos = [file for file in scan.usable if file.codec != "still"]
     return VideoReport(
@@ -143,25 +146,22 @@ def inspect_folder(
         durations=summarize_durations(videos),
         rates=Counter(round(file.rate_hz, 2) for file in videos).most_common(5),
         codecs=dict(Counter(file.codec for file in scan.usable).most_common()),
-        captions_without_video=list(scan.captions.unmatched),
+        captions_without_video=list(scan.found.unmatched_captions()),
         partly_readable=[
             {"name": file.name, "reason": file.error} for file in scan.usable if file.error
         ],
     )
 
 
-def inspect_file(root: Path, name: str, captions: Captions) -> VideoFileReport:
+def inspect_file(file: AnyFile) -> VideoFileReport:
     """Decode one file or folder of frames."""
-    path = root / name
-    info, decoded = probe(path), decode_all(path)
-    size, digest = hash_file(path)
+    info, decoded = probe(file), decode_all(file)
+    size, digest = hash_file(file)
     return VideoFileReport(
-        name=name,
         bytes=size,
         digest=digest,
         width=info.width,
         height=info.height,
-        caption=captions.get(name),
         seconds=decoded.seconds,
         rate_hz=info.rate_hz,
         frames=decoded.frames,

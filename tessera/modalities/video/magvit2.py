@@ -11,6 +11,8 @@ The network is a list of layer names in the order of the encoder; the decoder mi
 
     residual             3D convolutions over adjacent pixels and the two previous frames;
                          consecutive_residual:3 is three of them
+    factorized_residual  a convolution over adjacent pixels, then one over the two previous frames,
+                         at less than half of the cost
     compress_space       halves both sides and doubles the channels, up to `max_channels`;
                          compress_space:96 sets the channels to 96
     compress_time        halves the frames after the first, with channels as above
@@ -38,9 +40,11 @@ from torch import Tensor, nn
 from tessera.nn.causal_conv import (
     CausalConv,
     ChannelLayerNorm,
+    FactorizedResidual,
     GateLoop,
     Kernel,
     LinearSpaceAttention,
+    OverlappingUpsample2x,
     Residual,
     SeparateFirstFrameConv,
     SpaceAttention,
@@ -63,6 +67,7 @@ if TYPE_CHECKING:
 LayerKind = Literal[
     "residual",
     "consecutive_residual",
+    "factorized_residual",
     "compress_space",
     "compress_time",
     "attend_space",
@@ -70,6 +75,9 @@ LayerKind = Literal[
     "attend_time",
     "gateloop_time",
 ]
+
+MAX_LATENT_FRAMES = 8
+"""The number of latent frames that are decoded at once without gradients."""
 
 LAYER_PATTERN = re.compile(r"(cond_)?([a-z_]+)(?::(\d+))?")
 """A layer name: an optional `cond_`, the kind and an optional number."""
@@ -114,6 +122,12 @@ class VideoTokenizerConfig:
     """The layers of the encoder in order, mirrored in the decoder; all layers are listed at the top
     of modalities/video/magvit2.py. From Python, `("compress_space", 96)` is the same as
     `"compress_space:96"`."""
+    decoder_layers: tuple[str, ...] | None = None
+    """The layers of the decoder, in the order of the encoder and with the same compressions; None
+    for the same layers."""
+    overlapping_upsample: bool = False
+    """Whether the decoder expands pixels to squares that overlap, which costs more and leaves no
+    blocks."""
     quantizer: QuantizerConfig = field(default_factory=LFQConfig)
     """The quantizer."""
     separate_first_frame: bool = False
@@ -138,8 +152,16 @@ class VideoTokenizerConfig:
     """Channels of the vector that the cond_ layers are conditioned on."""
 
     def __post_init__(self) -> None:
-        named = tuple(":".join(map(str, join_layer(layer))) for layer in self.layers)
-        object.__setattr__(self, "layers", named)
+        for name in ("layers", "decoder_layers"):
+            if (layers := getattr(self, name)) is not None:
+                named = tuple(":".join(map(str, join_layer(layer))) for layer in layers)
+                object.__setattr__(self, name, named)
+        if compressions(self.decoder_specs) != compressions(self.layer_specs):
+            raise ValueError(
+                "decoder_layers must have the compressions of layers, in the same order and with "
+                f"the same channels: got {', '.join(self.decoder_layers or ())}, but layers is "
+                f"{', '.join(self.layers)}."
+            )
         for name in (
             "channels",
             "dim",
@@ -160,7 +182,10 @@ class VideoTokenizerConfig:
                     f"the position in two directions, got {dim}: use {max(4, dim // 2 * 2)}."
                 )
         conditioned = [
-            text for text, spec in zip(self.layers, self.layer_specs) if spec.conditioned
+            text
+            for layers in (self.layers, self.decoder_layers or ())
+            for text, spec in zip(layers, self.parse_layers(layers))
+            if spec.conditioned
         ]
         if conditioned and (self.cond_dim is None or self.cond_dim < 1):
             raise ValueError(
@@ -177,8 +202,18 @@ class VideoTokenizerConfig:
     @property
     def layer_specs(self) -> list[LayerSpec]:
         """The parsed layers; invalid names raise a ValueError."""
+        return self.parse_layers(self.layers)
+
+    @property
+    def decoder_specs(self) -> list[LayerSpec]:
+        """The parsed layers of the decoder, in the order of the encoder."""
+        return self.parse_layers(
+            self.layers if self.decoder_layers is None else self.decoder_layers
+        )
+
+    def parse_layers(self, layers: tuple[str, ...]) -> list[LayerSpec]:
         specs: list[LayerSpec] = []
-        for text in self.layers:
+        for text in layers:
             inputs = specs[-1].outputs if specs else self.dim
             specs.append(parse_layer(text, inputs, self.max_channels))
         return specs
@@ -250,6 +285,11 @@ class VideoTokenizerConfig:
         return VideoTokenizer(self)
 
 
+def compressions(specs: list[LayerSpec]) -> list[LayerSpec]:
+    """Return the layers that change the shape."""
+    return [one for one in specs if one.kind in ("compress_space", "compress_time")]
+
+
 def join_layer(layer: object) -> tuple[object, ...]:
     """Return the parts of a layer: a name, or a pair of a name and a number."""
     if isinstance(layer, (tuple, list)) and len(layer) in (1, 2):
@@ -278,7 +318,8 @@ def parse_layer(text: str, inputs: int, max_channels: int) -> LayerSpec:
         raise ValueError(
             f"The layer {text!r} has no conditioned form: use {text.removeprefix('cond_')!r}."
         )
-    if number is not None and not compresses and kind != "consecutive_residual":
+    repeats = kind in ("consecutive_residual", "factorized_residual")
+    if number is not None and not compresses and not repeats:
         raise ValueError(f"The layer {text!r} takes no number: use {text.partition(':')[0]!r}.")
     if number == 0 or (number is None and kind == "consecutive_residual"):
         raise ValueError(
@@ -334,8 +375,15 @@ class VideoTokenizer(nn.Module):
         return self.quantizer(self.encode_latent(video, condition)).codes
 
     def decode(self, codes: Tensor, condition: Tensor | None = None) -> Tensor:
-        """Decode codes (B, t, h, w) to videos (B, C, T, H, W)."""
+        """Decode codes (B, t, h, w) to videos (B, C, T, H, W).
+
+        Without gradients, long videos are decoded in chunks, so that the memory of activations does
+        not grow with their length.
+        """
         self.validate_codes(codes)
+        if codes.shape[1] > MAX_LATENT_FRAMES and not torch.is_grad_enabled():
+            chunks = codes.split(MAX_LATENT_FRAMES, dim=1)
+            return torch.cat(list(self.decode_chunks(chunks, condition)), dim=2)
         return self.decode_latent(self.quantizer.decode(codes), condition)
 
     @torch.no_grad()
@@ -520,7 +568,7 @@ def build_decoder(config: VideoTokenizerConfig) -> StreamingSequential:
     """Build the decoder: (B, t, h, w, D) to (B, T, H, W, C)."""
     layers = [
         layer
-        for spec in reversed(config.layer_specs)
+        for spec in reversed(config.decoder_specs)
         for layer in build_decoder_layers(spec, config)
     ]
     return StreamingSequential(
@@ -551,7 +599,8 @@ def build_decoder_layers(spec: LayerSpec, config: VideoTokenizerConfig) -> list[
     """Build the modules of one layer of the decoder."""
     match spec.kind:
         case "compress_space":
-            return [SpatialUpsample2x(spec.outputs, spec.inputs)]
+            upsample = OverlappingUpsample2x if config.overlapping_upsample else SpatialUpsample2x
+            return [upsample(spec.outputs, spec.inputs)]
         case "compress_time":
             return [TimeUpsample2x(spec.outputs, spec.inputs)]
         case _:
@@ -572,5 +621,7 @@ def build_layer(spec: LayerSpec, config: VideoTokenizerConfig) -> nn.Module:
             )
         case "gateloop_time":
             return GateLoop(dim, cond_dim)
+        case "factorized_residual":
+            return FactorizedResidual(dim, cond_dim)
         case _:
             return Residual(dim, cond_dim)

@@ -8,21 +8,23 @@ A `Video` holds (T, H, W, 3) uint8, with T frames. Models take float32 of shape 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
+from tessera.data.files import AnyFile
 from tessera.data.notebook import data_uri
 from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import enlargement
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.io.files import probe, read_frames
-from tessera.modalities.video.io.writer import write_gif, write_mp4
+from tessera.modalities.video.io.writer import write_gif, write_mp4, write_mp4_pieces
 
 if TYPE_CHECKING:  # listing, inspecting and rendering videos must not import torch
     import torch
@@ -32,6 +34,8 @@ if TYPE_CHECKING:  # listing, inspecting and rendering videos must not import to
 
 SAVE_SUFFIXES = (".mp4", ".gif")
 """File suffixes that are written."""
+STRIP_FRAMES = 6
+"""The number of frames of each video on a contact sheet of frames."""
 
 
 @dataclass
@@ -63,7 +67,9 @@ class VideoBatch:
 
     def to(self, device: torch.device | str) -> VideoBatch:
         """Return the batch with its tensors on `device`."""
-        return replace(self, videos=self.videos.to(device), lengths=self.lengths.to(device))
+        from tessera._device import move_tensors
+
+        return move_tensors(self, device)
 
 
 def collate(examples: Sequence[VideoExample]) -> VideoBatch:
@@ -88,6 +94,8 @@ class Video:
     """Uint8 of shape (T, H, W, 3)."""
     rate_hz: float
     """Frames per second."""
+    suffixes: ClassVar[tuple[str, ...]] = SAVE_SUFFIXES
+    """The formats that can be written, the default first."""
 
     def __post_init__(self) -> None:
         if (
@@ -144,6 +152,22 @@ class Video:
             write_gif(self, Path(f"{path}.gif"))
         return resolved
 
+    @classmethod
+    def write_pieces(cls, pieces: Iterable[Video], path: str | Path) -> Path:
+        """Write a video that arrives in pieces of one size and rate; return the path.
+
+        An MP4 is written in bounded memory; a GIF is joined first.
+        """
+        resolved = resolve_suffix(path, ".mp4", cls.suffixes)
+        resolved.parent.mkdir(parents=True, exist_ok=True)
+        if resolved.suffix.lower() == ".gif":
+            videos = list(pieces)
+            joined = cls(np.concatenate([one.frames for one in videos]), videos[0].rate_hz)
+            write_gif(joined, resolved)
+        else:
+            write_mp4_pieces(pieces, resolved)
+        return resolved
+
     def to_gif(self) -> bytes:
         """Return the content of a GIF file."""
         buffer = BytesIO()
@@ -172,14 +196,21 @@ class Video:
     @classmethod
     def sheet(
         cls, items: Sequence[Video], labels: Sequence[str] = (), *, columns: int | None = None
-    ) -> Video:
+    ) -> VideoSheet:
         """Arrange videos on a contact sheet, as long as the longest of them.
 
         Shorter videos hold their last frame.
         """
         if not items:
             raise ValueError("a contact sheet needs at least one video, got none")
-        return cls.combine(items, lambda images: Image.sheet(images, labels, columns=columns))
+        sheet = cls.combine(items, lambda images: Image.sheet(images, labels, columns=columns))
+        return VideoSheet(sheet.frames, sheet.rate_hz, list(items), list(labels))
+
+    def strip(self, count: int = STRIP_FRAMES) -> Image:
+        """Return up to `count` frames from the first to the last, side by side."""
+        numbers = np.linspace(0, len(self.frames) - 1, min(count, len(self.frames)))
+        frames = [Image(self.frames[round(number)]) for number in numbers.tolist()]
+        return reduce(Image.side_by_side, frames)
 
     @classmethod
     def side_by_side(cls, left: Video, right: Video) -> Video:
@@ -218,8 +249,24 @@ class Video:
         return cls(column.pixels.reshape(count, height, width, 3), rate_hz)
 
 
+@dataclass(eq=False)
+class VideoSheet(Video):
+    """A contact sheet of videos that plays; its folder also gets one of frames."""
+
+    items: list[Video] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the video, and without a suffix also frames.png with the frames of each item."""
+        written = super().save(path)
+        if Path(path).suffix.lower() not in SAVE_SUFFIXES:
+            strips = [item.strip() for item in self.items]
+            Image.sheet(strips, self.labels, columns=1).save(written.with_name("frames.png"))
+        return written
+
+
 def read_video(
-    path: str | Path, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
+    path: AnyFile, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
 ) -> Video:
     """Read `count` frames from `start_seconds` on, or fewer; see `read_frames`."""
     return Video(read_frames(path, start_seconds, count, rate_hz, min_side), rate_hz)

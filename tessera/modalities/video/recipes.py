@@ -1,25 +1,31 @@
-"""Recipes for videos: a tokenizer."""
+"""Recipes for videos: a tokenizer, and generation from text and from given frames."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import (
     AdversaryChoice,
+    CriticChoice,
     Preset,
+    build_critic_config,
     build_perceptual_config,
     build_quantizer_config,
+    build_text_config,
     discriminator_optimizer,
     engine_defaults,
     has_adversary,
     tokenizer_optimizer,
+    transformer_optimizer,
 )
 
 if TYPE_CHECKING:
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.modalities.video.magvit2 import VideoTokenizerConfig
     from tessera.run.config import Run
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
 
 VideoQuantizerChoice = Literal["fsq", "lfq", "bsq"]
 
@@ -28,19 +34,34 @@ MAGVIT2 = (
     "codebook of 2^18; no published parameter count of its tokenizer was found."
 )
 
+MAGVIT = (
+    "MAGVIT (Yu 2022, arXiv 2212.05199, section 4.1): 16 frames of 128 pixels, 4 x 16 x 16 tokens, "
+    "a BERT transformer of 87 M (B) or 306 M (L) parameters, 12 decoding steps."
+)
+
 TINY_LAYERS = ("compress_space", "compress_time", "residual", "compress_time", "attend_time")
 
 SMALL_LAYERS = (
     "compress_space",
     "compress_space",
-    "residual",
     "compress_time",
-    "residual",
     "compress_time",
-    "residual",
+    "factorized_residual",
 )
-"""There is no residual layer before space is compressed twice: one at half the resolution makes a
-step 1.4 times as long."""
+SMALL_DECODER_LAYERS = (
+    "compress_space",
+    "compress_space",
+    "factorized_residual",
+    "compress_time",
+    "factorized_residual",
+    "compress_time",
+    "factorized_residual:2",
+)
+"""Most layers are in the decoder, as in the image tokenizer, and at the lowest resolution.
+
+At equal CPU time (45 s on animated emoji, 64 x 64, one seed) this was 1.9 dB ahead of 3 x 3 x 3
+convolutions in encoder and decoder with 1,000 codes and batches of 4; of these, 0.9 dB are 4,096
+codes and batches of 2, and 1.0 dB the layers."""
 
 PAPER_LAYERS = (
     "consecutive_residual:4",
@@ -107,7 +128,9 @@ def videos_magvit2(
         task=VideoTokenizerTaskConfig(
             model=parts.model,
             reconstruction=VideoReconstructionConfig(
-                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper"))
+                chroma_weight=parts.chroma_weight,
+                motion_weight=parts.motion_weight,
+                perceptual=build_perceptual_config(perceptual, auto=preset in ("base", "paper")),
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -132,6 +155,8 @@ class _MAGVIT2Preset:
     steps: int
     batch_size: int
     lr: float
+    chroma_weight: float = 0.0
+    motion_weight: float = 0.0
     num_workers: int = 0
     reference: str = ""
 
@@ -168,7 +193,9 @@ def _magvit2_small(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
             dim=16,
             max_channels=64,
             layers=SMALL_LAYERS,
-            quantizer=build_quantizer_config(quantizer, 10),
+            decoder_layers=SMALL_DECODER_LAYERS,
+            overlapping_upsample=True,
+            quantizer=build_quantizer_config(quantizer, 12, diversity=0.003),
             input_kernel=3,
             heads=4,
             head_dim=16,
@@ -176,9 +203,11 @@ def _magvit2_small(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
         discriminator_dim=16,
         discriminator_layers=3,
         data=VideoDataConfig(size=64, frames=9),
-        steps=2000,
-        batch_size=4,
+        steps=4000,
+        batch_size=2,
         lr=2e-3,
+        chroma_weight=0.5,
+        motion_weight=0.5,
     )
 
 
@@ -220,4 +249,157 @@ def _magvit2_paper(quantizer: VideoQuantizerChoice) -> _MAGVIT2Preset:
         lr=1e-4,
         num_workers=8,
         reference=MAGVIT2,
+    )
+
+
+# ---- generation
+
+
+def videos_maskgit(
+    preset: Preset = "small",
+    tokenizer: str = "runs/videos-magvit2",
+    text: str = "learned",
+    critic: CriticChoice = "off",
+) -> Run:
+    """Train a video generator (MAGVIT): text to video, prediction from frames, and inpainting.
+
+    Args:
+        preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
+            base (one GPU) or paper (as published).
+        tokenizer: The run directory of the tokenizer whose tokens are generated.
+        text: The text encoder: learned (trained on the captions, without downloads), none (without
+            prompts), or the local path or hub id of a Hugging Face encoder.
+        critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
+            small network on the hidden states of the model) or own (a separate transformer).
+    """
+    from tessera.modalities.video.generation import VideoGeneratorConfig
+    from tessera.nn.masked_transformer import MaskedTransformerConfig
+    from tessera.run.config import Run
+
+    builders = {
+        "tiny": _maskgit_tiny,
+        "small": _maskgit_small,
+        "base": _maskgit_base,
+        "paper": _maskgit_paper,
+    }
+    parts = builders[preset]()
+    optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
+    return Run(
+        recipe="videos-maskgit",
+        task=VideoGeneratorConfig(
+            tokenizer=tokenizer,
+            max_positions=parts.max_positions,
+            model=MaskedTransformerConfig(
+                dim=parts.dim,
+                depth=parts.depth,
+                heads=parts.heads,
+                text=build_text_config(preset, text),
+            ),
+            critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
+            critic_optimizer=replace(optimizer, name="adamw"),
+            sampling=parts.sampling,
+            guidance=parts.guidance,
+            optimizer=optimizer,
+        ),
+        data=parts.data,
+        engine=engine_defaults(
+            preset,
+            steps=parts.steps,
+            batch_size=parts.batch_size,
+            ema_decay=parts.ema_decay,
+        ),
+        reference=parts.reference,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _VideoMaskGITPreset:
+    dim: int
+    depth: int
+    heads: int
+    max_positions: int | None
+    data: VideoDataConfig
+    sampling: MaskedSampling
+    guidance: Guidance
+    steps: int
+    batch_size: int
+    ema_decay: float
+    reference: str = ""
+
+
+def _maskgit_tiny() -> _VideoMaskGITPreset:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _VideoMaskGITPreset(
+        dim=32,
+        depth=2,
+        heads=2,
+        max_positions=None,
+        data=VideoDataConfig(size=16, frames=5, crop="centre", num_synthetic=32, val_fraction=0.25),
+        sampling=MaskedSampling(decoding_steps=4),
+        guidance=Guidance(scale=3.0),
+        steps=20,
+        batch_size=4,
+        ema_decay=0.9,
+    )
+
+
+def _maskgit_small() -> _VideoMaskGITPreset:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _VideoMaskGITPreset(
+        dim=128,
+        depth=5,
+        heads=4,
+        max_positions=320,  # 17 frames of 8 x 8 positions of 2 x 2 tokens
+        data=VideoDataConfig(size=64, frames=9, crop="centre", num_synthetic=4000),
+        sampling=MaskedSampling(decoding_steps=12),
+        guidance=Guidance(scale=1.5),
+        steps=2000,
+        batch_size=16,
+        ema_decay=0.998,
+    )
+
+
+def _maskgit_base() -> _VideoMaskGITPreset:
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _VideoMaskGITPreset(
+        dim=768,
+        depth=12,
+        heads=12,
+        max_positions=1280,
+        data=VideoDataConfig(size=128, frames=17, crop="centre"),
+        sampling=MaskedSampling(decoding_steps=12),
+        guidance=Guidance(scale=3.0),
+        steps=200_000,
+        batch_size=128,
+        ema_decay=0.9999,
+    )
+
+
+def _maskgit_paper() -> _VideoMaskGITPreset:
+    """Return a transformer of the size of MAGVIT-L (24 layers, 16 heads, dimension 1,024)."""
+    from tessera.modalities.video.dataset import VideoDataConfig
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
+
+    return _VideoMaskGITPreset(
+        dim=1024,
+        depth=24,
+        heads=16,
+        max_positions=1280,
+        data=VideoDataConfig(size=128, frames=17, crop="centre"),
+        sampling=MaskedSampling(decoding_steps=12),
+        guidance=Guidance(scale=3.0),
+        steps=1_000_000,
+        batch_size=256,
+        ema_decay=0.9999,
+        reference=MAGVIT,
     )

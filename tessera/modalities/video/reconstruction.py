@@ -8,7 +8,7 @@ motion discriminators get the repeated frames too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
@@ -16,9 +16,17 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch import Tensor
 
+from tessera._device import copy_to_device
 from tessera.engine.task import Batch, Frozen
 from tessera.metrics.codebook import codebook_bits
-from tessera.metrics.image import DATA_RANGE, MAX_DECIBELS, SSIM_WINDOW, psnr_B, ssim_B
+from tessera.metrics.image import (
+    DATA_RANGE,
+    MAX_DECIBELS,
+    SSIM_WINDOW,
+    colour_differences,
+    psnr_B,
+    ssim_B,
+)
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import (
     ALARMS,
@@ -29,7 +37,7 @@ from tessera.modalities.image.perceptual import (
 )
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig, subsample_frames
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
-from tessera.modalities.video.magvit2 import VideoTokenizerConfig
+from tessera.modalities.video.magvit2 import VideoTokenizer, VideoTokenizerConfig
 from tessera.modalities.video.media import Video, VideoBatch
 from tessera.nn.precision import to_fp32
 from tessera.objectives.reconstruction import (
@@ -43,6 +51,10 @@ from tessera.objectives.reconstruction import (
 
 if TYPE_CHECKING:
     from tessera.modalities.video.dataset import VideoDataConfig
+
+
+CHUNK_CODES = 4
+"""Latent frames that are decoded at a time."""
 
 
 class VideoAdapter(MediaAdapter):
@@ -64,6 +76,35 @@ class VideoAdapter(MediaAdapter):
     def to_media(self, output: Tensor) -> list[Video]:
         return [Video.from_floats(one, DEFAULT_RATE_HZ) for one in output.float().cpu().numpy()]
 
+    def encode_pieces(self, model: VideoTokenizer, pieces: Iterable[VideoBatch]) -> Tensor:
+        """Encode a video; its last frame is repeated up to a number of frames that has codes."""
+        dtype = next(model.parameters()).dtype
+
+        def chunks() -> Iterator[Tensor]:
+            frames, last = 0, None
+            for piece in pieces:
+                chunk = piece.videos[:, :, : int(piece.lengths[0])].to(dtype)
+                frames, last = frames + chunk.shape[2], chunk[:, :, -1:]
+                yield chunk
+            missing = -(frames - 1) % model.config.time_factor
+            if last is not None and missing:
+                yield last.expand(-1, -1, missing, -1, -1)
+
+        return torch.cat(list(model.encode_chunks(chunks())), dim=1)[0]
+
+    def decode_pieces(
+        self, model: VideoTokenizer, codes: Tensor, length: int, rate_hz: float
+    ) -> Iterator[Video]:
+        for output in model.decode_chunks(codes[None].split(CHUNK_CODES, dim=1)):
+            frames = self.bound(output)[0, :, :length]
+            length -= frames.shape[1]
+            if frames.shape[1]:
+                yield Video.from_floats(frames.float().cpu().numpy(), rate_hz)
+
+    def original(self, examples: VideoBatch) -> Video:
+        frames = examples.videos[0, :, : int(examples.lengths[0])]
+        return Video.from_floats(frames.float().cpu().numpy(), examples.rates_hz[0])
+
     def show_pairs(self, output: Tensor, batch: Batch[VideoBatch]) -> list[Video]:
         """Return each original side by side with its reconstruction, at its own frame rate."""
         examples, shown = batch.examples, []
@@ -78,6 +119,12 @@ class VideoAdapter(MediaAdapter):
 class VideoReconstructionConfig(ReconstructionConfig):
     pixel: Literal["l1", "l2"] = "l2"
     """The pixel loss: mean absolute or mean squared difference."""
+    chroma_weight: float = 0.0
+    """The weight of the pixel loss of the two colour differences, on top of that of the channels;
+    0 disables it."""
+    motion_weight: float = 0.0
+    """The weight of the pixel loss of the differences between neighbouring frames, in which flicker
+    and smeared motion are large; 0 disables it."""
     perceptual: PerceptualConfig | None = None
     """A loss on pretrained features of one random frame of each video; None disables it."""
 
@@ -111,6 +158,13 @@ class VideoReconstructionLoss(ReconstructionLoss):
     def losses(self, output: Tensor, batch: Batch[VideoBatch]) -> dict[str, Tensor]:
         target = batch.examples.videos
         terms = {"pixel": mean_over_frames_B(self.pixel_loss_BT(output, target), batch).mean()}
+        if self.config.chroma_weight:
+            chroma_BT = self.pixel_loss_BT(colour_differences(output), colour_differences(target))
+            chroma = mean_over_frames_B(chroma_BT, batch).mean()
+            terms["chroma"] = self.config.chroma_weight * chroma
+        if self.config.motion_weight and target.shape[2] > 1:
+            loss_BT = self.pixel_loss_BT(output.diff(dim=2), target.diff(dim=2))
+            terms["motion"] = self.config.motion_weight * mean_over_motion_B(loss_BT, batch).mean()
         if self.perceptual is not None and self.config.perceptual is not None:
             made, real = (select_random_frame(videos, batch) for videos in (output, target))
             terms["perceptual"] = perceptual_term(
@@ -174,6 +228,13 @@ def mean_over_frames_B(value_BT: Tensor, batch: Batch[VideoBatch]) -> Tensor:
     return (value_BT * valid_BT).sum(1) / lengths_B
 
 
+def mean_over_motion_B(value_BT: Tensor, batch: Batch[VideoBatch]) -> Tensor:
+    """Return the mean over the differences of valid frames; 0 for an image, which has none."""
+    lengths_B = batch.examples.lengths
+    valid_BT = torch.arange(1, value_BT.shape[1] + 1, device=value_BT.device) < lengths_B[:, None]
+    return (value_BT * valid_BT).sum(1) / (lengths_B - 1).clamp_min(1)
+
+
 def apply_per_frame(
     metric_B: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor
 ) -> Tensor:
@@ -185,7 +246,7 @@ def apply_per_frame(
 def select_random_frame(videos: Tensor, batch: Batch[VideoBatch]) -> Tensor:
     """Return one valid frame of each video, (B, 3, H, W), the same at each call within a step."""
     u_B = torch.stack([torch.rand((), generator=one) for one in batch.generators()])
-    frame_B = (u_B.to(videos.device) * batch.examples.lengths).long()
+    frame_B = (copy_to_device(u_B, videos.device) * batch.examples.lengths).long()
     return videos[torch.arange(len(videos), device=videos.device), :, frame_B]
 
 

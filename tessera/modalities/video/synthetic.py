@@ -5,6 +5,9 @@ Video number `i` of a seed is a pure function of `(seed, i)` at any size and any
 of the video, in units of the image's side (x to the right, y down). The still `Scene` at any
 progress is rendered like a synthetic image. Shapes never leave the image, and captions state kinds,
 colours, motions and occlusion correctly. Synthetic videos are never flipped.
+
+Plain videos have one shape in a flat colour that moves, and may grow, shrink or change its colour;
+their captions state also how fast it moves (`modalities/video/synthetic_plain.py`).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from tessera.modalities.image.synthetic import (
     COLOURS,
     MIN_GAP,
     RADII,
+    RGB,
     Background,
     Kind,
     Scene,
@@ -29,6 +33,7 @@ from tessera.modalities.image.synthetic import (
     describe_shape,
     draw,
     find_visible_colours,
+    mix_colours,
     outline_radius,
     sample_background,
     sample_distinct_looks,
@@ -66,6 +71,10 @@ class Actor:
     hop_height: float = 0.0
     rotation: float = 0.0
     """The total rotation in radians, clockwise."""
+    growth: float = 1.0
+    """The radius at the end as a multiple of that at the start."""
+    final_rgb: RGB | None = None
+    """The colour at the end; None for the colour of `shape`."""
 
     def at(self, progress: float) -> Shape:
         """Return the shape at a progress from 0 to 1."""
@@ -74,7 +83,12 @@ class Actor:
         hop = self.hop_height * abs(math.sin(math.pi * self.hops * progress))
         centre = (x + (goal_x - x) * progress, y + (goal_y - y) * progress - hop)
         rotation = self.shape.rotation + self.rotation * progress
-        return replace(self.shape, centre=centre, rotation=rotation)
+        shape = replace(self.shape, centre=centre, rotation=rotation)
+        if self.growth != 1:
+            shape = replace(shape, radius=shape.radius * (1 + (self.growth - 1) * progress))
+        if self.final_rgb is not None:
+            shape = replace(shape, rgb=mix_colours(shape.rgb, self.final_rgb, progress))
+        return shape
 
 
 @dataclass(frozen=True)
@@ -101,9 +115,15 @@ class SyntheticVideos(SyntheticDataset):
     """The side of the square frames in pixels."""
     frames: int
     """The number of frames of each video."""
+    plain: bool = False
+    """Use one moving shape in a flat colour."""
 
     def scene(self, index: int) -> MovingScene:
         """Return the contents of a video."""
+        if self.plain:
+            from tessera.modalities.video.synthetic_plain import sample_plain_scene
+
+            return sample_plain_scene(self.seed, self.number(index))
         return sample_scene(self.seed, self.number(index))
 
     def caption(self, index: int) -> str:
@@ -112,7 +132,7 @@ class SyntheticVideos(SyntheticDataset):
 
     def signature(self, index: int) -> str:
         """Return everything that an example depends on besides its number."""
-        return f"{self.seed} {self.size} {self.frames}"
+        return f"{self.seed} {self.size} {self.frames} {self.plain}"
 
     def item(self, index: int, rng: np.random.Generator) -> VideoExample:
         """Render one example; nothing is drawn from `rng`."""

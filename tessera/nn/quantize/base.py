@@ -6,8 +6,12 @@ codes, `nearest` finds its code, and `lookup` returns the vector of a code. The 
 here once: projections, padding, precision, straight-through gradients, and the exchange of
 statistics between micro-batches. `residual.py` stacks several quantizers of one kind.
 
-Shape suffixes: B examples, D latent dimension, P valid (not padded) positions of the batch, W code
-dimension, V vocabulary size, L number of residual quantizers, S length of the statistics.
+Rows of padded positions are computed too and have no effect. Leaving them out would need the number
+of valid positions on the host, which would have to wait for the device, and shapes that differ from
+batch to batch.
+
+Shape suffixes: B examples, D latent dimension, P positions of the batch, W code dimension, V
+vocabulary size, L number of residual quantizers, S length of the statistics.
 """
 
 from __future__ import annotations
@@ -20,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.nn.precision import full_precision, to_fp32
+from tessera.nn.quantize.entropy import Count, scale
 
 
 @dataclass
@@ -77,8 +82,8 @@ class Quantizer(nn.Module):
             rows_PW = self.project_in(latent, positions)
             codes_P = self.nearest(rows_PW)
             quantized_PW = self.lookup(codes_P, rows_PW.dtype)
-            penalties = self.penalties(rows_PW, quantized_PW, positions.count)
-            self.accumulate_stats(rows_PW, codes_P, positions.per_example_B)
+            penalties = self.penalties(rows_PW, quantized_PW, positions, positions.count)
+            self.accumulate_stats(rows_PW, codes_P, positions)
             rows_PD = self.out_proj(straight_through(rows_PW, quantized_PW))
         return Quantized(
             positions.scatter(rows_PD.to(latent.dtype)), positions.scatter(codes_P), penalties
@@ -101,7 +106,8 @@ class Quantizer(nn.Module):
         """Compute the additive statistics (S,) of one micro-batch, without side effects."""
         positions = self.position_mask(latent, mask)
         with full_precision(latent.device.type):
-            return self.compute_stats(self.project_in(latent, positions), positions.count)
+            rows_PW = self.project_in(latent, positions)
+            return self.compute_stats(rows_PW, positions, positions.count)
 
     def set_global_stats(self, total_S: Tensor | None) -> None:
         """Set the sum of `batch_stats` over all micro-batches and processes of this step.
@@ -119,7 +125,7 @@ class Quantizer(nn.Module):
         codes = torch.arange(self.vocab_size, device=self.dummy.device)
         return self.lookup(codes, to_fp32(self.dummy).dtype).detach()
 
-    # Defined by each kind of quantizer, on rows (P, W) of valid positions.
+    # Defined by each kind of quantizer, on rows (P, W) of positions.
 
     def bound(self, rows_PW: Tensor) -> Tensor:
         """Map rows into the range of the codes, differentiably."""
@@ -134,28 +140,26 @@ class Quantizer(nn.Module):
         raise NotImplementedError
 
     def penalties(
-        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+        self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
     ) -> dict[str, Tensor]:
-        """Compute the weighted auxiliary losses.
+        """Compute the weighted auxiliary losses over the used rows.
 
         `num_positions` counts the valid positions of the batch. With quantizer dropout, a residual
-        level may receive fewer rows than that.
+        level may use fewer rows than that.
         """
         return {}
 
-    def accumulate_stats(self, rows_PW: Tensor, codes_P: Tensor, per_example_B: Tensor) -> None:
-        """Accumulate what a codebook without gradients needs for its update.
+    def accumulate_stats(self, rows_PW: Tensor, codes_P: Tensor, used: PositionMask) -> None:
+        """Accumulate what a codebook without gradients needs for its update."""
 
-        Example b has the next `per_example_B[b]` rows.
+    def compute_stats(self, rows_PW: Tensor, used: PositionMask, num_positions: Count) -> Tensor:
+        """Compute additive statistics (S,) of the used rows.
+
+        The sums of the kind come first; the last three entries count the used rows, the valid
+        positions and the micro-batches.
         """
-
-    def compute_stats(self, rows_PW: Tensor, num_positions: int) -> Tensor:
-        """Compute additive statistics (S,).
-
-        The sums of the kind come first; the last three entries count the rows, the valid positions
-        and the micro-batches.
-        """
-        return rows_PW.new_tensor([len(rows_PW), num_positions, 1])
+        counts = (used.count, num_positions, 1)
+        return torch.stack([rows_PW.new_zeros(()) + count for count in counts])
 
     @property
     def is_initialized(self) -> bool:
@@ -178,14 +182,17 @@ class Quantizer(nn.Module):
                 f" latent of shape {tuple(latent.shape)}: give a bool mask of shape"
                 f" {tuple(latent.shape[:-1])} that is True at valid positions."
             )
-        return PositionMask(latent.shape[:-1], mask, latent.device)
+        mask_P = None if mask is None else mask.reshape(-1)
+        return PositionMask(latent.shape[:-1], mask_P, latent.device)
 
     def project_in(self, latent: Tensor, positions: PositionMask) -> Tensor:
-        """Project the valid positions to bounded rows (P, W) of the code dimension."""
+        """Project positions to bounded rows (P, W) of the code dimension."""
         return self.bound(self.in_proj(to_fp32(positions.select(latent))))
 
     def check_codes(self, codes: Tensor) -> None:
-        """Raise a ValueError if a code is outside the vocabulary."""
+        """Raise a ValueError if a code is outside the vocabulary; compiled graphs do not check."""
+        if torch.compiler.is_compiling():
+            return
         if codes.numel() and not 0 <= int(codes.min()) <= int(codes.max()) < self.vocab_size:
             raise ValueError(
                 f"Codes between {int(codes.min())} and {int(codes.max())} were given to a quantizer"
@@ -198,22 +205,24 @@ class Quantizer(nn.Module):
         """The statistics of the whole step in train mode, if they were set."""
         return self.global_stats_S if self.training else None
 
-    def mean_weight(self, num_positions: int) -> float | Tensor:
-        """Return the factor that turns a sum over rows into a share of the mean over positions.
+    def mean_over_positions(self, total: Tensor, num_positions: Count) -> Tensor:
+        """Turn a sum over rows into a share of the mean over positions.
 
         The caller averages losses over micro-batches. With global statistics the share is weighted
         such that this average is the mean over all valid positions, even if padding gives the
         micro-batches different numbers of them.
         """
         if self.step_stats_S is None:
-            return 1 / max(num_positions, 1)
+            return scale(total, 1, num_positions)
         _, all_positions, num_batches = self.step_stats_S[-3:]
-        return num_batches / all_positions.clamp_min(1)
+        return total * (num_batches / all_positions.clamp_min(1))
 
-    def commitment_loss(self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int) -> Tensor:
+    def commitment_loss(
+        self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
+    ) -> Tensor:
         """Return the mean squared distance of rows to their codes, with gradients to the rows."""
         distance_P = (rows_PW - quantized_PW.detach()).square().mean(-1)
-        return distance_P.sum() * self.mean_weight(num_positions)
+        return self.mean_over_positions(used.zero_others(distance_P).sum(), num_positions)
 
 
 class Projection(nn.Linear):
@@ -227,38 +236,65 @@ class Projection(nn.Linear):
 
 
 class PositionMask:
-    """The valid positions of a batch (B, ...).
+    """Which positions of a batch (B, ...) are valid, and used by a quantizer.
 
-    `select` returns them as rows, and `scatter` writes rows back, with zeros at masked positions.
+    `select` returns positions as rows, and `scatter` rows as positions, both with zeros where the
+    mask is False.
     """
 
-    def __init__(self, shape: torch.Size, mask: Tensor | None, device: torch.device) -> None:
-        self.shape = shape
-        self.mask = None if mask is None else mask.reshape(-1)
-        self.count = prod(shape) if mask is None else int(mask.sum())
+    def __init__(self, shape: torch.Size, mask_P: Tensor | None, device: torch.device) -> None:
+        self.shape, self.mask_P = shape, mask_P
+        """The mask of all positions, flattened; None if all are used."""
         per_example = prod(shape[1:])
+        self.count: Count = prod(shape) if mask_P is None else mask_P.sum()
+        """The number of used positions: a tensor where only the device knows it."""
         self.per_example_B = (
             torch.full(shape[:1], per_example, device=device)
-            if mask is None
-            else mask.reshape(shape[0], per_example).sum(1)
+            if mask_P is None
+            else mask_P.reshape(shape[0], per_example).sum(1)
         )
 
+    def of_examples(self, used_B: Tensor) -> PositionMask:
+        """Return the mask in which no position of the other examples is used."""
+        used_P = used_B[:, None].expand(len(used_B), prod(self.shape[1:])).reshape(-1)
+        mask_P = used_P if self.mask_P is None else self.mask_P & used_P
+        return PositionMask(self.shape, mask_P, used_B.device)
+
+    def zero_others(self, rows: Tensor) -> Tensor:
+        """Return rows (P, ...) with zeros at the positions that are not used."""
+        if self.mask_P is None:
+            return rows
+        return rows.where(self.mask_P.view(-1, *[1] * (rows.ndim - 1)), rows.new_zeros(()))
+
     def select(self, latent: Tensor) -> Tensor:
-        """Return the valid positions of a latent (B, ..., D) as rows (P, D)."""
-        rows = latent.reshape(-1, latent.shape[-1])
-        return rows if self.mask is None else rows[self.mask]
+        """Return a latent (B, ..., D) as rows (P, D)."""
+        return self.zero_others(latent.reshape(-1, latent.shape[-1]))
 
     def scatter(self, rows: Tensor) -> Tensor:
-        """Return rows (P, ...) at their positions (B, ...), with zeros at masked positions."""
-        rows = rows if self.mask is None else scatter_rows(rows, self.mask)
-        return rows.reshape(*self.shape, *rows.shape[1:])
+        """Return rows (P, ...) at their positions (B, ...)."""
+        return self.zero_others(rows).reshape(*self.shape, *rows.shape[1:])
 
+    def sample_per_example(self, rows_PC: Tensor, count: int) -> Tensor:
+        """Return `count` evenly spaced used rows (B, count, C) of each example; zeros where an
+        example has fewer.
 
-def scatter_rows(rows: Tensor, mask: Tensor) -> Tensor:
-    """Place rows where the mask is True and zeros elsewhere."""
-    scattered = rows.new_zeros(len(mask), *rows.shape[1:])
-    scattered[mask] = rows
-    return scattered
+        Rows are chosen within each example, so the choice does not depend on how examples are
+        distributed over micro-batches and processes. The shape does not depend on the data, so that
+        processes can exchange it.
+        """
+        size_B1, rows_BTC = (
+            self.per_example_B.unsqueeze(1),
+            rows_PC.unflatten(0, (self.shape[0], -1)),
+        )
+        index_R = torch.arange(count, device=rows_PC.device)
+        offset_BR = index_R * size_B1.clamp_min(count) // count
+        exists_BR = offset_BR < size_B1
+        offset_BR = offset_BR.where(exists_BR, 0)
+        if self.mask_P is not None:  # the used rows of an example, in their order
+            used_first_BT = self.mask_P.view(rows_BTC.shape[:2]).logical_not().long()
+            offset_BR = used_first_BT.argsort(dim=1, stable=True).gather(1, offset_BR)
+        index_BRC = offset_BR.unsqueeze(2).expand(-1, -1, rows_BTC.shape[2])
+        return rows_BTC.gather(1, index_BRC).where(exists_BR.unsqueeze(2), rows_PC.new_zeros(()))
 
 
 def straight_through(rows: Tensor, quantized: Tensor) -> Tensor:

@@ -12,9 +12,28 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+Count = int | Tensor
+"""A number of rows: a tensor where it depends on masks, so that the host need not wait for it."""
+
+
+def at_least_one(count: Count) -> Count:
+    return count.clamp_min(1) if isinstance(count, Tensor) else max(count, 1)
+
+
+def scale(value: Tensor, numerator: Count, denominator: Count) -> Tensor:
+    """Multiply by a fraction of two counts; it is rounded as that of two Python numbers."""
+    fraction = to_double(numerator) / to_double(at_least_one(denominator))
+    return value * (fraction.to(value.dtype) if isinstance(fraction, Tensor) else fraction)
+
+
+def to_double(count: Count) -> Count:
+    """Convert a tensor to float64, which MPS devices do not have."""
+    has_double = isinstance(count, Tensor) and count.device.type != "mps"
+    return count.double() if has_double and isinstance(count, Tensor) else count
+
 
 def batch_entropy(
-    prob_sums: list[Tensor], num_rows: int, num_positions: int, step_stats_S: Tensor | None
+    prob_sums: list[Tensor], num_rows: Count, num_positions: Count, step_stats_S: Tensor | None
 ) -> Tensor:
     """Compute the entropy of the mean distribution over the codes.
 
@@ -24,8 +43,8 @@ def batch_entropy(
     is scaled by the fraction of rows, as means over rows are.
     """
     if step_stats_S is None:
-        means = [probs / max(num_rows, 1) for probs in prob_sums]
-        return sum_scalars(entropy(mean) for mean in means) * (num_rows / max(num_positions, 1))
+        means = [probs / at_least_one(num_rows) for probs in prob_sums]
+        return scale(sum_scalars(entropy(mean) for mean in means), num_rows, num_positions)
 
     all_rows, all_positions, num_batches = step_stats_S[-3:]
     all_sums = step_stats_S[:-3].split([len(probs) for probs in prob_sums])

@@ -46,8 +46,8 @@ from math import log, log2, prod
 import torch
 from torch import Tensor
 
-from tessera.nn.quantize.base import Quantizer
-from tessera.nn.quantize.entropy import batch_entropy
+from tessera.nn.quantize.base import PositionMask, Quantizer
+from tessera.nn.quantize.entropy import Count, batch_entropy
 
 SLOPE = 1.702 / 2
 SHARPNESS = 4.0
@@ -137,20 +137,20 @@ class FSQ(Quantizer):
         return (2 * cells + 1 - self.bins_W).to(dtype) / self.cells_per_range_W
 
     def penalties(
-        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+        self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
     ) -> dict[str, Tensor]:
         if not self.config.diversity:
             return {}
-        prob_sums = [self.sum_code_probs(rows_PW)]
-        entropy = batch_entropy(prob_sums, len(rows_PW), num_positions, self.step_stats_S)
+        prob_sums = [self.sum_code_probs(rows_PW, used)]
+        entropy = batch_entropy(prob_sums, used.count, num_positions, self.step_stats_S)
         return {"diversity": self.config.diversity * (log(self.vocab_size) - entropy)}
 
-    def compute_stats(self, rows_PW: Tensor, num_positions: int) -> Tensor:
-        counts = super().compute_stats(rows_PW, num_positions)
-        return torch.cat([self.sum_code_probs(rows_PW), counts])
+    def compute_stats(self, rows_PW: Tensor, used: PositionMask, num_positions: Count) -> Tensor:
+        counts = super().compute_stats(rows_PW, used, num_positions)
+        return torch.cat([self.sum_code_probs(rows_PW, used), counts])
 
-    def sum_code_probs(self, rows_PW: Tensor) -> Tensor:
-        """Return the probabilities (V,) of all codes under soft assignment, summed over the rows.
+    def sum_code_probs(self, rows_PW: Tensor, used: PositionMask) -> Tensor:
+        """Return the probabilities (V,) of all codes under soft assignment, summed over used rows.
 
         Given a row, its dimensions are independent.
         """
@@ -167,7 +167,7 @@ class FSQ(Quantizer):
         middle = len(bin_probs) // 2
         high = joint_probs(bin_probs[middle:], rows_PW)
         low = joint_probs(bin_probs[:middle], rows_PW)
-        return (high.T @ low).flatten()
+        return (used.zero_others(high).T @ low).flatten()
 
 
 def joint_probs(bin_probs: list[Tensor], rows_PW: Tensor) -> Tensor:

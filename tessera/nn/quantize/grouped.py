@@ -116,7 +116,10 @@ class GroupedQuantizer(Quantizer):
                 f" {self.num_quantizers}."
             )
         self.check_codes(codes)
-        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, codes).clamp_max(given)
+        num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, codes)
+        if num_quantizers_B is None:
+            num_quantizers_B = torch.full(codes.shape[:1], given, device=codes.device)
+        num_quantizers_B = num_quantizers_B.clamp_max(given)
         padded = F.pad(codes, (0, self.num_quantizers - given))
         codes_by_group = padded.unflatten(-1, (-1, self.groups)).unbind(-1)
         with full_precision(codes.device.type):
@@ -159,8 +162,8 @@ class GroupedQuantizer(Quantizer):
         return self.groups * self.quantizer_list()[0].sample_num_quantizers(u_B)
 
     def split_groups(
-        self, latent: Tensor, positions: PositionMask, num_quantizers_B: Tensor
-    ) -> Iterator[tuple[GroupQuantizer, Tensor, Tensor]]:
+        self, latent: Tensor, positions: PositionMask, num_quantizers_B: Tensor | None
+    ) -> Iterator[tuple[GroupQuantizer, Tensor, Tensor | None]]:
         """Yield each group's quantizer, its part (B, ..., W / G) of the projected latent, and how
         many of its quantizers each example uses."""
         projected = positions.scatter(self.in_proj(to_fp32(positions.select(latent))))
@@ -169,11 +172,13 @@ class GroupedQuantizer(Quantizer):
         ):
             yield quantizer, part, self.group_num_quantizers(group, num_quantizers_B)
 
-    def group_num_quantizers(self, group: int, num_quantizers_B: Tensor) -> Tensor:
+    def group_num_quantizers(self, group: int, num_quantizers_B: Tensor | None) -> Tensor | None:
         """Return how many of an example's first `num_quantizers_B` codes belong to a group.
 
-        Codes alternate between the groups.
+        Codes alternate between the groups. None are all codes.
         """
+        if num_quantizers_B is None:
+            return None
         return torch.div(
             num_quantizers_B - group + self.groups - 1, self.groups, rounding_mode="floor"
         )
@@ -181,13 +186,14 @@ class GroupedQuantizer(Quantizer):
     def quantizer_list(self) -> list[GroupQuantizer]:
         return cast("list[GroupQuantizer]", list(self.group_quantizers))
 
-    def resolve_num_quantizers(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
-        """Return the number of quantizers of each example, over all groups: all by default."""
-        if num_quantizers_B is None:
-            return torch.full(batch.shape[:1], self.num_quantizers, device=batch.device)
-        check_num_quantizers(
-            num_quantizers_B, len(batch), self.num_quantizers, noun="quantizers of all groups"
-        )
+    def resolve_num_quantizers(
+        self, num_quantizers_B: Tensor | None, batch: Tensor
+    ) -> Tensor | None:
+        """Check the number of quantizers of each example, over all groups; None uses all."""
+        if num_quantizers_B is not None:
+            check_num_quantizers(
+                num_quantizers_B, len(batch), self.num_quantizers, noun="quantizers of all groups"
+            )
         return num_quantizers_B
 
 
@@ -197,7 +203,8 @@ class GroupQuantizer(ResidualQuantizer):
     An example with few codes may have none in this group; this part of its latent is then zero.
     """
 
-    def resolve_num_quantizers(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
+    def resolve_num_quantizers(
+        self, num_quantizers_B: Tensor | None, batch: Tensor
+    ) -> Tensor | None:
         """Return the given numbers, which `GroupedQuantizer` has checked and which may be zero."""
-        assert num_quantizers_B is not None
         return num_quantizers_B

@@ -40,8 +40,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.nn.quantize.base import Quantizer, l2_normalize
-from tessera.nn.quantize.entropy import batch_entropy
+from tessera.nn.quantize.base import PositionMask, Quantizer, l2_normalize
+from tessera.nn.quantize.entropy import Count, batch_entropy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,27 +137,26 @@ class LFQ(Quantizer):
         return (2 * bits - 1).to(dtype) * self.bit_value
 
     def penalties(
-        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+        self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
     ) -> dict[str, Tensor]:
         penalties = {}
         if self.config.entropy_weight:
             logits_PW = self.bit_logits(rows_PW)
-            sample_entropy = bit_entropy(logits_PW).sum() * self.mean_weight(num_positions)
-            prob_sums = self.sum_group_probs(logits_PW)
-            mean_entropy = batch_entropy(
-                prob_sums, len(logits_PW), num_positions, self.step_stats_S
-            )
+            entropy_PW = used.zero_others(bit_entropy(logits_PW))
+            sample_entropy = self.mean_over_positions(entropy_PW.sum(), num_positions)
+            prob_sums = self.sum_group_probs(logits_PW, used)
+            mean_entropy = batch_entropy(prob_sums, used.count, num_positions, self.step_stats_S)
             penalties["entropy"] = self.config.entropy_weight * (
                 sample_entropy - self.config.diversity * mean_entropy
             )
         if self.config.commitment_weight:
-            distance = self.commitment_loss(rows_PW, quantized_PW, num_positions)
+            distance = self.commitment_loss(rows_PW, quantized_PW, used, num_positions)
             penalties["commitment"] = self.config.commitment_weight * distance
         return penalties
 
-    def compute_stats(self, rows_PW: Tensor, num_positions: int) -> Tensor:
-        prob_sums = self.sum_group_probs(self.bit_logits(rows_PW))
-        return torch.cat([*prob_sums, super().compute_stats(rows_PW, num_positions)])
+    def compute_stats(self, rows_PW: Tensor, used: PositionMask, num_positions: Count) -> Tensor:
+        prob_sums = self.sum_group_probs(self.bit_logits(rows_PW), used)
+        return torch.cat([*prob_sums, super().compute_stats(rows_PW, used, num_positions)])
 
     def bit_logits(self, rows_PW: Tensor) -> Tensor:
         """Return log p(bit = 1) / p(bit = 0).
@@ -166,9 +165,10 @@ class LFQ(Quantizer):
         """
         return rows_PW * (4 * self.config.inverse_temperature * self.bit_value / self.scale**2)
 
-    def sum_group_probs(self, logits_PW: Tensor) -> list[Tensor]:
-        """Return the probabilities of all codes of each group of bits, summed over the rows."""
-        return [sum_code_probs(logits) for logits in logits_PW.split(self.group_sizes, dim=-1)]
+    def sum_group_probs(self, logits_PW: Tensor, used: PositionMask) -> list[Tensor]:
+        """Return the probabilities of all codes of each group of bits, summed over used rows."""
+        groups = logits_PW.split(self.group_sizes, dim=-1)
+        return [sum_code_probs(logits, used) for logits in groups]
 
 
 def split_evenly(bits: int, max_bits: int) -> list[int]:
@@ -178,11 +178,11 @@ def split_evenly(bits: int, max_bits: int) -> list[int]:
     return [size + 1] * remainder + [size] * (groups - remainder)
 
 
-def sum_code_probs(logits_PG: Tensor) -> Tensor:
-    """Return the probabilities (2^G,) of all codes of these bits, summed over the rows."""
+def sum_code_probs(logits_PG: Tensor, used: PositionMask) -> Tensor:
+    """Return the probabilities (2^G,) of all codes of these bits, summed over used rows."""
     middle = logits_PG.shape[1] // 2
     left, right = code_probs(logits_PG[:, :middle]), code_probs(logits_PG[:, middle:])
-    return (left.T @ right).flatten()
+    return (used.zero_others(left).T @ right).flatten()
 
 
 def code_probs(logits_PG: Tensor) -> Tensor:

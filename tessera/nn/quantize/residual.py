@@ -25,12 +25,12 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from tessera._device import can_read
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize.base import (
     PositionMask,
     Quantized,
     Quantizer,
-    scatter_rows,
     straight_through,
 )
 from tessera.nn.quantize.fsq import FSQConfig
@@ -93,8 +93,8 @@ class ResidualQuantizer(Quantizer):
         with full_precision(latent.device.type):
             rows_PW = self.project_in(latent, positions)
             outputs = list(self.quantize_levels(rows_PW, positions, num_quantizers_B))
-            total_PW = torch.stack([output.scatter(output.quantized) for output in outputs]).sum(0)
-            codes_PL = torch.stack([output.scatter(output.codes) for output in outputs], dim=-1)
+            total_PW = torch.stack([output.quantized for output in outputs]).sum(0)
+            codes_PL = torch.stack([output.codes for output in outputs], dim=-1)
             penalties = self.mean_penalties(outputs, positions)
             self.accumulate_level_stats(outputs)
             rows_PD = self.out_proj(straight_through(rows_PW, total_PW))
@@ -115,13 +115,15 @@ class ResidualQuantizer(Quantizer):
             )
         self.check_codes(codes)
         num_quantizers_B = self.resolve_num_quantizers(num_quantizers_B, codes)
-        num_quantizers = num_quantizers_B.reshape(-1, *[1] * (codes.ndim - 1))
         with full_precision(codes.device.type):
             dtype = to_fp32(self.dummy).dtype
             parts = [
-                self.quantizer(level).lookup(level_codes, dtype) * (num_quantizers > level)
+                self.quantizer(level).lookup(level_codes, dtype)
                 for level, level_codes in enumerate(codes.unbind(-1))
             ]
+            if num_quantizers_B is not None:
+                num_quantizers = num_quantizers_B.reshape(-1, *[1] * (codes.ndim - 1))
+                parts = [part * (num_quantizers > level) for level, part in enumerate(parts)]
             return self.out_proj(torch.stack(parts).sum(0)).to(self.dummy.dtype)
 
     @torch.no_grad()
@@ -134,7 +136,7 @@ class ResidualQuantizer(Quantizer):
             rows_PW = self.project_in(latent, positions)
             return torch.cat(
                 [
-                    output.quantizer.compute_stats(output.rows, positions.count)
+                    output.quantizer.compute_stats(output.rows, output.used, positions.count)
                     for output in self.quantize_levels(rows_PW, positions, num_quantizers_B)
                 ]
             )
@@ -162,19 +164,17 @@ class ResidualQuantizer(Quantizer):
         return self.quantizer(0).bound(rows_PW)
 
     def quantize_levels(
-        self, rows_PW: Tensor, positions: PositionMask, num_quantizers_B: Tensor
+        self, rows_PW: Tensor, positions: PositionMask, num_quantizers_B: Tensor | None
     ) -> Iterator[LevelOutput]:
         """Quantize level by level, each the rows that use it. Gradients reach every remainder."""
-        num_quantizers_P = num_quantizers_B.repeat_interleave(positions.per_example_B)
         for level in range(self.num_quantizers):
-            quantizer, mask_P = self.quantizer(level), num_quantizers_P > level
-            rows = rows_PW[mask_P]
-            codes = quantizer.nearest(rows)
-            quantized = quantizer.lookup(codes, rows.dtype)
-            per_example_B = positions.per_example_B * (num_quantizers_B > level)
-            output = LevelOutput(quantizer, mask_P, per_example_B, rows, codes, quantized)
-            yield output
-            rows_PW = rows_PW - output.scatter(output.quantized)
+            quantizer, used = self.quantizer(level), positions
+            if num_quantizers_B is not None:
+                used = positions.of_examples(num_quantizers_B > level)
+            codes_P = quantizer.nearest(rows_PW)
+            quantized_PW = used.zero_others(quantizer.lookup(codes_P, rows_PW.dtype))
+            yield LevelOutput(quantizer, used, rows_PW, used.zero_others(codes_P), quantized_PW)
+            rows_PW = rows_PW - quantized_PW
 
     def mean_penalties(
         self, outputs: list[LevelOutput], positions: PositionMask
@@ -182,8 +182,8 @@ class ResidualQuantizer(Quantizer):
         """Average the penalties over levels, so that weights do not depend on their number."""
         return average_penalties(
             [
-                output.quantizer.penalties(output.rows, output.quantized, positions.count)
-                for output in outputs
+                one.quantizer.penalties(one.rows, one.quantized, one.used, positions.count)
+                for one in outputs
             ]
         )
 
@@ -193,45 +193,44 @@ class ResidualQuantizer(Quantizer):
         Below it, remainders are not meaningful yet.
         """
         for output in outputs:
-            output.quantizer.accumulate_stats(output.rows, output.codes, output.per_example_B)
+            output.quantizer.accumulate_stats(output.rows, output.codes, output.used)
             if not output.quantizer.is_initialized:
                 break
 
     def quantizer(self, level: int) -> Quantizer:
         return cast(Quantizer, self.quantizers[level])
 
-    def resolve_num_quantizers(self, num_quantizers_B: Tensor | None, batch: Tensor) -> Tensor:
-        """Return the number of quantizers of each example: all by default."""
-        if num_quantizers_B is None:
-            return torch.full(batch.shape[:1], self.num_quantizers, device=batch.device)
-        check_num_quantizers(num_quantizers_B, len(batch), self.num_quantizers)
+    def resolve_num_quantizers(
+        self, num_quantizers_B: Tensor | None, batch: Tensor
+    ) -> Tensor | None:
+        """Check the number of quantizers of each example; None uses all of them."""
+        if num_quantizers_B is not None:
+            check_num_quantizers(num_quantizers_B, len(batch), self.num_quantizers)
         return num_quantizers_B
 
 
 @dataclass
 class LevelOutput:
-    """What one level computes for the rows that use it."""
+    """What one level computes; its codes and quantized rows are zero where it is not used."""
 
     quantizer: Quantizer
-    mask_P: Tensor
-    """Which of the P positions use this level."""
-    per_example_B: Tensor
+    used: PositionMask
     rows: Tensor
     codes: Tensor
     quantized: Tensor
-
-    def scatter(self, rows: Tensor) -> Tensor:
-        """Return rows at their positions (P, ...), with zeros elsewhere."""
-        return scatter_rows(rows, self.mask_P)
 
 
 def check_num_quantizers(
     num_quantizers_B: Tensor, batch_size: int, max_quantizers: int, noun: str = "quantizers"
 ) -> None:
-    """Raise a ValueError unless there is a valid number of quantizers for each example."""
-    if (
-        num_quantizers_B.shape != (batch_size,)
-        or not 1 <= int(num_quantizers_B.min()) <= int(num_quantizers_B.max()) <= max_quantizers
+    """Raise a ValueError unless there is a valid number of quantizers for each example.
+
+    Values are checked on the CPU only, where they can be read without waiting, and not in a
+    compiled graph.
+    """
+    if num_quantizers_B.shape != (batch_size,) or (
+        can_read(num_quantizers_B)
+        and not 1 <= int(num_quantizers_B.min()) <= int(num_quantizers_B.max()) <= max_quantizers
     ):
         raise ValueError(
             f"num_quantizers_B is {num_quantizers_B.tolist()} for a batch of {batch_size}: give one"

@@ -41,7 +41,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera.nn.quantize.base import Quantizer, l2_normalize
+from tessera._device import copy_to_device
+from tessera.nn.quantize.base import PositionMask, Quantizer, l2_normalize
+from tessera.nn.quantize.entropy import Count
 
 SAMPLES_PER_EXAMPLE = 256
 KMEANS_ITERATIONS = 10
@@ -122,6 +124,7 @@ class VQ(Quantizer):
         self.config, self.level = config, level
         self.on_sphere = config.normalised and level == 0
         self.stats: CodebookStats | None = None
+        self._is_initialized = False
         codebook_VW = l2_normalize(torch.randn(self.vocab_size, self.code_dim)) * 0.5**level
         self.register_buffer("codebook_VW", codebook_VW)
         self.register_buffer("ema_count_V", torch.zeros(self.vocab_size))
@@ -143,24 +146,32 @@ class VQ(Quantizer):
         return self.codebook_VW.to(dtype)[codes]
 
     def penalties(
-        self, rows_PW: Tensor, quantized_PW: Tensor, num_positions: int
+        self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
     ) -> dict[str, Tensor]:
         if self.config.commitment_weight == 0:
             return {}
-        distance = self.commitment_loss(rows_PW, quantized_PW, num_positions)
+        distance = self.commitment_loss(rows_PW, quantized_PW, used, num_positions)
         return {"commitment": self.config.commitment_weight * distance}
 
     @property
     def is_initialized(self) -> bool:
-        return bool(self.initialized)
+        """Read the buffer until it is True, which it then stays: reading waits for the device."""
+        if self.initialized.is_meta:  # of a plan, which has no values
+            return True
+        self._is_initialized = self._is_initialized or bool(self.initialized)
+        return self._is_initialized
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        self._is_initialized = False
 
     @torch.no_grad()
-    def accumulate_stats(self, rows_PW: Tensor, codes_P: Tensor, per_example_B: Tensor) -> None:
+    def accumulate_stats(self, rows_PW: Tensor, codes_P: Tensor, used: PositionMask) -> None:
         if not self.training:
             return
-        rows_PC = append_ones(rows_PW)
+        rows_PC = used.zero_others(append_ones(rows_PW))
         total_VC = sum_by_code(codes_P, rows_PC, self.vocab_size)
-        sample_BRC = sample_per_example(rows_PC, per_example_B)
+        sample_BRC = used.sample_per_example(rows_PC, SAMPLES_PER_EXAMPLE)
         if self.stats is None:
             self.stats = CodebookStats(total_VC, [sample_BRC])
         else:
@@ -181,14 +192,17 @@ class VQ(Quantizer):
             return
         total_VC = dist.all_reduce_sum(self.stats.total_VC).to(self.codebook_VW)
         generator = torch.Generator().manual_seed(step * 4096 + self.level)
-        if not self.initialized:
-            rows_MW = self.stats.gather_rows(dist)
+        if not self.is_initialized:
+            rows_MC = self.stats.gather_rows(dist)
+            rows_MW = rows_MC[rows_MC[:, -1] > 0, :-1]
             self.init_codebook(rows_MW, total_VC[:, -1].sum(), generator)
         else:
             self.ema_update(total_VC)
-            expired = self.find_expired()
-            if len(expired):  # equal on all processes, so all of them gather rows, or none
-                self.expire_codes(expired, self.stats.gather_rows(dist), generator)
+            expired_V = self.find_expired()
+            # On a device it is cheaper to replace nothing than to wait. Equal on all processes, so
+            # that all of them gather rows, or none.
+            if expired_V.device.type != "cpu" or expired_V.any():
+                self.expire_codes(expired_V, self.stats.gather_rows(dist), generator)
         self.stats = None
 
     def init_codebook(self, rows_MW: Tensor, hits: Tensor, generator: torch.Generator) -> None:
@@ -216,20 +230,27 @@ class VQ(Quantizer):
         self.codebook_VW.copy_(self.compute_centroids(ema_VC * hit_V1, default=self.codebook_VW))
 
     def find_expired(self) -> Tensor:
-        """Return the codes that are used far less than an even share.
+        """Return (V,) bool: which codes are used far less than an even share.
 
         The threshold is relative, because counts per step depend on the batch size.
         """
-        threshold = self.config.expire_below * self.ema_count_V.mean()
-        return (self.ema_count_V < threshold).nonzero().flatten()
+        return self.ema_count_V < self.config.expire_below * self.ema_count_V.mean()
 
-    def expire_codes(self, expired: Tensor, rows_MW: Tensor, generator: torch.Generator) -> None:
-        """Replace expired codes by rows of the batch, with an even share as their count.
+    def expire_codes(self, expired_V: Tensor, rows_MC: Tensor, generator: torch.Generator) -> None:
+        """Replace expired codes by random rows of the batch, with an even share as their count.
 
         If there are too few rows, the remaining codes are replaced in a later step.
         """
-        rows = sample_rows(rows_MW, len(expired), generator)
-        self.set_codes(expired[: len(rows)], rows, self.ema_count_V.mean())
+        rows_MC = shuffle_rows(rows_MC, generator)
+        exists_M = rows_MC[:, -1] > 0
+        rows_MC = rows_MC[exists_M.logical_not().long().argsort(stable=True)]
+        rank_V = expired_V.cumsum(0) - 1
+        replaced_V1 = (expired_V & (rank_V < exists_M.sum())).unsqueeze(1)
+        rows_VW = rows_MC[rank_V.clamp(0, len(rows_MC) - 1), :-1].to(self.codebook_VW)
+        mean = self.ema_count_V.mean()
+        self.codebook_VW.copy_(rows_VW.where(replaced_V1, self.codebook_VW))
+        self.ema_sum_VW.copy_((rows_VW * mean).where(replaced_V1, self.ema_sum_VW))
+        self.ema_count_V.copy_(mean.where(replaced_V1[:, 0], self.ema_count_V))
 
     def set_codes(self, codes: Tensor, rows: Tensor, counts: Tensor) -> None:
         """Set the vectors of codes, and their averages accordingly."""
@@ -258,10 +279,9 @@ class CodebookStats:
     example has fewer than R."""
 
     def gather_rows(self, dist: ProcessGroup) -> Tensor:
-        """Return the sampled rows (M, W) of all micro-batches and processes, in the order of the
+        """Return the sampled rows (M, C) of all micro-batches and processes, in the order of the
         global batch."""
-        rows_MC = dist.all_gather_rows(torch.cat(self.samples)).flatten(0, 1)
-        return rows_MC[rows_MC[:, -1] > 0, :-1]
+        return dist.all_gather_rows(torch.cat(self.samples)).flatten(0, 1)
 
 
 def find_nearest(rows_PW: Tensor, codebook_VW: Tensor) -> Tensor:
@@ -286,24 +306,11 @@ def sum_by_code(codes_P: Tensor, rows_PC: Tensor, vocab_size: int) -> Tensor:
 
 
 def sample_rows(rows_MW: Tensor, max_rows: int, generator: torch.Generator) -> Tensor:
-    """Return at most `max_rows` different rows.
-
-    The permutation is drawn on the CPU, so that a seed has the same result on any device.
-    """
-    order = torch.randperm(len(rows_MW), generator=generator)
-    return rows_MW[order[:max_rows].to(rows_MW.device)]
+    """Return at most `max_rows` different rows."""
+    return shuffle_rows(rows_MW, generator)[:max_rows]
 
 
-def sample_per_example(rows_PC: Tensor, per_example_B: Tensor) -> Tensor:
-    """Return R rows (B, R, C) of each example, evenly spaced; zeros where an example has fewer.
-
-    Rows are chosen within each example, so the choice does not depend on how examples are
-    distributed over micro-batches and processes. The shape does not depend on the data, so that
-    processes can exchange it.
-    """
-    size_B1 = per_example_B.unsqueeze(1)
-    index_R = torch.arange(SAMPLES_PER_EXAMPLE, device=rows_PC.device)
-    offset_BR = index_R * size_B1.clamp_min(SAMPLES_PER_EXAMPLE) // SAMPLES_PER_EXAMPLE
-    start_B1 = size_B1.cumsum(0) - size_B1
-    index_BR = torch.where(offset_BR < size_B1, start_B1 + offset_BR, len(rows_PC))
-    return torch.cat([rows_PC, rows_PC.new_zeros(1, rows_PC.shape[1])])[index_BR]
+def shuffle_rows(rows_M: Tensor, generator: torch.Generator) -> Tensor:
+    """Return the rows in a random order, drawn on the CPU so that it is the same on any device."""
+    order = torch.randperm(len(rows_M), generator=generator)
+    return rows_M[copy_to_device(order, rows_M.device)]

@@ -279,7 +279,7 @@ def test_transcripts_are_read_from_metadata(tmp_path):
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "en/a.wav", "text": "good morning"}\n')
     dataset = AudioDataConfig(path=str(tmp_path), samples=100).full()
     assert dataset.caption(0) == dataset.item(0, RNG).caption == "good morning"
-    assert dataset.captions.counts(dataset.names) == {"metadata": 1}
+    assert dataset.files.count_captions() == {"metadata": 1}
 
 
 def test_single_file_is_a_dataset_that_can_be_pickled(tmp_path):

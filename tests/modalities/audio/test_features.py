@@ -76,7 +76,9 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 
 def build_features(kind: str, folders: dict[str, str]) -> AudioFeatures:
     if kind == "mfcc":
-        return MFCCFeaturesConfig(window=40, hop=20, bands=8, coefficients=4).build()
+        return MFCCFeaturesConfig(
+            token_rate_hz=800.0, window_seconds=0.0025, bands=8, coefficients=4
+        ).build()
     if kind == "voice":
         return VoiceFeaturesConfig().build()
     return speech_config(folders, kind).build()
@@ -112,7 +114,9 @@ def test_features_do_not_depend_on_padding_or_other_examples(kind, folders):
 def test_frames_are_centred_on_their_samples(kind, folders):
     """A click in the middle of a frame changes that frame most."""
     if kind == "mfcc":
-        extractor = MFCCFeaturesConfig(window=40, hop=20).build()
+        extractor = MFCCFeaturesConfig(
+            token_rate_hz=800.0, window_seconds=0.0025, normalize_recordings=False
+        ).build()
     else:
         extractor = speech_config(folders, kind, layer=0).build()
     quiet = 1e-3 * random_audio(400, count=1)
@@ -135,9 +139,20 @@ def test_frames_are_centred_on_their_samples(kind, folders):
 
 def test_mfcc_features_are_mfcc_with_deltas():
     audio = random_audio(3200)
-    features = MFCCFeaturesConfig().build()(audio)
+    features = MFCCFeaturesConfig(normalize_recordings=False).build()(audio)
     expected = append_deltas(mfcc(audio[:, 0], rate_hz=16_000, window=400, hop=320)).mT
     assert features.shape == (3, 10, 39) and torch.equal(features, expected)
+
+
+def test_normalized_mfcc_do_not_depend_on_loudness_and_microphone():
+    """A filter and a gain add a constant to each coefficient."""
+    audio = 0.1 * random_audio(16_000, count=1)
+    extractor = MFCCFeaturesConfig().build()
+    assert extractor(audio)[0, :, :13].mean(0).abs().max() < 1e-5
+    filtered = F.conv1d(audio, torch.tensor([[[0.4, 1.0, 0.3]]]), padding=1)
+    plain = MFCCFeaturesConfig(normalize_recordings=False).build()
+    assert (plain(3 * filtered) - plain(audio))[0, :, :13].abs().mean() > 0.3
+    assert (extractor(3 * filtered) - extractor(audio))[0, :, :13].abs().mean() < 0.15
 
 
 @pytest.mark.parametrize("kind", ["wav2vec2", "hubert"])
@@ -192,7 +207,8 @@ def test_autocast_does_not_change_the_features(folders):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: MFCCFeaturesConfig(window=100, hop=101), "at most the window"),
+        (lambda: MFCCFeaturesConfig(token_rate_hz=20.0), "is shorter than a frame"),
+        (lambda: MFCCFeaturesConfig(token_rate_hz=30.0), "must divide the rate of 16,000 Hz"),
         (lambda: MFCCFeaturesConfig(coefficients=41), "1 to 40, .* mel bands, but got 41"),
         (lambda: MFCCFeaturesConfig(rate_hz=0), "rate_hz must be at least 1"),
         (lambda: SpeechFeaturesConfig(path=" "), "path is empty"),

@@ -382,13 +382,22 @@ def test_a_truncated_file_is_read_up_to_the_damage(tmp_path, name, capfd):
     assert 0.4 < Audio.load(path).seconds < 1.3
     with pytest.raises(UnreadableFile, match="a\\.\\w+: "):
         read_segment(path, 1.9, 100, 16_000)
-    if name == "a.flac":
+    if name in ("a.wav", "a.flac"):
         scan = scan_audio(path)
         assert scan.error.startswith("it is damaged at") and "of 2.00 s" in scan.error
         assert read_samples(path, scan.num_samples - 1000, 1000).shape == (1, 1000), (
             "wherever reading begins"
         )
     capfd.readouterr()  # messages of the decoders
+
+
+def test_a_wav_file_of_unknown_length_is_not_damaged(tmp_path):
+    """Programs that write to a pipe cannot state the length."""
+    path = write_file(tmp_path / "a.wav", np.zeros(16_000), 16_000)
+    content = bytearray(path.read_bytes())
+    content[40:44] = b"\xff\xff\xff\xff"
+    path.write_bytes(bytes(content))
+    assert scan_audio(path).error == ""
 
 
 def test_a_segment_at_the_end_is_short_and_beyond_it_unreadable(tmp_path):

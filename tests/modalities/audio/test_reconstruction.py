@@ -533,3 +533,37 @@ def test_three_recipes_of_a_preset_have_the_same_preprocessing(preset: Preset) -
     assert codec.data.preprocessing() == soundstorm.data.preprocessing()
     step = math.lcm(codec.task.model.hop, semantic.task.model.hop)
     assert soundstorm.data.length % step == 0, "examples are whole frames of both tokenizers"
+
+
+# ---- the difference of samples
+
+
+def test_low_pass_attenuates_high_frequencies_of_the_difference() -> None:
+    kernel = reconstruction_module.low_pass_kernel(1_000.0, 16_000)
+    time = torch.arange(16_000) / 16_000
+    levels = {}
+    for hertz in (50, 1_000, 4_000):
+        tone = torch.sin(2 * math.pi * hertz * time)[None, None]
+        difference_B = reconstruction_module.sample_difference_B
+        lengths = torch.tensor([16_000])
+        zero = torch.zeros_like(tone)
+        levels[hertz] = difference_B(tone, zero, lengths, kernel) / difference_B(
+            tone, zero, lengths
+        )
+    assert levels[50] == pytest.approx(1, abs=0.01)
+    assert levels[1_000] == pytest.approx(0.5, abs=0.03) and levels[4_000] < 0.1
+
+
+def test_padding_does_not_change_the_filtered_difference() -> None:
+    kernel = reconstruction_module.low_pass_kernel(500.0, RATE_HZ).double()
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(2, 1, 1, 400, generator=generator, dtype=torch.float64)
+    length = torch.tensor([300])
+    long = reconstruction_module.sample_difference_B(a, b, length, kernel)
+    short = reconstruction_module.sample_difference_B(a[..., :300], b[..., :300], length, kernel)
+    torch.testing.assert_close(long, short)
+
+
+def test_invalid_cutoff_is_rejected() -> None:
+    with pytest.raises(ValueError, match="samples_cutoff_hz must be above 0"):
+        AudioReconstructionConfig(samples_cutoff_hz=0.0)

@@ -16,7 +16,13 @@ from tessera.run.config import decode, encode
 from tests.nn.test_quantize_vq import SingleProcess, TwoProcesses
 
 TINY = SemanticConfig(
-    features=MFCCFeaturesConfig(window=40, hop=20, bands=8, coefficients=3),
+    features=MFCCFeaturesConfig(
+        token_rate_hz=800.0,
+        window_seconds=0.0025,
+        bands=8,
+        coefficients=3,
+        normalize_recordings=False,
+    ),
     vocab_size=8,
     normalization_steps=2,
     context=3,

@@ -9,6 +9,7 @@ import torch
 
 from tessera.metrics.audio import si_sdr_B
 from tessera.modalities.audio.mdct import MDCT, InverseMDCT, mdct_basis
+from tessera.modalities.audio.recipes import audio_codec
 from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 from tessera.nn.causal_conv import StreamingState
 from tests.modalities.audio.test_codec import SPECTRAL, build_codec, random_audio
@@ -66,8 +67,31 @@ def test_a_spectral_codec_overfits_tones():
     assert si_sdr_B(output.detach(), audio).mean() > 20
 
 
+def test_emphasis_of_the_input_is_undone_in_the_output():
+    factors = SPECTRAL.emphasis()
+    assert factors[-1] > 5 * factors[0] and len(factors) == SPECTRAL.hop
+    config = replace(SPECTRAL, mdct_hop=4, stack=2, dim=8, encoder_depth=0, decoder_depth=0)
+    model, audio = config.build(), random_audio(80).float()
+    with torch.no_grad():
+        for layer in (model.encoder[-1], model.decoder[0]):
+            layer.weight.copy_(torch.eye(8))
+        output = model.decode_latent(model.encode_latent(audio))
+    # The last MDCT frame is decoded without the next one.
+    torch.testing.assert_close(output[..., :-4], audio[..., :-4], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("rate", ["16000", "24000", "44100", "48000"])
+def test_codec_has_fifty_frames_per_second_at_any_rate(rate):
+    run = audio_codec("small", network="spectral", rate=rate)
+    model, rate_hz = run.task.model, int(rate)
+    assert run.data.rate_hz == run.task.reconstruction.rate_hz == rate_hz
+    assert rate_hz / model.hop == 50 and model.grid(run.data) == (50,)
+    codec = replace(model, dim=8, encoder_depth=0, decoder_depth=0).build()
+    assert codec(torch.zeros(1, 1, rate_hz)).output.shape == (1, 1, rate_hz)
+
+
 @pytest.mark.parametrize(
-    "setting", ["mdct_hop", "stack", "dim", "kernel_size", "expansion", "decoder_depth"]
+    "setting", ["mdct_hop", "stack", "dim", "kernel_size", "expansion", "decoder_depth", "tilt"]
 )
 def test_invalid_settings_give_an_error(setting):
     with pytest.raises(ValueError, match=f"{setting} must be at least"):

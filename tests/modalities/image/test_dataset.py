@@ -11,9 +11,10 @@ import PIL.Image
 import pytest
 import torch
 
-from tessera.data.dataset import FileDataset, split_names
+from tessera.data.dataset import FileDataset
 from tessera.data.discovery import find_files, list_files
 from tessera.data.errors import UnreadableFile
+from tessera.data.split import split_names
 from tessera.modalities.image.dataset import ImageDataConfig, ImageFolderDataset
 from tessera.modalities.image.inspect import inspect_folder
 from tessera.modalities.image.media import SUFFIXES, Image
@@ -226,7 +227,7 @@ def test_captions_are_counted_by_source(tmp_path):
     write_images(tmp_path, 3)
     (tmp_path / "0001.txt").write_text("a ramp")
     dataset = ImageDataConfig(path=str(tmp_path)).full()
-    assert dataset.captions.counts(dataset.names) == {"text files": 1}
+    assert dataset.files.count_captions() == {"text files": 1}
 
 
 def test_caption_is_read_without_opening_the_image(tmp_path):
@@ -266,11 +267,11 @@ def test_selected_files_keep_their_captions(tmp_path):
     write_images(tmp_path, 4)
     (tmp_path / "0002.txt").write_text("a ramp")
     found = find_files(tmp_path, SUFFIXES, "images")
-    dataset = ImageFolderDataset.from_found(found, ImageDataConfig(size=8))
+    dataset = ImageFolderDataset.from_files(found, ImageDataConfig(size=8))
     selected = dataset.select([3, 2])
     assert names(selected) == ["0003.png", "0002.png"]
     assert [selected.caption(i) for i in range(2)] == ["", "a ramp"]
-    assert ImageFolderDataset.from_found(found, ImageDataConfig(), captions=False).caption(2) == ""
+    assert ImageFolderDataset.from_files(found, ImageDataConfig(), captions=False).caption(2) == ""
 
 
 # ---- images in memory
@@ -454,7 +455,7 @@ def test_folder_of_other_files_is_rejected_with_what_was_found(tmp_path):
 
 def test_file_of_another_kind_is_rejected(tmp_path):
     (tmp_path / "photos.zip").touch()
-    message = r"photos.zip is a file of another kind than the images .*unpack archives"
+    message = r"photos.zip is a file of another kind than the images .*unpack other"
     assert_rejected(tmp_path / "photos.zip", message)
 
 

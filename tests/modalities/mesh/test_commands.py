@@ -90,6 +90,17 @@ def test_prompts_and_partial_meshes_give_glb_and_obj_files(captioned, tmp_path):
         assert names >= {"0000.glb", "0001.obj", "sheet.png", "settings.json"}
 
 
+def test_meshes_are_decoded_under_the_names_of_their_originals(tmp_path):
+    codes, out = tmp_path / "codes", tmp_path / "decoded"
+    (tmp_path / "meshes").mkdir()
+    (tmp_path / "meshes/box.obj").write_text(build_box().to_obj())
+    run = mesh_tokenizer()
+    assert tessera("tokenize", run, "--data", tmp_path / "meshes", "--out", codes).code == 0
+    result = tessera("decode", run, codes, "--out", out)
+    assert result.code == 0, result
+    assert len(Mesh.load(out / "box.obj").faces)
+
+
 @pytest.mark.parametrize("polygons", ["triangles", "quads"])
 def test_both_recipes_train_on_boxes_and_single_faces(polygons, tmp_path):
     """A mesh of one face has no neighbouring faces."""

@@ -85,7 +85,7 @@ def test_example_consists_of_integers_edges_and_caption(folder):
     assert example.vertices.min() == 0 and example.vertices.max() == 63
     assert np.array_equal(example.edges, find_adjacent_faces(example.faces))
     assert example.caption == dataset.caption(0) == "a ladder"
-    assert dataset.captions.counts(dataset.names) == {"text files": 1}
+    assert dataset.files.count_captions() == {"text files": 1}
 
 
 def test_quads_are_kept_if_requested(folder):
@@ -271,7 +271,7 @@ def test_cached_example_equals_a_newly_computed_one(folder, has_path):
     for i, example in enumerate(first):
         cached = load(dataset, i)
         assert cached.faces is example.faces and cached.edges is example.edges
-        mesh = read_mesh(dataset.path(i)) if has_path else to_triangles(dataset.generate(i).mesh)
+        mesh = read_mesh(dataset.file(i)) if has_path else to_triangles(dataset.generate(i).mesh)
         computed = MeshExample.from_mesh(mesh, 64, dataset.caption(i))
         assert_equal(cached, computed)
         assert np.array_equal(cached.edges, find_adjacent_faces(cached.faces))
@@ -295,7 +295,7 @@ def test_cache_on_disk_equals_the_files_and_corrupt_entries_are_replaced(folder,
     load_example.cache_clear()
     assert all(len(caching.item(index, rng).faces) for index in range(len(computing)))
     assert len(files[0].read_bytes()) > 100
-    os.utime(caching.path(0), ns=(1, 1))
+    os.utime(caching.file(0), ns=(1, 1))
     load_example.cache_clear()
     assert len(caching.item(0, rng).faces) and len(list(cache_dir.iterdir())) == len(files) + 1
 

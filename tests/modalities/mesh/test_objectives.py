@@ -212,7 +212,7 @@ def build_batch(codes: Tensor, texts: list[str] = TEXTS) -> Batch[Any]:
 
 def test_targets_end_with_the_end_token_of_each_mesh():
     task, codes = build_task(), random_codes(7, 2, 4)
-    predictions = task.predict(build_batch(codes), TEXTS)
+    predictions = task.predict(task.prepare_inputs(build_batch(codes)), TEXTS)
     for row, count in enumerate([7, 2, 4]):
         targets = predictions.targets_M[predictions.example_M == row].tolist()
         assert targets == [*codes[row, :count].flatten().tolist(), task.model.eos_token_id]

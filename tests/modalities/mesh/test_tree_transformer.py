@@ -96,7 +96,9 @@ def test_dropout_depends_on_the_example_alone_and_is_off_in_evaluation():
     tokens = task.get_tokens(batch.examples)
     condition = task.model.condition(batch.examples.captions, [False, False])
     plain = task.model.predict(tokens, condition)
-    dropped = task.model.predict(tokens, condition, batch.generators())
+    dropped = task.model.predict(
+        tokens, condition, task.model.prepare_inputs(tokens, batch.generators())
+    )
     assert not torch.allclose(plain.logits_MV, dropped.logits_MV)
     assert torch.equal(plain.logits_MV, task.model.predict(tokens, condition).logits_MV)
 
@@ -104,7 +106,7 @@ def test_dropout_depends_on_the_example_alone_and_is_off_in_evaluation():
 @torch.no_grad()
 def test_a_mesh_that_was_cut_off_has_no_end():
     short, batch = build_task(max_len=20), build_batch(0)
-    predictions = short.predict(batch, [DATA.caption(0)])
+    predictions = short.predict(short.prepare_inputs(batch), [DATA.caption(0)])
     assert len(predictions.targets_M) == int((short.get_tokens(batch.examples) != tree.PAD).sum())
     assert short.model.eos_token_id not in predictions.targets_M.tolist()
     metrics = short.compute_metrics(

@@ -77,7 +77,9 @@ def test_samples_are_audio_captions_and_similarities(run: Path, tmp_path: Path) 
     assert result.code == 0, result
     names = {file.name for file in out.iterdir()}
     assert {"0000.wav", "0000.txt", "0003.wav", "sheet.png", "sheet.txt", "settings.json"} <= names
-    assert "supports no prompt" in run_invalid("sample", run, "--prompt", "a harp")
+    assert f"tessera index {run} --data FOLDER" in result.out and "tessera search" in result.out
+    message = run_invalid("sample", run, "--prompt", "a harp")
+    assert "generates nothing" in message and "tessera search INDEX 'a harp'" in message
 
 
 def test_batch_of_one_is_rejected(tmp_path: Path) -> None:

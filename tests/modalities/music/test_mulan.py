@@ -19,6 +19,7 @@ from tessera.modalities.music.spectrogram_transformer import (
     augment_spectrogram,
     sample_patches,
     span_mask,
+    stretched_frames,
     time_stretch,
 )
 from tessera.text.learned import LearnedTextConfig
@@ -117,9 +118,9 @@ def test_loudness_matters(mulan: MuLaN) -> None:
 
 def test_augmentation_and_dropping_apply_only_in_training(mulan: MuLaN) -> None:
     batch = examples(random_audio(), torch.tensor([3000, 2000, 500]))
-    inference = mulan.embed_media(batch, generators(1, 2, 3))
+    inference = mulan.embed_media(batch, mulan.draw(batch, generators(1, 2, 3)))
     assert torch.equal(inference, mulan.embed_media(batch))
-    training = mulan.train().embed_media(batch, generators(1, 2, 3))
+    training = mulan.train().embed_media(batch, mulan.draw(batch, generators(1, 2, 3)))
     assert not torch.allclose(training, inference, atol=1e-3)
     assert torch.equal(mulan.embed_media(batch, None), inference), (
         "no randomness without generators"
@@ -128,9 +129,11 @@ def test_augmentation_and_dropping_apply_only_in_training(mulan: MuLaN) -> None:
 
 def test_randomness_comes_from_the_generator_of_each_example(mulan: MuLaN) -> None:
     audio, lengths = random_audio(), torch.tensor([3000, 2000, 500])
-    train_together = mulan.train().embed_media(examples(audio, lengths), generators(1, 2, 3))
+    batch = examples(audio, lengths)
+    train_together = mulan.train().embed_media(batch, mulan.draw(batch, generators(1, 2, 3)))
     for i in range(3):
-        alone = mulan.embed_media(examples(audio[i : i + 1], lengths[i : i + 1]), generators(i + 1))
+        one = examples(audio[i : i + 1], lengths[i : i + 1])
+        alone = mulan.embed_media(one, mulan.draw(one, generators(i + 1)))
         assert torch.allclose(alone[0], train_together[i], atol=1e-12)
 
 
@@ -142,39 +145,42 @@ def ramp_spectrogram(frames: int = 40, real: int = 40, bands: int = 16) -> Spect
 
 
 def test_time_stretch_interpolates_frames() -> None:
-    faster = time_stretch(ramp_spectrogram(), torch.tensor([1.25], dtype=torch.float64))
+    faster = stretch(ramp_spectrogram(), 1.25)
     assert faster.frames_B.tolist() == [32] and torch.allclose(
         faster.values_BMF[0, 0, :32], torch.arange(32).double() * 1.25
     )
     assert (faster.values_BMF[0, :, 32:] == SILENCE).all()
-    slower = time_stretch(ramp_spectrogram(real=20), torch.tensor([0.8], dtype=torch.float64))
+    slower = stretch(ramp_spectrogram(real=20), 0.8)
     assert slower.frames_B.tolist() == [25] and torch.allclose(
         slower.values_BMF[0, 0, :24], torch.arange(24).double() * 0.8
     )
 
 
+def stretch(spectrogram: Spectrogram, tempo: float) -> Spectrogram:
+    tempo_B = torch.tensor([tempo], dtype=torch.float64)
+    count = spectrogram.values_BMF.shape[2]
+    frames_B = stretched_frames(spectrogram.frames_B, tempo_B, count)
+    return time_stretch(spectrogram, tempo_B, frames_B)
+
+
+def augment(spectrogram: Spectrogram, settings: SpecAugmentConfig, seed: int) -> Spectrogram:
+    count = spectrogram.values_BMF.shape[2]
+    draws = settings.draw(spectrogram.frames_B, count, generators(seed), torch.float64)
+    return augment_spectrogram(spectrogram, settings, draws)
+
+
 def test_masks_cover_a_fraction_of_bands_and_of_real_frames() -> None:
     fractions = []
     for seed in range(200):
-        augmented = augment_spectrogram(
-            ramp_spectrogram(real=30),
-            SpecAugmentConfig(stretch=0, band_masks=0, max_time_fraction=0.5),
-            generators(seed),
-        )
+        settings = SpecAugmentConfig(stretch=0, band_masks=0, max_time_fraction=0.5)
+        augmented = augment(ramp_spectrogram(real=30), settings, seed)
         masked = (augmented.values_BMF[0] == MEAN).all(0)
         assert not masked[30:].any()
         fractions.append(float(masked.sum()) / 30)
     assert 0 < sum(fractions) / 200 < 0.3 and 0.4 < max(fractions) <= 0.5, "never a whole segment"
     settings = SpecAugmentConfig(stretch=0, time_masks=0, max_band_fraction=0.5)
     bands = [
-        int(
-            (
-                augment_spectrogram(ramp_spectrogram(), settings, generators(seed)).values_BMF[0]
-                == MEAN
-            )
-            .all(1)
-            .sum()
-        )
+        int((augment(ramp_spectrogram(), settings, seed).values_BMF[0] == MEAN).all(1).sum())
         for seed in range(200)
     ]
     assert max(bands) in (7, 8) and min(bands) == 0

@@ -13,6 +13,7 @@ import pytest
 from tessera.api.tokenizer import Tokenizer
 from tessera.data.tokens import read_tokens
 from tessera.modalities.image.synthetic import SyntheticImages, draw
+from tessera.modalities.video.media import Video
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
 from tests.cli_runner import run_invalid, tessera
 
@@ -79,16 +80,18 @@ def read_frames(path: Path) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
-def test_video_is_shown_next_to_its_reconstruction(run: Path, videos: Path, tmp_path: Path) -> None:
+def test_whole_video_is_rebuilt_under_its_own_name(run: Path, videos: Path, tmp_path: Path) -> None:
     result = tessera("sample", run, "--data", videos / "2.mp4", "--out", tmp_path)
     assert result.code == 0, result
-    for name in ("0000.mp4", "0000.gif", "sheet.mp4", "sheet.gif"):
+    frames = read_frames(tmp_path / "2.mp4")
+    assert len(frames) == len(read_frames(videos / "2.mp4")) > 5, "more than an example has"
+    for name in ("sheet.mp4", "sheet.gif"):
         frames = read_frames(tmp_path / name)
-        assert len(frames) == 5, "the tiny preset uses five frames"
         assert frames.std() > 10, f"{name} is black or of one colour"
-    with PIL.Image.open(tmp_path / "0000.gif") as gif:
-        assert gif.n_frames == 5 and gif.width > 2 * 16
-    assert json.loads((tmp_path / "settings.json").read_text())["examples"] == ["2.mp4"]
+    with PIL.Image.open(tmp_path / "sheet.gif") as gif:
+        assert gif.n_frames > 5 and gif.width > 2 * 16
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert settings["examples"] == settings["files"] == ["2.mp4"]
 
 
 def test_evaluation_has_frame_motion_codebook_and_bit_metrics(
@@ -106,11 +109,30 @@ def test_evaluation_has_frame_motion_codebook_and_bit_metrics(
 
 
 def test_codes_have_axes_of_time_and_space(run: Path, videos: Path, tmp_path: Path) -> None:
-    assert tessera("tokenize", run, "--data", videos, "--out", tmp_path).code == 0
+    assert tessera("tokenize", run, "--no-whole", "--data", videos, "--out", tmp_path).code == 0
     tokenizer = Tokenizer.load(run)
     stored = read_tokens(tmp_path, tokenizer.fingerprint)
     assert stored.codes.shape == (7, 2, 8, 8) and "image.png" in stored.names
     assert tokenizer.decode(stored.codes[:2]).shape == (2, 3, 5, 16, 16)
+
+
+def test_decoded_videos_have_all_frames_and_their_rate(
+    run: Path, videos: Path, tmp_path: Path
+) -> None:
+    codes, out = tmp_path / "codes", tmp_path / "decoded"
+    assert tessera("tokenize", run, "--data", videos, "--out", codes).code == 0
+    stored = read_tokens(codes, Tokenizer.load(run).fingerprint)
+    lengths = dict(zip(stored.names, stored.extents, strict=True))
+    assert lengths["image.png"].length == 1 and lengths["2.mp4"].length > 5
+    for name, row in zip(stored.names, stored.rows, strict=True):
+        assert len(row) == 1 + -(-(lengths[name].length - 1) // 4), name
+    assert tessera("decode", run, codes, "--out", out).code == 0
+    for name in ("0.mp4", "2.mp4"):
+        original, decoded = Video.load(videos / name), Video.load(out / name)
+        assert len(decoded.frames) == len(original.frames) == lengths[name].length
+        assert decoded.rate_hz == pytest.approx(original.rate_hz, rel=0.01)
+    assert tessera("decode", run, codes, "--out", tmp_path / "gifs", "--format", "gif").code == 0
+    assert (tmp_path / "gifs/2.gif").is_file()
 
 
 @pytest.mark.parametrize(

@@ -424,7 +424,7 @@ def test_captions_are_counted_by_source(tmp_path):
         write_lossless(tmp_path / f"{name}.webp", 3)
     (tmp_path / "a.txt").write_text("ramps")
     dataset = VideoDataConfig(path=str(tmp_path), frames=3).full()
-    assert dataset.captions.counts(dataset.names) == {"text files": 1}
+    assert dataset.files.count_captions() == {"text files": 1}
     assert [dataset.caption(i) for i in range(2)] == ["ramps", ""]
 
 
@@ -487,8 +487,9 @@ def test_invalid_setting_is_rejected_by_name(setting):
         VideoDataConfig(**setting)
 
 
-def test_preprocessing_does_not_include_augmentation():
+def test_a_generator_inherits_rates_but_only_the_size_must_be_equal():
     config = VideoDataConfig(size=32, frames=9, rate_hz=12.0, stride=2, flip=True)
     expected = {"size": 32, "frames": 9, "rate_hz": 12.0, "stride": 2}
-    assert config.preprocessing() == config.without_augmentation().preprocessing() == expected
+    assert config.inherited() == config.without_augmentation().inherited() == expected
+    assert config.preprocessing() == {"size": 32}
     assert not config.sample_metrics()

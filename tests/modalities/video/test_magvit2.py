@@ -71,6 +71,17 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "tiny": {},
     "all layers": {"layers": ALL_LAYERS},
     "separate first frame": {"separate_first_frame": True},
+    "decoder of its own": {
+        "layers": ("compress_space", "compress_time", "compress_time", "factorized_residual"),
+        "decoder_layers": (
+            "compress_space",
+            "factorized_residual",
+            "compress_time",
+            "compress_time",
+            "factorized_residual:2",
+        ),
+        "overlapping_upsample": True,
+    },
     "lfq": {"quantizer": LFQConfig(codebook_size=64)},
 }
 every_network = pytest.mark.parametrize("network", NETWORKS)
@@ -457,7 +468,7 @@ def test_config_can_be_encoded_and_decoded():
         (("cond_atend_time",), "did you mean 'attend_time'"),
         (
             ("xyzzy",),
-            r"no layer 'xyzzy'\. The layers are residual, consecutive_residual, compress_space",
+            r"no layer 'xyzzy'\. The layers are residual, consecutive_residual, factorized",
         ),
         (("residual:two",), "no layer 'residual:two': did you mean 'residual'"),
         (("",), "no layer ''"),
@@ -682,3 +693,47 @@ def test_layers_and_window_follow_the_configuration():
     assert not any(
         isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules()
     )
+
+
+# ---- layers of the decoder
+
+
+def test_decoder_layers_change_the_decoder_only():
+    layers = ("compress_space", "compress_time", "residual")
+    plain, other = (
+        build(layers=layers, decoder_layers=decoder)
+        for decoder in (None, ("compress_space", "residual", "compress_time", "residual"))
+    )
+    assert list(plain.encoder.state_dict()) == list(other.encoder.state_dict())
+    assert len(other.decoder) == len(plain.decoder) + 1
+    assert plain.config.grid(DataSize(size=8, frames=5)) == (3, 4, 4)
+
+
+@dataclass
+class DataSize:
+    size: int
+    frames: int
+
+
+def test_decoder_layers_with_other_compressions_are_an_error():
+    with pytest.raises(ValueError, match="must have the compressions of layers"):
+        replace(TINY, decoder_layers=("compress_time", "compress_space", "compress_time"))
+
+
+def test_a_frame_kernel_of_one_pixel_equals_the_convolution():
+    layer = build(layers=("factorized_residual",)).encoder[1].time
+    x = torch.randn(2, 5, 4, 4, 8, generator=torch.Generator().manual_seed(0))
+    padded = torch.cat([x[:, :1], x[:, :1], x], dim=1).movedim(-1, 1)
+    expected = layer.convolution(padded).movedim(1, -1)
+    torch.testing.assert_close(layer(x, StreamingState()), expected)
+
+
+def test_long_videos_are_decoded_in_chunks_without_gradients():
+    model = build()
+    codes = torch.randint(0, 64, (1, 20, 4, 4), generator=torch.Generator().manual_seed(0))
+    whole = model.decode(codes)  # with gradients, at once
+    sizes = []
+    model.decoder.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].shape[1]))
+    with torch.no_grad():
+        torch.testing.assert_close(model.decode(codes), whole)
+    assert sizes == [8, 8, 4]

@@ -69,7 +69,9 @@ def fake_perceptual_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def build_task(adversary: VideoAdversaryConfig | None = None, **choices: Any) -> TokenizerTask:
     """Build a task in double precision."""
-    reconstruction = VideoReconstructionConfig(perceptual=PerceptualConfig(weight=0.1))
+    reconstruction = VideoReconstructionConfig(
+        chroma_weight=0.5, motion_weight=2.0, perceptual=PerceptualConfig(weight=0.1)
+    )
     fields = {"model": MODEL, "reconstruction": reconstruction, "adversary": adversary, **choices}
     return VideoTokenizerTaskConfig(**fields).build().double()
 
@@ -125,7 +127,25 @@ def test_padding_does_not_change_any_metric() -> None:
     for name, value in sums.items():
         torch.testing.assert_close(again[name], value, msg=name)
     terms, others = reconstruction.losses(output, batch), reconstruction.losses(other_output, other)
-    assert terms == others and terms.keys() == {"pixel", "perceptual"}
+    assert terms == others and terms.keys() == {"pixel", "chroma", "motion", "perceptual"}
+
+
+def test_colour_and_motion_losses_measure_only_those() -> None:
+    config = VideoReconstructionConfig(chroma_weight=0.5, motion_weight=2.0)
+    loss, batch = config.build(), build_batch(9, 5)
+    target = batch.examples.videos
+    lighter = loss.losses(target + 0.1, batch)  # the same in all channels and frames
+    assert lighter["pixel"] == pytest.approx(0.01)
+    assert lighter["chroma"] == pytest.approx(0, abs=1e-12)
+    assert lighter["motion"] == pytest.approx(0, abs=1e-12)
+    redder = loss.losses(target + torch.tensor([0.1, 0, 0]).view(3, 1, 1, 1), batch)
+    assert redder["chroma"] > 5e-4 and redder["motion"] == pytest.approx(0, abs=1e-12)
+    flicker = loss.losses(target + 0.1 * (torch.arange(9) % 2).view(9, 1, 1), batch)
+    assert flicker["motion"] == pytest.approx(2 * 0.01)
+    assert config.build().losses(target[:, :, :1], build_batch(1, 1, frames=1)).keys() == {
+        "pixel",
+        "chroma",
+    }
 
 
 def test_image_has_the_loss_of_the_first_frame_of_its_video() -> None:

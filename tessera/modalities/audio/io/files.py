@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from tessera.data.budget import SAMPLE_BYTES, check_decoded_size
-from tessera.data.discovery import FileSignature, file_signature
 from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.files import AnyFile, FileSignature, decoder_input, file_signature
 from tessera.modalities.audio import MODALITY
 from tessera.modalities.audio.io.base import (
     BLOCK_SAMPLES,
@@ -29,6 +29,7 @@ from tessera.modalities.audio.io.base import (
     import_soundfile,
 )
 from tessera.modalities.audio.io.stream import AudioStreamReader
+from tessera.modalities.audio.io.wav import declared_ratio
 
 SUFFIXES = (*MODALITY.suffixes, ".webm")
 """Suffixes of files that are read as audio; .webm may also be a video."""
@@ -55,7 +56,15 @@ class AudioScan:
     """Where and why decoding stopped early; "" if the file is intact."""
 
 
-def probe(path: str | Path) -> AudioInfo:
+@dataclass(frozen=True)
+class Level:
+    """The level of a whole file, mixed to one channel."""
+
+    rms: float
+    peak: float
+
+
+def probe(path: AnyFile) -> AudioInfo:
     """Read the rate, the channels and the length without decoding more than the beginning.
 
     Cached until the file changes.
@@ -69,19 +78,25 @@ def measure_file(path: str | Path) -> dict[str, float]:
     return {"seconds": probe(path).seconds}
 
 
-def scan_audio(path: str | Path) -> AudioScan:
+def scan_audio(path: AnyFile) -> AudioScan:
     """Decode the whole file, one block at a time. Cached until the file changes."""
     with add_path(path):
         return _scan(file_signature(path))
 
 
-def scan_blocks(path: str | Path, on_block: Callable[[np.ndarray], None]) -> AudioScan:
+def scan_blocks(path: AnyFile, on_block: Callable[[np.ndarray], None]) -> AudioScan:
     """Do the same as `scan_audio` and call `on_block` with every block, (C, n)."""
     with add_path(path):
         return _scan_blocks(file_signature(path), on_block)
 
 
-def read_samples(path: str | Path, start: int = 0, count: int | None = None) -> np.ndarray:
+def measure_level(path: AnyFile) -> Level:
+    """Decode the whole file and measure its level. Cached until the file changes."""
+    with add_path(path):
+        return _measure_level(file_signature(path))
+
+
+def read_samples(path: AnyFile, start: int = 0, count: int | None = None) -> np.ndarray:
     """Read (C, N) float32 in [-1, 1].
 
     Args:
@@ -95,7 +110,7 @@ def read_samples(path: str | Path, start: int = 0, count: int | None = None) -> 
         wanted = info.num_samples if count is None else min(count, info.num_samples)
         content = f"{wanted:,} samples of {info.channels} channels"
         check_decoded_size(content, SAMPLE_BYTES * wanted * info.channels)
-        blocks = ReadableBlocks(open_reader(str(path)).blocks(start))
+        blocks = ReadableBlocks(open_reader(path).blocks(start))
         parts = list(crop_blocks(blocks, start, count))
         if not parts:
             raise UnreadableFile(f"no sample can be read from index {start:,} on")
@@ -145,7 +160,7 @@ class ReadableBlocks:
 def _probe(signature: FileSignature) -> AudioInfo:
     if signature.bytes == 0:
         raise UnreadableFile("the file is empty (0 bytes)")
-    info = open_reader(signature.path).info()
+    info = open_reader(signature.file).info()
     lowest, highest = RATE_RANGE_HZ
     if not lowest <= info.rate_hz <= highest:
         raise UnreadableFile(
@@ -167,24 +182,37 @@ def _scan(signature: FileSignature) -> AudioScan:
 
 def _scan_blocks(signature: FileSignature, on_block: Callable[[np.ndarray], None]) -> AudioScan:
     info, num_samples = _probe(signature), 0
-    blocks = ReadableBlocks(open_reader(signature.path).blocks(0))
+    blocks = ReadableBlocks(open_reader(signature.file).blocks(0))
     for block in blocks:
         on_block(validate_samples(block.samples))
         num_samples = block.end
     if not num_samples:
         raise UnreadableFile(f"nothing of it can be read ({blocks.error})")
+    declared = round(info.num_samples * declared_ratio(signature))
     # The header of a compressed file may state slightly more than the file holds.
-    truncated = num_samples < info.num_samples - 0.25 * info.rate_hz
+    tolerance = 0 if declared > info.num_samples else 0.25 * info.rate_hz
+    truncated = num_samples < declared - tolerance
     reason = blocks.error or ("the data ends there" if truncated else "")
-    position = f"{num_samples / info.rate_hz:.2f} s of {info.seconds:.2f} s"
+    position = f"{num_samples / info.rate_hz:.2f} s of {declared / info.rate_hz:.2f} s"
     return AudioScan(num_samples, f"it is damaged at {position} ({reason})" if reason else "")
 
 
-def open_reader(path: str) -> Reader:
+@lru_cache(maxsize=1 << 16)
+def _measure_level(signature: FileSignature) -> Level:
+    count, squares, peak = 0, 0.0, 0.0
+    for block in ReadableBlocks(open_reader(signature.file).blocks(0)):
+        mono = validate_samples(block.samples).mean(axis=0)
+        count += len(mono)
+        squares += float(np.square(mono, dtype=np.float64).sum())
+        peak = max(peak, float(np.abs(mono).max(initial=0)))
+    return Level((squares / max(1, count)) ** 0.5, peak)
+
+
+def open_reader(path: AnyFile) -> Reader:
     """Return soundfile's reader if it reads and seeks the file correctly, otherwise PyAV's."""
     soundfile = import_soundfile()
     try:
-        with soundfile.SoundFile(path) as file:
+        with decoder_input(path) as content, soundfile.SoundFile(content) as file:
             inexact = file.format in INEXACT_SEEK_FORMATS
             return AudioStreamReader(path) if inexact else SoundfileReader(path)
     except (soundfile.SoundFileError, TypeError):  # TypeError: a name that ends in .raw
@@ -195,7 +223,7 @@ def open_reader(path: str) -> Reader:
 class SoundfileReader:
     """Read a file with soundfile."""
 
-    path: str
+    path: AnyFile
 
     def info(self) -> AudioInfo:
         with open_soundfile(self.path) as file:
@@ -216,11 +244,11 @@ class SoundfileReader:
 
 
 @contextmanager
-def open_soundfile(path: str) -> Iterator[Any]:
+def open_soundfile(path: AnyFile) -> Iterator[Any]:
     """Open a file; every libsndfile error inside the block becomes UnreadableFile."""
     soundfile = import_soundfile()
     try:
-        with soundfile.SoundFile(path) as file:
+        with decoder_input(path) as content, soundfile.SoundFile(content) as file:
             yield file
     except soundfile.SoundFileError as error:
         raise UnreadableFile(f"it is damaged or truncated ({error})") from error

@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile, decoder_input, file_suffix, open_file
 from tessera.modalities.audio.io.base import AudioInfo, Block, import_av
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ before it, and AAC and Opus frames overlap."""
 
 @dataclass(frozen=True)
 class AudioStreamReader:
-    path: str
+    path: AnyFile
 
     def info(self) -> AudioInfo:
         with open_audio(self.path) as audio:
@@ -125,21 +126,25 @@ class OpenAudio:
 
 
 @contextmanager
-def open_audio(path: str) -> Iterator[OpenAudio]:
+def open_audio(path: AnyFile) -> Iterator[OpenAudio]:
     """Open a file at its beginning; every FFmpeg error inside the block becomes UnreadableFile."""
     try:
         av = import_av()
     except ModuleNotFoundError as error:
         raise UnreadableFile(f"soundfile cannot read it ({error})") from error
     audio: OpenAudio | None = None
-    format_name = next(
-        (name for suffix, name in HEADERLESS_FORMATS.items() if path.lower().endswith(suffix)), None
-    )
+    format_name = HEADERLESS_FORMATS.get(file_suffix(path))
     try:
         # "file:" keeps FFmpeg from reading the name as a URL; tags of any encoding are accepted.
-        with av.open(
-            f"file:{path}", format=format_name, options=OPTIONS, metadata_errors="surrogateescape"
-        ) as container:
+        with (
+            decoder_input(path) as content,
+            av.open(
+                f"file:{content}" if isinstance(content, str) else content,
+                format=format_name,
+                options=OPTIONS,
+                metadata_errors="surrogateescape",
+            ) as container,
+        ):
             audio = OpenAudio(container, first_audio_stream(container))
             yield audio
     except FileNotFoundError as error:
@@ -155,8 +160,8 @@ def open_audio(path: str) -> Iterator[OpenAudio]:
         raise not_audio(path) from error
 
 
-def not_audio(path: str) -> UnreadableFile:
-    with open(path, "rb") as file:
+def not_audio(path: AnyFile) -> UnreadableFile:
+    with open_file(path) as file:
         head = file.read(8)
     return UnreadableFile(
         "it is not a WAV, FLAC, OGG, MP3, M4A or other supported audio file, or it is truncated "

@@ -12,6 +12,7 @@ import PIL.Image
 
 from tessera.data.budget import read_file
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile
 from tessera.modalities.image.media import check_image_size, decode, open_header, to_rgb
 from tessera.modalities.video.io.base import (
     DEFAULT_RATE_HZ,
@@ -27,7 +28,7 @@ from tessera.modalities.video.io.base import (
 class Animation:
     """A `FrameReader` of an animation or a still image."""
 
-    path: str
+    path: AnyFile
 
     def read_info(self) -> VideoInfo:
         with wrap_decoder_errors():

@@ -17,6 +17,7 @@ import PIL.Image
 
 from tessera.data.budget import PIXEL_BYTES, check_decoded_size, max_decoded_bytes
 from tessera.data.errors import UnreadableFile
+from tessera.data.files import AnyFile, decoder_input, open_file
 from tessera.modalities.image.media import to_rgb
 from tessera.modalities.video.io.base import (
     DEFAULT_RATE_HZ,
@@ -44,7 +45,7 @@ NO_FRAME = "the file contains no frame: the data ends before the first"
 class VideoReader:
     """A `FrameReader` of a file with a video codec."""
 
-    path: str
+    path: AnyFile
 
     def read_info(self) -> VideoInfo:
         with open_video(self.path) as video:
@@ -156,7 +157,7 @@ class OpenVideo:
 
 
 @contextmanager
-def open_video(path: str) -> Iterator[OpenVideo]:
+def open_video(path: AnyFile) -> Iterator[OpenVideo]:
     """Open a file at its start.
 
     All errors of FFmpeg, on opening and within the context, become UnreadableFile.
@@ -165,9 +166,14 @@ def open_video(path: str) -> Iterator[OpenVideo]:
     video: OpenVideo | None = None
     try:
         # "file:" prevents names from being parsed as URLs; tags may have any encoding
-        with av.open(
-            f"file:{path}", options=OPEN_OPTIONS, metadata_errors="surrogateescape"
-        ) as container:
+        with (
+            decoder_input(path) as content,
+            av.open(
+                f"file:{content}" if isinstance(content, str) else content,
+                options=OPEN_OPTIONS,
+                metadata_errors="surrogateescape",
+            ) as container,
+        ):
             stream = find_video_stream(container)
             video = OpenVideo(container, stream, build_decoder(stream))
             yield video
@@ -179,7 +185,7 @@ def open_video(path: str) -> Iterator[OpenVideo]:
             raise UnreadableFile(f"the data is damaged or truncated ({reason})") from error
         if isinstance(error, EOFError):
             raise UnreadableFile(NO_FRAME) from error
-        with open(path, "rb") as file:
+        with open_file(path) as file:
             head = file.read(8)
         raise UnreadableFile(
             "not an MP4, MOV, WebM, MKV or AVI file, or truncated "

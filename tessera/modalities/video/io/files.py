@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from tessera.data.discovery import FileSignature, file_signature
 from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.files import AnyFile, FileSignature, StoredFile, file_signature, file_suffix
 from tessera.modalities.image import media as image
 from tessera.modalities.video.io.animation import Animation
 from tessera.modalities.video.io.av_reader import VideoReader
@@ -38,7 +38,7 @@ class DecodeResult:
     """Where and why decoding fails; "" if all frames can be decoded."""
 
 
-def probe(path: str | Path) -> VideoInfo:
+def probe(path: AnyFile) -> VideoInfo:
     """Return rate, size and duration, decoding at most the first frame of a file with a codec.
 
     The result is cached as long as the file does not change.
@@ -53,7 +53,7 @@ def measure_file(path: str | Path) -> dict[str, float]:
     return {"seconds": info.declared_seconds, "pixels": info.width * info.height}
 
 
-def decode_all(path: str | Path) -> DecodeResult:
+def decode_all(path: AnyFile) -> DecodeResult:
     """Decode all frames of a file, one at a time.
 
     The result is cached as long as the file does not change.
@@ -63,7 +63,7 @@ def decode_all(path: str | Path) -> DecodeResult:
 
 
 def read_frames(
-    path: str | Path, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
+    path: AnyFile, start_seconds: float, count: int, rate_hz: float, min_side: int | None = None
 ) -> np.ndarray:
     """Return the frames displayed at start, start + 1/rate, ...: (T, H, W, 3) uint8.
 
@@ -73,7 +73,7 @@ def read_frames(
     """
     times = display_times(start_seconds, count, rate_hz)
     with add_path(path):
-        frames = select_displayed(open_reader(str(path)).frames(times[0], min_side), times)
+        frames = select_displayed(open_reader(path).frames(times[0], min_side), times)
         if not frames:
             _probe(file_signature(path))  # raises a more specific error if nothing is readable
             raise UnreadableFile(f"no frame can be decoded at {start_seconds:.2f} s")
@@ -132,7 +132,7 @@ def with_display_ends(frames: Iterator[Frame]) -> Iterator[tuple[Frame, float]]:
 def _probe(signature: FileSignature) -> VideoInfo:
     if signature.bytes == 0:
         raise UnreadableFile("the file is empty (0 bytes)")
-    return open_reader(signature.path).read_info()
+    return open_reader(signature.file).read_info()
 
 
 @lru_cache(maxsize=1 << 16)
@@ -140,7 +140,7 @@ def _decode_all(signature: FileSignature) -> DecodeResult:
     info = _probe(signature)
     count, seconds, reason = 0, 0.0, ""
     try:
-        for frame in open_reader(signature.path).frames(0.0, THUMBNAIL):
+        for frame in open_reader(signature.file).frames(0.0, THUMBNAIL):
             frame.pixels()
             count, seconds = count + 1, frame.end
     except UnreadableFile as error:
@@ -153,10 +153,10 @@ def _decode_all(signature: FileSignature) -> DecodeResult:
     )
 
 
-def open_reader(path: str) -> FrameReader:
-    """Return the reader of a path, chosen by its suffix."""
-    if Path(path).is_dir():
-        return FrameFolder(path)
-    if path.lower().endswith((*ANIMATION_SUFFIXES, *IMAGE_SUFFIXES)):
-        return Animation(path)
-    return VideoReader(path)
+def open_reader(file: AnyFile) -> FrameReader:
+    """Return the reader of a file or folder, chosen by its suffix."""
+    if not isinstance(file, StoredFile) and Path(file).is_dir():
+        return FrameFolder(str(file))
+    if file_suffix(file) in (*ANIMATION_SUFFIXES, *IMAGE_SUFFIXES):
+        return Animation(file)
+    return VideoReader(file)

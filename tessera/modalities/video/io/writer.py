@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -27,25 +29,33 @@ MAX_GIF_HZ = 50
 
 
 def write_mp4(video: Video, path: Path) -> None:
-    """Write an MP4, with H.264 if PyAV contains an encoder.
+    """Write an MP4, with H.264 if PyAV contains an encoder."""
+    write_mp4_pieces([video], path)
 
-    Its chroma is stored per 2 x 2 pixels, so odd sides are padded with a copy of the last row or
-    column.
+
+def write_mp4_pieces(pieces: Iterable[Video], path: Path) -> None:
+    """Write a video that arrives in pieces of one size and rate.
+
+    The chroma of an MP4 is stored per 2 x 2 pixels, so odd sides are padded with a copy of the last
+    row or column.
     """
     av = import_av()
-    _, height, width, _ = video.frames.shape
-    padded = np.pad(video.frames, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-    rate = Fraction(video.rate_hz).limit_denominator(1001)
+    remaining = iter(pieces)
+    first = next(remaining)
+    _, height, width, _ = first.frames.shape
+    rate = Fraction(first.rate_hz).limit_denominator(1001)
     encoder = next(name for name in ENCODERS if name in av.codecs_available)
     with av.open(f"file:{path}", "w", format="mp4", options={"movflags": "faststart"}) as container:
         stream = container.add_stream(
             encoder, rate=rate, options=X264_OPTIONS if encoder == "libx264" else {}
         )
-        stream.height, stream.width = padded.shape[1:3]
+        stream.height, stream.width = height + height % 2, width + width % 2
         stream.pix_fmt = "yuv420p"
         stream.codec_context.gop_size = KEY_FRAME_INTERVAL
-        for number, pixels in enumerate(padded):
-            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+        frames = (pixels for piece in chain([first], remaining) for pixels in piece.frames)
+        for number, pixels in enumerate(frames):
+            padded = np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            frame = av.VideoFrame.from_ndarray(padded, format="rgb24")
             frame.pts, frame.time_base = number, 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode())

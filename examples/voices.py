@@ -1,0 +1,204 @@
+"""Make a folder of synthetic voices that speak known sentences, for the speech recipes.
+
+    python examples/voices.py OUT [--sentences 60] [--test-sentences 50]
+
+OUT/train has one folder for each of 24 voices, with `--sentences` FLAC files at 16 kHz and a
+metadata.jsonl with their transcripts. OUT/test has `--test-sentences` sentences that are not in
+OUT/train, spoken by 8 voices: 4 of OUT/train, and 4 that are in OUT/test only. All of them speak
+the same sentences, so that it can be measured what tokens contain of the content and of the
+speaker. The voices are those of the programs espeak-ng, with its variants at several pitches, and
+flite: `apt-get install espeak-ng flite`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tessera.modalities.audio.media import Audio
+
+RATE_HZ = 16_000
+SILENCE = 0.01
+"""Samples below this amplitude before and after a sentence are cut."""
+MARGIN_SECONDS = 0.08
+"""What is left of the silence."""
+
+DETERMINERS = ("the", "a", "my", "your", "this", "every", "one", "no", "his", "their")
+ADJECTIVES = (
+    "small", "green", "quiet", "young", "heavy", "bright", "old", "thin", "strange", "warm",
+    "yellow", "broken", "empty", "gentle", "huge", "round", "sharp", "wooden", "fresh", "cheap",
+)  # fmt: skip
+NOUNS = (
+    "dog", "river", "teacher", "window", "garden", "ship", "child", "market", "bridge", "apple",
+    "doctor", "mountain", "letter", "horse", "kitchen", "voice", "judge", "tower", "chair", "fish",
+    "village", "singer", "box", "thunder", "page", "boat", "king", "clock", "wolf", "jacket",
+)  # fmt: skip
+VERBS = (
+    "finds", "carries", "watches", "follows", "changes", "moves", "paints", "loves", "breaks",
+    "opens", "sells", "forgets", "hears", "pushes", "shows", "brings", "throws", "wants", "catches",
+    "helps",
+)  # fmt: skip
+PLACES = (
+    "near", "behind", "above", "under", "beside", "without", "through", "after", "before", "with",
+)  # fmt: skip
+ADVERBS = ("today", "slowly", "again", "never", "at night", "in the morning", "too soon", "there")
+
+
+@dataclass(frozen=True)
+class Voice:
+    name: str
+    """The name of its folder."""
+    program: str
+    voice: str
+    pitch: int = 50
+    """From 0 to 99, for espeak-ng."""
+    words_per_minute: int = 165
+
+
+def espeak(voice: str, pitch: int, words_per_minute: int = 165) -> Voice:
+    name = f"{voice.replace('+', '-').lower()}-{pitch}"
+    return Voice(name, "espeak-ng", voice, pitch, words_per_minute)
+
+
+TRAIN_VOICES = (
+    espeak("en-us", 30),
+    espeak("en-us", 60, 150),
+    espeak("en-gb", 45),
+    espeak("en-gb", 15, 155),
+    espeak("en-gb-scotland", 50),
+    espeak("en-us+f1", 50),
+    espeak("en-us+f2", 40, 175),
+    espeak("en-us+f3", 65),
+    espeak("en-gb+f4", 50),
+    espeak("en-gb+f5", 75),
+    espeak("en-us+m1", 40),
+    espeak("en-us+m2", 25),
+    espeak("en-us+m3", 55, 150),
+    espeak("en-gb+m4", 35),
+    espeak("en-gb+m5", 60),
+    espeak("en-us+m7", 45),
+    espeak("en-us+Andy", 50),
+    espeak("en-us+linda", 50),
+    espeak("en-gb+Michael", 40),
+    espeak("en-us+steph", 55),
+    Voice("slt", "flite", "slt"),
+    Voice("rms", "flite", "rms"),
+    Voice("awb", "flite", "awb"),
+    Voice("kal16", "flite", "kal16"),
+)
+TEST_VOICES = (
+    espeak("en-us+m6", 20),
+    espeak("en-gb+Alicia", 55),
+    espeak("en-us+belinda", 80),
+    espeak("en-gb+max", 40),
+)
+"""Voices of OUT/test only."""
+SHARED_VOICES = (TRAIN_VOICES[0], TRAIN_VOICES[6], TRAIN_VOICES[13], TRAIN_VOICES[20])
+"""Voices of OUT/train that also speak the sentences of OUT/test."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
+    parser.add_argument("--sentences", type=int, default=60, help="for each voice of OUT/train")
+    parser.add_argument("--test-sentences", type=int, default=50, help="for each voice of OUT/test")
+    args = parser.parse_args()
+    check_tools()
+    rng = random.Random(0)
+    train_count = len(TRAIN_VOICES) * args.sentences
+    sentences = make_sentences(rng, train_count + args.test_sentences)
+    for_test = sentences[train_count:]
+    by_voice = {
+        voice: sentences[i * args.sentences : (i + 1) * args.sentences]
+        for i, voice in enumerate(TRAIN_VOICES)
+    }
+    count = write_voices(by_voice, args.out / "train")
+    by_test_voice = dict.fromkeys((*SHARED_VOICES, *TEST_VOICES), for_test)
+    count += write_voices(by_test_voice, args.out / "test")
+    print(
+        f"{count:,} recordings with transcripts are in {args.out}: try `tessera train ... --data "
+        f"{args.out / 'train'}`"
+    )
+
+
+def check_tools() -> None:
+    """Exit with a message if a program is missing."""
+    for tool in ("espeak-ng", "flite"):
+        if shutil.which(tool) is None:
+            sys.exit(
+                f"The voices are those of espeak-ng and flite, but {tool} is not installed: "
+                "apt-get install espeak-ng flite"
+            )
+
+
+def make_sentences(rng: random.Random, count: int) -> list[str]:
+    """Return different sentences of four to eight words."""
+    sentences: dict[str, None] = {}
+    while len(sentences) < count:
+        sentences[make_sentence(rng)] = None
+    return list(sentences)
+
+
+def make_sentence(rng: random.Random) -> str:
+    words = [rng.choice(DETERMINERS), rng.choice(NOUNS), rng.choice(VERBS)]
+    if rng.random() < 0.5:
+        words.insert(1, rng.choice(ADJECTIVES))
+    words += [rng.choice(DETERMINERS), rng.choice(NOUNS)]
+    ending = rng.random()
+    if ending < 0.35:
+        words.append(rng.choice(ADVERBS))
+    elif ending < 0.6:
+        words += [rng.choice(PLACES), rng.choice(DETERMINERS), rng.choice(NOUNS)]
+    return " ".join(words)
+
+
+def write_voices(by_voice: dict[Voice, list[str]], out: Path) -> int:
+    """Write the sentences of each voice; return the number of recordings."""
+    lines = []
+    for voice, sentences in by_voice.items():
+        (out / voice.name).mkdir(parents=True, exist_ok=True)
+        for number, sentence in enumerate(sentences):
+            name = f"{voice.name}/{number:04d}.flac"
+            synthesize(voice, sentence).write(out / name)
+            lines.append(json.dumps({"file_name": name, "text": sentence}))
+    (out / "metadata.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return len(lines)
+
+
+def synthesize(voice: Voice, sentence: str) -> Audio:
+    """Speak a sentence, without silence at its ends, at RATE_HZ and the same loudness."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "speech.wav"
+        if voice.program == "flite":
+            command = ["flite", "-voice", voice.voice, "-t", sentence, "-o", str(file)]
+        else:
+            command = ["espeak-ng", "-v", voice.voice, "-p", str(voice.pitch)]
+            command += ["-s", str(voice.words_per_minute), "-w", str(file), sentence]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode != 0 or not file.exists():
+            sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()}")
+        return trim(Audio.load(file).to_mono().resample(RATE_HZ))
+
+
+def trim(audio: Audio) -> Audio:
+    """Cut the silence at both ends, and scale the samples to a peak of 0.7."""
+    samples = audio.samples[0] * (0.7 / max(float(np.abs(audio.samples).max()), 1e-9))
+    [loud] = np.nonzero(np.abs(samples) > SILENCE)
+    margin = round(MARGIN_SECONDS * RATE_HZ)
+    start, end = max(0, int(loud[0]) - margin), int(loud[-1]) + margin
+    return Audio(samples[None, start:end].astype(np.float32), RATE_HZ)
+
+
+if __name__ == "__main__":
+    main()

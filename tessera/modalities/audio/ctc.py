@@ -1,0 +1,314 @@
+"""Semantic tokens of a speech recogniser: the quantized inner layer of a small CTC network.
+
+The network is trained on recordings with transcripts to predict their characters. Between its two
+parts is a vector quantizer, as in the supervised semantic tokens of CosyVoice (Du 2024, arXiv
+2407.05407, section 2.1), so that a token has what determines the text and little of the speaker.
+The first part has convolutions of a short receptive field, so that tokens stay aligned with the
+sound; the second part, a Conformer, has the context of the whole recording. Its input are log-mel
+bands that are normalized over each recording, which removes loudness and the colour of the
+recording. For the first steps the second part gets the latents themselves, and the codebook is
+initialized only when these describe speech.
+
+Audio is (B, 1, N), codes are (B, T) with T = N / hop, rounded up, and -1 in frames of padding.
+`decode` returns the logits of characters, so that text can be read from tokens alone.
+
+B batch, N samples, T frames, M mel bands, W model dimension, V characters with the blank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tessera.losses.ctc import most_likely_labels
+from tessera.losses.spectrogram import log_mel_spectrogram
+from tessera.modalities.audio.features import num_frames
+from tessera.modalities.audio.semantic import masked_mean_B
+from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
+from tessera.nn.conformer import ConformerConfig, Convolution
+from tessera.nn.precision import full_precision, to_fp32
+from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
+from tessera.nn.quantize.base import l2_normalize
+from tessera.nn.reconstruction import Reconstruction
+from tessera.nn.transformer import FeedForward, Norm, linear
+from tessera.text.characters import CharacterVocab
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
+
+WINDOW_SECONDS = 0.025
+MEL_FRAMES_PER_TOKEN = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class CTCTokenizerConfig:
+    rate_hz: int = 16_000
+    """Sampling rate of the audio."""
+    token_rate_hz: float = 50.0
+    """Tokens per second."""
+    bands: int = 40
+    """Number of mel bands."""
+    dim: int = 128
+    """Dimension of all layers."""
+    encoder_depth: int = 3
+    """Number of convolution blocks before the quantizer."""
+    encoder_kernel: int = 5
+    """Frames of a convolution before the quantizer."""
+    context_depth: int = 2
+    """Number of Conformer blocks after the quantizer."""
+    context_kernel: int = 15
+    """Frames of a convolution after the quantizer."""
+    heads: int = 4
+    """Number of attention heads after the quantizer."""
+    vocab_size: int = 256
+    """Number of tokens."""
+    code_dim: int = 16
+    """Dimension in which tokens are looked up."""
+    commitment_weight: float = 0.25
+    """Weight of the squared distance between a latent and its code."""
+    codebook_start: int = 500
+    """The step after which the codebook is initialized and used."""
+    noise_db: tuple[float, float] | None = (5.0, 45.0)
+    """The range of the signal-to-noise ratio that is drawn for each example in training, once for
+    noise that follows the amplitude, as that of a codec does (ITU-T P.810), and once for steady
+    noise; none adds no noise. Without it, speech that a codec has reconstructed is not
+    recognised."""
+    max_characters: int = 64
+    """The maximum number of different characters of the transcripts."""
+
+    def __post_init__(self) -> None:
+        for name in ("bands", "dim", "encoder_depth", "context_depth", "heads", "max_characters"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if self.noise_db is not None and self.noise_db[0] > self.noise_db[1]:
+            raise ValueError(f"noise_db must be a range from low to high, got {self.noise_db}.")
+        if self.codebook_start < 0:
+            raise ValueError(f"codebook_start must be at least 0, got {self.codebook_start}.")
+        if not self.token_rate_hz > 0:
+            raise ValueError(f"token_rate_hz must be above 0, got {self.token_rate_hz}.")
+        samples = self.rate_hz / self.token_rate_hz
+        if samples % MEL_FRAMES_PER_TOKEN:
+            raise ValueError(
+                f"{self.token_rate_hz:g} tokens per second at {self.rate_hz:,} Hz are {samples:g} "
+                f"samples per token, which must be a multiple of {MEL_FRAMES_PER_TOKEN}: use "
+                "another token_rate_hz."
+            )
+        self.vq_config()
+
+    @property
+    def hop(self) -> int:
+        """Samples per token."""
+        return round(self.rate_hz / self.token_rate_hz)
+
+    def vq_config(self) -> VQConfig:
+        # The commitment is computed here, as a mean over examples of any length.
+        return VQConfig(
+            codebook_size=self.vocab_size, code_dim=self.code_dim, commitment_weight=0.0
+        )
+
+    def validate_data(self, data: AudioDataConfig) -> None:
+        if data.length < self.hop:
+            raise ValueError(
+                f"Examples of {data.length} samples are shorter than one token of {self.hop} "
+                "samples: use longer examples."
+            )
+
+    def fit_data(self, data: AudioDataConfig) -> CTCTokenizerConfig:
+        """Return the configuration at the rate of the data; the token rate stays the same."""
+        return replace(self, rate_hz=data.rate_hz)
+
+    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
+        """Return the shape of the token grid of one example: (frames,)."""
+        return (num_frames(data.length, self.hop),)
+
+    def build(self) -> CTCTokenizer:
+        return CTCTokenizer(self)
+
+
+@dataclass
+class CharacterReconstruction(Reconstruction):
+    """`output` are the logits of characters, (B, T, V)."""
+
+    frames_B: Tensor
+    """The number of frames with real samples."""
+
+
+class CTCTokenizer(AudioTokenizer):
+    config: CTCTokenizerConfig
+
+    def __init__(self, config: CTCTokenizerConfig):
+        super().__init__()
+        self.config = config
+        self.vocab = CharacterVocab(config.max_characters)
+        self.to_states = linear(MEL_FRAMES_PER_TOKEN * config.bands, config.dim)
+        self.encoder = nn.ModuleList(
+            ConvolutionBlock(config.encoder_kernel, config.dim) for _ in range(config.encoder_depth)
+        )
+        self.norm = Norm(config.dim)
+        self.to_code = linear(config.dim, config.code_dim)
+        self.quantizer: VQ = config.vq_config().build(config.code_dim)
+        self.start = DelayedStart(config.codebook_start)
+        self.from_code = linear(config.code_dim, config.dim)
+        self.context = ConformerConfig(kernel=config.context_kernel).build(
+            config.dim, config.context_depth, config.heads
+        )
+        self.head = linear(config.dim, self.vocab.num_labels)
+
+    @property
+    def rate_hz(self) -> int:
+        return self.config.rate_hz
+
+    def forward(
+        self,
+        samples: Tensor,
+        lengths_B: Tensor | None = None,
+        *,
+        lengths: Sequence[int] | None = None,
+        noise: Tensor | None = None,
+    ) -> CharacterReconstruction:
+        """Return logits of characters, codes and the commitment penalty.
+
+        `lengths` are those of `lengths_B`, which then need not be read from a device. `noise` is
+        added to the samples, in training.
+        """
+        if noise is not None:
+            samples = samples + noise
+        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, lengths)
+        with full_precision(samples.device.type):
+            quantized = self.quantizer(latent_BTC, mask_BT)
+            self.start.note_step()
+            code_BTC, penalties = latent_BTC, {}
+            if self.quantizer.is_initialized:
+                code_BTC = quantized.latent
+                distance_BT = (latent_BTC - code_BTC.detach()).square().mean(-1)
+                commitment = masked_mean_B(distance_BT, mask_BT).mean()
+                penalties["commitment"] = self.config.commitment_weight * commitment
+            elif not self.start.is_reached:
+                self.quantizer.rollback()
+        logits_BTV = self.character_logits(code_BTC, mask_BT)
+        codes_BT = quantized.codes.masked_fill(~mask_BT, -1)
+        return CharacterReconstruction(logits_BTV, codes_BT, penalties, mask_BT.sum(1))
+
+    @torch.no_grad()
+    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Encode (B, 1, N) as codes (B, T), with -1 in frames of padding."""
+        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B)
+        with full_precision(samples.device.type):
+            codes_BT = torch.full(mask_BT.shape, -1, device=samples.device)
+            codes_BT[mask_BT] = self.quantizer.nearest(latent_BTC[mask_BT])
+        return codes_BT
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Decode (B, T) to the logits of characters (B, T, V); -1 marks padding."""
+        if codes.ndim != 2:
+            raise ValueError(
+                "Codes of a semantic tokenizer have the shape (batch, frames), but got "
+                f"{tuple(codes.shape)}."
+            )
+        mask_BT = codes >= 0
+        return self.character_logits(self.quantizer.decode(codes.clamp_min(0)), mask_BT)
+
+    def recognize(self, codes: Tensor) -> list[str]:
+        """Return the text that codes (B, T) are most likely to be, by the most likely labels."""
+        labels = most_likely_labels(self.decode(codes), (codes >= 0).sum(1))
+        return [self.vocab.decode(one) for one in labels]
+
+    def encode_latents(
+        self, samples: Tensor, lengths_B: Tensor | None, lengths: Sequence[int] | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return latents (B, T, C) on the unit sphere and the mask (B, T) of real frames."""
+        check_audio_batch(samples)
+        check_not_empty(samples.shape[2])
+        if lengths_B is None:
+            lengths_B = torch.full(samples.shape[:1], samples.shape[2])
+        lengths_B = lengths_B.to(samples.device)
+        longest = int(lengths_B.max()) if lengths is None else max(lengths)
+        samples = samples[..., :longest]  # padding of the whole batch
+        mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
+        x_BTW = self.to_states(self.normalized_mel(samples[:, 0], lengths_B, mask_BT))
+        for block in self.encoder:
+            x_BTW = block(x_BTW, mask_BT)
+        with full_precision(samples.device.type):
+            return l2_normalize(self.to_code(self.norm(to_fp32(x_BTW)))), mask_BT
+
+    def normalized_mel(self, samples_BN: Tensor, lengths_B: Tensor, mask_BT: Tensor) -> Tensor:
+        """Return log-mel bands with mean 0 and variance 1 over each recording, (B, T, 2 M)."""
+        config, frames = self.config, mask_BT.shape[1]
+        mel_hop = self.hop // MEL_FRAMES_PER_TOKEN
+        is_real = torch.arange(samples_BN.shape[1], device=samples_BN.device) < lengths_B[:, None]
+        with full_precision(samples_BN.device.type), torch.no_grad():
+            samples_BN = F.pad(samples_BN * is_real, (0, frames * self.hop - samples_BN.shape[1]))
+            mel_BFM = log_mel_spectrogram(
+                samples_BN,
+                rate_hz=config.rate_hz,
+                window=max(mel_hop, round(WINDOW_SECONDS * config.rate_hz)),
+                hop=mel_hop,
+                bands=config.bands,
+            ).mT
+            mel_BTM = mel_BFM.unflatten(1, (frames, MEL_FRAMES_PER_TOKEN))
+            mask_BT11 = mask_BT[..., None, None]
+            count_B = MEL_FRAMES_PER_TOKEN * mask_BT.sum(1).clamp_min(1)[:, None, None, None]
+            mean = (mel_BTM * mask_BT11).sum((1, 2), keepdim=True) / count_B
+            centred = (mel_BTM - mean) * mask_BT11
+            variance = centred.square().sum((1, 2), keepdim=True) / count_B
+            normalized = (centred / (variance + 1e-2).sqrt()).flatten(2)
+        return normalized.to(self.to_states.weight.dtype)
+
+    def character_logits(self, code_BTC: Tensor, mask_BT: Tensor) -> Tensor:
+        x_BTW = self.from_code(code_BTC.to(self.from_code.weight.dtype) * mask_BT[..., None])
+        return self.head(self.context(x_BTW, mask_BN=mask_BT))
+
+    def labels(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the labels of the characters of texts."""
+        return [self.vocab.encode(text) for text in texts]
+
+
+class ConvolutionBlock(nn.Module):
+    """A convolution over frames and a feed-forward layer, each added to its input."""
+
+    def __init__(self, kernel: int, dim: int):
+        super().__init__()
+        self.convolution = Convolution(kernel, dim)
+        self.feed_forward = FeedForward(dim)
+
+    def forward(self, x_BTW: Tensor, mask_BT: Tensor) -> Tensor:
+        x_BTW = x_BTW + self.convolution(x_BTW, mask_BT[:, None, None, :])
+        return x_BTW + self.feed_forward(x_BTW)
+
+
+class DelayedStart(nn.Module):
+    """Count training steps up to a number; like a codebook, it changes only by `commit`."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.steps = steps
+        self.has_step = self._is_reached = False
+        self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
+        self.steps_done: Tensor
+
+    @property
+    def is_reached(self) -> bool:
+        self._is_reached = self._is_reached or int(self.steps_done) >= self.steps
+        return self._is_reached
+
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._is_reached = False
+
+    def note_step(self) -> None:
+        self.has_step = self.has_step or self.training
+
+    def rollback(self) -> None:
+        """Do not count a step that was skipped."""
+        self.has_step = False
+
+    @torch.no_grad()
+    def commit(self, dist: ProcessGroup, step: int) -> None:
+        if self.has_step:
+            self.steps_done += 1
+        self.rollback()

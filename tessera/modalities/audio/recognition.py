@@ -1,0 +1,146 @@
+"""Training and evaluation of semantic tokens that are trained on transcripts (`ctc.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import PIL.ImageDraw
+import torch
+from torch import Tensor
+
+from tessera.engine.task import Batch, BestMetric, Inputs, Loss
+from tessera.losses.ctc import ctc_loss_B, most_likely_labels
+from tessera.metrics.codebook import codebook_bits
+from tessera.metrics.text import edit_distance
+from tessera.modalities.audio.ctc import CharacterReconstruction, CTCTokenizer
+from tessera.modalities.audio.media import AudioBatch
+from tessera.modalities.image.media import Image
+from tessera.objectives.reconstruction import (
+    ReconstructionConfig,
+    ReconstructionLoss,
+    TokenizerTask,
+)
+
+FRAME_PIXELS, ROW_PIXELS, TEXT_PIXELS = 4, 6, 16
+"""The size of a frame, of a character and of a line of text in an image."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecognitionConfig(ReconstructionConfig):
+    """Metrics of recognised text; the loss is that of CTC."""
+
+    def build(self) -> RecognitionMetrics:
+        return RecognitionMetrics()
+
+
+class RecognitionMetrics(ReconstructionLoss):
+    best_metric = BestMetric(name="character_error", higher_is_better=False)
+
+    def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
+        return {
+            "character_error": float(totals["errors"] / totals["characters"].clamp_min(1)),
+            "ctc": float(totals["ctc"] / totals["examples"]),
+            "bits_per_second": float(codebook_bits(totals["codes"]) / totals["seconds"]),
+        }
+
+
+class CTCTask(TokenizerTask):
+    model: CTCTokenizer
+
+    def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
+        self.model.vocab.train_from(captions)
+
+    def prepare_inputs(self, batch: Batch[AudioBatch]) -> dict[str, Inputs]:
+        """Draw the noise of each example."""
+        inputs = super().prepare_inputs(batch)
+        noise_db = self.model.config.noise_db
+        if noise_db is None:
+            return inputs
+        rows = zip(batch.examples.samples, batch.generators(), strict=True)
+        noise = [draw_noise(samples_1N, noise_db, generator) for samples_1N, generator in rows]
+        return inputs | {"noise": torch.stack(noise)}
+
+    def reconstruction_loss(self, batch: Batch[AudioBatch], step: int) -> Loss:
+        output: CharacterReconstruction = self.model(
+            batch.examples.samples, **self.train_kwargs(batch)
+        )
+        labels = self.model.labels(batch.examples.captions)
+        loss_B = ctc_loss_B(output.output, output.frames_B, labels)
+        error = partial(mean_character_error, output.output.detach(), output.frames_B, labels)
+        return Loss({"ctc": loss_B.mean()} | output.penalties, {"character_error": error})
+
+    def eval_step(self, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
+        output: CharacterReconstruction = self.reconstruct(batch)  # type: ignore[assignment]
+        labels = self.model.labels(batch.examples.captions)
+        found = most_likely_labels(output.output, output.frames_B)
+        pairs = [pair for pair in zip(found, labels, strict=True) if pair[1]]
+        device, codes = output.codes.device, output.codes
+        return {
+            "examples": torch.tensor(len(batch), device=device),
+            "codes": torch.bincount(codes[codes >= 0], minlength=self.model.vocab_size)[None],
+            "errors": torch.tensor(sum(edit_distance(*pair) for pair in pairs), device=device),
+            "characters": torch.tensor(sum(len(one) for _, one in pairs), device=device),
+            "ctc": ctc_loss_B(output.output, output.frames_B, labels).sum(),
+            "seconds": batch.examples.lengths.double().sum() / batch.examples.rate_hz,
+        }
+
+    def sample(self, batch: Batch[AudioBatch]) -> list[Image]:
+        """Draw the probabilities of characters over time, with the transcript and the text that was
+        recognised."""
+        output: CharacterReconstruction = self.reconstruct(batch)  # type: ignore[assignment]
+        found = most_likely_labels(output.output, output.frames_B)
+        frames, captions = output.frames_B.tolist(), batch.examples.captions
+        used = 1 + len(self.model.vocab.characters)
+        return [
+            draw_characters(logits_TV[:count, :used], caption, self.model.vocab.decode(labels))
+            for logits_TV, count, labels, caption in zip(
+                output.output, frames, found, captions, strict=True
+            )
+        ]
+
+
+def draw_noise(
+    samples_1N: Tensor, range_db: tuple[float, float], generator: torch.Generator
+) -> Tensor:
+    """Draw noise that follows the amplitude of the samples, and steady noise, (1, N).
+
+    The first is that of the modulated noise reference unit (ITU-T P.810), which stands for the
+    noise of codecs.
+    """
+    low, high = range_db
+    ratios_db = low + (high - low) * torch.rand(2, generator=generator)
+    modulated, steady = 10 ** (-ratios_db / 20)
+    noise_2N = torch.randn(2, samples_1N.shape[1], generator=generator)
+    rms = samples_1N.square().mean().sqrt()
+    return samples_1N * modulated * noise_2N[:1] + rms * steady * noise_2N[1:]
+
+
+def mean_character_error(
+    logits_BTV: Tensor, frames_B: Tensor, labels: Sequence[Sequence[int]]
+) -> Tensor:
+    """Return the mean over examples of their character error, so that micro-batches add up."""
+    found = most_likely_labels(logits_BTV, frames_B)
+    errors = [
+        edit_distance(one, expected) / max(1, len(expected))
+        for one, expected in zip(found, labels, strict=True)
+    ]
+    return torch.tensor(errors, device=logits_BTV.device).mean()
+
+
+def draw_characters(logits_TV: Tensor, transcript: str, recognised: str) -> Image:
+    """Draw the probability of each character, from left to right, above two lines of text."""
+    probability_VT = logits_TV.detach().float().softmax(-1).T.cpu().numpy()
+    pixels = probability_VT.repeat(ROW_PIXELS, 0).repeat(FRAME_PIXELS, 1)
+    drawn = PIL.Image.fromarray((255 * pixels).round().astype(np.uint8))
+    width = max(drawn.width, 8 * max(len(transcript), len(recognised)))
+    canvas = PIL.Image.new("RGB", (width, drawn.height + 2 * TEXT_PIXELS))
+    canvas.paste(drawn, (0, 0))
+    draw = PIL.ImageDraw.Draw(canvas)
+    for line, text in enumerate((transcript, recognised)):
+        draw.text((2, drawn.height + line * TEXT_PIXELS), text, fill="white")
+    return Image(np.array(canvas))
