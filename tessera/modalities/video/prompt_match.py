@@ -35,8 +35,8 @@ MAX_SLOW_DISTANCE = 0.21
 DIRECTION_RATIO = 1.4
 """The motion along a direction is at least this many times that across it."""
 MIN_AREA_RATIO = 1.25
-"""The ratio of the areas at the end and at the start of a growing shape. Areas of two frames at each
-end are averaged, after which the ratio of plain synthetic videos is 1.6."""
+"""The ratio of the areas at the end and at the start of a growing shape. Areas of two frames at
+each end are averaged, after which the ratio of plain synthetic videos is 1.6."""
 MOTIONS = ("left", "right", "up", "down")
 SPEEDS = ("slowly", "quickly")
 PROPERTIES = ("kind", "colour", "direction", "speed", "change")
