@@ -422,7 +422,7 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
     """Replace `evaluate`, `sample` and `speak` by functions that only note the run, and those of a
     search by functions that do nothing."""
 
-    def evaluate(run: str, /) -> int:
+    def evaluate(run: str, /, *, samples: int = 0) -> int:
         used.append(run)
         return 0
 

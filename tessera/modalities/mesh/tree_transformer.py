@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera._device import move_tensors
+from tessera.engine.device import move_tensors
 from tessera.modalities.mesh import tree
 from tessera.modalities.mesh.next_token import (
     NextTokenPredictions,
