@@ -14,7 +14,7 @@ NEVER = 10**9
 
 def engine_config(**settings: Any) -> Any:
     """Build an engine config without end, validation, samples and checkpoints."""
-    from tessera.engine.engine import EngineConfig
+    from tessera.engine.config import EngineConfig
 
     return make_endless(EngineConfig(**settings))
 

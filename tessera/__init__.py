@@ -13,7 +13,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "Audio": "tessera.modalities.audio.media",
     "Engine": "tessera.engine.engine",
-    "EngineConfig": "tessera.engine.engine",
+    "EngineConfig": "tessera.engine.config",
     "Frozen": "tessera.engine.task",
     "Generator": "tessera.api.generator",
     "Image": "tessera.modalities.image.media",

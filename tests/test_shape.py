@@ -81,7 +81,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "nn",
         "text",
         "engine.ema.EMAConfig",
-        "engine.engine.EngineConfig",
+        "engine.config",
         "engine.optim.config",
         "run.config",
         "run.directory",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from tessera.engine.engine import EngineConfig
+from tessera.engine.config import EngineConfig
 from tessera.recipes.registry import recipe_name
 from tessera.run.config import Run
 from tessera.run.errors import as_user_error

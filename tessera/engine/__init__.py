@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tessera.engine.config import EngineConfig as EngineConfig
     from tessera.engine.ema import EMAConfig as EMAConfig
     from tessera.engine.engine import Engine as Engine
-    from tessera.engine.engine import EngineConfig as EngineConfig
     from tessera.engine.loss_task import LossTask as LossTask
     from tessera.engine.optim.config import OptimizerConfig as OptimizerConfig
     from tessera.engine.task import Alarm as Alarm
@@ -36,7 +36,7 @@ _MODULES = {
     "BestMetric": "tessera.engine.task",
     "EMAConfig": "tessera.engine.ema",
     "Engine": "tessera.engine.engine",
-    "EngineConfig": "tessera.engine.engine",
+    "EngineConfig": "tessera.engine.config",
     "Frozen": "tessera.engine.task",
     "Loss": "tessera.engine.task",
     "LossTask": "tessera.engine.loss_task",

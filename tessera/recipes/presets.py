@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from tessera.engine.engine import EngineConfig
+    from tessera.engine.config import EngineConfig
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.image.perceptual import PerceptualConfig
     from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
@@ -70,8 +70,8 @@ def engine_defaults(
 
     Larger presets log and save less often, and average over more steps unless `ema_decay` is given.
     """
+    from tessera.engine.config import EngineConfig
     from tessera.engine.ema import EMAConfig
-    from tessera.engine.engine import EngineConfig
 
     defaults = _ENGINE_DEFAULTS[preset]
     return EngineConfig(

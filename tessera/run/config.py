@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from tessera.data.dataset import DataConfig
-from tessera.engine.engine import EngineConfig
+from tessera.engine.config import EngineConfig
 from tessera.engine.task import Task, TaskConfig
 from tessera.run.directory import VERSION, Json
 from tessera.run.errors import UserError, as_user_error

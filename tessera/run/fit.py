@@ -17,8 +17,9 @@ from tessera.data.dataset import ExampleDataset, Split, split_dataset
 from tessera.data.loader import check_num_examples
 from tessera.data.source import DatasetSource, require_items
 from tessera.engine import checkpoint
+from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
-from tessera.engine.engine import Engine, EngineConfig
+from tessera.engine.engine import Engine
 from tessera.engine.task import Source, Task
 from tessera.run.config import encode
 from tessera.run.directory import Json, RunDirectory

@@ -23,8 +23,9 @@ from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
 from tessera.data.shard_index import INDEX_SUFFIX
 from tessera.data.tokens import TokenDataset
 from tessera.engine import checkpoint
+from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
-from tessera.engine.engine import Engine, EngineConfig
+from tessera.engine.engine import Engine
 from tessera.engine.modes import seed
 from tessera.engine.task import Task
 from tessera.run.config import Run, encode, flatten, list_differences

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from numbers import Integral, Real
 from typing import ParamSpec, Union, get_args, get_origin, get_type_hints
 
+from tessera.engine.config import EngineConfig, Precision
 from tessera.engine.ema import EMAConfig
-from tessera.engine.engine import EngineConfig, Precision
 from tessera.engine.logging import TRACKERS
 from tessera.run.config import did_you_mean
 from tessera.run.directory import Json

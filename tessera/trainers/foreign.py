@@ -24,8 +24,9 @@ from tessera.data.dataset import ExampleDataset, Split, read_item
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import check_num_examples
 from tessera.data.source import DatasetSource
+from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
-from tessera.engine.engine import Engine, EngineConfig
+from tessera.engine.engine import Engine
 from tessera.engine.modes import hash_seed, seed
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Loss, Task, TensorExamples, Update

@@ -9,7 +9,8 @@ from typing import NoReturn
 from torch import nn
 
 from tessera.engine import checkpoint
-from tessera.engine.engine import Engine, EngineConfig
+from tessera.engine.config import EngineConfig
+from tessera.engine.engine import Engine
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError

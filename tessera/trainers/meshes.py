@@ -40,7 +40,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.errors import UnreadableFile
 from tessera.data.source import require_items
-from tessera.engine.engine import EngineConfig
+from tessera.engine.config import EngineConfig
 from tessera.engine.modes import eval_mode
 from tessera.engine.optim.config import OptimizerConfig, Schedule
 from tessera.modalities.mesh.autoencoder import MeshAutoencoder

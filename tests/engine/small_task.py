@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader
-from tessera.engine.engine import Engine, EngineConfig
+from tessera.engine.config import EngineConfig
+from tessera.engine.engine import Engine
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import Batch, BestMetric, Loss, Task, Update
 from tessera.run.directory import RunDirectory

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from tessera.engine import checkpoint
+from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
-from tessera.engine.engine import EngineConfig, UpdateResult
+from tessera.engine.engine import UpdateResult
 from tessera.run.errors import UserError
 from tests.engine.small_task import small_engine
 from tests.engine.test_guards import make_loss_nan

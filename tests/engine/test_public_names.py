@@ -17,7 +17,7 @@ PARAMETERS = {
     "Engine": "task training validation config directory on_log",
     "EngineConfig": "steps batch_size grad_accum_steps seed init_from num_workers nproc precision "
     "log_every validate_every sample_every sample_count checkpoint_every keep_last keep_every "
-    "max_skipped_steps ema log_with",
+    "max_skipped_steps ema shard compile checkpoint_activations log_with",
     "Frozen": "network",
     "Loss": "terms metrics",
     "LossTask": "model optimizer find_unused",

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tessera import modalities
-from tessera.engine.engine import EngineConfig
+from tessera.engine.config import EngineConfig
 from tessera.modalities.audio.recipes import audio_soundstorm, audio_text2semantic
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.recipes import images_maskgit_superres, images_vqgan

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.paths import resolve_suffix
-from tessera.engine.engine import EngineConfig
+from tessera.engine.config import EngineConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import BestMetric
 from tessera.modalities import Modality, Recipe
