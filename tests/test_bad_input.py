@@ -6,6 +6,7 @@ unchanged. Messages are tested in detail beside the code that writes them.
 
 from __future__ import annotations
 
+import builtins
 import errno
 import json
 import os
@@ -120,14 +121,15 @@ def test_tokenizer_run_opens_no_caption_file(tmp_path, monkeypatch):
     opened: list[Path] = []
 
     def record_calls(method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(path: Path, *args: Any, **kwargs: Any) -> Any:
-            opened.append(path)
+        def call(path: Path | str | int, *args: Any, **kwargs: Any) -> Any:
+            opened.append(Path(str(path)))
             return method(path, *args, **kwargs)
 
         return call
 
     for name in ("open", "read_text", "read_bytes"):
         monkeypatch.setattr(Path, name, record_calls(getattr(Path, name)))
+    monkeypatch.setattr(builtins, "open", record_calls(open))
     command = (*TRAIN, "--data", data, "--steps", "2", "--out", tmp_path / "run")
     result = tessera(*command)
     assert result.code == 0, result

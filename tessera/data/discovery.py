@@ -157,7 +157,8 @@ def several_files(files: list[Path], text: str) -> Source:
 def inside_folder(root: Path, suffixes: tuple[str, ...]) -> Source:
     """Return a folder, or the shards or tables in it if it has no other files of the modality."""
     if (root / "dataset_dict.json").is_file():
-        splits = sorted(one.parent.name for one in root.glob("*/state.json"))
+        splits = [one.parent.name for one in root.glob("*/state.json")]
+        splits.sort(key=lambda name: (name != "train", name))
         raise UserError(
             f"{root} is a dataset of several splits ({', '.join(splits) or 'none of them here'}): "
             f"give the folder of one, such as {root / (splits or ['train'])[0]}."

@@ -10,7 +10,7 @@ import io
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -156,8 +156,8 @@ class OpenDescriptor:
 
     descriptor: int
 
-    def __del__(self) -> None:
-        os.close(self.descriptor)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.descriptor)  # a default, because modules are gone when the interpreter ends
 
 
 @lru_cache(maxsize=128)

@@ -49,7 +49,7 @@ class TokenizedBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> TokenizedBatch:
-        from tessera._device import move_tensors
+        from tessera.engine.device import move_tensors
 
         return move_tensors(self, device)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 import torch
 import torch.distributed
@@ -37,7 +37,9 @@ def is_sharded(tensor: Tensor | None) -> TypeGuard[DTensor]:
 
 def local_tensor(tensor: Tensor) -> Tensor:
     """Return the shard of this process, without a copy; a tensor that is not sharded as it is."""
-    return tensor.detach().to_local() if is_sharded(tensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    return cast("DTensor", tensor.detach()).to_local()
 
 
 def gather_tensor(tensor: Tensor, like: Tensor | None = None) -> Tensor:
@@ -50,7 +52,9 @@ def gather_tensor(tensor: Tensor, like: Tensor | None = None) -> Tensor:
 
         spec = like.device_mesh, like.placements
         tensor = DTensor.from_local(tensor, *spec, shape=like.shape, stride=like.stride())
-    return tensor.detach().full_tensor() if is_sharded(tensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    return cast("DTensor", tensor.detach()).full_tensor()
 
 
 def take_shard(whole: Tensor, like: Tensor) -> Tensor:
@@ -104,7 +108,7 @@ class ShardedObjective:
         for tensor in (*network.parameters(), *network.buffers()):  # as DDP does
             torch.distributed.broadcast(tensor.detach(), src=0)
         mesh = init_device_mesh(dist.device.type, (dist.world_size,))
-        self.root: FSDPModule = fully_shard(objective, mesh=mesh, reshard_after_forward=False)  # type: ignore[assignment]
+        self.root: FSDPModule = fully_shard(objective, mesh=mesh, reshard_after_forward=False)
         self.root.unshard()  # which allocates what FSDP allocates at first use
         self.root.reshard()
         self.parameters = dict(network.named_parameters())

@@ -115,5 +115,5 @@ def checkpoint_activations(network: nn.Module) -> None:
     for module in network.modules():
         for name in getattr(module, "checkpoint_methods", ()):
             method = getattr(module, name)
-            options = {"use_reentrant": False, "preserve_rng_state": False}
-            setattr(module, name, partial(checkpoint, method, **options))
+            recompute = partial(checkpoint, method, use_reentrant=False, preserve_rng_state=False)
+            setattr(module, name, recompute)

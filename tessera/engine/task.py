@@ -28,7 +28,7 @@ from typing import (
 import torch
 from torch import Tensor, nn
 
-from tessera._device import move_tensors
+from tessera.engine.device import move_tensors
 from tessera.engine.optim.config import OptimizerConfig
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from tessera._device import move_tensors
+from tessera.engine.device import move_tensors
 from tessera.nn.transformer import States
 
 Texts = Sequence[str] | Tensor | States

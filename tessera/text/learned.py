@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from tessera._device import copy_to_device
+from tessera.engine.device import copy_to_device
 from tessera.nn.bpe import BPE, PAD_ID, check_vocab_size
 from tessera.nn.transformer import States, Transformer
 from tessera.text.encoder import TextEncoder, Texts, check_texts

@@ -25,8 +25,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera._device import move_tensors
 from tessera._optional import require
+from tessera.engine.device import move_tensors
 from tessera.nn.precision import full_precision
 from tessera.nn.transformer import States
 from tessera.run.directory import create_empty

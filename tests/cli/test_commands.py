@@ -412,7 +412,7 @@ def test_check_fails_if_nothing_is_usable(tmp_path):
 
 AUDIO_RECIPES = ["audio-codec", "audio-semantic", "audio-soundstorm", "audio-text2semantic"]
 ALL_RECIPES = [
-    *("images-vqgan", "images-maskgit", "videos-magvit2"),
+    *("images-vqgan", "images-maskgit", "videos-magvit2", "videos-maskgit"),
     *AUDIO_RECIPES,
     *("music-mulan", "meshes-tree"),
 ]
@@ -422,7 +422,7 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
     """Replace `evaluate`, `sample` and `speak` by functions that only note the run, and those of a
     search by functions that do nothing."""
 
-    def evaluate(run: str, /) -> int:
+    def evaluate(run: str, /, *, samples: int = 0) -> int:
         used.append(run)
         return 0
 
@@ -448,7 +448,7 @@ def replace_commands_of_demos(monkeypatch: pytest.MonkeyPatch, used: list[str]) 
     ("medium", "recipes"),
     [
         ("image", ["images-vqgan", "images-maskgit"]),
-        ("video", ["videos-magvit2"]),
+        ("video", ["videos-magvit2", "videos-maskgit"]),
         ("audio", AUDIO_RECIPES),
         ("music", ["music-mulan"]),
         ("mesh", ["meshes-tree"]),
@@ -462,7 +462,7 @@ def test_demo_of_a_medium_trains_its_recipes(medium, recipes, monkeypatch):
     replace_commands_of_demos(monkeypatch, used)
     assert tessera("demo", "--medium", medium, "--out", "demo").code == 0
     assert [recipe for recipe, *_ in trained] == recipes
-    last = ("images-maskgit", "meshes-tree", "audio-text2semantic")
+    last = ("images-maskgit", "videos-maskgit", "meshes-tree", "audio-text2semantic")
     assert sorted(used) == sorted(f"demo/{one}" for one in recipes if one in last)
     for recipe, *arguments in trained:
         parsed = flags.parse(get_recipe(recipe), arguments)

@@ -16,8 +16,11 @@ from tests.runs import read_checkpoint, read_metrics, tiny, train
 
 MAX_RECOMPILATIONS = 3
 STEPS = 20
-OUTSIDE_OF_NETWORKS = ("torch.autograd.grad", "requires_grad_()")
-"""Graph breaks of losses that compute gradients: adaptive weights and gradient penalties."""
+OUTSIDE_OF_NETWORKS = ("torch.autograd.grad", "requires_grad_()", "Tensor.item()")
+"""Graph breaks of losses that compute gradients (adaptive weights, gradient penalties), and of
+codebooks and feature statistics while it is read whether they are initialized."""
+# Warnings of dynamo and inductor about themselves.
+pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def read_losses(folder: Path) -> list[float]:

@@ -48,7 +48,7 @@ class Muon(torch.optim.Optimizer):
         momenta = self._get_state(parameters, "momentum")
         grads = [p.grad for p in parameters if p.grad is not None]
         torch._foreach_lerp_(momenta, grads, 1 - self.MOMENTUM)
-        nesterov = torch._foreach_lerp(grads, momenta, self.MOMENTUM)
+        nesterov = list(torch._foreach_lerp(grads, momenta, self.MOMENTUM))
         # Whole matrices are orthogonalised: of sharded ones each process gathers all rows.
         shards = [getattr(parameter, "shard", None) for parameter in parameters]
         nesterov = [
@@ -86,9 +86,9 @@ class Muon(torch.optim.Optimizer):
         torch._foreach_mul_(exp_avg_sqs, beta2)
         torch._foreach_addcmul_(exp_avg_sqs, grads, grads, 1 - beta2)
         denominators = torch._foreach_sqrt(exp_avg_sqs)
-        corrections = ((1 - beta2**step) ** 0.5, 1 - beta1**step)
+        corrections = [(1 - beta2**step) ** 0.5, 1 - beta1**step]
         if not on_host:
-            corrections = tuple(one.to(grads[0].dtype) for one in corrections)
+            corrections = [one.to(grads[0].dtype) for one in corrections]
         torch._foreach_div_(denominators, corrections[0])
         torch._foreach_add_(denominators, eps)
         updates = torch._foreach_div(exp_avgs, denominators)

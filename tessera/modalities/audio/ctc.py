@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.losses.ctc import most_likely_labels
+from tessera.losses.ctc import BLANK, most_likely_labels
 from tessera.losses.spectrogram import log_mel_spectrogram
 from tessera.modalities.audio.features import num_frames
 from tessera.modalities.audio.semantic import masked_mean_B
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 WINDOW_SECONDS = 0.025
 MEL_FRAMES_PER_TOKEN = 2
+PADDING_LOGIT = 30.0
+"""The logit of the blank in frames of padding, where all others are 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +213,8 @@ class CTCTokenizer(AudioTokenizer):
                 f"{tuple(codes.shape)}."
             )
         mask_BT = codes >= 0
-        return self.character_logits(self.quantizer.decode(codes.clamp_min(0)), mask_BT)
+        logits_BTV = self.character_logits(self.quantizer.decode(codes.clamp_min(0)), mask_BT)
+        return logits_BTV.masked_fill(~mask_BT[..., None], 0.0) + self.blank_logits(mask_BT)
 
     def recognize(self, codes: Tensor) -> list[str]:
         """Return the text that codes (B, T) are most likely to be, by the most likely labels."""
@@ -258,6 +261,12 @@ class CTCTokenizer(AudioTokenizer):
             variance = centred.square().sum((1, 2), keepdim=True) / count_B
             normalized = (centred / (variance + 1e-2).sqrt()).flatten(2)
         return normalized.to(self.to_states.weight.dtype)
+
+    def blank_logits(self, mask_BT: Tensor) -> Tensor:
+        """Return logits by which padding has no character, (B, T, V)."""
+        logits_BTV = self.head.weight.new_zeros(*mask_BT.shape, self.vocab.num_labels)
+        logits_BTV[..., BLANK] = PADDING_LOGIT * ~mask_BT
+        return logits_BTV
 
     def character_logits(self, code_BTC: Tensor, mask_BT: Tensor) -> Tensor:
         x_BTW = self.from_code(code_BTC.to(self.from_code.weight.dtype) * mask_BT[..., None])

@@ -30,8 +30,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera._device import copy_to_device
 from tessera._optional import require
+from tessera.engine.device import copy_to_device
 from tessera.engine.task import Frozen
 from tessera.losses.spectrogram import append_deltas, mfcc
 from tessera.nn.precision import full_precision, to_fp32

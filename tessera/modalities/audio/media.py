@@ -74,7 +74,7 @@ class AudioBatch:
     captions: list[str]
 
     def to(self, device: torch.device | str) -> Self:
-        from tessera._device import move_tensors
+        from tessera.engine.device import move_tensors
 
         return move_tensors(self, device)
 

@@ -55,6 +55,11 @@ SPECTRAL_SAMPLES, SOUNDSTREAM_SAMPLES = 100.0, 10.0
 with 10 a SI-SDR of 3.8 dB, a STOI of 0.64 and a mel distance of 0.45, with 30 6.7 dB, 0.69 and
 0.46, with 100 8.0 dB, 0.74 and 0.52."""
 
+SPECTRAL_CUTOFF_HZ, SPECTRAL_MEL = 1_000.0, 3.0
+"""Of the spectral network. In the same time as above, with a learning rate of 2e-3: mel distance
+0.44 and STOI 0.74 at a SI-SDR of 7.8 dB. With a cutoff of 500 Hz and a weight of 10, 0.37 and 0.73
+at 6.3 dB."""
+
 FROZEN_LR = 1e-15
 """A learning rate that changes no weight: its updates are below the last bit of all that matter."""
 
@@ -127,7 +132,8 @@ def audio_codec(
             reconstruction=AudioReconstructionConfig(
                 rate_hz=parts.data.rate_hz,
                 samples=SPECTRAL_SAMPLES if is_spectral else SOUNDSTREAM_SAMPLES,
-                mel=1.0 if is_spectral else parts.soundstream_mel,
+                samples_cutoff_hz=SPECTRAL_CUTOFF_HZ if is_spectral else None,
+                mel=SPECTRAL_MEL if is_spectral else parts.soundstream_mel,
                 mel_windows=_mel_windows(parts.data.rate_hz),
             ),
             adversary=discriminators,

@@ -19,12 +19,15 @@ from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.text import edit_distance
 from tessera.modalities.audio.ctc import CharacterReconstruction, CTCTokenizer
 from tessera.modalities.audio.media import AudioBatch
+from tessera.modalities.audio.reconstruction import WaveformAdapter
 from tessera.modalities.image.media import Image
 from tessera.objectives.reconstruction import (
     ReconstructionConfig,
     ReconstructionLoss,
+    TokenizerConfig,
     TokenizerTask,
 )
+from tessera.text.characters import CharacterVocab
 
 FRAME_PIXELS, ROW_PIXELS, TEXT_PIXELS = 4, 6, 16
 """The size of a frame, of a character and of a line of text in an image."""
@@ -49,8 +52,29 @@ class RecognitionMetrics(ReconstructionLoss):
         }
 
 
+class RecognitionAdapter(WaveformAdapter):
+    """Shows the logits of characters with the text that they are recognised as."""
+
+    def __init__(self, vocab: CharacterVocab):
+        self.vocab = vocab
+
+    def to_media(self, output: Tensor) -> list[Image]:
+        """Draw logits (B, T, V)."""
+        frames_B = torch.full((len(output),), output.shape[1])
+        texts = map(self.vocab.decode, most_likely_labels(output, frames_B))
+        used = 1 + len(self.vocab.characters)
+        return [
+            draw_characters(logits_TV[:, :used], [text])
+            for logits_TV, text in zip(output, texts, strict=True)
+        ]
+
+
 class CTCTask(TokenizerTask):
     model: CTCTokenizer
+
+    def __init__(self, config: TokenizerConfig):
+        super().__init__(config)
+        self.adapter = RecognitionAdapter(self.model.vocab)
 
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         self.model.vocab.train_from(captions)
@@ -97,7 +121,7 @@ class CTCTask(TokenizerTask):
         frames, captions = output.frames_B.tolist(), batch.examples.captions
         used = 1 + len(self.model.vocab.characters)
         return [
-            draw_characters(logits_TV[:count, :used], caption, self.model.vocab.decode(labels))
+            draw_characters(logits_TV[:count, :used], [caption, self.model.vocab.decode(labels)])
             for logits_TV, count, labels, caption in zip(
                 output.output, frames, found, captions, strict=True
             )
@@ -132,15 +156,15 @@ def mean_character_error(
     return torch.tensor(errors, device=logits_BTV.device).mean()
 
 
-def draw_characters(logits_TV: Tensor, transcript: str, recognised: str) -> Image:
-    """Draw the probability of each character, from left to right, above two lines of text."""
+def draw_characters(logits_TV: Tensor, lines: Sequence[str]) -> Image:
+    """Draw the probability of each character, from left to right, above some lines of text."""
     probability_VT = logits_TV.detach().float().softmax(-1).T.cpu().numpy()
     pixels = probability_VT.repeat(ROW_PIXELS, 0).repeat(FRAME_PIXELS, 1)
     drawn = PIL.Image.fromarray((255 * pixels).round().astype(np.uint8))
-    width = max(drawn.width, 8 * max(len(transcript), len(recognised)))
-    canvas = PIL.Image.new("RGB", (width, drawn.height + 2 * TEXT_PIXELS))
+    width = max(drawn.width, 8 * max(map(len, lines)))
+    canvas = PIL.Image.new("RGB", (width, drawn.height + len(lines) * TEXT_PIXELS))
     canvas.paste(drawn, (0, 0))
     draw = PIL.ImageDraw.Draw(canvas)
-    for line, text in enumerate((transcript, recognised)):
+    for line, text in enumerate(lines):
         draw.text((2, drawn.height + line * TEXT_PIXELS), text, fill="white")
     return Image(np.array(canvas))

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from tessera._device import copy_to_device, move_tensors
+from tessera.engine.device import copy_to_device, move_tensors
 from tessera.losses.ctc import align_labels
 from tessera.modalities.audio.ctc import CTCTokenizer
 from tessera.nn.causal_transformer import CausalTransformer, KVCache

@@ -62,7 +62,7 @@ class ImageBatch:
 
     def to(self, device: torch.device | str) -> ImageBatch:
         """Return the batch with its tensors on `device`."""
-        from tessera._device import move_tensors
+        from tessera.engine.device import move_tensors
 
         return move_tensors(self, device)
 

@@ -151,7 +151,7 @@ class MeshBatch:
     """One caption per mesh."""
 
     def to(self, device: torch.device | str) -> MeshBatch:
-        from tessera._device import move_tensors
+        from tessera.engine.device import move_tensors
 
         return move_tensors(self, device)
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from tessera._device import move_tensors
+from tessera.engine.device import move_tensors
 from tessera.modalities.mesh.next_token import (
     NextTokenPredictions,
     RowPadding,

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera._device import move_tensors
+from tessera.engine.device import move_tensors
 from tessera.modalities.mesh import tree
 from tessera.modalities.mesh.next_token import (
     NextTokenPredictions,
@@ -424,10 +424,10 @@ class DecodingTables:
         self.device, self.bins = model.token_embedding.weight.device, model.config.bins
         rows, num_points = self.bins + 1, 3 * tree.NUM_ROLES
         by_axis = model.coordinate_embedding.weight.unflatten(0, (3, rows))
-        weights = model.to_input.weight.unflatten(1, (num_points, COORDINATE_DIM))
-        points = [by_axis[p % 3] @ weights[:, p].T for p in range(num_points)]
+        weights = model.to_input.weight.unflatten(1, (tree.NUM_ROLES, 3, COORDINATE_DIM))
+        points = torch.einsum("abe,wrae->rabw", by_axis, weights).flatten(0, 2)
         tokens, slots = model.token_embedding.weight, model.slot_embedding.weight
-        self.inputs = torch.cat([*points, tokens, slots])
+        self.inputs = torch.cat([points, tokens, slots])
         """A row for each coordinate of each point, each token and each slot, (rows, W)."""
         self.point_offsets = np.arange(num_points) * rows
         self.token_offset = num_points * rows

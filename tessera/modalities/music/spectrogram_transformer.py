@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from tessera._device import can_read, copy_to_device
+from tessera.engine.device import can_read, copy_to_device
 from tessera.losses.spectrogram import MIN_MAGNITUDE, log_mel_spectrogram
 from tessera.nn.transformer import Norm, Rotary, Transformer, grid_positions, linear, rope_cache
 

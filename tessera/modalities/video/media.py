@@ -67,7 +67,7 @@ class VideoBatch:
 
     def to(self, device: torch.device | str) -> VideoBatch:
         """Return the batch with its tensors on `device`."""
-        from tessera._device import move_tensors
+        from tessera.engine.device import move_tensors
 
         return move_tensors(self, device)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import torch
 from torch import Tensor
 
-from tessera._device import copy_to_device
+from tessera.engine.device import copy_to_device
 from tessera.engine.task import Batch, Frozen
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.image import (

@@ -25,7 +25,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from tessera._device import can_read
+from tessera.engine.device import can_read
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize.base import (
     PositionMask,

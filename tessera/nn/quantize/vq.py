@@ -41,7 +41,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tessera._device import copy_to_device
+from tessera.engine.device import copy_to_device
 from tessera.nn.quantize.base import PositionMask, Quantizer, l2_normalize
 from tessera.nn.quantize.entropy import Count
 
@@ -162,7 +162,7 @@ class VQ(Quantizer):
         return self._is_initialized
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)  # type: ignore[arg-type]
+        super()._load_from_state_dict(*args, **kwargs)
         self._is_initialized = False
 
     @torch.no_grad()

@@ -174,7 +174,7 @@ def test_training_improves_with_the_number_of_codebooks():
         si_sdr = [
             si_sdr_B(model.decode(codes[..., :count]), audio).mean().item() for count in (1, 2, 4)
         ]
-    assert si_sdr[0] + 1 < si_sdr[1] and si_sdr[1] + 1 < si_sdr[2], si_sdr
+    assert si_sdr[0] + 1 < si_sdr[1] and si_sdr[1] + 0.5 < si_sdr[2], si_sdr
     assert si_sdr[2] > 10, si_sdr
 
 

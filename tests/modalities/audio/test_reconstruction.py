@@ -73,7 +73,9 @@ def build_task(adversary: AudioAdversaryConfig | None = None, **model: Any) -> T
 
 def build_semantic_task(hop: int = 80) -> TokenizerTask:
     """Build a task whose feature statistics are final."""
-    features = MFCCFeaturesConfig(rate_hz=RATE_HZ, window=200, hop=hop)
+    features = MFCCFeaturesConfig(
+        rate_hz=RATE_HZ, token_rate_hz=RATE_HZ / hop, window_seconds=200 / RATE_HZ
+    )
     model = SemanticConfig(features=features, vocab_size=16, normalization_steps=1)
     task = SemanticTokenizerConfig(model=model).build().double()
     task.model.normalizer.steps_done.fill_(1)

@@ -492,4 +492,3 @@ def test_a_generator_inherits_rates_but_only_the_size_must_be_equal():
     expected = {"size": 32, "frames": 9, "rate_hz": 12.0, "stride": 2}
     assert config.inherited() == config.without_augmentation().inherited() == expected
     assert config.preprocessing() == {"size": 32}
-    assert not config.sample_metrics()

@@ -41,7 +41,7 @@ def move_tensors(data: Data, device: torch.device | str) -> Data:
     if isinstance(data, tuple) and hasattr(data, "_fields"):
         return type(data)(*(move_tensors(value, device) for value in data))
     if isinstance(data, (tuple, list)):
-        return type(data)(move_tensors(value, device) for value in data)  # type: ignore[return-value]
+        return type(data)(move_tensors(value, device) for value in data)
     if dataclasses.is_dataclass(data) and not isinstance(data, type):
         names = [field.name for field in dataclasses.fields(data) if field.init]
         moved = {name: move_tensors(getattr(data, name), device) for name in names}
