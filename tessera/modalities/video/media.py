@@ -249,7 +249,7 @@ class Video:
         return cls(column.pixels.reshape(count, height, width, 3), rate_hz)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class VideoSheet(Video):
     """A contact sheet of videos that plays; its folder also gets one of frames."""
 

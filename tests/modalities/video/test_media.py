@@ -163,3 +163,16 @@ def test_video_can_be_pickled():
 def test_repr_is_short() -> None:
     video = Video(np.zeros((4, 2, 3, 3), np.uint8), 24.0)
     assert repr(video) == "Video(frames=4, width=3, height=2, rate_hz=24)"
+
+
+def test_a_saved_sheet_has_a_contact_sheet_of_frames(tmp_path):
+    rng = np.random.default_rng(0)
+    videos = [Video(rng.integers(0, 255, (9, 16, 16, 3), dtype=np.uint8), 12.0) for _ in range(2)]
+    sheet = Video.sheet(videos, ["one", "two"])
+    assert repr(sheet).startswith("Video(frames=9, ")
+    sheet.save(tmp_path / "sheet")
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["frames.png", "sheet.gif", "sheet.mp4"]
+    assert videos[0].strip().pixels.shape == (16, 6 * 16 + 5, 3)
+    sheet.save(tmp_path / "alone" / "sheet.gif")
+    assert [path.name for path in (tmp_path / "alone").iterdir()] == ["sheet.gif"]
