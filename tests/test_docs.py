@@ -489,5 +489,5 @@ def test_flags_named_on_a_page_exist(page: Path, known_flags: set[str]) -> None:
 def test_every_recipe_has_a_page() -> None:
     recipes = {recipe_name(recipe) for recipe in RECIPES}
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
-    others = {"design", "benchmarks", "view", "migrating", "your-own-task", "reliability"}
+    others = {"design", "benchmarks", "view", "migrating", "your-own-task", "reliability", "scale"}
     assert pages == recipes | others

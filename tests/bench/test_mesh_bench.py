@@ -92,8 +92,8 @@ def test_our_trees_have_at_least_as_many_faces(meshes, tmp_path, name, monkeypat
     )
     workload = meshes.OURS[name](tmp_path)
     workload.step()
-    assert [len(made) for made in samples] == [8 if "8" in name else 1]
-    assert all(len(mesh.faces) >= 16 for mesh in samples[0])
+    assert [len(made) for made in samples] == [1], "one mesh is checked before the timing"
+    assert len(samples[0][0].faces) >= 16
     assert workload.info.mflop["model"] > 1
     with pytest.raises(SystemExit, match="cannot be compared"):
         check([Namespace(faces=[[0, 1, 2]])])

@@ -58,5 +58,4 @@ def test_one_shots_have_captions_and_kinds(one_shots: ModuleType, tmp_path: Path
     }
     dataset = AudioDataConfig(path=str(tmp_path / "out")).full()
     assert len(dataset) == 3 and dataset.caption(2) == "tabla na s"
-    listed = [dataset.name(index) for index in range(3)]
-    assert group_names(tmp_path / "out", listed, "kind") == ["drum", "escape", "tabla"]
+    assert group_names(dataset.files, "kind") == ["drum", "escape", "tabla"]

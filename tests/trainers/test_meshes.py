@@ -391,9 +391,9 @@ def test_validation_at_every_step_does_not_end_train_mode(
     training: list[bool] = []
     condition = trainer.model.condition
 
-    def record_condition(texts: Any, is_dropped: Any) -> Any:
+    def record_condition(texts: Any, is_dropped: Any = ()) -> Any:
         if torch.is_grad_enabled():
-            dropped.extend(is_dropped)
+            dropped.extend((~texts.has_text_B).tolist())
             training.append(trainer.model.training)
         return condition(texts, is_dropped)
 

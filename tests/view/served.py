@@ -135,10 +135,16 @@ def serve(*folders: Path, host: str = "127.0.0.1", **options: Any) -> Iterator[S
 DEPENDENCIES = {
     "images-maskgit": {"tokenizer": "images-vqgan"},
     "images-maskgit-superres": {"tokenizer": "vqgan-32", "low_res_tokenizer": "images-vqgan"},
+    "videos-maskgit": {"tokenizer": "videos-magvit2"},
     "audio-soundstorm": {"tokenizer": "audio-codec", "semantic": "audio-semantic"},
+    "audio-text2semantic": {"tokenizer": "semantic-ctc"},
     "meshes-transformer": {"tokenizer": "meshes-autoencoder"},
 }
 """Recipe -> the runs that it depends on, in the same folder."""
+VARIANTS = {"vqgan-32": "images-vqgan", "semantic-ctc": "audio-semantic"}
+"""Runs that are only dependencies, with their recipes."""
+CHOICES = {"semantic-ctc": {"features": "ctc"}, "audio-text2semantic": {"soundstorm": "none"}}
+"""Arguments of recipes."""
 
 
 def train_tiny(folder: Path, name: str, **engine: Any) -> Path:
@@ -147,11 +153,12 @@ def train_tiny(folder: Path, name: str, **engine: Any) -> Path:
 
     if (folder / name).exists():
         return folder / name
-    recipe = "images-vqgan" if name == "vqgan-32" else name
+    recipe = VARIANTS.get(name, name)
     needed = DEPENDENCIES.get(name, {})
     for other in needed.values():
         train_tiny(folder, other)
-    run = get_recipe(recipe)("tiny", **{key: str(folder / one) for key, one in needed.items()})
+    choices = CHOICES.get(name, {}) | {key: str(folder / one) for key, one in needed.items()}
+    run = get_recipe(recipe)("tiny", **choices)
     settings = {"steps": 4, "log_every": 1, "validate_every": 2, "sample_every": 2}
     settings |= {"sample_count": 2, "checkpoint_every": 4} | engine
     run = replace(run, engine=replace(run.engine, **settings))

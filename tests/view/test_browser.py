@@ -25,7 +25,7 @@ from tessera.modalities import recipes
 from tessera.modalities.audio.media import Audio
 from tests.cli_runner import tessera
 from tests.view.endless_worker import ENDLESS
-from tests.view.served import Served, serve, train_tiny
+from tests.view.served import VARIANTS, Served, serve, train_tiny
 
 TABS = ("curves", "samples", "playground", "events", "config", "card")
 
@@ -109,7 +109,7 @@ def test_every_kind_of_run_opens_without_a_console_error(page, site, all_runs):
     show(page, site, "/")
     names = sorted(path.name for path in all_runs.iterdir())
     shown = page.evaluate("[...document.querySelectorAll('tr[data-run]')].map(r => r.dataset.run)")
-    assert sorted(shown) == names and len(names) == len(recipes()) + 1
+    assert sorted(shown) == names and len(names) == len(recipes()) + len(VARIANTS)
     rows = {row["id"]: row for row in site.get("/api/runs").json["runs"]}
     assert [name for name in names if rows[name]["value"] is None] == []  # Recipe.metric exists
     row = page.text("tr[data-run='audio-soundstorm']")
