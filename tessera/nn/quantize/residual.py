@@ -190,8 +190,10 @@ class ResidualQuantizer(Quantizer):
     def accumulate_level_stats(self, outputs: list[LevelOutput]) -> None:
         """Accumulate statistics down to the first level whose codebook is not initialized.
 
-        Below it, remainders are not meaningful yet.
+        Below it, remainders are not meaningful yet. In eval mode there are none to accumulate.
         """
+        if not self.training:
+            return
         for output in outputs:
             output.quantizer.accumulate_stats(output.rows, output.codes, output.used)
             if not output.quantizer.is_initialized:
