@@ -71,17 +71,6 @@ class MaskingConfig:
         shows_random = self.replace > 0 or self.given_noise > 0
         return drawn if shows_random else TokenMask(drawn.hidden, drawn.loss_mask)
 
-    def mask(
-        self,
-        tokens_NS: Tensor,
-        mask_token_id: int,
-        generator: torch.Generator,
-        region_NS: Tensor | None = None,
-    ) -> MaskedTokens:
-        """Mask one example."""
-        shape = (tokens_NS.shape[0], tokens_NS.shape[1])
-        return self.draw(shape, mask_token_id, generator, region_NS).apply(tokens_NS, mask_token_id)
-
 
 def split_masked(
     masked: Tensor, u: Tensor, keep: float, replace: float, random_tokens: Tensor
@@ -160,13 +149,6 @@ class LevelMaskingConfig:
         random_tokens = torch.randint(vocab_size, shape, generator=generator)
         drawn = split_masked(loss_mask, u, self.keep, self.replace, random_tokens)
         return replace(drawn, hidden=drawn.hidden | finer)
-
-    def mask(
-        self, tokens_NS: Tensor, mask_token_id: int, generator: torch.Generator
-    ) -> MaskedTokens:
-        """Mask one example."""
-        shape = (tokens_NS.shape[0], tokens_NS.shape[1])
-        return self.draw(shape, mask_token_id, generator).apply(tokens_NS, mask_token_id)
 
 
 @dataclass

@@ -30,6 +30,7 @@ from tessera.objectives.masking import (
 from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import num_masked_after
+from tests.masking import mask_example
 
 VOCAB_SIZE, SEMANTIC_VOCAB_SIZE, LEVELS = 10, 7, 3
 POSITIONS, FRAMES = 12, 8
@@ -126,7 +127,7 @@ def mask_examples(
         for seed in range(count)
     ]
     return [
-        (one, masking.mask(one, VOCAB_SIZE, generator(1000 + seed)))
+        (one, mask_example(masking, one, VOCAB_SIZE, generator(1000 + seed)))
         for seed, one in enumerate(tokens)
     ]
 
@@ -190,7 +191,7 @@ def test_input_ids_do_not_depend_on_masked_tokens():
     masking = LevelMaskingConfig()
     for seed, (tokens, masked) in enumerate(mask_examples(60)):
         others = torch.where(masked.input_ids == MASK, (tokens + 3) % VOCAB_SIZE, tokens)
-        again = masking.mask(others, VOCAB_SIZE, generator(1000 + seed))
+        again = mask_example(masking, others, VOCAB_SIZE, generator(1000 + seed))
         assert torch.equal(again.input_ids, masked.input_ids)
         assert torch.equal(again.loss_mask, masked.loss_mask)
 
@@ -540,7 +541,7 @@ def test_masked_tokens_of_a_level_can_be_kept_or_replaced():
 
     def mask(**settings: Any) -> MaskedTokens:
         generator = torch.Generator().manual_seed(4)
-        return LevelMaskingConfig(**settings).mask(tokens, MASK, generator)
+        return mask_example(LevelMaskingConfig(**settings), tokens, MASK, generator)
 
     plain, kept, replaced = mask(), mask(keep=1.0), mask(replace=1.0)
     for other in (kept, replaced):

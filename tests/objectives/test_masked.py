@@ -27,6 +27,7 @@ from tessera.sampling.guidance import Guidance
 from tessera.sampling.maskgit import MaskedSampling
 from tessera.sampling.schedules import Schedule, mean_mask_ratio
 from tessera.text.learned import LearnedTextConfig
+from tests.masking import mask_example
 from tests.networks import randomize_zero_weights
 
 VOCAB_SIZE = 10
@@ -113,9 +114,9 @@ def test_input_ids_do_not_depend_on_masked_tokens(replace):
     masking = MaskingConfig(replace=replace)
     for seed in range(30):
         tokens = torch.randint(VOCAB_SIZE, (4, 4), generator=generator(seed))
-        masked = masking.mask(tokens, VOCAB_SIZE, generator(seed))
+        masked = mask_example(masking, tokens, VOCAB_SIZE, generator(seed))
         others = torch.where(masked.loss_mask, (tokens + 1 + seed % 8) % VOCAB_SIZE, tokens)
-        again = masking.mask(others, VOCAB_SIZE, generator(seed))
+        again = mask_example(masking, others, VOCAB_SIZE, generator(seed))
         assert torch.equal(again.input_ids, masked.input_ids)
         assert torch.equal(again.loss_mask, masked.loss_mask)
         assert torch.equal(masked.input_ids[~masked.loss_mask], tokens[~masked.loss_mask])
@@ -160,7 +161,7 @@ def test_embedding_of_a_token_that_is_always_masked_gets_no_gradient():
 def test_mean_number_of_masked_tokens_follows_the_schedule(schedule):
     masking, tokens = MaskingConfig(schedule=schedule), torch.zeros(16, 4, dtype=torch.long)
     counts = [
-        int(masking.mask(tokens, VOCAB_SIZE, generator(seed)).loss_mask.sum())
+        int(mask_example(masking, tokens, VOCAB_SIZE, generator(seed)).loss_mask.sum())
         for seed in range(1500)
     ]
     assert min(counts) >= 1 and max(counts) <= 64
@@ -168,20 +169,22 @@ def test_mean_number_of_masked_tokens_follows_the_schedule(schedule):
 
 
 def test_single_token_is_always_masked():
-    masked = MaskingConfig().mask(torch.tensor([[4]]), VOCAB_SIZE, generator(1))
+    masked = mask_example(MaskingConfig(), torch.tensor([[4]]), VOCAB_SIZE, generator(1))
     assert masked.loss_mask.all() and masked.input_ids.item() == VOCAB_SIZE
 
 
 def test_all_tokens_are_masked_equally_often():
     masking, tokens = MaskingConfig(schedule="linear"), torch.zeros(4, 2, dtype=torch.long)
-    masks = [masking.mask(tokens, VOCAB_SIZE, generator(seed)).loss_mask for seed in range(3000)]
+    masks = [
+        mask_example(masking, tokens, VOCAB_SIZE, generator(seed)).loss_mask for seed in range(3000)
+    ]
     frequency = torch.stack(masks).float().mean(0)
     assert torch.allclose(frequency, frequency.mean().expand(4, 2), atol=0.04)
 
 
 def test_fractions_of_masked_tokens_are_kept_and_replaced():
     masking, tokens = MaskingConfig(keep=0.2, replace=0.3), torch.full((64, 16), 3)
-    masked = [masking.mask(tokens, VOCAB_SIZE, generator(seed)) for seed in range(20)]
+    masked = [mask_example(masking, tokens, VOCAB_SIZE, generator(seed)) for seed in range(20)]
     input_ids = torch.cat([one.input_ids[one.loss_mask] for one in masked])
     is_mask, is_true = ((input_ids == value).float().mean().item() for value in (VOCAB_SIZE, 3))
     assert is_mask == pytest.approx(0.5, abs=0.02)
@@ -190,8 +193,8 @@ def test_fractions_of_masked_tokens_are_kept_and_replaced():
 
 def test_loss_mask_does_not_depend_on_keep_and_replace():
     tokens = torch.randint(VOCAB_SIZE, (8, 4))
-    one = MaskingConfig().mask(tokens, VOCAB_SIZE, generator(3))
-    other = MaskingConfig(keep=0.4, replace=0.4).mask(tokens, VOCAB_SIZE, generator(3))
+    one = mask_example(MaskingConfig(), tokens, VOCAB_SIZE, generator(3))
+    other = mask_example(MaskingConfig(keep=0.4, replace=0.4), tokens, VOCAB_SIZE, generator(3))
     assert torch.equal(one.loss_mask, other.loss_mask)
 
 

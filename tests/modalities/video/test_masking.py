@@ -7,6 +7,7 @@ import torch
 
 from tessera.modalities.video.masking import VideoMaskingConfig, build_region
 from tessera.nn.token_layout import Layout
+from tests.masking import mask_example
 
 LAYOUT = Layout((3, 8, 8), patch=2)
 SHAPE = (LAYOUT.num_positions, LAYOUT.tokens_per_position)
@@ -17,7 +18,7 @@ def mask_one(config: VideoMaskingConfig, seed: int, tokens: torch.Tensor | None 
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.full(SHAPE, 7) if tokens is None else tokens
     region = config.draw_region(LAYOUT, generator)
-    return region, config.mask(tokens, MASK, generator, region)
+    return region, mask_example(config, tokens, MASK, generator, region)
 
 
 def frames_of(mask_NS: torch.Tensor) -> torch.Tensor:
