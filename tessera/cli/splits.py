@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 import tessera.modalities as modalities
 from tessera.data.dataset import DataConfig, FileDataset
-from tessera.data.groups import GroupReport, find_groupings, report_groups
+from tessera.data.split import GroupReport, find_groupings, report_groups
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
@@ -36,7 +36,7 @@ def describe_split(path: str, modality: modalities.Modality, group_by: str | Non
     data_class: type[DataConfig] = modalities.resolve(modality.recipes[0].data)
     config = data_class(path=path)
     try:
-        dataset: FileDataset = config.folder_dataset(captions=False)
+        dataset: FileDataset = config.folder_dataset()
     except UserError:  # the report has the reason
         return SplitReport()
     if group_by is None:

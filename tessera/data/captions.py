@@ -55,11 +55,6 @@ class Captions:
     tags: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """The tags of the files for which the metadata has some."""
 
-    @classmethod
-    def empty(cls, root: Path) -> Captions:
-        """Return captions that are "" for every file."""
-        return cls(root, frozenset(), {}, by_folder=False)
-
     def get(self, name: str) -> str:
         """Return the first caption of a file, or ""; raise UnreadableFile if it cannot be read."""
         return next(iter(self.get_all(name)), "")
@@ -74,15 +69,6 @@ class Captions:
         else:
             captions = [folder_caption(name)] if self.by_folder else []
         return [caption for one in captions if (caption := join_lines(one))]
-
-    def unrelated(self, names: Sequence[str], others: Sequence[str]) -> list[str]:
-        """Return the files that are neither among `names` nor captions of them."""
-        texts = {text_file(name) for name in names}
-        return [
-            other
-            for other in others
-            if other not in texts and posixpath.basename(other) not in METADATA
-        ]
 
     def source(self, name: str) -> str:
         if name in self.texts:
@@ -113,6 +99,16 @@ def read_captions(root: Path, names: Sequence[str], other_files: Sequence[str]) 
         unmatched=tuple(name for name in rows if name not in known),
         tags={name: row.tags for name, row in rows.items() if name in known and row.tags},
     )
+
+
+def find_unrelated(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Return the files that are neither among `names` nor captions of them."""
+    texts = {text_file(name) for name in names}
+    return [
+        other
+        for other in others
+        if other not in texts and posixpath.basename(other) not in METADATA
+    ]
 
 
 def text_file(name: str) -> str:

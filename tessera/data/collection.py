@@ -11,11 +11,17 @@ import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from tessera.data.captions import METADATA, Captions, read_captions, read_metadata_fields
+from tessera.data.captions import (
+    METADATA,
+    Captions,
+    find_unrelated,
+    read_captions,
+    read_metadata_fields,
+)
 from tessera.data.files import StoredFile, file_signature
 
 CAPTION_SOURCES = ("text files", "metadata", "class labels", "columns", "folder names")
@@ -100,7 +106,8 @@ class FolderFiles(FileCollection):
     """The files of the modality, relative to the folder; those of a list may be absolute."""
     other_files: list[str]
     """Every other visible file: captions, metadata and unrelated files."""
-    read: Captions = field(default_factory=lambda: Captions.empty(Path()))
+    read: Captions | None = None
+    """Their captions; None if these are not used."""
 
     def file(self, index: int) -> str:
         return posixpath.join(self.root.as_posix(), self.names[index])
@@ -112,16 +119,16 @@ class FolderFiles(FileCollection):
         return replace(self, read=read_captions(self.root, self.names, self.other_files))
 
     def without_captions(self) -> Self:
-        return replace(self, read=Captions.empty(self.root))
+        return replace(self, read=None)
 
     def captions(self, index: int, *, lines: bool = False) -> list[str]:
-        return self.read.get_all(self.names[index], lines=lines)
+        return [] if self.read is None else self.read.get_all(self.names[index], lines=lines)
 
     def caption_source(self, index: int) -> str:
-        return self.read.source(self.names[index])
+        return NO_CAPTION if self.read is None else self.read.source(self.names[index])
 
     def tags(self, index: int) -> tuple[str, ...]:
-        return self.read.tags.get(self.names[index], ())
+        return () if self.read is None else self.read.tags.get(self.names[index], ())
 
     def metadata(self) -> Sequence[Mapping[str, object]]:
         tables = [name for name in self.other_files if posixpath.basename(name) in METADATA]
@@ -129,15 +136,15 @@ class FolderFiles(FileCollection):
         return [fields.get(name, {}) for name in self.names]
 
     def classes(self) -> list[str]:
-        if not self.read.by_folder:
+        if self.read is None or not self.read.by_folder:
             return []
         return sorted({self.read.get(name) for name in self.names} - {""})
 
     def unmatched_captions(self) -> Sequence[str]:
-        return self.read.unmatched
+        return () if self.read is None else self.read.unmatched
 
     def describe_unrelated(self) -> str:
-        return count_by_suffix(self.read.unrelated(self.names, self.other_files))
+        return count_by_suffix(find_unrelated(self.names, self.other_files))
 
 
 def count_by_suffix(names: Iterable[str]) -> str:

@@ -19,9 +19,7 @@ from tessera.data.arrays import is_array
 from tessera.data.collection import FileCollection
 from tessera.data.discovery import SourceOptions, find_files
 from tessera.data.errors import guard_reading
-from tessera.data.files import StoredFile
-from tessera.data.groups import group_names
-from tessera.data.split import split_names
+from tessera.data.split import group_names, split_names
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
@@ -173,7 +171,7 @@ class Subset(ExampleDataset[Example]):
 
 @dataclass(frozen=True)
 class FileDataset(ExampleDataset[Example]):
-    """Files with their captions; a modality adds `item` and `collate`."""
+    """Files, with or without their captions; a modality adds `item`."""
 
     files: FileCollection
     config: DataConfig
@@ -181,11 +179,6 @@ class FileDataset(ExampleDataset[Example]):
     piece_length: ClassVar[int | None] = None
     """The samples or frames that are loaded at a time of a whole file; None for media without a
     time axis."""
-
-    @classmethod
-    def from_files(cls, files: FileCollection, config: DataConfig, captions: bool = True) -> Self:
-        """Create a dataset of all files that were found, with or without their captions."""
-        return cls(files.with_captions() if captions else files, config)
 
     @property
     def names(self) -> Sequence[str]:
@@ -204,9 +197,6 @@ class FileDataset(ExampleDataset[Example]):
     def name(self, index: int) -> str:
         return self.files.names[index]
 
-    def file(self, index: int) -> str | StoredFile:
-        return self.files.file(index)
-
     def location(self, index: int) -> str:
         return str(self.files.file(index))
 
@@ -224,8 +214,14 @@ class FileDataset(ExampleDataset[Example]):
     def classes(self) -> list[str]:
         return self.files.classes()
 
+    def with_captions(self) -> Self:
+        return replace(self, files=self.files.with_captions())
+
     def without_captions(self) -> Self:
         return replace(self, files=self.files.without_captions())
+
+    def collate(self, examples: list[Example]) -> Examples:
+        return self.config.collate(examples)
 
     def signature(self, index: int) -> str:
         """Return size and modification time; of a folder of frames, those of all frames."""
@@ -313,17 +309,14 @@ class DataConfig:
         if self.num_synthetic < 1:
             raise ValueError(f"num_synthetic must be at least 1, got {self.num_synthetic}.")
 
-    def folder_dataset(self, captions: bool = True) -> FileDataset:
-        """Return all files of the path, in order."""
+    def folder_dataset(self) -> FileDataset:
+        """Return all files of the path, in order and without captions."""
         raise NotImplementedError
 
     def find_files(self) -> FileCollection:
         """Find the files of the path, whatever it is: a folder, shards, a table or a list."""
-        return find_files(str(self.path), self.suffixes, self.noun, self.source_options)
-
-    @property
-    def source_options(self) -> SourceOptions:
-        return SourceOptions(self.columns, self.download)
+        options = SourceOptions(self.columns, self.download)
+        return find_files(str(self.path), self.suffixes, self.noun, options)
 
     def synthetic_dataset(self) -> SyntheticDataset:
         """Return the synthetic training set."""
@@ -378,19 +371,21 @@ class DataConfig:
     def build(self, captions: bool = True) -> Split:
         """Return the training set and the held-out set, with or without captions."""
         self.require_libraries()
-        return self.synthetic_split() if self.path is None else self.folder_split(captions)
+        if self.path is None:
+            return self.synthetic_split()
+        dataset = self.folder_dataset()
+        return self.split_files(dataset.with_captions() if captions else dataset)
 
     def full(self, captions: bool = True) -> ExampleDataset:
         """Return all examples in order, without augmentation."""
         self.require_libraries()
         if self.path is None:
             return self.synthetic_dataset()
-        return self.without_augmentation().folder_dataset(captions)
-
-    def folder_split(self, captions: bool = True) -> Split:
-        return self.split_files(self.folder_dataset(captions))
+        dataset = self.without_augmentation().folder_dataset()
+        return dataset.with_captions() if captions else dataset
 
     def split_files(self, dataset: FileDataset) -> Split:
+        """Hold out a fraction of the files, or of groups of them."""
         groups = group_names(dataset.files, self.group_by)
         train, held_out = split_names(groups, self.val_fraction, self.split_seed)
         validation = replace(dataset.select(held_out), config=self.without_augmentation())

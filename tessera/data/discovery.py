@@ -60,7 +60,7 @@ def find_files(
         return find_in_tables(source.files, suffixes, noun, options.columns)
     if isinstance(source, PathList):
         return find_listed(source.file, suffixes, noun)
-    return find_in_folder(source.root, path, suffixes, noun)
+    return find_in_folder(source, path, suffixes, noun)
 
 
 def list_names(path: str | Path, suffixes: tuple[str, ...], options: SourceOptions) -> list[str]:
@@ -76,7 +76,7 @@ def list_names(path: str | Path, suffixes: tuple[str, ...], options: SourceOptio
         return list_pseudo_names(source.files)
     if isinstance(source, PathList):
         return read_path_list(source.file)
-    return list_files(source.root) if source.root.is_dir() else [source.root.name]
+    return [source.root.name] if source.files is None else source.files
 
 
 # ---- what a path is
@@ -101,6 +101,8 @@ class PathList:
 class Folder:
     root: Path
     """A folder, or a single file."""
+    files: list[str] | None = None
+    """All files below the folder; None for a single file."""
 
 
 Source = Shards | Tables | PathList | Folder
@@ -170,7 +172,7 @@ def inside_folder(root: Path, suffixes: tuple[str, ...]) -> Source:
         for suffix, kind in ((SHARD_SUFFIX, Shards), (TABLE_SUFFIXES, Tables)):
             if found := [root / name for name in files if name.lower().endswith(suffix)]:
                 return kind(found)
-    return Folder(root)
+    return Folder(root, files)
 
 
 def expand_pattern(pattern: str) -> list[Path]:
@@ -218,11 +220,11 @@ def fix_listing(files: list[Path]) -> list[Path]:
 
 
 def find_in_folder(
-    root: Path, path: str | Path, suffixes: tuple[str, ...], noun: str
+    source: Folder, path: str | Path, suffixes: tuple[str, ...], noun: str
 ) -> FolderFiles:
-    if root.is_file():
-        return find_single_file(root, suffixes, noun)
-    files = list_fixed_files(root)
+    if source.files is None:
+        return find_single_file(source.root, suffixes, noun)
+    files = source.files
     names = [name for name in files if name.lower().endswith(suffixes)]
     if not names:
         instead = f"only {count_by_suffix(files)}" if files else "no files at all"
@@ -231,7 +233,7 @@ def find_in_folder(
             f"subfolders, found {instead}."
         )
     wanted = set(names)
-    return FolderFiles(root, names, [name for name in files if name not in wanted])
+    return FolderFiles(source.root, names, [name for name in files if name not in wanted])
 
 
 def find_listed(file: Path, suffixes: tuple[str, ...], noun: str) -> FolderFiles:

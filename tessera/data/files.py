@@ -1,21 +1,24 @@
-"""What a decoder reads: a file, or content inside another file (`StoredFile`).
+"""Files that are read and written.
 
-Readers take either of them, so an image in an archive is read exactly as one in a folder. No torch
-is imported.
+What a decoder reads is a file, or content inside another file (`StoredFile`). Readers take either
+of them, so an image in an archive is read exactly as one in a folder. No torch is imported.
 """
 
 from __future__ import annotations
 
 import io
 import os
+import re
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO, cast
+
+WRITTEN_SUFFIX = re.compile(r"\.[A-Za-z][A-Za-z0-9]{1,4}\Z")
 
 
 class StoredFile(ABC):
@@ -169,3 +172,28 @@ def open_descriptor(path: str, modified_ns: int) -> OpenDescriptor:
 def read_range(path: str, modified_ns: int, offset: int, size: int) -> bytes:
     """Read some bytes of a file, fewer if it ends before."""
     return os.pread(open_descriptor(path, modified_ns).descriptor, size, offset)
+
+
+# ---- writing
+
+
+def resolve_suffix(path: str | Path, default: str, allowed: Sequence[str]) -> Path:
+    """Return `path` with a suffix in `allowed`, appending `default` where it has none.
+
+    A suffix is a dot and two to five characters, the first of which is alphabetic. All other
+    endings belong to the name, so "guidance-1.5" becomes "guidance-1.5.png". Suffixes are compared
+    in lower case and kept as given.
+
+    Raises:
+        ValueError: If the path has a suffix that is not in `allowed`.
+    """
+    path = Path(path)
+    found = WRITTEN_SUFFIX.search(path.name)
+    if found is None or found.start() == 0:  # ".cache" is a name without a suffix
+        return path.with_name(path.name + default)
+    if found.group().lower() not in allowed:
+        raise ValueError(
+            f"{path} ends in {found.group()}, but the formats that can be written are "
+            f"{', '.join(allowed)}: use one of these, or no suffix for {default}"
+        )
+    return path

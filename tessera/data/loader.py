@@ -9,7 +9,7 @@ number of processes and workers, and resuming at step 1,000,000 reads no earlier
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -39,42 +39,39 @@ class LoadedExample:
     rejected: list[tuple[str, str]]
 
 
-class EpochPermutation:
-    """Map positions to indices by a permutation that is seeded with the epoch."""
-
-    def __init__(self, count: int, seed: int):
-        self.count = count
-        self.seed = seed
-        self._epoch = -1
-        self._permutation = np.empty(0, dtype=np.int64)
-
-    def index(self, position: int) -> int:
-        epoch, offset = divmod(position, self.count)
-        if epoch != self._epoch:
-            rng = np.random.default_rng(hash_seed(self.seed, epoch))
-            self._permutation = rng.permutation(self.count)
-            self._epoch = epoch
-        return int(self._permutation[offset])
-
-
 class PositionedDataset(Protocol):
     """Examples by position, with their names and seeds."""
+
+    dataset: ExampleDataset
 
     def load(self, position: int, monitor: Monitor) -> LoadedExample: ...
 
 
+@dataclass
 class ShuffledDataset:
-    """A dataset in the order of a run; unreadable examples are replaced by random other ones."""
+    """A dataset in the order of a run, which is another permutation in each epoch.
 
-    def __init__(self, dataset: ExampleDataset, seed: int):
-        self.dataset = dataset
-        self.seed = seed
-        self.order = EpochPermutation(len(dataset), seed)
+    Unreadable examples are replaced by random other ones.
+    """
+
+    dataset: ExampleDataset
+    seed: int
+    _epoch: int = -1
+    _permutation: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+
+    def index(self, position: int) -> int:
+        """Return the index of the example at a position."""
+        epoch, offset = divmod(position, len(self.dataset))
+        if epoch != self._epoch:
+            rng = np.random.default_rng(hash_seed(self.seed, epoch))
+            self._permutation = rng.permutation(len(self.dataset))
+            self._epoch = epoch
+        return int(self._permutation[offset])
 
     def load(self, position: int, monitor: Monitor) -> LoadedExample:
         seed = hash_seed(self.seed, TRAIN, position)
         rng = np.random.default_rng(seed)
-        index = self.order.index(position)
+        index = self.index(position)
         rejected: list[tuple[str, str]] = []
         for _ in range(MAX_REPLACEMENTS):
             try:
@@ -91,12 +88,12 @@ class ShuffledDataset:
         )
 
 
+@dataclass
 class EvalDataset:
     """A dataset in its own order; the seed of an example is constant."""
 
-    def __init__(self, dataset: ExampleDataset, seed: int):
-        self.dataset = dataset
-        self.seed = seed
+    dataset: ExampleDataset
+    seed: int
 
     def load(self, position: int, monitor: Monitor) -> LoadedExample:
         seed, name = hash_seed(self.seed, HELD_OUT, position), self.dataset.name(position)
@@ -108,70 +105,26 @@ class EvalDataset:
         return LoadedExample(example, name, seed, [])
 
 
-class MicroBatchSampler:
-    """The positions of one process's micro-batches, from a given step to the last."""
-
-    def __init__(
-        self,
-        first_step: int,
-        steps: int,
-        batch_size: int,
-        grad_accum_steps: int,
-        rank: int,
-        world_size: int,
-        contiguous: bool = False,
-    ):
-        self.contiguous = contiguous
-        self.first_step, self.steps = first_step, steps
-        self.batch_size, self.grad_accum_steps = batch_size, grad_accum_steps
-        self.rank, self.world_size = rank, world_size
-
-    def __iter__(self) -> Iterator[list[int]]:
-        block = self.batch_size // self.grad_accum_steps
-        first, last = self.first_step * self.batch_size, self.steps * self.batch_size
-        share = block // self.world_size
-        for start in range(first, last, block):
-            if self.contiguous:
-                start += self.rank * share
-                yield list(range(start, start + share))
-            else:
-                yield list(range(start + self.rank, start + block, self.world_size))
-
-    def __len__(self) -> int:
-        return max(0, self.steps - self.first_step) * self.grad_accum_steps
-
-
 @dataclass
-class Collate:
-    """Make a batch of loaded examples.
+class LoadBatch:
+    """Load the examples of some positions as a batch; a class, so that it can be sent to a worker.
 
     With `drop_unreadable`, examples that could not be read are missing from the batch.
     """
 
-    dataset: ExampleDataset
-    drop_unreadable: bool = False
-
-    def __call__(self, loaded: list[LoadedExample]) -> Batch:
-        rejected = [one for example in loaded for one in example.rejected]
-        if self.drop_unreadable:
-            loaded = [one for one in loaded if not one.rejected]
-        examples = self.dataset.collate([one.example for one in loaded]) if loaded else None
-        names, seeds = [one.name for one in loaded], [one.seed for one in loaded]
-        return Batch(examples=examples, names=names, seeds=seeds, rejected=rejected)
-
-
-@dataclass
-class LoadBatch:
-    """Load the examples of some positions as a batch; a class, so that it can be sent to a
-    worker."""
-
     examples: PositionedDataset
-    collate: Collate
+    drop_unreadable: bool = False
 
     def __call__(self, block: Sequence[int], monitor: Monitor) -> Batch:
         loaded = [self.examples.load(position, monitor) for position in block]
         monitor.end()
-        return self.collate(loaded)
+        rejected = [one for example in loaded for one in example.rejected]
+        if self.drop_unreadable:
+            loaded = [one for one in loaded if not one.rejected]
+        collate = self.examples.dataset.collate
+        examples = collate([one.example for one in loaded]) if loaded else None
+        names, seeds = [one.name for one in loaded], [one.seed for one in loaded]
+        return Batch(examples=examples, names=names, seeds=seeds, rejected=rejected)
 
 
 def check_num_examples(dataset: ExampleDataset, batch_size: int) -> None:
@@ -183,6 +136,7 @@ def check_num_examples(dataset: ExampleDataset, batch_size: int) -> None:
         )
 
 
+@dataclass(kw_only=True)
 class TrainLoader:
     """An endless stream of training examples, from any step on.
 
@@ -191,23 +145,12 @@ class TrainLoader:
     as many micro-batches, for models whose random draws depend on the block.
     """
 
-    def __init__(
-        self,
-        dataset: ExampleDataset,
-        *,
-        seed: int,
-        batch_size: int,
-        grad_accum_steps: int = 1,
-        num_workers: int = 0,
-        contiguous: bool = False,
-    ):
-        check_num_examples(dataset, batch_size)
-        self.contiguous = contiguous
-        self.dataset = dataset
-        self.seed = seed
-        self.batch_size = batch_size
-        self.grad_accum_steps = grad_accum_steps
-        self.num_workers = num_workers
+    dataset: ExampleDataset = field(kw_only=False)
+    seed: int
+    batch_size: int
+    grad_accum_steps: int = 1
+    num_workers: int = 0
+    contiguous: bool = False
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -224,35 +167,37 @@ class TrainLoader:
                 f"--batch-size that is a multiple of {parts}, such as "
                 f"{-(-self.batch_size // parts) * parts}."
             )
-        sampler = MicroBatchSampler(
-            first_step,
-            steps,
-            self.batch_size,
-            self.grad_accum_steps,
-            rank,
-            world_size,
-            self.contiguous,
-        )
-        dataset = ShuffledDataset(self.dataset, self.seed)
-        pool = WorkerPool(LoadBatch(dataset, Collate(self.dataset)), self.num_workers)
+        load = LoadBatch(ShuffledDataset(self.dataset, self.seed))
+        positions = self.positions(first_step, steps, rank, world_size)
         pending: list[Batch] = []
-        for batch in pool.results(sampler):
+        for batch in WorkerPool(load, self.num_workers).results(positions):
             pending.append(batch)
             if len(pending) == self.grad_accum_steps:
                 yield pending
                 pending = []
 
+    def positions(
+        self, first_step: int, steps: int, rank: int, world_size: int
+    ) -> Iterator[list[int]]:
+        """Yield the positions of each micro-batch of a process."""
+        block = self.batch_size // self.grad_accum_steps
+        share = block // world_size
+        for start in range(first_step * self.batch_size, steps * self.batch_size, block):
+            if self.contiguous:
+                start += rank * share
+                yield list(range(start, start + share))
+            else:
+                yield list(range(start + rank, start + block, world_size))
 
+
+@dataclass(kw_only=True)
 class EvalLoader:
     """Batches of held-out examples that do not depend on the number of processes."""
 
-    def __init__(
-        self, dataset: ExampleDataset, *, seed: int, batch_size: int, num_workers: int = 0
-    ):
-        self.dataset = dataset
-        self.seed = seed
-        self.batch_size = batch_size
-        self.num_workers = num_workers
+    dataset: ExampleDataset = field(kw_only=False)
+    seed: int
+    batch_size: int
+    num_workers: int = 0
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -268,6 +213,5 @@ class EvalLoader:
         chosen = list(range(len(self.dataset)) if indices is None else indices)
         starts = range(rank * self.batch_size, len(chosen), world_size * self.batch_size)
         blocks = [chosen[start : start + self.batch_size] for start in starts]
-        collate = Collate(self.dataset, drop_unreadable=True)
-        dataset = EvalDataset(self.dataset, self.seed)
-        return WorkerPool(LoadBatch(dataset, collate), self.num_workers).results(blocks)
+        load = LoadBatch(EvalDataset(self.dataset, self.seed), drop_unreadable=True)
+        return WorkerPool(load, self.num_workers).results(blocks)

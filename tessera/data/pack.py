@@ -19,8 +19,8 @@ from tessera.data.captions import tags_to_phrases
 from tessera.data.collection import FileCollection
 from tessera.data.errors import UnreadableFile, guard_reading
 from tessera.data.files import AnyFile, file_signature, file_suffix, open_file
-from tessera.data.groups import CAPTION_COLUMNS
 from tessera.data.shard_index import SHARD_SUFFIX, build_index, escape, write_index
+from tessera.data.split import CAPTION_COLUMNS
 from tessera.run.directory import PARTIAL
 from tessera.run.errors import UserError
 

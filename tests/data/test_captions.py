@@ -269,10 +269,7 @@ def test_source_of_each_caption_is_reported(tmp_path):
 def test_empty_captions_open_no_file(tmp_path):
     write(tmp_path, a_png="")
     (tmp_path / "a.txt").write_bytes(b"\xff\xfe\x00")
-    captions = Captions.empty(tmp_path)
-    assert (captions.get("a.png"), captions.get_all("a.png"), captions.source("a.png")) == (
-        "",
-        [],
-        "none",
-    )
-    assert count_sources(captions, ["a.png"]) == {} and captions.unmatched == ()
+    files = FolderFiles(tmp_path, ["a.png"], ["a.txt"])
+    assert (files.captions(0), files.caption_source(0)) == ([], "none")
+    assert files.count_captions() == {} and files.unmatched_captions() == ()
+    assert files.with_captions().caption_source(0) == "text files"

@@ -20,12 +20,12 @@ from tessera.data.dataset import ExampleDataset
 from tessera.data.errors import UnreadableFile
 from tessera.data.loader import (
     MAX_REPLACEMENTS,
-    Collate,
-    EpochPermutation,
     EvalDataset,
     EvalLoader,
+    LoadBatch,
     ShuffledDataset,
     TrainLoader,
+    check_num_examples,
 )
 from tessera.data.workers import Monitor
 from tessera.engine.modes import hash_seed
@@ -74,15 +74,15 @@ def load_steps(
 
 
 def test_order_is_a_pure_function_of_seed_and_position():
-    forwards, backwards = EpochPermutation(10, seed=4), EpochPermutation(10, seed=4)
+    forwards, backwards, other = (ShuffledDataset(Numbers(10), seed=4) for _ in range(3))
     positions = range(45)
     expected = {position: forwards.index(position) for position in positions}
     assert {position: backwards.index(position) for position in reversed(positions)} == expected
-    assert EpochPermutation(10, seed=4).index(44) == expected[44]
+    assert other.index(44) == expected[44]
 
 
 def test_each_epoch_is_a_new_permutation_of_all_examples():
-    order = EpochPermutation(10, seed=4)
+    order = ShuffledDataset(Numbers(10), seed=4)
     epochs = [[order.index(epoch * 10 + offset) for offset in range(10)] for epoch in range(4)]
     assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
@@ -90,7 +90,7 @@ def test_each_epoch_is_a_new_permutation_of_all_examples():
 
 def test_different_seeds_give_different_orders():
     orders = {
-        tuple(EpochPermutation(50, seed).index(position) for position in range(50))
+        tuple(ShuffledDataset(Numbers(50), seed).index(position) for position in range(50))
         for seed in range(20)
     }
     assert len(orders) == 20
@@ -206,10 +206,8 @@ def test_resuming_at_step_one_million_reads_no_earlier_example():
     dataset = Numbers(1000)
     steps = train_loader(dataset).micro_batches(1_000_000, 1_000_003, 0, 1)
     assert len(list(steps)) == 3
-    expected = [
-        EpochPermutation(1000, 3).index(position) for position in range(8_000_000, 8_000_024)
-    ]
-    assert dataset.read == expected
+    order = ShuffledDataset(dataset, 3)
+    assert dataset.read == [order.index(position) for position in range(8_000_000, 8_000_024)]
 
 
 def test_completed_run_loads_nothing():
@@ -276,13 +274,12 @@ def test_crash_ends_the_process_although_workers_ignore_signals():
 
 
 @pytest.mark.parametrize("drop_unreadable", [False, True])
-def test_collate_drops_unreadable_examples_only_if_requested(drop_unreadable):
+def test_batches_drop_unreadable_examples_only_if_requested(drop_unreadable):
     dataset = EvalDataset(Numbers(3, unreadable={1}), seed=3)
-    loaded = [dataset.load(position, Monitor()) for position in range(3)]
-    kept = loaded if drop_unreadable else [loaded[0], loaded[2]]
-    batch = Collate(dataset.dataset, drop_unreadable)(kept)
+    block = [0, 1, 2] if drop_unreadable else [0, 2]
+    batch = LoadBatch(dataset, drop_unreadable)(block, Monitor())
     assert batch.names == ["0.png", "2.png"] and batch.examples[:, 0].tolist() == [0, 2]
-    assert batch.seeds == [loaded[0].seed, loaded[2].seed]
+    assert batch.seeds == [dataset.load(position, Monitor()).seed for position in (0, 2)]
     assert batch.rejected == ([("1.png", "1.png: truncated")] if drop_unreadable else [])
 
 
@@ -292,7 +289,7 @@ def test_collate_drops_unreadable_examples_only_if_requested(drop_unreadable):
 def test_dataset_smaller_than_a_batch_is_rejected_with_both_numbers():
     message = "The batch size is 8, but the training set has 5 examples. Use --batch-size 5 or less"
     with pytest.raises(UserError, match=message):
-        train_loader(Numbers(5))
+        check_num_examples(Numbers(5), batch_size=8)
     assert len(load_steps(train_loader(Numbers(8)), 0, 3)) == 3, "a single batch is enough"
 
 

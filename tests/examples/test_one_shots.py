@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tessera.data.groups import group_names
+from tessera.data.split import group_names
 from tessera.modalities.audio.dataset import AudioDataConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "one_shots.py"

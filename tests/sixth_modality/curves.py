@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from tessera.data.dataset import DataConfig, FileDataset
 from tessera.data.errors import UnreadableFile
-from tessera.data.paths import resolve_suffix
+from tessera.data.files import resolve_suffix
 from tessera.engine.config import EngineConfig
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.task import BestMetric
@@ -55,10 +55,10 @@ class CurveBatch:
 class CurveFolder(FileDataset):
     def item(self, index: int, rng: np.random.Generator) -> tuple[np.ndarray, str]:
         try:
-            values = np.loadtxt(self.file(index), delimiter=",", dtype=np.float32)
+            values = np.loadtxt(self.files.file(index), delimiter=",", dtype=np.float32)
             return values.reshape(self.config.length), self.sample_caption(index, rng)
         except ValueError as error:
-            raise UnreadableFile(f"{self.file(index)}: {error}") from error
+            raise UnreadableFile(f"{self.files.file(index)}: {error}") from error
 
     def collate(self, examples: list[tuple[np.ndarray, str]]) -> CurveBatch:
         values = torch.from_numpy(np.stack([values for values, _ in examples]))
@@ -74,8 +74,8 @@ class CurveDataConfig(DataConfig):
     length: int = 32
     val_fraction: float = 0.25
 
-    def folder_dataset(self, captions: bool = True) -> CurveFolder:
-        return CurveFolder.from_files(self.find_files(), self, captions)
+    def folder_dataset(self) -> CurveFolder:
+        return CurveFolder(self.find_files(), self)
 
 
 class CurveModel(nn.Module):

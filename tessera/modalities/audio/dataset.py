@@ -124,8 +124,8 @@ class AudioDataConfig(DataConfig):
             seed=self.synthetic_seed,
         )
 
-    def folder_dataset(self, captions: bool = True) -> AudioFolderDataset:
-        return AudioFolderDataset.from_files(self.find_files(), self, captions)
+    def folder_dataset(self) -> AudioFolderDataset:
+        return AudioFolderDataset(self.find_files(), self)
 
     def check_libraries(self) -> None:
         import_soundfile()
@@ -205,13 +205,13 @@ class AudioFolderDataset(FileDataset):
     piece_length: ClassVar[int | None] = PIECE_SAMPLES
 
     def extent(self, index: int) -> Extent:
-        info = probe(self.file(index))
+        info = probe(self.files.file(index))
         rate_hz = self.config.rate_hz
         return Extent(math.ceil(info.num_samples * rate_hz / info.rate_hz), rate_hz)
 
     def load_piece(self, index: int, start: int, count: int) -> AudioExample:
         """Load a piece; with `loudness_db`, all pieces get the gain of the whole file."""
-        path, rate_hz = self.file(index), self.config.rate_hz
+        path, rate_hz = self.files.file(index), self.config.rate_hz
         samples = read_segment(path, start / rate_hz, count, rate_hz).samples
         if self.config.loudness_db is not None:
             level = measure_level(path)
@@ -231,7 +231,7 @@ class AudioFolderDataset(FileDataset):
         """Load an example without its caption."""
         config, u = self.config, rng.random()
         position = {"random": u, "centre": 0.5, "start": 0.0}[config.crop]
-        audio = self.load_part(self.file(index), position)
+        audio = self.load_part(self.files.file(index), position)
         samples = normalize_loudness(audio.samples, config.loudness_db)
         length = samples.shape[1]
         return AudioExample(pad_samples(samples, config.length), length, config.rate_hz, "")

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO, ClassVar, Protocol, Self
 import numpy as np
 
 from tessera.data.errors import UnreadableFile
-from tessera.data.files import AnyFile
+from tessera.data.files import AnyFile, resolve_suffix
 from tessera.data.notebook import data_uri, to_html
-from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.io.base import import_soundfile, import_soxr
 from tessera.modalities.audio.io.files import probe, read_samples
 from tessera.modalities.audio.plot import plot_audio

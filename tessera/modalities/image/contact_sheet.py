@@ -40,11 +40,14 @@ def draw_sheet(
     tiles = [enlarge(to_rgb_pixels(image), factor) for image in images]
     height, width = (max(tile.shape[axis] for tile in tiles) for axis in (0, 1))
     gap = min(height, width) // 8  # wider than between an original and its reconstruction
-    captions = [wrap_caption(label, width) for label in labels]
+    font = load_font()
+    captions = [wrap_caption(label, width, font) for label in labels]
     num_lines = max(map(len, captions), default=0)
     caption_height = num_lines * LINE_HEIGHT + LINE_MARGIN if num_lines else 0
     cells = place_in_rows(labels) if labels and columns is None else None
-    cells = cells or place_in_grid(len(tiles), columns or choose_columns(len(tiles), height, width))
+    if cells is None:
+        columns = min(len(tiles), columns or choose_columns(len(tiles), height, width))
+        cells = [divmod(number, columns) for number in range(len(tiles))]
     num_rows, num_columns = (1 + max(cell[axis] for cell in cells) for axis in (0, 1))
     step_y, step_x = height + caption_height + gap, width + gap
     page = np.full((num_rows * step_y + gap, num_columns * step_x + gap, 3), BACKGROUND, np.uint8)
@@ -54,7 +57,7 @@ def draw_sheet(
     if not num_lines:
         return page
     canvas = PIL.Image.fromarray(page)
-    drawing, font = PIL.ImageDraw.Draw(canvas), load_font()
+    drawing = PIL.ImageDraw.Draw(canvas)
     for lines, (top, left) in zip(captions, corners, strict=True):
         for number, line in enumerate(lines):
             y = top + height + LINE_MARGIN + number * LINE_HEIGHT
@@ -114,10 +117,6 @@ def place_in_rows(labels: Sequence[str]) -> list[tuple[int, int]] | None:
     ]
 
 
-def place_in_grid(count: int, columns: int) -> list[tuple[int, int]]:
-    return [divmod(number, min(columns, count)) for number in range(count)]
-
-
 def choose_columns(count: int, height: int, width: int) -> int:
     """Return the number of columns of a sheet that is about as wide as high.
 
@@ -130,17 +129,20 @@ def choose_columns(count: int, height: int, width: int) -> int:
 # ---- captions
 
 
-def load_font() -> PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont:
+Font = PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont
+
+
+def load_font() -> Font:
     return PIL.ImageFont.load_default(size=FONT_SIZE)
 
 
-def wrap_caption(text: str, width: int) -> list[str]:
+def wrap_caption(text: str, width: int, font: Font) -> list[str]:
     """Break a caption into at most MAX_LINES lines of `width` pixels, at words where possible.
 
     A text that needs more lines is cut at its end. A single word, such as the name of a file, is
     cut at its start, because files of one folder differ at the end of their names.
     """
-    words, font = text.split(), load_font()
+    words = text.split()
     lines: list[str] = []
     for word in words:
         if lines and font.getlength(f"{lines[-1]} {word}") <= width:
@@ -158,9 +160,7 @@ def wrap_caption(text: str, width: int) -> list[str]:
     return [*lines[: MAX_LINES - 1], last.rstrip() + ELLIPSIS]
 
 
-def break_word(
-    word: str, width: int, font: PIL.ImageFont.FreeTypeFont | PIL.ImageFont.ImageFont
-) -> list[str]:
+def break_word(word: str, width: int, font: Font) -> list[str]:
     """Break a word that is wider than a line, after a separator where possible."""
     parts = [""]
     for piece in re.findall(r"[^/_-]+[/_-]*|[/_-]+", word):

@@ -27,7 +27,7 @@ from tessera.modalities.image.media import (
     open_image,
 )
 from tessera.modalities.image.prompt_match import PromptMatchMetric
-from tessera.modalities.image.proposal import ImageFacts, propose_settings, read_facts
+from tessera.modalities.image.proposal import propose_settings, read_facts
 from tessera.modalities.image.synthetic import SyntheticImages
 from tessera.run.errors import UserError, as_user_error
 
@@ -134,8 +134,8 @@ class ImageDataConfig(DataConfig):
             plain=self.synthetic_plain,
         )
 
-    def folder_dataset(self, captions: bool = True) -> ImageFolderDataset:
-        return ImageFolderDataset.from_files(self.find_files(), self, captions)
+    def folder_dataset(self) -> ImageFolderDataset:
+        return ImageFolderDataset(self.find_files(), self)
 
     def preprocessing(self) -> dict[str, object]:
         square: dict[str, object] = {"size": self.size, "channels": self.channels}
@@ -146,13 +146,7 @@ class ImageDataConfig(DataConfig):
 
     def propose(self, task: ImageTokenizerConfig) -> Proposal | None:
         facts = read_facts(self.find_files())
-        return self.propose_for(facts, task) if facts is not None else None
-
-    def propose_for(self, facts: ImageFacts, task: ImageTokenizerConfig) -> Proposal:
-        """Return settings for images of which some facts are known."""
-        return propose_settings(
-            facts, limit=self.size, stride=task.model.stride, val_fraction=self.val_fraction
-        )
+        return propose_settings(facts, self, task.model.stride) if facts is not None else None
 
     def without_augmentation(self) -> ImageDataConfig:
         return replace(self, crop="centre", min_scale=1.0, flip=False)
@@ -210,7 +204,7 @@ class ImageFolderDataset(FileDataset):
     config: ImageDataConfig
 
     def item(self, index: int, rng: np.random.Generator) -> ImageExample:
-        file = self.file(index)
+        file = self.files.file(index)
         image = open_image(file, self.config.decode_size, self.config.channels)
         height, width = self.config.shape
         if self.config.on_small == "skip" and (image.width < width or image.height < height):
@@ -220,9 +214,6 @@ class ImageFolderDataset(FileDataset):
             )
         pixels = Image.from_pillow(crop_image(image, self.config, rng)).to_floats()
         return ImageExample(pixels, self.sample_caption(index, rng))
-
-    def collate(self, examples: list[ImageExample]) -> ImageBatch:
-        return collate(examples)
 
 
 def crop_image(

@@ -28,7 +28,7 @@ from tessera.data.inspect import (
     unmatched_lines,
 )
 from tessera.modalities.image.media import SUFFIXES, decode, to_rgb
-from tessera.modalities.image.proposal import ImageFacts, is_grey
+from tessera.modalities.image.proposal import ImageFacts, is_grey, propose_settings
 
 if TYPE_CHECKING:
     from tessera.data.dataset import Proposal
@@ -83,7 +83,7 @@ class ImageReport(Report):
         if self.sizes is None:
             return None
         facts = ImageFacts(self.usable, self.sizes.median_short_side, self.grey == self.usable)
-        return data.propose_for(facts, task)
+        return propose_settings(facts, data, task.model.stride)
 
     def common_size_lines(self) -> Iterator[str]:
         """Yield a line with the most common sizes if there are several."""

@@ -24,8 +24,7 @@ from PIL.Image import Transpose
 from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
 from tessera.data.errors import UnreadableFile
-from tessera.data.files import AnyFile
-from tessera.data.paths import resolve_suffix
+from tessera.data.files import AnyFile, resolve_suffix
 from tessera.modalities.image.contact_sheet import (
     BACKGROUND,
     draw_sheet,

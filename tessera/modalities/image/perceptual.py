@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -63,10 +61,6 @@ def perceptual_term(
         return output.new_zeros(())
     distance_B = perceptual_loss_B(network, output[drawn], target[drawn])
     return config.weight / (config.fraction * len(batch)) * distance_B.sum()
-
-
-def contrast_metric(output: Tensor, target: Tensor) -> dict[str, Callable[[], Tensor]]:
-    return {"contrast": partial(relative_contrast, output, target)}
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median_low
+from typing import TYPE_CHECKING
 
 import numpy as np
 import PIL.Image
@@ -15,6 +16,9 @@ from tessera.data.dataset import Proposal
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile, decoder_input
 from tessera.modalities.image.media import FORMATS, decode, to_rgb
+
+if TYPE_CHECKING:
+    from tessera.modalities.image.dataset import ImageDataConfig
 
 MAX_READ = 1000
 """The number of files whose headers are read at the start of a run, spread over the folder."""
@@ -48,15 +52,13 @@ class ImageFacts:
     """Whether no image has a colour."""
 
 
-def propose_settings(
-    facts: ImageFacts, *, limit: int, stride: int, val_fraction: float
-) -> Proposal:
-    """Return settings for a preset with images of size `limit` and codes of `stride` pixels."""
+def propose_settings(facts: ImageFacts, preset: ImageDataConfig, stride: int) -> Proposal:
+    """Return settings for these images, given those of a preset and codes of `stride` pixels."""
     settings: dict[str, object] = {
-        "size": choose_size(facts.short_side, limit, stride),
+        "size": choose_size(facts.short_side, preset.size, stride),
         "channels": 1 if facts.is_grey else 3,
     }
-    if facts.count * val_fraction > MAX_HELD_OUT:
+    if facts.count * preset.val_fraction > MAX_HELD_OUT:
         settings["val_fraction"] = round(MAX_HELD_OUT / facts.count, 4)
     grey = ", all grey" if facts.is_grey else ""
     return Proposal(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Literal, Self
 
 import torch
@@ -31,9 +32,9 @@ from tessera.modalities.image.perceptual import (
     ALARMS,
     PSNR,
     PerceptualConfig,
-    contrast_metric,
     perceptual_loss_B,
     perceptual_term,
+    relative_contrast,
 )
 from tessera.modalities.image.vqgan import VQGANConfig
 from tessera.nn.pretrained import MIN_PIXELS
@@ -170,7 +171,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
     def train_metrics(
         self, output: Tensor, batch: Batch[ImageBatch]
     ) -> dict[str, Callable[[], Tensor]]:
-        return contrast_metric(output, batch.examples.pixels)
+        return {"contrast": partial(relative_contrast, output, batch.examples.pixels)}
 
     def eval_step(self, output: Tensor, batch: Batch[ImageBatch]) -> dict[str, Tensor]:
         target = batch.examples.pixels

@@ -119,8 +119,8 @@ class MeshDataConfig(DataConfig):
             seed=self.synthetic_seed,
         )
 
-    def folder_dataset(self, captions: bool = True) -> MeshFolderDataset:
-        return MeshFolderDataset.from_files(self.find_files(), self, captions)
+    def folder_dataset(self) -> MeshFolderDataset:
+        return MeshFolderDataset(self.find_files(), self)
 
     def check_libraries(self) -> None:
         require_trimesh()
@@ -185,7 +185,7 @@ class MeshFolderDataset(FileDataset):
         config = self.config
         scale, (rotation,), shift, (side, order) = np.split(rng.uniform(-1, 1, 9), [3, 4, 7])
         caption = self.sample_caption(index, rng)
-        file = self.file(index)
+        file = self.files.file(index)
         with add_path(str(file)):
             signature, settings = file_signature(file), config.reading()
             if config == config.without_augmentation():
@@ -198,9 +198,6 @@ class MeshFolderDataset(FileDataset):
                 moved = mirror(moved)
             example = MeshExample.from_mesh(moved, config.bins, caption, shift * config.jitter)
             return shuffle_parts(example, order) if config.shuffle_parts else example
-
-    def collate(self, examples: list[MeshExample]) -> MeshBatch:
-        return collate(examples)
 
 
 @lru_cache(maxsize=CACHED_MESHES)

@@ -100,7 +100,7 @@ def describe_training_grid(data: MeshDataConfig) -> str:
 
     if data.path is None:
         return ""
-    dataset = data.without_augmentation().folder_dataset(captions=False)
+    dataset = data.without_augmentation().folder_dataset()
     reports = []
     for index in spread_indices(len(dataset), MAX_FILES):
         with contextlib.suppress(UnreadableFile, OSError):

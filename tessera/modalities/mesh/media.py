@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 
 from tessera.data.errors import UnreadableFile, add_path
-from tessera.data.files import AnyFile
-from tessera.data.paths import resolve_suffix
+from tessera.data.files import AnyFile, resolve_suffix
 from tessera.modalities.image.media import Image
 from tessera.modalities.mesh.io import (
     MAX_FACES,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tessera.data.collection import NO_CAPTION
-from tessera.data.dataset import Split, choose_caption
+from tessera.data.dataset import FileDataset, Split, choose_caption
 from tessera.modalities.audio.dataset import AudioDataConfig, AudioFolderDataset
 from tessera.modalities.audio.media import pad_samples
 from tessera.modalities.music.media import MusicBatch, MusicExample, collate
@@ -37,13 +37,13 @@ class MusicDataConfig(AudioDataConfig):
             seed=self.synthetic_seed,
         )
 
-    def folder_dataset(self, captions: bool = True) -> MusicFolderDataset:
+    def folder_dataset(self) -> MusicFolderDataset:
         """Return all files, with and without captions."""
-        return MusicFolderDataset.from_files(self.find_files(), self, captions)
+        return MusicFolderDataset(self.find_files(), self)
 
-    def folder_split(self, captions: bool = True) -> Split:
+    def split_files(self, dataset: FileDataset) -> Split:
         """Split the files that have captions."""
-        dataset = self.folder_dataset(captions)
+        assert isinstance(dataset, MusicFolderDataset)
         captioned = dataset.captioned_indices()
         if len(captioned) < MIN_PAIRS:
             raise UserError(
@@ -51,7 +51,7 @@ class MusicDataConfig(AudioDataConfig):
                 f"caption, but training needs {MIN_PAIRS} or more: put name.txt beside each file, "
                 "or a metadata.jsonl with file_name and text or tags."
             )
-        split = self.split_files(dataset.select(captioned))
+        split = super().split_files(dataset.select(captioned))
         missing = len(dataset) - len(captioned)
         assert isinstance(split.train, MusicFolderDataset)
         return Split(replace(split.train, num_without_caption=missing), split.validation)

@@ -19,8 +19,8 @@ import PIL.Image
 import PIL.ImageDraw
 import PIL.ImageFont
 
+from tessera.data.files import resolve_suffix
 from tessera.data.notebook import figures_to_html
-from tessera.data.paths import resolve_suffix
 from tessera.modalities.audio.plot import COLORMAP
 from tessera.modalities.image.media import Image
 

@@ -110,11 +110,12 @@ class VideoDataConfig(DataConfig):
             plain=self.synthetic_plain,
         )
 
-    def folder_dataset(self, captions: bool = True) -> VideoFolderDataset:
-        return VideoFolderDataset.from_files(self.find_files(), self, captions)
+    def folder_dataset(self) -> VideoFolderDataset:
+        return VideoFolderDataset(self.find_files(), self)
 
     def find_files(self) -> FileCollection:
-        return find_videos(str(self.path), self.images, self.folders, self.source_options)
+        options = SourceOptions(self.columns, self.download)
+        return find_videos(str(self.path), self.images, self.folders, options)
 
     def sample_metrics(self) -> list[SampleMetric]:
         """Compare samples with real videos, and synthetic videos with their prompts."""
@@ -251,7 +252,7 @@ class VideoFolderDataset(FileDataset):
     piece_length: ClassVar[int | None] = PIECE_FRAMES
 
     def extent(self, index: int) -> Extent:
-        info = probe(self.file(index))
+        info = probe(self.files.file(index))
         if info.still:
             return Extent(1, DEFAULT_RATE_HZ)
         rate_hz = self.config.frame_rate_hz(info.rate_hz)
@@ -259,7 +260,7 @@ class VideoFolderDataset(FileDataset):
         return Extent(max(1, math.floor(last * rate_hz) + 1), rate_hz)
 
     def load_piece(self, index: int, start: int, count: int) -> VideoExample:
-        path, config = self.file(index), self.config.without_augmentation().frame_config()
+        path, config = self.files.file(index), self.config.without_augmentation().frame_config()
         info = probe(path)
         rate_hz = DEFAULT_RATE_HZ if info.still else self.config.frame_rate_hz(info.rate_hz)
         if info.still:
@@ -273,12 +274,9 @@ class VideoFolderDataset(FileDataset):
         """Draw five random numbers: one for the start and four for the crop."""
         u = rng.random()
         position = u if self.config.crop == "random" else 0.5
-        video = self.load_part(self.file(index), position)
+        video = self.load_part(self.files.file(index), position)
         squares = crop_frames(video, self.config.frame_config(), rng)
         return pad_frames(squares, self.config.frames, self.sample_caption(index, rng))
-
-    def collate(self, examples: list[VideoExample]) -> VideoBatch:
-        return collate(examples)
 
     def load_part(self, path: AnyFile, position: float) -> Video:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
-from tessera.data.files import AnyFile
+from tessera.data.files import AnyFile, resolve_suffix
 from tessera.data.notebook import data_uri
-from tessera.data.paths import resolve_suffix
 from tessera.modalities.image.contact_sheet import enlargement
 from tessera.modalities.image.media import Image
 from tessera.modalities.video.io.files import probe, read_frames

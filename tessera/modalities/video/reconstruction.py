@@ -32,8 +32,8 @@ from tessera.modalities.image.perceptual import (
     ALARMS,
     PSNR,
     PerceptualConfig,
-    contrast_metric,
     perceptual_term,
+    relative_contrast,
 )
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig, subsample_frames
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ
@@ -180,7 +180,7 @@ class VideoReconstructionLoss(ReconstructionLoss):
     def train_metrics(
         self, output: Tensor, batch: Batch[VideoBatch]
     ) -> dict[str, Callable[[], Tensor]]:
-        return contrast_metric(output, batch.examples.videos)
+        return {"contrast": partial(relative_contrast, output, batch.examples.videos)}
 
     def eval_step(self, output: Tensor, batch: Batch[VideoBatch]) -> dict[str, Tensor]:
         target = batch.examples.videos

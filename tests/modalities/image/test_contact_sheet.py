@@ -123,20 +123,23 @@ def width_of(line: str) -> float:
 
 
 def test_captions_are_wrapped_at_words_to_the_width_of_a_tile() -> None:
-    lines = wrap_caption(LONG, 160)
+    lines = wrap_caption(LONG, 160, load_font())
     assert 1 < len(lines) <= MAX_LINES and " ".join(lines) == LONG
     assert all(width_of(line) <= 160 for line in lines)
-    assert wrap_caption("  a\n  star ", 160) == ["a star"] and wrap_caption("", 160) == []
+    assert (
+        wrap_caption("  a\n  star ", 160, load_font()) == ["a star"]
+        and wrap_caption("", 160, load_font()) == []
+    )
 
 
 def test_long_captions_end_with_an_ellipsis() -> None:
-    lines = wrap_caption(LONG * 3, 96)
+    lines = wrap_caption(LONG * 3, 96, load_font())
     assert len(lines) == MAX_LINES and all(width_of(line) <= 96 for line in lines)
     assert lines[-1].endswith(ELLIPSIS) and LONG.startswith(" ".join(lines)[:40])
 
 
 def test_long_file_names_keep_their_end() -> None:
-    lines = wrap_caption("folder/" * 30 + "photo-0001.png", 96)
+    lines = wrap_caption("folder/" * 30 + "photo-0001.png", 96, load_font())
     assert len(lines) == MAX_LINES and all(width_of(line) <= 96 for line in lines)
     assert lines[0].startswith(ELLIPSIS) and lines[-1].endswith("photo-0001.png")
 
@@ -145,7 +148,7 @@ def test_captions_are_drawn_below_their_images() -> None:
     labels = ["a star", "", LONG]
     page = draw_sheet([plain(96, 96, RED)] * 3, labels)
     below = page[GAP + 96 : -GAP]
-    assert len(below) == len(wrap_caption(LONG, 96)) * LINE_HEIGHT + LINE_MARGIN
+    assert len(below) == len(wrap_caption(LONG, 96, load_font())) * LINE_HEIGHT + LINE_MARGIN
     ink = [(below[:, GAP + i * (96 + GAP) :][:, :96] == 0).all(-1) for i in range(3)]
     assert not ink[0][2 * LINE_HEIGHT :].any() and not ink[1].any()
     assert 0 < ink[0].sum() < ink[2].sum() and count(page, RED) == 3 * 96 * 96

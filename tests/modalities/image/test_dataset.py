@@ -267,11 +267,11 @@ def test_selected_files_keep_their_captions(tmp_path):
     write_images(tmp_path, 4)
     (tmp_path / "0002.txt").write_text("a ramp")
     found = find_files(tmp_path, SUFFIXES, "images")
-    dataset = ImageFolderDataset.from_files(found, ImageDataConfig(size=8))
-    selected = dataset.select([3, 2])
+    dataset = ImageFolderDataset(found, ImageDataConfig(size=8))
+    selected = dataset.with_captions().select([3, 2])
     assert names(selected) == ["0003.png", "0002.png"]
     assert [selected.caption(i) for i in range(2)] == ["", "a ramp"]
-    assert ImageFolderDataset.from_files(found, ImageDataConfig(), captions=False).caption(2) == ""
+    assert dataset.caption(2) == ""
 
 
 # ---- images in memory

@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 
 from tessera.data.discovery import find_files
+from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.inspect import inspect_folder
 from tessera.modalities.image.media import SUFFIXES
 from tessera.modalities.image.proposal import (
@@ -75,7 +76,7 @@ def test_colours_are_recognized_in_every_mode(mode):
 def test_large_folders_hold_out_a_few_hundred_images():
     facts = {count: ImageFacts(count, 64, is_grey=False) for count in (1000, 60_000)}
     proposals = {
-        count: propose_settings(one, limit=64, stride=4, val_fraction=0.05).settings
+        count: propose_settings(one, ImageDataConfig(), stride=4).settings
         for count, one in facts.items()
     }
     assert "val_fraction" not in proposals[1000]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tessera.data.paths import resolve_suffix
+from tessera.data.files import resolve_suffix
 
 ALLOWED = (".png", ".jpg", ".jpeg", ".webp")
 

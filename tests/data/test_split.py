@@ -11,8 +11,7 @@ import PIL.Image
 import pytest
 
 from tessera.data.collection import FolderFiles
-from tessera.data.groups import find_groupings, group_names, report_groups
-from tessera.data.split import split_names
+from tessera.data.split import find_groupings, group_names, report_groups, split_names
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.run.errors import UserError
 from tests.cli_runner import tessera
@@ -120,7 +119,7 @@ def test_groups_are_fields_of_shards_and_columns_of_tables(tmp_path: Path) -> No
     write_parquet(tmp_path / "table.parquet", image_table(4, speaker=[0, 1, 0, 1]))
     for name in ("shard.tar", "table.parquet"):
         config = ImageDataConfig(path=str(tmp_path / name), size=16)
-        dataset = config.folder_dataset(captions=False)
+        dataset = config.folder_dataset()
         assert group_names(dataset.files, "speaker") == ["0", "1", "0", "1"]
         with pytest.raises(UserError, match="use one of file, folder, prefix, speaker"):
             group_names(dataset.files, "voice")
