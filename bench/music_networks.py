@@ -171,9 +171,16 @@ def run_step(batch_size: int, grad_accum_steps: int) -> memory.MemoryUse:
 
 
 def load_micro_batches(run: Any) -> list[Any]:
-    from tessera.run.train import build_train_loader
+    from tessera.data.loader import TrainLoader
 
-    loader = build_train_loader(run.data.build().train, run.engine)
+    config = run.engine
+    loader = TrainLoader(
+        run.data.build().train,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        grad_accum_steps=config.grad_accum_steps,
+        num_workers=config.num_workers,
+    )
     return next(loader.micro_batches(0, 1, rank=0, world_size=1))
 
 

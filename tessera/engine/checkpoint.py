@@ -25,7 +25,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from tessera.engine.fsdp import local_tensor, take_shard
 from tessera.run.directory import Json, fsync_folder
 from tessera.run.errors import UserError
 
@@ -305,8 +304,16 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is not a readable safetensors file: {error}.") from None
 
 
-def load_strictly(network: nn.Module, tensors: dict[str, Tensor], source: str) -> None:
-    """Copy tensors into a network; report every missing, unexpected or mismatched one."""
+def load_strictly(
+    network: nn.Module,
+    tensors: dict[str, Tensor],
+    source: str,
+    copy: Callable[[Tensor, Tensor], object] = Tensor.copy_,
+) -> None:
+    """Copy tensors into a network; report every missing, unexpected or mismatched one.
+
+    `copy` copies the second tensor into the first, such as into a shard of it.
+    """
     own = network.state_dict()
     problems = [f"{name} is missing from the file" for name in own if name not in tensors]
     problems += [
@@ -325,4 +332,4 @@ def load_strictly(network: nn.Module, tensors: dict[str, Tensor], source: str) -
         )
     with torch.no_grad():
         for name, tensor in own.items():
-            local_tensor(tensor).copy_(take_shard(tensors[name], tensor))
+            copy(tensor, tensors[name])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from tessera.engine.fsdp import is_sharded, local_tensor
+from tessera.engine.fsdp import local_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,12 +39,12 @@ class EMA:
     are copied: they hold statistics already, and an expired codebook row is replaced, not moved.
     """
 
-    def __init__(self, config: EMAConfig, model: nn.Module):
+    def __init__(self, config: EMAConfig, model: nn.Module, *, is_sharded: bool = False):
         self.config = config
         state = model.state_dict(keep_vars=True)
         self._names = list(state)
-        self._is_sharded = any(map(is_sharded, state.values()))
-        self._raw = [local_tensor(one) for one in state.values()]
+        self._is_sharded = is_sharded
+        self._raw = [local_tensor(one) if is_sharded else one for one in state.values()]
         self._ema = [tensor.detach().clone() for tensor in self._raw]
         is_parameter = [isinstance(one, nn.Parameter) for one in state.values()]
         self._averaged = [i for i, averaged in enumerate(is_parameter) if averaged]

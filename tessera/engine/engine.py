@@ -22,7 +22,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from tessera.engine import checkpoint
+import tessera.engine.checkpoint as checkpoint
 from tessera.engine.checkpoint import Snapshot, load_strictly, stage
 from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
@@ -36,6 +36,7 @@ from tessera.engine.evaluation import (
 )
 from tessera.engine.fsdp import (
     ShardedObjective,
+    copy_to_shard,
     count_bytes,
     gather_tensor,
     gather_tensors,
@@ -162,7 +163,7 @@ class Engine:
             self.precision = "bf16" if has_bf16 else "fp32"
         self.task = task.to(self.device)
         self.updates = {update.name: self.build_update(update) for update in task.updates}
-        self.ema = EMA(config.ema, task.model)
+        self.ema = EMA(config.ema, task.model, is_sharded=config.shard)
         self.guard = NonFiniteGuard(config.max_skipped_steps)
         self.signals = Signals()
         self.printer = ProgressPrinter(self.dist.is_main)
@@ -564,8 +565,10 @@ class Engine:
         """
         folder = self.directory.checkpoints
         self.dist.on_main(lambda: checkpoint.remove_partial(folder))
-        newest = self.dist.on_main(lambda: find_newest_path(folder, self.printer.print))
-        if newest is not None:
+        newest = self.dist.on_main(
+            lambda: str(checkpoint.find_newest(folder, self.printer.print) or "")
+        )
+        if newest:
             self.restore(checkpoint.read(Path(newest)) if self.dist.is_main else None)
         for notice in self.dist.on_main(lambda: self.directory.truncate_after(self.global_step)):
             self.printer.print(notice)
@@ -590,9 +593,10 @@ class Engine:
             lambda: {"step": snapshot.step, **snapshot.state} if snapshot else {}
         )
         tensors = self.dist.broadcast_tensors(snapshot.tensors if snapshot else None)
-        load_strictly(self.task.model, tensors["model"], "model in the checkpoint")
+        copy = copy_to_shard if self.config.shard else Tensor.copy_
+        load_strictly(self.task.model, tensors["model"], "model in the checkpoint", copy)
         model = {f"model.{name}": tensor for name, tensor in tensors["model"].items()}
-        load_strictly(self.task, model | tensors.get("others", {}), "checkpoint")
+        load_strictly(self.task, model | tensors.get("others", {}), "checkpoint", copy)
         own = self.task.model.state_dict()
         self.ema.load_state_dict({n: take_shard(one, own[n]) for n, one in tensors["ema"].items()})
         for name, update in self.updates.items():
@@ -631,7 +635,8 @@ class Engine:
 
     def has_finite_weights(self) -> bool:
         tensors = [*self.task.state_dict().values(), *self.ema.state_dict().values()]
-        return not self.dist.all_reduce_any(not all_finite(map(local_tensor, tensors)))
+        local = map(local_tensor, tensors) if self.config.shard else tensors
+        return not self.dist.all_reduce_any(not all_finite(local))
 
     def check_weights(self) -> None:
         """Raise Diverged if a weight is not finite; a step with finite gradients can cause that."""
@@ -673,9 +678,11 @@ class Engine:
         """Return everything that a checkpoint holds; shards are gathered on all processes."""
         state_dict = self.task.state_dict()
         others = {name: one for name, one in state_dict.items() if not name.startswith("model.")}
-        model = self.task.model.state_dict()
-        ema = {n: gather_tensor(one, model[n]) for n, one in self.ema.state_dict().items()}
-        files = {"model": gather_tensors(model), "ema": ema, "others": gather_tensors(others)}
+        model, ema = self.task.model.state_dict(), self.ema.state_dict()
+        files = {"model": model, "ema": ema, "others": others}
+        if self.config.shard:
+            ema = {name: gather_tensor(one, model[name]) for name, one in ema.items()}
+            files = {"model": gather_tensors(model), "ema": ema, "others": gather_tensors(others)}
         for name, update in self.updates.items():
             moments = optimizer_state(update.optimizer)
             if update.sharded is not None:
@@ -760,11 +767,6 @@ class Engine:
         self.writer.close()
         self.signals.__exit__()
         self.directory.unlock()
-
-
-def find_newest_path(checkpoints: Path, warn: Callable[[str], None]) -> str | None:
-    found = checkpoint.find_newest(checkpoints, warn)
-    return None if found is None else str(found)
 
 
 def find_healthy(checkpoints: Path) -> str | None:

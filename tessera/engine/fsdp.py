@@ -67,6 +67,11 @@ def take_shard(whole: Tensor, like: Tensor) -> Tensor:
     return sharded.to_local()
 
 
+def copy_to_shard(tensor: Tensor, whole: Tensor) -> None:
+    """Copy a whole tensor that every process has into the shard of this process."""
+    local_tensor(tensor).copy_(take_shard(whole, tensor))
+
+
 @cache
 def register_loss() -> None:
     """Let FSDP find the tensors of a `Loss`, before whose backward it gathers parameters."""

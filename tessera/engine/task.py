@@ -9,7 +9,7 @@ engine.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -384,8 +384,8 @@ class TaskConfig:
 
 def prepare_batch(task: Task, batch: Batch, device: torch.device) -> Batch:
     """Prepare the task's inputs on the CPU and copy the batch with them to a device."""
-    batch.inputs = task.prepare_inputs(batch)
-    return batch.to(device)
+    prepared = replace(batch, inputs=task.prepare_inputs(batch), scratch={})
+    return prepared if device.type == "cpu" else prepared.to(device)
 
 
 def check_ownership(task: Task) -> None:

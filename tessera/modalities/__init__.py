@@ -139,9 +139,5 @@ def detect_modality(path: str, options: SourceOptions = DEFAULT_OPTIONS) -> Moda
     return MODALITIES[most]
 
 
-def _register_built_in() -> None:
-    for name in ("image", "video", "audio", "music", "mesh"):
-        register(importlib.import_module(f"tessera.modalities.{name}").MODALITY)
-
-
-_register_built_in()
+for _name in ("image", "video", "audio", "music", "mesh"):
+    register(importlib.import_module(f"tessera.modalities.{_name}").MODALITY)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tessera.engine import checkpoint
+import tessera.engine.checkpoint as checkpoint
 from tessera.engine.distributed import Distributed
 from tessera.engine.task import Task
 from tessera.recipes.registry import read_run

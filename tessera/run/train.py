@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+import tessera.engine.checkpoint as checkpoint
 from tessera import __version__
 from tessera.data.dataset import ExampleDataset, Split, Subset
 from tessera.data.discovery import Listing, fixed_listing, list_files
@@ -22,7 +23,6 @@ from tessera.data.errors import UnreadableFile
 from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
 from tessera.data.shard_index import INDEX_SUFFIX
 from tessera.data.tokens import TokenDataset
-from tessera.engine import checkpoint
 from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine
@@ -128,7 +128,14 @@ def open_engine(
     on_log: Callable[[Json], None] | None = None,
 ) -> Engine:
     """Build an engine for a task and its examples in a directory that was claimed."""
-    training = build_train_loader(split.train, config, contiguous)
+    training = TrainLoader(
+        split.train,
+        seed=config.seed,
+        batch_size=config.batch_size,
+        grad_accum_steps=config.grad_accum_steps,
+        num_workers=config.num_workers,
+        contiguous=contiguous,
+    )
     validation = EvalLoader(
         split.validation,
         seed=config.seed,
@@ -146,19 +153,6 @@ def load_initial_weights(task: Task, path: str) -> None:
     if found is None:
         raise UserError(f"--init-from {path} has no checkpoint: give the folder of a trained run.")
     checkpoint.load_strictly(task.model, found.tensors, f"model in {path} (--init-from)")
-
-
-def build_train_loader(
-    dataset: ExampleDataset, config: EngineConfig, contiguous: bool = False
-) -> TrainLoader:
-    return TrainLoader(
-        dataset,
-        seed=config.seed,
-        batch_size=config.batch_size,
-        grad_accum_steps=config.grad_accum_steps,
-        num_workers=config.num_workers,
-        contiguous=contiguous,
-    )
 
 
 def read_listing(directory: RunDirectory) -> Json:
@@ -329,20 +323,21 @@ def find_unused_folder(path: Path) -> Path:
 
 def print_header(run: Run, directory: RunDirectory, remark: str = "") -> None:
     """Print what is trained, on which data, and where, and a remark about the settings."""
-    if is_main():
+    dist = Distributed.from_environment()
+    if dist.is_main:
         engine, data = run.engine, run.data.path or "synthetic data"
         print(
             f"{run.recipe}: {engine.steps} steps of {engine.batch_size} examples from {data}, in "
             f"{directory.path}"
         )
         print(remark, end="\n" if remark else "")
-        threads = f"{world_size()} process(es), {torch.get_num_threads()} thread(s) each."
+        threads = f"{dist.world_size} process(es), {torch.get_num_threads()} thread(s) each."
         print(f"{threads} {run.task.notice(run.data)}".strip())
 
 
 def print_summary(run: Run, directory: RunDirectory) -> None:
     """Print the final metrics and write the model card."""
-    if not is_main():
+    if not Distributed.from_environment().is_main:
         return
     results = read_results(directory)
     if results is None:
@@ -408,15 +403,6 @@ metrics, `{run.task.entry_point}.load("{directory.path}")` loads the model in Py
     write_atomically(directory.card, text)
 
 
-def is_main() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
-def world_size() -> int:
-    """Return the number of processes that a launcher started."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
 # ---- dry run
 
 
@@ -425,7 +411,8 @@ def dry_run(run: Run) -> None:
 
     It uses one example per micro-batch, a few held-out examples and a temporary folder.
     """
-    parts = run.engine.grad_accum_steps * world_size()
+    dist = Distributed.from_environment()
+    parts = run.engine.grad_accum_steps * dist.world_size
     short = dataclasses.replace(
         run.engine,
         steps=2,
@@ -444,7 +431,7 @@ def dry_run(run: Run) -> None:
     split = Split(train, Subset(full.validation, range(2)))
     with tempfile.TemporaryDirectory() as folder:
         engine = build_engine(short_run, RunDirectory(folder), split=split)
-        if is_main():
+        if dist.is_main:
             Console(width=160).print(update_plan(engine.task))  # a pipe's 80 would cut names
             print(run.reference, end="\n" if run.reference else "")
         engine.run()
@@ -458,7 +445,7 @@ def dry_run(run: Run) -> None:
             "The loaded weights differ from the saved ones: this is a defect of Tessera, please "
             "report it."
         )
-    if is_main():
+    if dist.is_main:
         print("Two steps, a validation, samples, a save and a load succeeded. Nothing was kept.")
 
 
@@ -466,8 +453,9 @@ def print_plan(run: Run, preset: str) -> None:
     """Print parameters, memory and FLOPs of a step; nothing is trained or read."""
     from tessera.run.plan import plan_run
 
-    plan = plan_run(run, preset, max(world_size(), run.engine.nproc))
-    if is_main():
+    dist = Distributed.from_environment()
+    plan = plan_run(run, preset, max(dist.world_size, run.engine.nproc))
+    if dist.is_main:
         Console(width=160).print(plan.table())
         print("\n".join(plan.lines()))
         print(run.reference, end="\n" if run.reference else "")
