@@ -1,4 +1,4 @@
-"""Image metrics: PSNR, SSIM, chroma, and the Frechet distance of features.
+"""Image metrics: PSNR, SSIM, chroma, contrast, and the Frechet distance of features.
 
 What is averaged over a validation set is computed per example (names that end in _B) or as additive
 moments, so that a set may be split into any batches over any number of processes.
@@ -148,3 +148,14 @@ def _gaussian_filter(image: Tensor) -> Tensor:
         )
         image = sum(shifted, start=image.new_zeros(()))
     return image
+
+
+@torch.no_grad()
+def relative_contrast(output: Tensor, target: Tensor) -> Tensor:
+    """Return the contrast of reconstructions relative to originals, near 0 if they are flat.
+
+    It uses every 16th pixel to be cheap.
+    """
+    pair = torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]])
+    output_B, target_B = pair.float().flatten(2).std(-1, correction=0)
+    return (output_B / target_B.clamp_min(1e-3)).mean()

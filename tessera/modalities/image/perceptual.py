@@ -63,17 +63,6 @@ def perceptual_term(
     return config.weight / (config.fraction * len(batch)) * distance_B.sum()
 
 
-@torch.no_grad()
-def relative_contrast(output: Tensor, target: Tensor) -> Tensor:
-    """Return the contrast of reconstructions relative to originals, near 0 if they are flat.
-
-    It uses every 16th pixel to be cheap.
-    """
-    pair = torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]])
-    output_B, target_B = pair.float().flatten(2).std(-1, correction=0)
-    return (output_B / target_B.clamp_min(1e-3)).mean()
-
-
 ALARMS = (
     Alarm(
         name="flat output",

@@ -23,6 +23,7 @@ from tessera.metrics.image import (
     frechet_distance,
     moments,
     psnr_B,
+    relative_contrast,
     ssim_B,
 )
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
@@ -34,7 +35,6 @@ from tessera.modalities.image.perceptual import (
     PerceptualConfig,
     perceptual_loss_B,
     perceptual_term,
-    relative_contrast,
 )
 from tessera.modalities.image.vqgan import VQGANConfig
 from tessera.nn.pretrained import MIN_PIXELS

@@ -248,7 +248,7 @@ load_mesh_cached = lru_cache(maxsize=CACHED_MESHES)(load_mesh)
 
 def load_mesh_of(dataset: MeshFolderDataset, index: int) -> Mesh:
     """Load a mesh of a dataset as it is before it is quantised."""
-    return load_mesh_cached(file_signature(dataset.file(index)), *dataset.config.reading())
+    return load_mesh_cached(file_signature(dataset.files.file(index)), *dataset.config.reading())
 
 
 def augment(vertices: np.ndarray, scale: np.ndarray, degrees: float) -> np.ndarray:

@@ -25,6 +25,7 @@ from tessera.metrics.image import (
     SSIM_WINDOW,
     colour_differences,
     psnr_B,
+    relative_contrast,
     ssim_B,
 )
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
@@ -33,7 +34,6 @@ from tessera.modalities.image.perceptual import (
     PSNR,
     PerceptualConfig,
     perceptual_term,
-    relative_contrast,
 )
 from tessera.modalities.video.discriminator import TemporalDiscriminatorConfig, subsample_frames
 from tessera.modalities.video.io.base import DEFAULT_RATE_HZ

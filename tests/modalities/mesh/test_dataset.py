@@ -271,7 +271,9 @@ def test_cached_example_equals_a_newly_computed_one(folder, has_path):
     for i, example in enumerate(first):
         cached = load(dataset, i)
         assert cached.faces is example.faces and cached.edges is example.edges
-        mesh = read_mesh(dataset.file(i)) if has_path else to_triangles(dataset.generate(i).mesh)
+        mesh = (
+            read_mesh(dataset.files.file(i)) if has_path else to_triangles(dataset.generate(i).mesh)
+        )
         computed = MeshExample.from_mesh(mesh, 64, dataset.caption(i))
         assert_equal(cached, computed)
         assert np.array_equal(cached.edges, find_adjacent_faces(cached.faces))
