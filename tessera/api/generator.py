@@ -36,7 +36,6 @@ from tessera.objectives.generation import (
     Generated,
     GenerationRequest,
     GeneratorTask,
-    MediaInputs,
     MediaTokenizer,
     TokenizerProtocol,
     TokenPrompt,
@@ -54,7 +53,6 @@ Config = TypeVar("Config", bound="DataclassInstance")
 
 BATCH_SIZE = 16
 """The number of samples that are generated together."""
-NO_INPUTS = MediaInputs()
 NO_SETTINGS: Mapping[str, object] = {}
 
 
@@ -168,15 +166,6 @@ class Generator(Pretrained):
         count: int = 1,
         seed: int = 0,
         negative_prompt: str | None = None,
-        data: str | None = None,
-        mask: str | None = None,
-        like: str | None = None,
-        prompt_audio: str | None = None,
-        seconds: float | None = None,
-        first_frame: str | None = None,
-        last_frame: str | None = None,
-        frames_given: int | None = None,
-        frames: int | None = None,
         start: TokenPrompt | None = None,
         decoding_steps: int | None = None,
         decoding_steps_per_level: Sequence[int] = (),
@@ -194,13 +183,16 @@ class Generator(Pretrained):
         top_p: float | None = None,
         superres_decoding_steps: int | None = None,
         sampling: DataclassInstance | None = None,
+        **inputs: str | float | None,
     ) -> Generated:
         """Generate `count` samples for each prompt ("" for none), in order.
 
         The parameters are the flags of `tessera sample`, and settings that are left out are those
-        of the run. Without prompts, captions and conditions are those of the examples in `data` or
-        of held-out examples. `start` holds codes to continue or to inpaint (`encode_prompt`);
-        `sampling` and a `Guidance` replace the whole configuration of the run.
+        of the run. `inputs` are the flags of media files and their settings, which differ between
+        modalities, such as `data` and `mask`. Without prompts, captions and conditions are those of
+        the examples in `data` or of held-out examples. `start` holds codes to continue or to
+        inpaint (`encode_prompt`); `sampling` and a `Guidance` replace the whole configuration of
+        the run.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts or ())
         if prompts is not None and not texts:
@@ -213,17 +205,7 @@ class Generator(Pretrained):
         request = self.build_request(
             prompts=texts,
             negative_prompt=negative_prompt,
-            inputs=MediaInputs(
-                data=data,
-                mask=mask,
-                like=like,
-                prompt_audio=prompt_audio,
-                seconds=seconds,
-                first_frame=first_frame,
-                last_frame=last_frame,
-                frames_given=frames_given,
-                frames=frames,
-            ),
+            inputs=inputs,
             start=start,
             count=count,
             seed=seed,
@@ -249,19 +231,25 @@ class Generator(Pretrained):
         )
         return self.run(request, superres_decoding_steps)
 
-    def encode_prompt(self, inputs: MediaInputs) -> TokenPrompt | None:
-        """Turn media files into codes to start from."""
-        if inputs != NO_INPUTS:
+    def encode_prompt(self, **inputs: object) -> TokenPrompt | None:
+        """Turn media files, under the names of the flags of `tessera sample`, into codes to start
+        from."""
+        config, given = self.task.config, drop_none(**inputs)
+        if given:
             check_not_external(self.task)
+        known = {field.name for field in dataclasses.fields(config.inputs_class)}
+        if unsupported := [name for name in given if name not in known]:
+            flag = unsupported[0].replace("_", "-")
+            raise UserError(f"This run does not support --{flag}: leave it out.")
         with as_user_error(ValueError):
-            return self.task.config.encode_prompt(inputs, self)
+            return config.encode_prompt(config.inputs_class(**given), self)
 
     def build_request(
         self,
         *,
         prompts: Sequence[str] = (),
         negative_prompt: str | None = None,
-        inputs: MediaInputs = NO_INPUTS,
+        inputs: Mapping[str, object] = NO_SETTINGS,
         start: TokenPrompt | None = None,
         count: int = 16,
         seed: int = 0,
@@ -271,7 +259,7 @@ class Generator(Pretrained):
     ) -> GenerationRequest:
         """Build a request for `count` samples of each prompt.
 
-        Without prompts, captions and conditions are those of the examples in `inputs.data` or of
+        Without prompts, captions and conditions are those of the examples in `inputs["data"]` or of
         held-out examples. `sampling` and `guidance` replace settings of `config`, by default that
         of the run.
         """
@@ -279,22 +267,21 @@ class Generator(Pretrained):
             raise UserError(f"--count must be at least 1, got {count}.")
         config = config or self.task.config
         self.check_prompts([*prompts, negative_prompt or ""])
-        if inputs.like is not None and prompts:
-            raise UserError("--like and --prompt cannot be combined: leave one out.")
-        start = start or self.encode_prompt(inputs)
+        start = start or self.encode_prompt(**inputs)
+        data = None if inputs.get("data") is None else str(inputs["data"])
         if prompts:
             texts = [prompt for prompt in prompts for _ in range(count)]
             request = GenerationRequest(prompts=texts, seeds=make_seeds(seed, len(texts)))
         elif start is not None:
             request = GenerationRequest(prompts=[""] * count, seeds=make_seeds(seed, count))
         elif self.task.conditioner is not None and self.superres is None:
-            dataset = open_dataset(self.trained, inputs.data)
+            dataset = open_dataset(self.trained, data)
             indices = spread_examples(dataset, count)
             request = self.request_like_examples(dataset, indices, seed)
         else:
             texts = [""] * count
             if self.takes_prompts:
-                texts = choose_captions(self.trained, inputs.data, count)
+                texts = choose_captions(self.trained, data, count)
             request = GenerationRequest(prompts=texts, seeds=make_seeds(seed, count))
         return dataclasses.replace(
             request,

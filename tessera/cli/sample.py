@@ -107,8 +107,6 @@ def sample(
         superres_decoding_steps: The number of decoding steps of the super-resolution run.
     """
     from tessera.api.generator import Generator, drop_none, reconstruct_samples
-    from tessera.cli.files import find_whole_files
-    from tessera.data.pieces import TimeRange
     from tessera.engine.evaluation import Sample, save_samples
     from tessera.objectives.contrastive import ContrastiveTask
     from tessera.objectives.generation import GeneratorTask
@@ -139,15 +137,6 @@ def sample(
             count=count,
             seed=seed,
             negative_prompt=negative_prompt,
-            data=data,
-            mask=mask,
-            like=like,
-            prompt_audio=prompt_audio,
-            seconds=seconds,
-            first_frame=first_frame,
-            last_frame=last_frame,
-            frames_given=frames_given,
-            frames=frames,
             decoding_steps=decoding_steps,
             decoding_steps_per_level=decoding_steps_per_level,
             guidance=guidance,
@@ -163,6 +152,9 @@ def sample(
             top_k=top_k,
             top_p=top_p,
             superres_decoding_steps=superres_decoding_steps,
+            data=data,
+            seconds=seconds,
+            **media_prompts,  # type: ignore[arg-type]
         )
     else:
         if isinstance(trained.task, ContrastiveTask) and prompt:
@@ -176,6 +168,9 @@ def sample(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
                 "prompt, mask or second run: those are for generators, such as images-maskgit."
             )
+        from tessera.cli.files import find_whole_files
+        from tessera.data.pieces import TimeRange
+
         if (whole := find_whole_files(trained, data)) is not None:
             part = TimeRange(start or 0.0, seconds)
             return sample_whole(

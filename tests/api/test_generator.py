@@ -28,7 +28,7 @@ from tessera.engine.task import Batch
 from tessera.modalities.image.generation import cover_cells
 from tessera.modalities.image.media import Image
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres
-from tessera.objectives.generation import Generated, GenerationRequest, MediaInputs, TokenPrompt
+from tessera.objectives.generation import Generated, GenerationRequest, TokenPrompt
 from tessera.run.errors import UserError
 from tessera.run.load import load_run
 from tessera.sampling.guidance import Guidance
@@ -348,7 +348,7 @@ def test_cascade_over_different_tokenizers_is_rejected(base, tmp_path):
 
 
 def encode_prompt(generator: Generator, image: Path, mask: Path) -> TokenPrompt:
-    prompt = generator.encode_prompt(MediaInputs(data=str(image), mask=str(mask)))
+    prompt = generator.encode_prompt(data=str(image), mask=str(mask))
     assert prompt is not None
     return prompt
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 import torch
 
@@ -28,8 +28,17 @@ from tessera.objectives.masked import MaskedConfig, MaskedTask
 from tessera.sampling.guidance import Guidance
 
 
+@dataclass(frozen=True)
+class AudioInputs(MediaInputs):
+    like: str | None = None
+    prompt_audio: str | None = None
+    seconds: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class SoundStormTaskConfig(MaskedConfig):
+    inputs_class: ClassVar[type[MediaInputs]] = AudioInputs
+
     tokenizer: str = "runs/audio-codec"
     """The run of the codec whose tokens are generated; it is copied into the run directory."""
     semantic: str = "runs/audio-semantic"
@@ -74,7 +83,7 @@ class SoundStormTaskConfig(MaskedConfig):
             return SoundStormTask(self, tokenizer=acoustic, semantic=semantic)
         return SoundStormTask(self, **dependencies)
 
-    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+    def encode_prompt(self, inputs: AudioInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the semantic tokens of `like` after those of the voice prompt."""
         if inputs.like is None:
             if inputs.prompt_audio is not None or inputs.seconds is not None:
@@ -82,8 +91,7 @@ class SoundStormTaskConfig(MaskedConfig):
                     "--prompt-audio and --seconds need a recording to follow: give it with --like "
                     "RECORDING."
                 )
-            return super().encode_prompt(inputs, encoder)
-        super().encode_prompt(replace(inputs, like=None, prompt_audio=None, seconds=None), encoder)
+            return None
         if inputs.data is not None:
             raise ValueError("--like and --data cannot be combined: leave one out.")
         codes, semantic = self.encode_recording(inputs.like, inputs.seconds, encoder)

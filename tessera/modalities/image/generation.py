@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -11,8 +12,15 @@ from tessera.objectives.generation import MediaInputs, PromptEncoder, TokenPromp
 from tessera.objectives.masked import MaskedConfig
 
 
+@dataclass(frozen=True)
+class ImageInputs(MediaInputs):
+    mask: str | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageGeneratorConfig(MaskedConfig):
+    inputs_class: ClassVar[type[MediaInputs]] = ImageInputs
+
     tokenizer: str = "runs/images-vqgan"
     """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
     low_res_tokenizer: str | None = None
@@ -24,11 +32,10 @@ class ImageGeneratorConfig(MaskedConfig):
             return {}
         return {"low_res_tokenizer": self.low_res_tokenizer}
 
-    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+    def encode_prompt(self, inputs: ImageInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the codes of an image of which the white part of a mask is generated again."""
         if inputs.mask is None:
-            return super().encode_prompt(inputs, encoder)
-        super().encode_prompt(replace(inputs, mask=None), encoder)
+            return None
         if inputs.data is None:
             raise ValueError("--mask needs an image: give it with --data IMAGE.")
         white = replace(encoder.data, path=inputs.data).read_mask(inputs.mask)

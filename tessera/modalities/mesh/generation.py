@@ -43,7 +43,6 @@ class MeshGeneratorConfig(AutoregressiveConfig, TokenizedGeneratorConfig):
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the faces of a mesh to continue."""
-        super().encode_prompt(inputs, encoder)
         return None if inputs.data is None else TokenPrompt(encoder.encode_file(inputs.data))
 
 
@@ -74,5 +73,4 @@ class TreeGeneratorConfig(AutoregressiveConfig):
 
     def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the tokens of a mesh to continue."""
-        super().encode_prompt(inputs, encoder)
         return None if inputs.data is None else TokenPrompt(encoder.encode_file(inputs.data))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol, cast
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -65,8 +65,19 @@ class VideoPrompt(TokenPrompt):
     """The frame rate of the sample; None for that of the training data."""
 
 
+@dataclass(frozen=True)
+class VideoInputs(MediaInputs):
+    mask: str | None = None
+    first_frame: str | None = None
+    last_frame: str | None = None
+    frames_given: int | None = None
+    frames: int | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class VideoGeneratorConfig(MaskedConfig):
+    inputs_class: ClassVar[type[MediaInputs]] = VideoInputs
+
     tokenizer: str = "runs/videos-magvit2"
     """The run of the tokenizer whose tokens are generated; it is copied into the run directory."""
     masking: VideoMaskingConfig = field(default_factory=VideoMaskingConfig)
@@ -82,11 +93,9 @@ class VideoGeneratorConfig(MaskedConfig):
     def build(self, **dependencies: TokenizerProtocol) -> VideoGeneratorTask:
         return VideoGeneratorTask(self, **dependencies)
 
-    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> VideoPrompt | None:
+    def encode_prompt(self, inputs: VideoInputs, encoder: PromptEncoder) -> VideoPrompt | None:
         """Return the codes of the given frames, and which codes are generated."""
-        own = ("first_frame", "last_frame", "frames_given", "frames", "mask")
-        super().encode_prompt(replace(inputs, **dict.fromkeys(own)), encoder)
-        if all(getattr(inputs, name) is None for name in own):
+        if inputs == VideoInputs(data=inputs.data):
             return None
         return PromptBuilder(inputs, encoder).build()
 
@@ -106,7 +115,7 @@ class VideoGeneratorConfig(MaskedConfig):
 class PromptBuilder:
     """Turns frames, clips and masks into codes."""
 
-    def __init__(self, inputs: MediaInputs, encoder: PromptEncoder):
+    def __init__(self, inputs: VideoInputs, encoder: PromptEncoder):
         self.inputs = inputs
         self.data = cast(VideoDataConfig, encoder.data).without_augmentation()
         self.codec = cast(VideoCodec, encoder.tokenizers["tokenizer"])

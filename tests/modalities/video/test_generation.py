@@ -15,7 +15,7 @@ from tessera.modalities.video.generation import VideoPrompt
 from tessera.modalities.video.media import Video
 from tessera.modalities.video.recipes import videos_magvit2, videos_maskgit
 from tessera.modalities.video.synthetic import SyntheticVideos, draw_video
-from tessera.objectives.generation import GenerationRequest, MediaInputs, TokenPrompt
+from tessera.objectives.generation import GenerationRequest, TokenPrompt
 from tessera.run.config import Run
 from tessera.run.errors import UserError
 from tests.networks import perturb_weights
@@ -69,7 +69,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make_prompt(generator: Generator, **inputs: object) -> VideoPrompt:
-    prompt = generator.encode_prompt(MediaInputs(**inputs))
+    prompt = generator.encode_prompt(**inputs)
     assert isinstance(prompt, VideoPrompt)
     return prompt
 
@@ -198,9 +198,7 @@ def test_windows_continue_the_frames_before_them(generator: Generator) -> None:
 def test_samples_do_not_depend_on_the_batch(generator: Generator) -> None:
     prompts = ["a red circle", "a blue square", ""]
     together = generator.generate(prompts, frames=17, seed=2).codes
-    request = generator.build_request(
-        prompts=prompts, count=1, seed=2, inputs=MediaInputs(frames=17)
-    )
+    request = generator.build_request(prompts=prompts, count=1, seed=2, inputs={"frames": 17})
     alone = generator.run(request.slice(1, 2)).codes[0]
     assert torch.equal(together[1], alone)
 
@@ -208,7 +206,7 @@ def test_samples_do_not_depend_on_the_batch(generator: Generator) -> None:
 def test_progress_is_reported_over_all_windows(generator: Generator) -> None:
     steps: list[tuple[int, int]] = []
     request = dataclasses.replace(
-        generator.build_request(prompts=["a red circle"], count=1, inputs=MediaInputs(frames=17)),
+        generator.build_request(prompts=["a red circle"], count=1, inputs={"frames": 17}),
         on_step=lambda step, total, codes: steps.append((step, total)),
     )
     generator.task.generate(request)
@@ -280,7 +278,7 @@ def test_invalid_inputs_are_errors_with_a_remedy(
         for name, value in inputs.items()
     }
     with pytest.raises(UserError, match=message):
-        generator.encode_prompt(MediaInputs(**paths))
+        generator.encode_prompt(**paths)
 
 
 def test_a_prompt_for_a_model_without_text_is_an_error(unconditional: Generator) -> None:
