@@ -266,7 +266,6 @@ class Generator(Pretrained):
         if count < 1:
             raise UserError(f"--count must be at least 1, got {count}.")
         config = config or self.task.config
-        self.check_prompts([*prompts, negative_prompt or ""])
         start = start or self.encode_prompt(**inputs)
         data = None if inputs.get("data") is None else str(inputs["data"])
         if prompts:
@@ -330,12 +329,11 @@ class Generator(Pretrained):
         self, request: GenerationRequest, superres_decoding_steps: int | None = None
     ) -> Generated:
         """Generate the samples of a request in batches."""
-        self.check_prompts([*request.prompts, request.negative_prompt or ""])
         negative = request.negative_prompt
         request = dataclasses.replace(
             request,
-            prompts=[self.as_trained(prompt) for prompt in request.prompts],
-            negative_prompt=None if negative is None else self.as_trained(negative),
+            prompts=[self.resolve_prompt(prompt) for prompt in request.prompts],
+            negative_prompt=None if negative is None else self.resolve_prompt(negative),
         )
         cpu = torch.device("cpu")
         if self.task.conditioner is not None and request.conditioning_codes(cpu) is None:
@@ -358,15 +356,15 @@ class Generator(Pretrained):
             }
         generated = Generated(names=list(names), settings=settings)
         parts = -(-len(request) // BATCH_SIZE) * (1 if self.superres is None else 2)
-        observers = iter([observe_part(part, parts) for part in range(parts)])
+        numbers = iter(range(parts))
         for first in range(0, len(request), BATCH_SIZE):
             batch = request.slice(first, first + BATCH_SIZE)
-            codes = run_task(self.task, batch, next(observers))
+            codes = run_task(self.task, batch, next(numbers), parts)
             if self.superres is not None:
                 second = dataclasses.replace(
                     batch, start=None, cond_codes=codes, sampling=last_sampling, guidance=None
                 )
-                codes = run_task(last, second, next(observers))
+                codes = run_task(last, second, next(numbers), parts)
             if request.start is not None and request.start.trim:
                 codes = codes[:, request.start.trim :]
             media = last.tokenizers["tokenizer"].to_media(codes)
@@ -378,21 +376,22 @@ class Generator(Pretrained):
         ]
         return generated
 
-    def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Raise UserError for prompts that this run does not support."""
-        texts = [prompt for prompt in prompts if prompt]
-        if texts and self.task.network.text is None:
-            raise UserError("This run was trained without captions and supports no prompt.")
-        for text in texts:
-            if self.classes and match_name(text, self.classes) is None:
-                raise UserError(
-                    f"This run was trained on named folders, and {text!r} is not one of them"
-                    f"{did_you_mean(text, self.classes)}"
-                )
+    def resolve_prompt(self, prompt: str) -> str:
+        """Return a prompt as the run was trained on it: a class as its folder spells it.
 
-    def as_trained(self, prompt: str) -> str:
-        """Return the class that a prompt names as its folder spells it, or the prompt itself."""
-        return match_name(prompt, self.classes) or prompt
+        Raise UserError for a prompt that this run does not support.
+        """
+        if prompt and self.task.network.text is None:
+            raise UserError("This run was trained without captions and supports no prompt.")
+        if not prompt or not self.classes:
+            return prompt
+        known = match_name(prompt, self.classes)
+        if known is None:
+            raise UserError(
+                f"This run was trained on named folders, and {prompt!r} is not one of them"
+                f"{did_you_mean(prompt, self.classes)}"
+            )
+        return known
 
     def truncated_prompts(self, prompts: Sequence[str]) -> list[str]:
         """Return the prompts that are longer than the text encoder supports."""
@@ -574,36 +573,21 @@ def override(config: Config, settings: Mapping[str, object]) -> Config:
 
 
 def run_task(
-    task: GeneratorTask, request: GenerationRequest, observer: PartObserver | None = None
+    task: GeneratorTask, request: GenerationRequest, part: int = 0, parts: int = 1
 ) -> Tensor:
-    if observer is not None:
-        on_step = partial(observer, task.tokenizers["tokenizer"], request.start)
-        request = dataclasses.replace(request, on_step=on_step)
+    """Generate one of several parts of a request, and report its steps to the observer."""
+    on_progress, start = _OBSERVER.get(), request.start
+    if on_progress is not None:
+        tokenizer = task.tokenizers["tokenizer"]
+
+        def report(step: int, steps: int, codes: Tensor) -> None:
+            shown = codes if start is None else codes[:, start.trim :]
+            preview = partial(tokenizer.to_media, shown)
+            on_progress(DecodingProgress(part * steps + step, parts * steps, preview))
+
+        request = dataclasses.replace(request, on_step=report)
     with as_user_error(ValueError):
         return task.generate(request)
-
-
-PartObserver = Callable[[TokenizerProtocol, TokenPrompt | None, int, int, Tensor], None]
-
-
-def observe_part(part: int, parts: int) -> PartObserver | None:
-    """Return a function that reports the steps of one of several parts of a request."""
-    on_progress = _OBSERVER.get()
-    if on_progress is None:
-        return None
-
-    def report(
-        tokenizer: TokenizerProtocol,
-        start: TokenPrompt | None,
-        step: int,
-        steps: int,
-        codes: Tensor,
-    ) -> None:
-        shown = codes if start is None else codes[:, start.trim :]
-        preview = partial(tokenizer.to_media, shown)
-        on_progress(DecodingProgress(part * steps + step, parts * steps, preview))
-
-    return report
 
 
 def open_dataset(trained: TrainedRun, path: str | None) -> ExampleDataset:

@@ -310,9 +310,12 @@ def fixed_listing(listing: Listing) -> Iterator[None]:
 
 
 def list_fixed_files(root: Path) -> list[str]:
+    """List a folder, unless a run was started with other files than those that are there now."""
     listing = _LISTING.get()
-    if listing is None or listing.files is None:
-        return list_fixed(list_files(root))
+    if listing is None:
+        return list_files(root)
+    if listing.files is None:
+        listing.files = list_files(root)
     return listing.files
 
 

@@ -247,6 +247,17 @@ def find_newest(checkpoints: Path, warn: Callable[[str], None]) -> Path | None:
     return None
 
 
+def find_healthy(checkpoints: Path) -> str | None:
+    """Return the newest complete checkpoint that was not written while steps were skipped."""
+    for step in reversed(list_steps(checkpoints)):
+        folder = checkpoints / step_name(step)
+        if find_corruption(folder) is None:
+            guard = json.loads((folder / "state.json").read_text())["guard"]
+            if not any(guard["consecutive"].values()):
+                return str(folder)
+    return None
+
+
 def best_step(
     steps: Sequence[int], records: Sequence[Json], metric: str, higher_is_better: bool
 ) -> int | None:

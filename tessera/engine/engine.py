@@ -1,9 +1,8 @@
-"""The training engine: steps, gradient accumulation, precision, DDP, EMA, checkpoints, validation
-and samples.
+"""The training engine: steps, gradient accumulation, precision, DDP, EMA, validation and samples.
 
 It receives a task and two streams of batches. `global_step`, the number of finished steps,
-determines data, randomness and learning rates, so a checkpoint holds only tensors and a few
-counters. Start reading at `steps` and `run_update`.
+determines data, randomness and learning rates. Start reading at `steps` and `run_update`;
+`saving.py` writes and restores checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import tessera.engine.checkpoint as checkpoint
-from tessera.engine.checkpoint import Snapshot, load_strictly, stage
+from tessera.engine.checkpoint import Snapshot
 from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
 from tessera.engine.ema import EMA
@@ -36,13 +35,8 @@ from tessera.engine.evaluation import (
 )
 from tessera.engine.fsdp import (
     ShardedObjective,
-    copy_to_shard,
     count_bytes,
-    gather_tensor,
-    gather_tensors,
     global_norm,
-    local_tensor,
-    take_shard,
 )
 from tessera.engine.guards import (
     ADVICE,
@@ -50,7 +44,6 @@ from tessera.engine.guards import (
     Diverged,
     NonFiniteGuard,
     StepCheck,
-    all_finite,
     retain_freed_memory,
 )
 from tessera.engine.logging import (
@@ -63,13 +56,13 @@ from tessera.engine.modes import checkpoint_activations, seed, train_only
 from tessera.engine.optim.config import (
     clip_grad_norm,
     grad_norm,
-    load_optimizer_state,
     optimizer_state,
     restored_if,
     set_lr,
     step_optimizer,
     zero_grad,
 )
+from tessera.engine.saving import Saver
 from tessera.engine.signals import Interrupted, Signals
 from tessera.engine.task import (
     Batch,
@@ -172,7 +165,16 @@ class Engine:
         self.unresolved: list[StepCheck] = []
         """The checks of steps whose results are still on the device."""
         self.global_step = 0
-        self.saved_step = 0
+        self.saver = Saver(
+            task,
+            self.updates,
+            self.ema,
+            self.guard,
+            config=config,
+            directory=directory,
+            dist=self.dist,
+            printer=self.printer,
+        )
 
     def build_update(self, update: Update) -> UpdateState:
         if self.config.checkpoint_activations:
@@ -215,7 +217,8 @@ class Engine:
             while True:
                 try:
                     yield from self.steps_to_end()
-                    self.ensure_saved()
+                    self.resolve_checks()
+                    self.saver.ensure_saved(self.global_step)
                     return
                 except Diverged as error:
                     self.roll_back(error)
@@ -224,7 +227,9 @@ class Engine:
                 f"{interrupted}: saving step {self.global_step}; the same command resumes from "
                 "there."
             )
-            self.save_interrupted()
+            with contextlib.suppress(Diverged):  # the skipped steps changed no weight
+                self.resolve_checks()
+            self.saver.save_interrupted(self.global_step)
             raise
         finally:
             self.close()
@@ -376,7 +381,7 @@ class Engine:
             return
         if self.is_due(self.config.validate_every) or self.is_due(self.config.sample_every):
             self.resolve_checks()
-            self.check_weights()
+            self.saver.check_weights(self.global_step)
         if self.is_due(self.config.validate_every) and not self.dist.on_main(self.is_validated):
             self.validate()
         is_due = self.task.has_samples and self.is_due(self.config.sample_every)
@@ -573,7 +578,7 @@ class Engine:
         for notice in self.dist.on_main(lambda: self.directory.truncate_after(self.global_step)):
             self.printer.print(notice)
         if self.dist.is_main and not self.guard.is_skipping:  # a kill may have come before it
-            checkpoint.prune(folder, self.select_checkpoints, self.global_step)
+            checkpoint.prune(folder, self.saver.select_checkpoints, self.global_step)
         trackers = None
         if self.dist.is_main and self.config.log_with:
             path, warn = self.directory.path, self.printer.print
@@ -589,70 +594,22 @@ class Engine:
 
     def restore(self, snapshot: Snapshot | None) -> None:
         """Restore a snapshot; only the main process needs to have it."""
-        state = self.dist.on_main(
-            lambda: {"step": snapshot.step, **snapshot.state} if snapshot else {}
-        )
-        tensors = self.dist.broadcast_tensors(snapshot.tensors if snapshot else None)
-        copy = copy_to_shard if self.config.shard else Tensor.copy_
-        load_strictly(self.task.model, tensors["model"], "model in the checkpoint", copy)
-        model = {f"model.{name}": tensor for name, tensor in tensors["model"].items()}
-        load_strictly(self.task, model | tensors.get("others", {}), "checkpoint", copy)
-        own = self.task.model.state_dict()
-        self.ema.load_state_dict({n: take_shard(one, own[n]) for n, one in tensors["ema"].items()})
-        for name, update in self.updates.items():
-            moments = tensors.get(f"optimizer.{name}", {})
-            if update.sharded is not None:
-                moments = update.sharded.take_state(moments)
-            load_optimizer_state(update.optimizer, moments)
-            if update.scaler.is_enabled():
-                update.scaler.load_state_dict(state["scalers"][name])
-        self.guard.load_state_dict(state["guard"])
-        self.global_step = self.saved_step = state["step"]
-        self.printer.print(f"Resuming from step {self.global_step}.")
-        if state["threads"] != torch.get_num_threads():
-            self.printer.print(
-                f"The checkpoint was written with {state['threads']} threads and training resumes "
-                f"with {torch.get_num_threads()}: results are valid, but not bit for bit the same."
-            )
+        self.global_step = self.saver.restore(snapshot)
 
     def checkpoint(self) -> None:
         """Save a checkpoint, except while steps are skipped: the run may have to be rolled back."""
         self.resolve_checks()
-        self.check_weights()
+        self.saver.check_weights(self.global_step)
         if not self.guard.is_skipping:
-            self.save()
-
-    def save(self) -> None:
-        """Stage a copy on the main process and write it in the background."""
-        is_written = self.dist.is_main and self.global_step > 0
-        if is_written and (problem := self.directory.fsync_metrics()):
-            self.printer.print(f"metrics.jsonl may not be on the disk ({problem}).")
-        if is_written or self.config.shard:  # all processes gather the shards
-            snapshot = self.snapshot()
-        if is_written:
-            self.writer.submit(snapshot, prune=not self.guard.is_skipping)
-        self.saved_step = self.global_step
-
-    def has_finite_weights(self) -> bool:
-        tensors = [*self.task.state_dict().values(), *self.ema.state_dict().values()]
-        local = map(local_tensor, tensors) if self.config.shard else tensors
-        return not self.dist.all_reduce_any(not all_finite(local))
-
-    def check_weights(self) -> None:
-        """Raise Diverged if a weight is not finite; a step with finite gradients can cause that."""
-        if not self.has_finite_weights():
-            raise Diverged(
-                f"Some weights were not finite at step {self.global_step}, although the gradients "
-                "were: the optimizer's step was too large."
-            )
+            self.saver.save(self.global_step)
 
     def roll_back(self, error: Diverged) -> None:
         """Return to the last healthy checkpoint with half the learning rate, once in a run."""
         if self.dist.is_main:
-            self.writer.wait()
+            self.saver.writer.wait()
         newest = None
         if self.guard.lr_scale == 1:
-            newest = self.dist.on_main(lambda: find_healthy(self.directory.checkpoints))
+            newest = self.dist.on_main(lambda: checkpoint.find_healthy(self.directory.checkpoints))
         if newest is None:
             again = "also after the learning rate was halved" if self.guard.lr_scale < 1 else ""
             raise Diverged(
@@ -674,86 +631,13 @@ class Engine:
             f"multiplied by {ROLLBACK_LR_SCALE}. This is done once in a run."
         )
 
-    def snapshot(self) -> Snapshot:
-        """Return everything that a checkpoint holds; shards are gathered on all processes."""
-        state_dict = self.task.state_dict()
-        others = {name: one for name, one in state_dict.items() if not name.startswith("model.")}
-        model, ema = self.task.model.state_dict(), self.ema.state_dict()
-        files = {"model": model, "ema": ema, "others": others}
-        if self.config.shard:
-            ema = {name: gather_tensor(one, model[name]) for name, one in ema.items()}
-            files = {"model": gather_tensors(model), "ema": ema, "others": gather_tensors(others)}
-        for name, update in self.updates.items():
-            moments = optimizer_state(update.optimizer)
-            if update.sharded is not None:
-                moments = update.sharded.gather_state(moments)
-            files[f"optimizer.{name}"] = moments
-        state = {
-            "guard": self.guard.state_dict(),
-            "scalers": {name: one.scaler.state_dict() for name, one in self.updates.items()},
-            "threads": torch.get_num_threads(),
-            "world_size": self.dist.world_size,
-            "torch": torch.__version__,
-        }
-        tensors = {name: stage(one) for name, one in files.items() if one}
-        return Snapshot(self.global_step, tensors, state)
-
-    def ensure_saved(self) -> None:
-        """Return when the current step is on the disk; retry once, then raise UserError."""
-        self.resolve_checks()
-        if self.saved_step != self.global_step:
-            self.check_weights()
-            self.save()
-        if self.dist.on_main(lambda: not self.writer.wait()):
-            snapshot = self.snapshot()
-            if not self.dist.on_main(lambda: self.writer.rewrite(snapshot)):
-                raise UserError(
-                    f"Step {self.global_step} could not be saved in {self.directory.path}. Older "
-                    "checkpoints are unchanged. Free some disk space and run the command again."
-                )
-
-    def save_interrupted(self) -> None:
-        """Save the current step, unless its weights are not finite."""
-        with contextlib.suppress(Diverged):  # the skipped steps changed no weight
-            self.resolve_checks()
-        if not self.has_finite_weights():
-            self.printer.print(
-                f"Some weights are not finite: step {self.global_step} is not saved, and the run "
-                "resumes from an older checkpoint."
-            )
-            return
-        self.ensure_saved()
-
-    def select_checkpoints(self, steps: list[int]) -> set[int]:
-        """Return the steps to keep: the newest, multiples of `keep_every`, and the best.
-
-        The last of `steps` is being written. Only older ones are compared by their validation, so
-        that the choice does not depend on whether its own validation is finished.
-        """
-        kept = set(steps[-self.config.keep_last :])
-        if self.config.keep_every:
-            kept |= {step for step in steps if step % self.config.keep_every == 0}
-        metric, records = self.task.best_metric, self.directory.read_records("validation")
-        best = checkpoint.best_step(steps[:-1], records, metric.name, metric.higher_is_better)
-        if best is not None:
-            kept.add(best)
-        return kept
-
-    def on_failed_write(self, error: Exception) -> None:
-        self.printer.print(
-            f"A checkpoint could not be written ({error}). Training continues, and the older "
-            "checkpoint stays."
-        )
-
     # ---- start and end
 
     def start(self) -> None:
         """Lock the run directory, watch for signals and start the checkpoint writer."""
         self.dist.on_main(self.directory.lock)
         self.signals.__enter__()
-        self.writer = checkpoint.Writer(
-            self.directory.checkpoints, self.select_checkpoints, self.on_failed_write
-        )
+        self.saver.start()
         self.printer.start(self.global_step, self.config.steps)
         # Existing objects stay for the whole run; scanning them for garbage took 0.25 ms a step.
         gc.collect()
@@ -764,17 +648,6 @@ class Engine:
         gc.unfreeze()
         self.printer.stop()
         self.logger.close()
-        self.writer.close()
+        self.saver.writer.close()
         self.signals.__exit__()
         self.directory.unlock()
-
-
-def find_healthy(checkpoints: Path) -> str | None:
-    """Return the newest complete checkpoint that was not written while steps were skipped."""
-    for step in reversed(checkpoint.list_steps(checkpoints)):
-        folder = checkpoints / checkpoint.step_name(step)
-        if checkpoint.find_corruption(folder) is None:
-            guard = json.loads((folder / "state.json").read_text())["guard"]
-            if not any(guard["consecutive"].values()):
-                return str(folder)
-    return None

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from tessera.engine.distributed import Distributed
 from tessera.engine.modes import eval_mode
-from tessera.engine.task import Batch, Media, Rows, Saveable, Task, prepare_batch
+from tessera.engine.task import Batch, Media, Rows, Saveable, Task, copy_batch, prepare_batch
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 
@@ -117,7 +117,7 @@ def make_samples(
             on_batch(batch)
             if batch is not None and len(batch):
                 try:
-                    media = task.sample(batch.to(dist.device))
+                    media = task.sample(copy_batch(batch, dist.device))
                 except FloatingPointError:  # raised below: other processes have batches left
                     has_failed = True
                     continue

@@ -384,8 +384,12 @@ class TaskConfig:
 
 def prepare_batch(task: Task, batch: Batch, device: torch.device) -> Batch:
     """Prepare the task's inputs on the CPU and copy the batch with them to a device."""
-    prepared = replace(batch, inputs=task.prepare_inputs(batch), scratch={})
-    return prepared if device.type == "cpu" else prepared.to(device)
+    return copy_batch(replace(batch, inputs=task.prepare_inputs(batch), scratch={}), device)
+
+
+def copy_batch(batch: Batch, device: torch.device) -> Batch:
+    """Copy a batch of a loader to a device; on the CPU, where loaders make it, it stays."""
+    return batch if device.type == "cpu" else batch.to(device)
 
 
 def check_ownership(task: Task) -> None:

@@ -31,6 +31,8 @@ EXPORTED = "model.safetensors"
 """The weights of a run that was exported (`export.py`), beside its config.json."""
 Weights = Literal["ema", "raw"]
 """The exponential moving average of the weights, or the weights as the optimizer left them."""
+WEIGHTS_FILES: dict[Weights, str] = {"ema": "ema.safetensors", "raw": "model.safetensors"}
+"""The file of each of them in a checkpoint."""
 
 
 @dataclass
@@ -110,10 +112,10 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
         raise UserError(
             f"The settings in {directory.config} cannot be used ({type(error).__name__}: {error})."
         ) from error
-    best = find_best(directory, run, task)
+    best = find_best(directory, task) if run.task.loads_best else None
     if best is not None and best != found.source.parent:
         with suppress(FileNotFoundError):  # pruned by a run that is training: keep the newest
-            file = best / checkpoint_file(weights)
+            file = best / WEIGHTS_FILES[weights]
             tensors = checkpoint.read_tensors(file)
             found = checkpoint.LoadedTensors(int(best.name), file, tensors)
             notices.append(
@@ -126,17 +128,13 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
     return TrainedRun(directory, run, task, found.step, weights, dist, notices)
 
 
-def checkpoint_file(weights: Weights) -> str:
-    return "ema.safetensors" if weights == "ema" else "model.safetensors"
-
-
 def find_weights(
     directory: RunDirectory, weights: Weights, warn: Callable[[str], None]
 ) -> checkpoint.LoadedTensors | None:
     """Read the weights of an export, or of the newest complete checkpoint of a run."""
     exported = directory.path / EXPORTED
     if not exported.is_file():
-        return checkpoint.load_newest(directory.checkpoints, checkpoint_file(weights), warn)
+        return checkpoint.load_newest(directory.checkpoints, WEIGHTS_FILES[weights], warn)
     if weights != "ema":
         raise UserError(f"{directory.path} is an export, which has the EMA weights only.")
     return checkpoint.LoadedTensors(
@@ -154,9 +152,9 @@ def read_step(file: Path) -> int:
     return int(step) if step.isascii() and step.isdigit() else 0
 
 
-def find_best(directory: RunDirectory, run: Run, task: Task) -> Path | None:
-    """Return the best checkpoint of a run that is loaded at its best one, if it was validated."""
-    if not run.task.loads_best or not directory.metrics.exists():
+def find_best(directory: RunDirectory, task: Task) -> Path | None:
+    """Return the best checkpoint of a run, if it was validated."""
+    if not directory.metrics.exists():
         return None
     metric, steps = task.best_metric, checkpoint.list_steps(directory.checkpoints)
     complete = [

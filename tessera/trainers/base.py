@@ -124,7 +124,7 @@ class Trainer(Generic[AnyModel]):
         def write() -> None:
             if not overwrite and Path(path).exists():
                 raise UserError(f"{path} exists and overwrite is False: give another path.")
-            checkpoint.write_to(Path(path), self.engine.snapshot())
+            checkpoint.write_to(Path(path), self.engine.saver.snapshot(self.steps))
 
         self.engine.dist.on_main(write)
 
@@ -137,7 +137,7 @@ class Trainer(Generic[AnyModel]):
         loaded: list[Snapshot] = []  # only the main process reads it
         self.engine.dist.on_main(lambda: loaded.append(self._read_checkpoint(Path(path))))
         if loaded and not restore_optimizer:
-            loaded = [without_optimizers(loaded[0], self.engine.snapshot())]
+            loaded = [without_optimizers(loaded[0], self.engine.saver.snapshot(self.steps))]
         self.engine.restore(loaded[0] if loaded else None)
         self.engine.dist.on_main(lambda: self.engine.directory.truncate_after(self.steps))
         self._steps = self.engine.steps()

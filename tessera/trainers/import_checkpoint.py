@@ -62,4 +62,4 @@ def import_checkpoint(trainer: str, model: nn.Module, file: Path, out: Path) -> 
     snapshot = read_package_checkpoint(file, engine)
     engine.restore(snapshot)  # raises UserError if a tensor is missing or has another shape
     directory.create()
-    return checkpoint.write(directory.checkpoints, engine.snapshot())
+    return checkpoint.write(directory.checkpoints, engine.saver.snapshot(engine.global_step))

@@ -33,7 +33,7 @@ def read_package_checkpoint(path: Path, engine: Engine) -> Snapshot:
             f"of a {type(model).__name__}. Give the trainer a model of the class that was trained, "
             "built with the same arguments."
         )
-    own_snapshot = engine.snapshot()
+    own_snapshot = engine.saver.snapshot(engine.global_step)
     tensors = dict(own_snapshot.tensors)
     tensors["model"] = {name: weights[name] for name in weights if name in own}
     tensors["ema"] = tensors["model"] | find_ema(content, own)

@@ -80,7 +80,7 @@ def train_with_nan(case: str) -> tuple[list[dict[str, torch.Tensor]], list[float
     for number in range(5):
         norms += [float(result.norm) for result in next(steps).values()]
         if number in (2, 3):
-            tensors = engine.snapshot().tensors
+            tensors = engine.saver.snapshot(engine.global_step).tensors
             del tensors["ema"]  # it goes on towards the weights
             states.append({f"{f}/{n}": t.clone() for f in tensors for n, t in tensors[f].items()})
     engine.resolve_checks()

@@ -155,7 +155,7 @@ def test_kept_checkpoints_do_not_depend_on_the_validation_of_the_newest(tmp_path
     values = {2: 5.0, 4: 1.0} if engine.task.best_metric.higher_is_better else {2: 1.0, 4: 5.0}
     for step, value in values.items():
         engine.directory.log({"step": step, "kind": "validation", name: value})
-    before = engine.select_checkpoints([2, 4, 6])
+    before = engine.saver.select_checkpoints([2, 4, 6])
     best = 100.0 if engine.task.best_metric.higher_is_better else -100.0
     engine.directory.log({"step": 6, "kind": "validation", name: best})
-    assert engine.select_checkpoints([2, 4, 6]) == before == {2, 6}
+    assert engine.saver.select_checkpoints([2, 4, 6]) == before == {2, 6}

@@ -56,7 +56,7 @@ def test_a_resumed_run_equals_one_without_interruption(contract: str, tmp_path: 
     first = build(contract, tmp_path / "resumed")
     for _ in range(3):
         first.train_step()
-    first.engine.writer.wait()
+    first.engine.saver.writer.wait()
     del first
     torch.manual_seed(77)  # nothing may depend on the state of the global generators
     again = build(contract, tmp_path / "resumed")

@@ -107,7 +107,7 @@ def test_resuming_restores_step_optimizers_and_ema(images: Path, tmp_path: Path)
     trainer = build_trainer(images, tmp_path / "resumed")
     for _ in range(5):
         trainer.train_step()
-    trainer.engine.writer.wait()
+    trainer.engine.saver.writer.wait()
     del trainer
     again = build_trainer(images, tmp_path / "resumed")
     assert again.steps == 4

@@ -421,7 +421,7 @@ def test_a_trainer_constructed_again_resumes_the_same_run(
     first = build_trainer("resumed")
     for _ in range(3):
         first.train_step()
-    first.engine.writer.wait()
+    first.engine.saver.writer.wait()
     del first
     again = build_trainer("resumed")
     assert again.steps == 2

@@ -316,7 +316,7 @@ def test_a_trainer_constructed_again_resumes_the_same_run(tmp_path: Path) -> Non
     first = build_trainer(tmp_path / "resumed", **settings)
     for _ in range(3):
         first.train_step()
-    first.engine.writer.wait()
+    first.engine.saver.writer.wait()
     del first
     again = build_trainer(tmp_path / "resumed", **settings)
     assert again.steps == 2

@@ -138,10 +138,6 @@ class Image:
         pixels = self.pixels[..., 0] if self.pixels.shape[2] == 1 else self.pixels
         return PIL.Image.fromarray(pixels)
 
-    def rgb(self) -> np.ndarray:
-        """Return (H, W, 3) for display: grey is repeated, alpha is composited over white."""
-        return to_rgb_pixels(self.pixels)
-
     @classmethod
     def from_array(cls, array: np.ndarray | torch.Tensor) -> Image:
         """Convert uint8, or floats in [-1, 1], of shape (H, W), (H, W, C) or (C, H, W)."""
@@ -215,8 +211,8 @@ class Image:
         gap = max(1, height // 32)
         left_width, right_width = left.pixels.shape[1], right.pixels.shape[1]
         page = np.full((height, left_width + gap + right_width, 3), BACKGROUND, np.uint8)
-        paste_centred(left.rgb(), into=page[:, :left_width])
-        paste_centred(right.rgb(), into=page[:, left_width + gap :])
+        paste_centred(to_rgb_pixels(left.pixels), into=page[:, :left_width])
+        paste_centred(to_rgb_pixels(right.pixels), into=page[:, left_width + gap :])
         return cls(page)
 
     def to_floats(self) -> np.ndarray:

@@ -97,7 +97,7 @@ def images_vqgan(
                     weight=parts.perceptual_weight,
                     fraction=parts.perceptual_fraction,
                 ),
-                measure_features=is_installed() and preset != "tiny",
+                measure_features=preset != "tiny" and is_installed(),
             ),
             adversary=discriminator,
             optimizer=optimizer,
