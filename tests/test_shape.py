@@ -77,9 +77,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "recipes": {
         "modalities",
+        "data.dataset.DataConfig",
         "data.inspect",
         "nn",
+        "sampling",
         "text",
+        "engine.task.TaskConfig",
         "engine.ema.EMAConfig",
         "engine.config",
         "engine.optim.config",

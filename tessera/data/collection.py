@@ -10,10 +10,12 @@ import os
 import posixpath
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Self, overload
+
+import numpy as np
 
 from tessera.data.captions import (
     METADATA,
@@ -95,6 +97,31 @@ class FileCollection(ABC):
         """Return how many files have a caption, by its source."""
         sources = Counter(self.caption_source(index) for index in range(len(self)))
         return {source: sources[source] for source in CAPTION_SOURCES if sources[source]}
+
+
+@dataclass(frozen=True)
+class RowNames(Sequence[str]):
+    """The names of some rows of a large collection, made when they are needed."""
+
+    rows: np.ndarray
+    name: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [self.name(int(row)) for row in self.rows[index]]
+        return self.name(int(self.rows[index]))
+
+    def __iter__(self) -> Iterator[str]:
+        return (self.name(int(row)) for row in self.rows)
 
 
 @dataclass(frozen=True)

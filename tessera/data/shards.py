@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Self, overload
+from typing import Self
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from tessera.data.captions import (
     parse_metadata,
     tags_to_phrases,
 )
-from tessera.data.collection import NO_CAPTION, FileCollection
+from tessera.data.collection import NO_CAPTION, FileCollection, RowNames
 from tessera.data.discovery import check_unchanged
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import FilePart, read_range
@@ -79,31 +79,6 @@ class Members:
         return sum(array.nbytes for array in vars(self).values() if isinstance(array, np.ndarray))
 
 
-@dataclass(frozen=True)
-class ShardNames(Sequence[str]):
-    """The names of some examples, made when they are needed."""
-
-    members: Members
-    rows: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        if isinstance(index, slice):
-            return [self.members.name(int(row)) for row in self.rows[index]]
-        return self.members.name(int(self.rows[index]))
-
-    def __iter__(self) -> Iterator[str]:
-        return (self.members.name(int(row)) for row in self.rows)
-
-
 @dataclass(frozen=True, eq=False)
 class ShardFiles(FileCollection):
     members: Members
@@ -115,8 +90,8 @@ class ShardFiles(FileCollection):
     reads_captions: bool = False
 
     @property
-    def names(self) -> ShardNames:  # type: ignore[override]
-        return ShardNames(self.members, self.rows)
+    def names(self) -> RowNames:  # type: ignore[override]
+        return RowNames(self.rows, self.members.name)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -14,18 +14,18 @@ import hashlib
 import io
 import json
 import posixpath
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO, Self, overload
+from typing import TYPE_CHECKING, BinaryIO, Self
 
 import numpy as np
 
 from tessera._optional import require
 from tessera.data.captions import join_lines
-from tessera.data.collection import NO_CAPTION, FileCollection
+from tessera.data.collection import NO_CAPTION, FileCollection, RowNames
 from tessera.data.discovery import check_unchanged
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import FileSignature, StoredFile, file_signature, open_file
@@ -254,34 +254,6 @@ def guess_suffix(start: bytes) -> str:
 # ---- the collection
 
 
-@dataclass(frozen=True)
-class RowNames(Sequence[str]):
-    tables: Sequence[TableInfo]
-    starts: np.ndarray
-    rows: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
-        if isinstance(index, slice):
-            return [self.name(int(row)) for row in self.rows[index]]
-        return self.name(int(self.rows[index]))
-
-    def __iter__(self) -> Iterator[str]:
-        return (self.name(int(row)) for row in self.rows)
-
-    def name(self, row: int) -> str:
-        number = int(np.searchsorted(self.starts, row, side="right")) - 1
-        return f"{Path(self.tables[number].path).stem}/{row - int(self.starts[number]):08d}"
-
-
 @dataclass(frozen=True, eq=False)
 class TableFiles(FileCollection):
     tables: tuple[TableInfo, ...]
@@ -296,7 +268,11 @@ class TableFiles(FileCollection):
 
     @property
     def names(self) -> RowNames:  # type: ignore[override]
-        return RowNames(self.tables, self.starts, self.rows)
+        return RowNames(self.rows, self.name_of_row)
+
+    def name_of_row(self, row: int) -> str:
+        number = int(np.searchsorted(self.starts, row, side="right")) - 1
+        return f"{Path(self.tables[number].path).stem}/{row - int(self.starts[number]):08d}"
 
     def __len__(self) -> int:
         return len(self.rows)

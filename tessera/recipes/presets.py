@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 if TYPE_CHECKING:
+    from tessera.data.dataset import DataConfig
     from tessera.engine.config import EngineConfig
     from tessera.engine.optim.config import OptimizerConfig
+    from tessera.engine.task import TaskConfig
     from tessera.modalities.image.perceptual import PerceptualConfig
     from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
     from tessera.nn.quantize import LevelQuantizerConfig
+    from tessera.run.config import Run
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
     from tessera.text.learned import LearnedTextConfig
     from tessera.text.pretrained import PretrainedTextConfig
 
@@ -199,3 +206,59 @@ def build_text_config(preset: Preset, text: str) -> LearnedTextConfig | Pretrain
             dim=128, depth=1, heads=4, vocab_size=1024, ignore_punctuation=True
         )
     return LearnedTextConfig(dim=512, depth=6, heads=8, vocab_size=8192, ignore_punctuation=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskGITPreset:
+    """A masked generator of one size; a modality may add fields."""
+
+    dim: int
+    depth: int
+    heads: int
+    max_positions: int | None
+    data: DataConfig
+    sampling: MaskedSampling
+    guidance: Guidance
+    steps: int
+    batch_size: int
+    ema_decay: float
+    reference: str = ""
+
+
+def build_maskgit_run(
+    recipe: str,
+    preset: Preset,
+    parts: MaskGITPreset,
+    task: Callable[..., TaskConfig],
+    text: str,
+    critic: CriticChoice,
+    **tokenizers: str,
+) -> Run:
+    """Return the run of a masked generator; `task` is the class of its configuration."""
+    from tessera.nn.masked_transformer import MaskedTransformerConfig
+    from tessera.run.config import Run
+
+    optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
+    return Run(
+        recipe=recipe,
+        task=task(
+            **tokenizers,
+            max_positions=parts.max_positions,
+            model=MaskedTransformerConfig(
+                dim=parts.dim,
+                depth=parts.depth,
+                heads=parts.heads,
+                text=build_text_config(preset, text),
+            ),
+            critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
+            critic_optimizer=replace(optimizer, name="adamw"),
+            sampling=parts.sampling,
+            guidance=parts.guidance,
+            optimizer=optimizer,
+        ),
+        data=parts.data,
+        engine=engine_defaults(
+            preset, steps=parts.steps, batch_size=parts.batch_size, ema_decay=parts.ema_decay
+        ),
+        reference=parts.reference,
+    )

@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from tessera.engine import checkpoint
-from tessera.engine.engine import Engine, find_healthy
+from tessera.engine.checkpoint import find_healthy
+from tessera.engine.engine import Engine
 from tessera.engine.guards import AlarmMonitor, Diverged, NonFiniteGuard
 from tessera.engine.optim.config import OptimizerConfig
 from tessera.engine.signals import Interrupted

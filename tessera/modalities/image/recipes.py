@@ -8,17 +8,16 @@ from typing import TYPE_CHECKING
 from tessera.recipes.presets import (
     AdversaryChoice,
     CriticChoice,
+    MaskGITPreset,
     Preset,
     QuantizerChoice,
-    build_critic_config,
+    build_maskgit_run,
     build_perceptual_config,
     build_quantizer_config,
-    build_text_config,
     discriminator_optimizer,
     engine_defaults,
     has_adversary,
     tokenizer_optimizer,
-    transformer_optimizer,
 )
 
 if TYPE_CHECKING:
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
     from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
     from tessera.modalities.image.vqgan import VQGANConfig
     from tessera.run.config import Run
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
 MUSE = (
     "Muse (Chang 2023, arXiv 2301.00704): 256 pixels to 16 x 16 tokens of a codebook of 8,192; "
@@ -242,7 +239,17 @@ def images_maskgit(
         critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
             small network on the hidden states of the model) or own (a separate transformer).
     """
-    return _build_maskgit_run("images-maskgit", preset, tokenizer, None, text, critic)
+    from tessera.modalities.image.generation import ImageGeneratorConfig
+
+    return build_maskgit_run(
+        "images-maskgit",
+        preset,
+        _choose_maskgit(preset),
+        ImageGeneratorConfig,
+        text,
+        critic,
+        tokenizer=tokenizer,
+    )
 
 
 def images_maskgit_superres(
@@ -265,78 +272,36 @@ def images_maskgit_superres(
         critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
             small network on the hidden states of the model) or own (a separate transformer).
     """
-    return _build_maskgit_run(
-        "images-maskgit-superres", preset, tokenizer, low_res_tokenizer, text, critic
+    from tessera.modalities.image.generation import ImageGeneratorConfig
+
+    parts = _choose_maskgit(preset)
+    return build_maskgit_run(
+        "images-maskgit-superres",
+        preset,
+        replace(parts, data=replace(parts.data, size=parts.superres_size)),
+        ImageGeneratorConfig,
+        text,
+        critic,
+        tokenizer=tokenizer,
+        low_res_tokenizer=low_res_tokenizer,
     )
 
 
-def _build_maskgit_run(
-    recipe: str,
-    preset: Preset,
-    tokenizer: str,
-    low_res_tokenizer: str | None,
-    text: str,
-    critic: CriticChoice,
-) -> Run:
-    from tessera.modalities.image.generation import ImageGeneratorConfig
-    from tessera.nn.masked_transformer import MaskedTransformerConfig
-    from tessera.run.config import Run
-
+def _choose_maskgit(preset: Preset) -> _MaskGITPreset:
     builders = {
         "tiny": _maskgit_tiny,
         "small": _maskgit_small,
         "base": _maskgit_base,
         "paper": _maskgit_paper,
     }
-    parts = builders[preset]()
-    data = parts.data
-    if low_res_tokenizer is not None:
-        data = replace(data, size=parts.superres_size)
-    optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
-    return Run(
-        recipe=recipe,
-        task=ImageGeneratorConfig(
-            tokenizer=tokenizer,
-            low_res_tokenizer=low_res_tokenizer,
-            max_positions=parts.max_positions,
-            model=MaskedTransformerConfig(
-                dim=parts.dim,
-                depth=parts.depth,
-                heads=parts.heads,
-                text=build_text_config(preset, text),
-            ),
-            critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
-            critic_optimizer=replace(optimizer, name="adamw"),
-            sampling=parts.sampling,
-            guidance=parts.guidance,
-            optimizer=optimizer,
-        ),
-        data=data,
-        engine=engine_defaults(
-            preset,
-            steps=parts.steps,
-            batch_size=parts.batch_size,
-            ema_decay=parts.ema_decay,
-        ),
-        reference=parts.reference,
-    )
+    return builders[preset]()
 
 
 @dataclass(frozen=True, kw_only=True)
-class _MaskGITPreset:
-    dim: int
-    depth: int
-    heads: int
-    max_positions: int | None
+class _MaskGITPreset(MaskGITPreset):
     data: ImageDataConfig
     superres_size: int
     """The image size of super-resolution, instead of that of `data`."""
-    sampling: MaskedSampling
-    guidance: Guidance
-    steps: int
-    batch_size: int
-    ema_decay: float
-    reference: str = ""
 
 
 def _maskgit_tiny() -> _MaskGITPreset:

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import (
     AdversaryChoice,
     CriticChoice,
+    MaskGITPreset,
     Preset,
-    build_critic_config,
+    build_maskgit_run,
     build_perceptual_config,
     build_quantizer_config,
-    build_text_config,
     discriminator_optimizer,
     engine_defaults,
     has_adversary,
     tokenizer_optimizer,
-    transformer_optimizer,
 )
 
 if TYPE_CHECKING:
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.modalities.video.magvit2 import VideoTokenizerConfig
     from tessera.run.config import Run
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
 VideoQuantizerChoice = Literal["fsq", "lfq", "bsq"]
 
@@ -273,8 +270,6 @@ def videos_maskgit(
             small network on the hidden states of the model) or own (a separate transformer).
     """
     from tessera.modalities.video.generation import VideoGeneratorConfig
-    from tessera.nn.masked_transformer import MaskedTransformerConfig
-    from tessera.run.config import Run
 
     builders = {
         "tiny": _maskgit_tiny,
@@ -282,57 +277,23 @@ def videos_maskgit(
         "base": _maskgit_base,
         "paper": _maskgit_paper,
     }
-    parts = builders[preset]()
-    optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
-    return Run(
-        recipe="videos-maskgit",
-        task=VideoGeneratorConfig(
-            tokenizer=tokenizer,
-            max_positions=parts.max_positions,
-            model=MaskedTransformerConfig(
-                dim=parts.dim,
-                depth=parts.depth,
-                heads=parts.heads,
-                text=build_text_config(preset, text),
-            ),
-            critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
-            critic_optimizer=replace(optimizer, name="adamw"),
-            sampling=parts.sampling,
-            guidance=parts.guidance,
-            optimizer=optimizer,
-        ),
-        data=parts.data,
-        engine=engine_defaults(
-            preset,
-            steps=parts.steps,
-            batch_size=parts.batch_size,
-            ema_decay=parts.ema_decay,
-        ),
-        reference=parts.reference,
+    return build_maskgit_run(
+        "videos-maskgit",
+        preset,
+        builders[preset](),
+        VideoGeneratorConfig,
+        text,
+        critic,
+        tokenizer=tokenizer,
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _VideoMaskGITPreset:
-    dim: int
-    depth: int
-    heads: int
-    max_positions: int | None
-    data: VideoDataConfig
-    sampling: MaskedSampling
-    guidance: Guidance
-    steps: int
-    batch_size: int
-    ema_decay: float
-    reference: str = ""
-
-
-def _maskgit_tiny() -> _VideoMaskGITPreset:
+def _maskgit_tiny() -> MaskGITPreset:
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
-    return _VideoMaskGITPreset(
+    return MaskGITPreset(
         dim=32,
         depth=2,
         heads=2,
@@ -346,12 +307,12 @@ def _maskgit_tiny() -> _VideoMaskGITPreset:
     )
 
 
-def _maskgit_small() -> _VideoMaskGITPreset:
+def _maskgit_small() -> MaskGITPreset:
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
-    return _VideoMaskGITPreset(
+    return MaskGITPreset(
         dim=128,
         depth=5,
         heads=4,
@@ -365,12 +326,12 @@ def _maskgit_small() -> _VideoMaskGITPreset:
     )
 
 
-def _maskgit_base() -> _VideoMaskGITPreset:
+def _maskgit_base() -> MaskGITPreset:
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
-    return _VideoMaskGITPreset(
+    return MaskGITPreset(
         dim=768,
         depth=12,
         heads=12,
@@ -384,13 +345,13 @@ def _maskgit_base() -> _VideoMaskGITPreset:
     )
 
 
-def _maskgit_paper() -> _VideoMaskGITPreset:
+def _maskgit_paper() -> MaskGITPreset:
     """Return a transformer of the size of MAGVIT-L (24 layers, 16 heads, dimension 1,024)."""
     from tessera.modalities.video.dataset import VideoDataConfig
     from tessera.sampling.guidance import Guidance
     from tessera.sampling.maskgit import MaskedSampling
 
-    return _VideoMaskGITPreset(
+    return MaskGITPreset(
         dim=1024,
         depth=24,
         heads=16,
