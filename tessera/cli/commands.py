@@ -64,7 +64,7 @@ def evaluate(
     path = Path(out) if out else RunDirectory(run).path / "evaluation.json"
     check_output_file(path, is_evaluation)
     from tessera import __version__
-    from tessera.api.generator import RejectedExamples, evaluate_samples, open_loader
+    from tessera.api.evaluation import RejectedExamples, evaluate_samples, open_loader
     from tessera.engine.evaluation import evaluate_task
     from tessera.run.load import load_run
 

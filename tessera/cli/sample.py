@@ -106,7 +106,7 @@ def sample(
         top_p: Sample from the most likely tokens with this total probability only.
         superres_decoding_steps: The number of decoding steps of the super-resolution run.
     """
-    from tessera.api.generator import Generator, drop_none, reconstruct_samples
+    from tessera.api.generator import Generator, drop_none
     from tessera.engine.evaluation import Sample, save_samples
     from tessera.objectives.contrastive import ContrastiveTask
     from tessera.objectives.generation import GeneratorTask
@@ -168,6 +168,7 @@ def sample(
                 f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
                 "prompt, mask or second run: those are for generators, such as images-maskgit."
             )
+        from tessera.api.evaluation import reconstruct_samples
         from tessera.cli.files import find_whole_files
         from tessera.data.pieces import TimeRange
 

@@ -82,7 +82,7 @@ class Call:
         weights = options.pop("weights", "ema")
         shown = "".join(f", {name}={value!r}" for name, value in options.items())
         lines = [
-            "from tessera.api.generator import reconstruct_samples",
+            "from tessera.api.evaluation import reconstruct_samples",
             "from tessera.run.load import load_run",
             "",
             f'trained = load_run({self.positional[0]!r}, weights="{weights}")',

@@ -15,13 +15,11 @@ import pytest
 import torch
 
 import tessera as package
+from tessera.api.evaluation import RejectedExamples, evaluate_samples, reconstruct_samples
 from tessera.api.generator import (
     Generator,
-    RejectedExamples,
     choose_captions,
-    evaluate_samples,
     make_seeds,
-    reconstruct_samples,
 )
 from tessera.cli.commands import sample as sample_command
 from tessera.engine.task import Batch

@@ -297,7 +297,7 @@ def test_cache_on_disk_equals_the_files_and_corrupt_entries_are_replaced(folder,
     load_example.cache_clear()
     assert all(len(caching.item(index, rng).faces) for index in range(len(computing)))
     assert len(files[0].read_bytes()) > 100
-    os.utime(caching.file(0), ns=(1, 1))
+    os.utime(caching.files.file(0), ns=(1, 1))
     load_example.cache_clear()
     assert len(caching.item(0, rng).faces) and len(list(cache_dir.iterdir())) == len(files) + 1
 
