@@ -23,6 +23,7 @@ from tessera.api.generator import (
 )
 from tessera.cli.commands import sample as sample_command
 from tessera.engine.task import Batch
+from tessera.modalities import recipes, resolve
 from tessera.modalities.image.generation import cover_cells
 from tessera.modalities.image.media import Image
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres
@@ -175,8 +176,11 @@ def test_python_and_the_command_line_have_the_same_settings():
     parameters = inspect.signature(Generator.generate).parameters
     loading = {"run", "superres", "weights", "out"}
     of_whole_files = {"start", "format"}
+    tasks = [resolve(one.task) for one in recipes().values() if one.kind == "generator"]
+    inputs = {field.name for task in tasks for field in dataclasses.fields(task.inputs_class)}
+    assert inputs >= {"data", "mask", "like", "frames"}
     assert flags.keys() - loading - of_whole_files - {"prompt"} == (
-        parameters.keys() - {"self", "prompts", "start", "sampling"}
+        parameters.keys() - {"self", "prompts", "start", "sampling", "inputs"} | inputs
     )
     defaults = {name: flags[name].default for name in flags.keys() & parameters.keys()}
     assert defaults | {"count": 1} == {name: parameters[name].default for name in defaults}
