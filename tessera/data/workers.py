@@ -93,24 +93,22 @@ class Worker:
     last_seen: float = field(default_factory=time.monotonic)
 
 
+@dataclass
 class WorkerPool(Generic[Result]):
-    """Load blocks in worker processes, in order; or in this process if `num_workers` is 0.
+    """Load blocks in worker processes, in order; or in this process if `num_workers` is 0."""
 
-    Args:
-        load: The function that loads a block.
-        num_workers: The number of processes.
-        max_seconds: A worker that needs longer for a block is replaced and its key left out. None
-            waits, and raises UserError if nothing arrives for STALLED_SECONDS.
-    """
-
-    def __init__(
-        self, load: LoadBlock[Result], num_workers: int, *, max_seconds: float | None = None
-    ):
-        self.load, self.num_workers, self.max_seconds = load, num_workers, max_seconds
-        self.crashed: dict[int, str] = {}
-        self._killed: set[int] = set()
-        self._unexplained_deaths = 0
-        self._workers: list[Worker] = []
+    load: LoadBlock[Result]
+    """The function that loads a block."""
+    num_workers: int
+    """The number of processes."""
+    max_seconds: float | None = None
+    """A worker that needs longer for a block is replaced and its key left out. None waits, and
+    raises UserError if nothing arrives for STALLED_SECONDS."""
+    crashed: dict[int, str] = field(default_factory=dict)
+    """The keys that ended a worker, with the reason."""
+    _killed: set[int] = field(default_factory=set)
+    _unexplained_deaths: int = 0
+    _workers: list[Worker] = field(default_factory=list)
 
     def results(self, blocks: Iterable[Sequence[int]]) -> Iterator[Result]:
         """Yield the result of each block, in their order."""

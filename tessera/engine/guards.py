@@ -42,15 +42,17 @@ class StepCheck:
     """The same over all processes."""
 
 
+@dataclass
 class NonFiniteGuard:
     """Count skipped updates and raise Diverged after `max_skipped_steps` consecutive ones."""
 
-    def __init__(self, max_skipped_steps: int):
-        self.max_skipped_steps = max_skipped_steps
-        self.lr_scale = 1.0
-        """The factor of all learning rates: less than 1 after a rollback."""
-        self.skipped = 0
-        self.consecutive: dict[str, int] = defaultdict(int)
+    max_skipped_steps: int
+    lr_scale: float = 1.0
+    """The factor of all learning rates: less than 1 after a rollback."""
+    skipped: int = 0
+    """The number of updates that were skipped in the whole run."""
+    consecutive: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """The number of consecutive skipped steps of each update."""
 
     def accept(self, update: str) -> None:
         self.consecutive[update] = 0

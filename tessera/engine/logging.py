@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -257,14 +258,14 @@ class MetricLogger:
             self._own_trackers.close()
 
 
+@dataclass
 class ThroughputMeter:
     """Measure examples per second and the fraction of time spent waiting for data."""
 
-    def __init__(self, device: torch.device):
-        self._device = device
-        self._start = time.perf_counter()
-        self._examples = 0
-        self._wait_seconds = 0.0
+    device: torch.device
+    _start: float = field(default_factory=time.perf_counter)
+    _examples: int = 0
+    _wait_seconds: float = 0.0
 
     def add(self, examples: int, wait_seconds: float) -> None:
         self._examples += examples
@@ -277,7 +278,7 @@ class ThroughputMeter:
         values = {
             "examples_per_second": self._examples / seconds,
             "data_wait_frac": min(1.0, self._wait_seconds / seconds),
-            "peak_memory_mb": peak_memory_mb(self._device),
+            "peak_memory_mb": peak_memory_mb(self.device),
         }
         self._start, self._examples, self._wait_seconds = now, 0, 0.0
         return values

@@ -11,7 +11,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import ClassVar
 
 Handler = Callable[[int, FrameType | None], object] | int | None
 """What `signal.signal` accepts and returns."""
@@ -33,15 +35,15 @@ class Interrupted(Exception):
         return 128 + self.number
 
 
+@dataclass
 class Signals:
     """Within this context, `received` is the number of the first signal received, or 0."""
 
-    WATCHED = (signal.SIGTERM, signal.SIGINT)
+    WATCHED: ClassVar = (signal.SIGTERM, signal.SIGINT)
 
-    def __init__(self) -> None:
-        self.received = 0
-        self._first_time = 0.0
-        self._previous: dict[int, Handler] = {}
+    received: int = 0
+    _first_time: float = 0.0
+    _previous: dict[int, Handler] = field(default_factory=dict)
 
     def __enter__(self) -> Signals:
         self.received = 0

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+import tessera.engine.checkpoint as checkpoint
 from tessera import __version__
-from tessera.engine import checkpoint
 from tessera.run.config import Run, encode
 from tessera.run.directory import (
     CLASSES,
