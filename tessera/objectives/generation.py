@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -171,10 +171,6 @@ class MediaInputs:
     data: str | None = None
 
 
-AnyInputs: TypeAlias = Any
-"""The `MediaInputs` of a modality. Each configuration annotates its own."""
-
-
 class PromptEncoder(Protocol):
     """Access to a run's tokenizers for the prompts of a modality."""
 
@@ -212,6 +208,7 @@ class GeneratorConfig(TaskConfig):
 
     entry_point: ClassVar[str] = "Generator"
     inputs_class: ClassVar[type[MediaInputs]] = MediaInputs
+    """The inputs that `encode_prompt` takes."""
 
     cond_drop_prob: float = 0.1
     """The probability with which the caption of a training example is dropped, for guidance."""
@@ -227,7 +224,7 @@ class GeneratorConfig(TaskConfig):
     def uses_captions(self) -> bool:
         return self.model.text is not None
 
-    def encode_prompt(self, inputs: AnyInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Turn media files into codes to start from; None if they only provide captions."""
         return None
 

@@ -83,8 +83,9 @@ class SoundStormTaskConfig(MaskedConfig):
             return SoundStormTask(self, tokenizer=acoustic, semantic=semantic)
         return SoundStormTask(self, **dependencies)
 
-    def encode_prompt(self, inputs: AudioInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the semantic tokens of `like` after those of the voice prompt."""
+        assert isinstance(inputs, AudioInputs)
         if inputs.like is None:
             if inputs.prompt_audio is not None or inputs.seconds is not None:
                 raise ValueError(

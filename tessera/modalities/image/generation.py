@@ -32,8 +32,9 @@ class ImageGeneratorConfig(MaskedConfig):
             return {}
         return {"low_res_tokenizer": self.low_res_tokenizer}
 
-    def encode_prompt(self, inputs: ImageInputs, encoder: PromptEncoder) -> TokenPrompt | None:
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> TokenPrompt | None:
         """Return the codes of an image of which the white part of a mask is generated again."""
+        assert isinstance(inputs, ImageInputs)
         if inputs.mask is None:
             return None
         if inputs.data is None:

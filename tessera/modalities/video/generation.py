@@ -93,8 +93,9 @@ class VideoGeneratorConfig(MaskedConfig):
     def build(self, **dependencies: TokenizerProtocol) -> VideoGeneratorTask:
         return VideoGeneratorTask(self, **dependencies)
 
-    def encode_prompt(self, inputs: VideoInputs, encoder: PromptEncoder) -> VideoPrompt | None:
+    def encode_prompt(self, inputs: MediaInputs, encoder: PromptEncoder) -> VideoPrompt | None:
         """Return the codes of the given frames, and which codes are generated."""
+        assert isinstance(inputs, VideoInputs)
         if inputs == VideoInputs(data=inputs.data):
             return None
         return PromptBuilder(inputs, encoder).build()
