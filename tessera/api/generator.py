@@ -87,6 +87,8 @@ class Generator(Pretrained):
     def __init__(self, trained: TrainedRun, superres: TrainedRun | None = None):
         self.trained, self.task = trained, get_generator_task(trained)
         self.superres = get_generator_task(superres) if superres is not None else None
+        self.data: DataConfig = trained.run.data
+        self.takes_prompts = self.task.network.text is not None
         self.classes = trained.directory.read_classes()
         """The class names of a run that was trained on named folders, its only prompts."""
         if self.superres is not None:
@@ -129,10 +131,6 @@ class Generator(Pretrained):
         return next(self.task.parameters()).device
 
     # ---- properties used by the prompts of a modality
-
-    @property
-    def data(self) -> DataConfig:
-        return self.trained.run.data
 
     @property
     def tokenizers(self) -> Mapping[str, TokenizerProtocol]:
@@ -379,7 +377,7 @@ class Generator(Pretrained):
 
         Raise UserError for a prompt that this run does not support.
         """
-        if prompt and self.task.network.text is None:
+        if prompt and not self.takes_prompts:
             raise UserError("This run was trained without captions and supports no prompt.")
         if not prompt or not self.classes:
             return prompt
@@ -396,10 +394,6 @@ class Generator(Pretrained):
         text = self.task.network.text
         known = [prompt for prompt in prompts if prompt]
         return text.find_truncated(known) if text is not None else []
-
-    @property
-    def takes_prompts(self) -> bool:
-        return self.task.network.text is not None
 
 
 # ---- helpers

@@ -51,6 +51,11 @@ class Tokenizer(Pretrained):
         self.model = trained.task.model
         self.data = trained.run.data if data is None else data
         """The data it is used on, with the preprocessing of its training data."""
+        self.vocab_size: int = self.model.vocab_size
+        self.num_quantizers: int = self.model.quantizer.num_quantizers
+        """The number of codes in one cell of the grid."""
+        self.hop: int | None = getattr(self.model, "hop", None)
+        """The number of samples of one cell of the grid, for audio."""
 
     @classmethod
     def load(cls, run: str | Path, weights: Weights = "ema") -> Tokenizer:
@@ -83,29 +88,16 @@ class Tokenizer(Pretrained):
         return next(self.model.parameters()).device
 
     @property
-    def vocab_size(self) -> int:
-        return self.model.vocab_size
-
-    @property
-    def num_quantizers(self) -> int:
-        """The number of codes in one cell of the grid."""
-        return self.model.quantizer.num_quantizers
-
-    @property
     def grid(self) -> tuple[int, ...]:
         """The shape of the codes of an example, without quantizers."""
         return self.network.config.model.grid(self.data)
 
     @property
-    def hop(self) -> int | None:
-        """The number of samples of one cell of the grid, for audio."""
-        return getattr(self.model, "hop", None)
-
-    @property
     def seconds(self) -> float | None:
         """The duration of one cell of the grid, for audio."""
-        hop = self.hop
-        return None if hop is None else hop / self.run.data.rate_hz  # type: ignore[attr-defined]
+        if self.hop is None:
+            return None
+        return self.hop / self.run.data.rate_hz  # type: ignore[attr-defined]
 
     @property
     def features(self) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
 from dataclasses import dataclass
 from statistics import median_low
 from typing import TYPE_CHECKING
@@ -75,32 +75,32 @@ def choose_size(short_side: int, limit: int, stride: int) -> int:
 
 
 def read_facts(files: FileCollection) -> ImageFacts | None:
-    """Read the headers of some files; only until a colour is found are images decoded."""
+    """Read the headers of some files; only until a colour is found are images decoded.
+
+    Files that cannot be read are left out here, and reported when they are loaded.
+    """
     count = min(len(files), MAX_READ)
     indices = np.linspace(0, len(files) - 1, count).round().astype(int)
     chosen = [files.file(int(index)) for index in indices]
-    short_sides = [side for file in chosen for side in read_short_side(file)]
+    short_sides = []
+    for file in chosen:
+        with (
+            contextlib.suppress(Exception),
+            decoder_input(file) as content,
+            PIL.Image.open(content, formats=FORMATS) as image,
+        ):
+            short_sides.append(min(image.size))
     if not short_sides:
         return None
-    is_grey = all(grey for file in chosen for grey in read_is_grey(file))
-    return ImageFacts(len(files), median_low(short_sides), is_grey)
+    return ImageFacts(len(files), median_low(short_sides), all(map(has_no_colour, chosen)))
 
 
-def read_short_side(file: AnyFile) -> Iterator[int]:
-    """Yield the short side of an image without decoding it; nothing if it cannot be read."""
+def has_no_colour(file: AnyFile) -> bool:
+    """Return whether an image is grey, or cannot be read."""
     try:
-        with decoder_input(file) as content, PIL.Image.open(content, formats=FORMATS) as image:
-            yield min(image.size)
-    except Exception:  # unreadable files are skipped and reported when they are loaded
-        return
-
-
-def read_is_grey(file: AnyFile) -> Iterator[bool]:
-    """Yield whether an image is grey; nothing if it cannot be read."""
-    try:
-        yield is_grey(decode(read_file(file)))
+        return is_grey(decode(read_file(file)))
     except (UnreadableFile, OSError):
-        return
+        return True
 
 
 def is_grey(image: PIL.Image.Image) -> bool:

@@ -133,14 +133,11 @@ class VQGAN(nn.Module):
         self.config = config
         self.encoder = build_encoder(config)
         self.quantizer: Quantizer = config.quantizer.build(config.stage_channels[-1])
+        self.vocab_size = self.quantizer.vocab_size
+        """The number of different codes."""
         self.decoder = build_decoder(config)
         # a fifth faster on a CPU, and the layout that LayerNorm2d works in
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of different codes."""
-        return self.quantizer.vocab_size
 
     @property
     def last_layer(self) -> nn.Parameter:
