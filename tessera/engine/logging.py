@@ -263,7 +263,7 @@ class ThroughputMeter:
     """Measure examples per second and the fraction of time spent waiting for data."""
 
     device: torch.device
-    _start: float = field(default_factory=time.perf_counter)
+    _start: float = field(default_factory=lambda: time.perf_counter())
     _examples: int = 0
     _wait_seconds: float = 0.0
 
