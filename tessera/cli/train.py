@@ -42,15 +42,9 @@ def train(*arguments: str) -> int:
 
     if parsed.run.engine.nproc > 1 and not launch.is_launched():
         return launch.launch_processes(parsed.run.engine.nproc, ["train", *arguments])
+    from tessera.run.dry_run import dry_run, print_plan
     from tessera.run.resolve import resolve_run
-    from tessera.run.train import (
-        build_engine,
-        dry_run,
-        find_unused_folder,
-        print_header,
-        print_plan,
-        print_summary,
-    )
+    from tessera.run.train import build_engine, find_unused_folder, print_header, print_summary
 
     if parsed.out is not None and not parsed.out.strip():
         raise UserError("--out is empty: give a folder, or leave it out.")
