@@ -40,6 +40,7 @@ CONFIGS: dict[str, QuantizerConfig | GroupedConfig] = {
     "unnormalized vq": VQConfig(codebook_size=24, code_dim=4, normalised=False),
     "rotated vq": VQConfig(codebook_size=24, code_dim=4, gradient="rotation"),
     "simvq": SIMVQ,
+    "unnormalized simvq": SimVQConfig(codebook_size=24, code_dim=4, normalised=False),
     "residual fsq": ResidualConfig(quantizer=FSQ, num_quantizers=3),
     "residual lfq": ResidualConfig(quantizer=LFQ, num_quantizers=3),
     "residual vq": ResidualConfig(quantizer=VQ, num_quantizers=3),
@@ -172,10 +173,10 @@ def test_gradients_pass_straight_through_to_the_bounded_latent(kind: str):
         "fsq"
         if "fsq" in kind
         else "sphere"
-        if kind in ("spherical lfq", "vq", "residual vq")
+        if kind in ("spherical lfq", "vq", "residual vq", "simvq", "residual simvq")
         else "unbounded"
     )
-    bound = "circles" if kind == "grouped residual vq" else bound
+    bound = "circles" if kind in ("grouped residual vq", "grouped residual simvq") else bound
     bounds[bound](bounded).mul(direction).sum().backward()
     torch.testing.assert_close(quantized.grad, bounded.grad, rtol=1e-12, atol=1e-12)
 
@@ -351,7 +352,8 @@ def test_fsq_has_no_penalty_and_the_others_have_named_ones():
         (lambda: VQConfig(decay=1.0), ["decay", "0.99"]),
         (lambda: VQConfig(expire_below=1.5), ["expire_below", "0.1"]),
         (lambda: SimVQConfig(codebook_size=1), ["codebook_size is 1,", "2 or more"]),
-        (lambda: SimVQConfig(code_dim=0), ["code_dim is 0,", "1 or more"]),
+        (lambda: SimVQConfig(code_dim=1), ["sphere", "2 or more"]),
+        (lambda: SimVQConfig(code_dim=0, normalised=False), ["1 or more"]),
         (lambda: SimVQConfig(codebook_weight=0.0), ["codebook_weight", "above 0"]),
         (lambda: ResidualConfig(num_quantizers=0), ["is 0,", "1 or more"]),
         (lambda: ResidualConfig(dropout=1.5), ["probability"]),

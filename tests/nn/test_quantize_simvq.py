@@ -3,6 +3,8 @@ whole."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import vector_quantize_pytorch as reference
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from tessera.nn.quantize import ResidualConfig, SimVQ, SimVQConfig
 
-SMALL = SimVQConfig(codebook_size=24, code_dim=3)
+SMALL = SimVQConfig(codebook_size=24, code_dim=3, normalised=False)
 
 
 def build(config: SimVQConfig = SMALL) -> SimVQ:
@@ -27,25 +29,29 @@ def latents(*shape: int) -> Tensor:
     return torch.randn(*shape, 3, generator=generator, dtype=torch.float64)
 
 
-def test_a_latent_gets_the_nearest_code_of_the_mapped_table():
-    quantizer = build()
-    quantized = quantizer(latents(5, 4))
+@pytest.mark.parametrize("normalised", [True, False])
+def test_a_latent_gets_the_nearest_code_of_the_mapped_table(normalised: bool):
+    quantizer = build(replace(SMALL, normalised=normalised))
+    latent = 2 * latents(5, 4)
+    quantized = quantizer(latent)
     codebook = quantizer.table_VW @ quantizer.table_map.weight.T + quantizer.table_map.bias
+    if normalised:
+        latent, codebook = (rows / rows.norm(dim=-1, keepdim=True) for rows in (latent, codebook))
     torch.testing.assert_close(quantizer.codebook(), codebook.detach())
-    nearest = torch.cdist(latents(5, 4), codebook.expand(5, -1, -1)).argmin(-1)
+    nearest = torch.cdist(latent, codebook.expand(5, -1, -1)).argmin(-1)
     assert torch.equal(quantized.codes, nearest) and len(nearest.unique()) > 5
     torch.testing.assert_close(quantized.latent, codebook[nearest])
 
 
 def test_the_first_codebook_is_the_table():
-    quantizer = SimVQConfig(codebook_size=4096).build(32)
+    quantizer = SimVQConfig(codebook_size=4096, normalised=False).build(8)
     torch.testing.assert_close(quantizer.codebook(), quantizer.table_VW)
     assert quantizer.table_VW.square().sum(1).mean() == pytest.approx(1, rel=0.02)
 
 
 @pytest.mark.parametrize("gradient", ["straight_through", "rotation"])
 def test_codes_penalties_and_gradients_equal_the_reference(gradient: str):
-    ours = build(SimVQConfig(codebook_size=24, code_dim=3, gradient=gradient))
+    ours = build(replace(SMALL, gradient=gradient))
     theirs = reference.SimVQ(
         dim=3,
         codebook_size=24,
@@ -119,7 +125,7 @@ def test_codes_that_are_never_chosen_move_too():
 def test_training_brings_the_codebook_to_latents_that_are_far_away():
     """Few codes are nearest to all latents at first; in the end about half of them are in use."""
     torch.manual_seed(0)
-    quantizer = SimVQConfig(codebook_size=64, code_dim=3).build(3)
+    quantizer = replace(SMALL, codebook_size=64).build(3)
     latent = torch.randn(8, 64, 3) * torch.tensor([2.0, 0.5, 0.5]) + torch.tensor([9.0, 0.0, 0.0])
     assert len(quantizer(latent).codes.unique()) < 5
     first = quantizer(latent).penalties["codebook"]

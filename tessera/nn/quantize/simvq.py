@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from tessera.nn.quantize.base import GradientEstimator, PositionMask, Projection, Quantizer
 from tessera.nn.quantize.entropy import Count
+from tessera.nn.quantize.geometry import l2_normalize
 from tessera.nn.quantize.vq import find_nearest
 
 
@@ -33,8 +34,11 @@ class SimVQConfig:
 
     codebook_size: int = 1024
     """Number of codes."""
-    code_dim: int = 32
+    code_dim: int = 8
     """Dimension of the codes and of their linear map."""
+    normalised: bool = True
+    """Whether latents and codes lie on the unit sphere, where the nearest code is the one with the
+    smallest angle."""
     codebook_weight: float = 1.0
     """Weight of the squared distance between a code and its latents, which trains the linear
     map."""
@@ -50,10 +54,11 @@ class SimVQConfig:
                 f"SimVQ codebook_size is {self.codebook_size!r}, but a codebook needs a whole"
                 " number of codes, 2 or more: use 1024, for example."
             )
-        if type(self.code_dim) is not int or self.code_dim < 1:
+        min_dim, where = (2, "on the unit sphere ") if self.normalised else (1, "")
+        if type(self.code_dim) is not int or self.code_dim < min_dim:
             raise ValueError(
-                f"SimVQ code_dim is {self.code_dim!r}, but codes need 1 or more dimensions: use"
-                " 32, for example."
+                f"SimVQ code_dim is {self.code_dim!r}, but codes {where}need {min_dim} or more"
+                " dimensions: use 8, for example."
             )
         if self.codebook_weight <= 0:
             raise ValueError(
@@ -68,7 +73,7 @@ class SimVQConfig:
         """Build one level of a residual quantizer, without projections.
 
         Each level has a table and a map of its own, and starts at half the length of the level
-        above.
+        above. Only the first level is on the unit sphere: remainders have different lengths.
         """
         return SimVQ(self, dim=self.code_dim, level=level)
 
@@ -79,12 +84,16 @@ class SimVQ(Quantizer):
     def __init__(self, config: SimVQConfig, *, dim: int, level: int = 0) -> None:
         super().__init__(dim=dim, code_dim=config.code_dim, vocab_size=config.codebook_size)
         self.config, self.gradient = config, config.gradient
+        self.on_sphere = config.normalised and level == 0
         table_VW = torch.randn(self.vocab_size, self.code_dim) * self.code_dim**-0.5
         self.register_buffer("table_VW", table_VW * 0.5**level)
         self.table_VW: Tensor
         self.table_map = Projection(self.code_dim, self.code_dim)
         nn.init.eye_(self.table_map.weight)
         nn.init.zeros_(self.table_map.bias)
+
+    def bound(self, rows_PW: Tensor) -> Tensor:
+        return l2_normalize(rows_PW) if self.config.normalised else rows_PW
 
     @torch.no_grad()
     def nearest(self, rows_PW: Tensor) -> Tensor:
@@ -97,7 +106,8 @@ class SimVQ(Quantizer):
 
     def map_table(self, dtype: torch.dtype) -> Tensor:
         """Return the vectors (V, W) of all codes, with gradients to the map."""
-        return self.table_map(self.table_VW.to(dtype))
+        codebook_VW = self.table_map(self.table_VW.to(dtype))
+        return l2_normalize(codebook_VW) if self.on_sphere else codebook_VW
 
     def penalties(
         self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
