@@ -3,13 +3,14 @@
 All sides get the same recordings at 8 kHz, such as those of `examples/scores.py`, and the same
 captions. Of a recording with several captions one is drawn at every visit, and a random part of 2 s
 is cut out. All networks have an audio tower of dim 128, depth 4 and 4 heads, a text tower of dim
-128, depth 1 and 4 heads, and embeddings of 128 dimensions; a quarter of the patches is dropped in
-training, and the loss is the decoupled one. The batch size is 64.
+128 and 4 heads, and embeddings of 128 dimensions; a quarter of the patches is dropped in training,
+and the loss is the decoupled one. The batch size is 64.
 
 package: MuLaNTrainer with its default learning rate of 3e-4. Its text tower takes token ids, so
-captions are words of a vocabulary of the training captions. Its spectrogram has our window of 512
-samples and our hop of 128, and so 16 x 7 patches; ours has mel bands, and so 4 x 7. Its mask of
-time is shorter than its default, which would be two thirds of these frames.
+captions are words of a vocabulary of the training captions; its depth is 2, the least that the
+package can compute, and ours is 1. Its spectrogram has our window of 512 samples and our hop of
+128, and so 16 x 7 patches; ours has mel bands, and so 4 x 7. Its mask of time is shorter than its
+default, which would be two thirds of these frames.
 package-1e-3: the same, with a learning rate of 1e-3.
 package-128: the same, with a window of 128 samples, and so 4 x 7 patches.
 package-default: the same, with its default spectrogram: a window of 24 samples and a hop of 12, and
@@ -36,7 +37,8 @@ from worker import count_parameters, package_versions
 
 RATE_HZ, SECONDS, MAX_SECONDS = 8_000, 2.0, 8.0
 LENGTH = int(SECONDS * RATE_HZ)
-DIM, DEPTH, TEXT_DEPTH, HEADS, LATENT_DIM = 128, 4, 1, 4, 128
+DIM, DEPTH, HEADS, LATENT_DIM = 128, 4, 4, 128
+THEIR_TEXT_DEPTH = 2
 BATCH_SIZE, EVAL_BATCH_SIZE = 64, 64
 TEXT_LEN = 32
 VAL_FRACTION = 0.1
@@ -214,14 +216,14 @@ class PackageSide:
         self.adapter = MuLaNAdapter(
             examples=ExampleList(RandomPairs(train, self.vocabulary)),
             audio=size | {"depth": DEPTH} | spectrogram,
-            text=size | {"depth": TEXT_DEPTH, "num_tokens": len(self.vocabulary)},
+            text=size | {"depth": THEIR_TEXT_DEPTH, "num_tokens": len(self.vocabulary)},
             trainer={"lr": lr, "batch_size": BATCH_SIZE, "valid_frac": 0},
         )
         self.model = self.adapter.build_model()
         self.trainer = self.adapter.build_trainer(self.model, setting.scratch / "package")
         self.info = SideInfo(
             parameters=count_parameters(self.model),
-            description=f"dim {DIM}, depth {DEPTH} and {TEXT_DEPTH}, {HEADS} heads, MuLaNTrainer "
+            description=f"dim {DIM}, depth {DEPTH} and {THEIR_TEXT_DEPTH}, {HEADS} heads, MuLaNTrainer "
             f"with learning rate {lr:g}, batch size {BATCH_SIZE}, {spectrogram or 'default'} "
             "spectrogram",
             packages=package_versions("musiclm-pytorch", "torch"),
@@ -267,7 +269,7 @@ def build_ours(setting: Setting) -> Any:
     def compute(task: Any, final: bool) -> Outputs:
         return embed_in_batches(held_out, task.model.get_audio_latents, task.model.get_text_latents)
 
-    description = f"recipe music-mulan, preset small: dim {DIM}, depth {DEPTH} and {TEXT_DEPTH}"
+    description = "recipe music-mulan, preset small"
     return build_side(
         replace(run.engine, batch_size=BATCH_SIZE), build, setting, compute, description
     )
