@@ -223,9 +223,9 @@ class PackageSide:
         self.trainer = self.adapter.build_trainer(self.model, setting.scratch / "package")
         self.info = SideInfo(
             parameters=count_parameters(self.model),
-            description=f"dim {DIM}, depth {DEPTH} and {THEIR_TEXT_DEPTH}, {HEADS} heads, MuLaNTrainer "
-            f"with learning rate {lr:g}, batch size {BATCH_SIZE}, {spectrogram or 'default'} "
-            "spectrogram",
+            description=f"dim {DIM}, depth {DEPTH} and {THEIR_TEXT_DEPTH}, {HEADS} heads, "
+            f"MuLaNTrainer with learning rate {lr:g}, batch size {BATCH_SIZE}, spectrogram "
+            f"{spectrogram or 'by default'}",
             packages=package_versions("musiclm-pytorch", "torch"),
         )
 

@@ -11,10 +11,9 @@ latents, and `commitment` the latents toward the codes (eq. 3 of van den Oord et
 The map starts as the identity, so the first codebook is the table itself: Gaussian vectors with a
 mean square length of 1.
 
-Unlike in the paper, latents and codes lie on the unit sphere by default. Otherwise the shortest
-codes are nearest to most latents, the more so the more dimensions there are, since a latent is then
-nearly orthogonal to most codes. Measured on patches of 4 x 4 pixels of 320 emoji of 64 x 64, 2,048
-codes, a small autoencoder, 500 steps of 1,024 patches, a tenth of the images held out:
+Unlike in the paper, latents and codes lie on the unit sphere by default, in few dimensions, as
+those of VQ. Measured on patches of 4 x 4 pixels of 320 emoji of 64 x 64, 2,048 codes, a small
+autoencoder, 500 steps of 1,024 patches, a tenth of the images held out:
 
     code_dim     4         8              16        32
     sphere       20.4 dB   21.4, 20.7 dB  20.6 dB   18.7 dB
