@@ -93,12 +93,12 @@ def test_each_penalty_moves_only_its_side():
     torch.testing.assert_close(penalties["commitment"], 0.25 * distance)
 
 
-def test_a_residual_level_is_trained_by_its_own_penalty_only():
+def test_a_residual_level_is_trained_by_its_own_penalties_only():
     residual = ResidualConfig(quantizer=SMALL, num_quantizers=3).build(3).double()
     first = residual.quantizers[0]
     of_all, of_first = (
-        torch.autograd.grad(level(latents(2, 5)).penalties["codebook"], first.table_map.weight)[0]
-        for level in (residual, first)
+        torch.autograd.grad(sum(one(latents(2, 5)).penalties.values()), first.table_map.weight)[0]
+        for one in (residual, first)
     )
     torch.testing.assert_close(of_all, of_first / 3)
 
