@@ -122,6 +122,7 @@ CASES: dict[str, Callable[[], Run]] = {
     "images-vqgan adversarial": lambda: images_vqgan("tiny", adversary="on"),
     "images-vqgan adversarial vq": lambda: images_vqgan("tiny", quantizer="vq", adversary="on"),
     "images-vqgan lfq": lambda: images_vqgan("tiny", quantizer="lfq"),
+    "images-vqgan simvq": lambda: images_vqgan("tiny", quantizer="simvq"),
     "images-maskgit critic": lambda: self_condition(build_tiny(images_maskgit, critic="own")),
     "images-maskgit critic head, live": lambda: tokenize_live(
         build_tiny(images_maskgit, critic="head")

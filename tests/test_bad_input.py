@@ -198,6 +198,7 @@ CODEBOOK_SIZE = "--task.model.quantizer.codebook-size"
         (["--quantizer", "lfq", CODEBOOK_SIZE, "1000"], "must be a power of two: use 512 or 1024"),
         (["--quantizer", "bsq", CODEBOOK_SIZE, "1"], "must be a power of two"),
         (["--quantizer", "vq", CODEBOOK_SIZE, "1"], "codes, 2 or more"),
+        (["--quantizer", "simvq", CODEBOOK_SIZE, "1"], "codes, 2 or more"),
         (["--task.model.quantizer.levels", "8", "1"], "two or more"),
     ],
 )

@@ -416,7 +416,7 @@ def test_unknown_metrics_and_messages_are_detected() -> None:
 CHOICES = [
     *(
         (images_vqgan, f"--quantizer {quantizer} --adversary on --perceptual on")
-        for quantizer in ("fsq", "lfq", "vq")
+        for quantizer in ("fsq", "lfq", "vq", "simvq")
     ),
     *(
         (recipe, choices)

@@ -334,9 +334,24 @@ class MeshTransformerAdapter(MeshAdapter):
 
 
 class MuLaNAdapter(PeerAdapter):
-    """MuLaNTrainer on noise and random token ids."""
+    """MuLaNTrainer on waveforms and token ids, by default noise and random ids.
+
+    `audio` and `text` replace settings of the towers, and `trainer` those of the trainer.
+    """
+
+    def __init__(
+        self,
+        *,
+        examples: ExampleList | None = None,
+        audio: Mapping[str, Any] = MappingProxyType({}),
+        text: Mapping[str, Any] = MappingProxyType({}),
+        trainer: Mapping[str, Any] = MappingProxyType({}),
+    ):
+        self.examples, self.audio, self.text, self.trainer = examples, audio, text, trainer
 
     def dataset(self) -> ExampleList:
+        if self.examples is not None:
+            return self.examples
         generator = torch.Generator().manual_seed(DATA_SEED)
         return ExampleList(
             [
@@ -352,10 +367,9 @@ class MuLaNAdapter(PeerAdapter):
         from musiclm_pytorch import AudioSpectrogramTransformer, MuLaN, TextTransformer
 
         size = {"dim": 128, "depth": 2, "heads": 4, "dim_head": 32}
-        audio = AudioSpectrogramTransformer(
-            **size, spec_n_fft=128, spec_win_length=24, spec_aug_stretch_factor=0.8
-        )
-        text = TextTransformer(**size, num_tokens=1000, max_seq_len=64)
+        spectrogram = {"spec_n_fft": 128, "spec_win_length": 24, "spec_aug_stretch_factor": 0.8}
+        audio = AudioSpectrogramTransformer(**size | spectrogram | dict(self.audio))
+        text = TextTransformer(**size | {"num_tokens": 1000, "max_seq_len": 64} | dict(self.text))
         return MuLaN(audio_transformer=audio, text_transformer=text, dim_latent=128)
 
     def build_trainer(self, model: Any, folder: Path) -> Any:
@@ -365,10 +379,10 @@ class MuLaNAdapter(PeerAdapter):
             mulan=model,
             dataset=self.dataset(),
             num_train_steps=NEVER,
-            batch_size=8,
             save_model_every=NEVER,
             results_folder=str(folder),
             force_clear_prev_results=False,
+            **{"batch_size": 8, **self.trainer},
         )
 
 

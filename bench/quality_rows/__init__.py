@@ -7,7 +7,15 @@ from pathlib import Path
 
 from time_to_quality import Row
 
-ROWS = ("vqgan", "maskgit", "magvit2", "soundstorm", "mesh_autoencoder", "mesh_transformer")
+ROWS = (
+    "vqgan",
+    "maskgit",
+    "magvit2",
+    "soundstorm",
+    "mulan",
+    "mesh_autoencoder",
+    "mesh_transformer",
+)
 
 
 def load_row(name: str) -> Row:

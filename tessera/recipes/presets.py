@@ -24,8 +24,9 @@ Preset = Literal["tiny", "small", "base", "paper"]
 """tiny trains in seconds, for tests; small in minutes on a laptop, and is the default; base needs
 one GPU; paper has the published size."""
 
-QuantizerChoice = Literal["fsq", "lfq", "bsq", "vq"]
-"""fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook."""
+QuantizerChoice = Literal["fsq", "lfq", "bsq", "vq", "simvq"]
+"""fsq needs no tuning; lfq and bsq scale to huge codebooks; vq learns its codebook; simvq learns a
+linear map of a fixed codebook."""
 
 AdversaryChoice = Literal["auto", "on", "off"]
 """Whether discriminators are trained; auto trains them in base and paper."""
@@ -141,12 +142,14 @@ def build_quantizer_config(
     for a generator: on synthetic images, 1,000 codes with 0.01 reach a reconstruction of 29.1 dB
     with a codebook perplexity of 973, and 125 codes with 0 reach 28.4 dB with 58.
     """
-    from tessera.nn.quantize import FSQConfig, LFQConfig, VQConfig
+    from tessera.nn.quantize import FSQConfig, LFQConfig, SimVQConfig, VQConfig
 
     if choice == "fsq":
         return FSQConfig(levels=_FSQ_LEVELS[bits], diversity=diversity)
     if choice == "vq":
         return VQConfig(codebook_size=2**bits)
+    if choice == "simvq":
+        return SimVQConfig(codebook_size=2**bits)
     return LFQConfig(codebook_size=2**bits, spherical=choice == "bsq")
 
 

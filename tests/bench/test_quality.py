@@ -16,9 +16,11 @@ import torch
 import torch.nn.functional as F
 
 from tessera.losses.perceptual import perceptual_distance_B
+from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_soundstorm
 from tessera.modalities.image.efficientnet_lite import find_weights
 from tessera.modalities.image.recipes import images_vqgan
+from tessera.modalities.music.recipes import music_mulan
 from tessera.nn.masked_transformer import MaskedTransformerConfig
 from tessera.objectives.masked import MaskedConfig
 from tessera.run.directory import RunDirectory
@@ -389,3 +391,80 @@ def test_predictions_of_our_soundstorm_are_those_of_its_loss(bench):
         condition = task.network.condition([""] * 2, [False] * 2, semantic)
         expected = task.network.logits(task.network.states(shown, condition), mask)
     torch.testing.assert_close(logits, expected)
+
+
+# ---- MuLaN
+
+
+@pytest.fixture
+def music(bench, tmp_path):
+    """The row, and a work folder with recordings of 1 to 4 s with two captions each."""
+    row = bench("quality_rows.mulan")
+    folder, rng = tmp_path / "music-files", np.random.default_rng(0)
+    folder.mkdir()
+    for number in range(24):
+        samples = rng.uniform(-0.5, 0.5, (1, row.RATE_HZ * (1 + number % 4))).astype(np.float32)
+        Audio(samples, row.RATE_HZ).write(folder / f"{number}.wav")
+        (folder / f"{number}.txt").write_text(f"piece {number}\nnumber {number}, a piece")
+    row.prepare(folder, tmp_path)
+    return row, tmp_path
+
+
+def test_all_sides_of_mulan_get_the_same_recordings(music):
+    row, work = music
+    train, held_out = (
+        row.Recordings.load(path(work)) for path in (row.train_path, row.held_out_path)
+    )
+    names = [captions[0] for part in (train, held_out) for captions in part.captions]
+    assert sorted(names) == sorted(f"piece {number}" for number in range(24)) and held_out.waves
+    for wave, (caption, _) in zip(train.waves, train.captions, strict=True):
+        seconds = 1 + int(caption.split()[1]) % 4
+        assert len(wave) == row.RATE_HZ * max(row.SECONDS, seconds)
+    ours, theirs = row.build_dataset(train), row.RandomPairs(train, row.WordVocabulary({}))
+    torch.manual_seed(0)
+    for index, wave in enumerate(train.waves):
+        parts = [ours.item(index, np.random.default_rng(1)).samples[0], theirs[index][0]]
+        assert all(len(part) == row.LENGTH for part in parts)
+        assert all(is_part(np.asarray(part), wave.numpy()) for part in parts)
+    assert held_out.centres().shape == (len(held_out.waves), row.LENGTH)
+
+
+def is_part(part: np.ndarray, whole: np.ndarray) -> bool:
+    starts = np.flatnonzero(whole == part[0])
+    return any(np.array_equal(whole[start : start + len(part)], part) for start in starts)
+
+
+def test_words_of_captions_are_token_ids(bench):
+    row = bench("quality_rows.mulan")
+    vocabulary = row.WordVocabulary.of_captions(["A reel in 6/8 time,", "a slow reel"])
+    ids = vocabulary.encode("a fast reel (6/8)").tolist()
+    assert len(ids) == row.TEXT_LEN and ids[4:] == [0] * (row.TEXT_LEN - 4) and ids[1] == 1
+    assert sorted({*ids, *vocabulary.encode("in slow time").tolist()}) == list(
+        range(len(vocabulary))
+    )
+
+
+def test_recordings_of_mulan_are_ranked_by_their_caption(bench):
+    row = bench("quality_rows.mulan")
+    captions = [f"piece {number}" for number in range(8)]
+    unit = np.eye(8, dtype=np.float32)
+    perfect = row.measure({"text": unit, "audio": unit}, captions)
+    assert perfect == {"text_to_audio_R@1": 1, "text_to_audio_R@5": 1, "reciprocal_rank": 1}
+    swapped = row.measure({"text": unit, "audio": unit[[1, 0, *range(2, 8)]]}, captions)
+    assert swapped["text_to_audio_R@1"] == 0.75
+    equal = row.measure({"text": unit, "audio": unit[[1, 0, *range(2, 8)]]}, ["one piece"] * 8)
+    assert equal["text_to_audio_R@1"] == 1, "a caption finds every recording that has it"
+
+
+def test_our_mulan_embeds_all_held_out_recordings(music):
+    row, work = music
+    held_out = row.Recordings.load(row.held_out_path(work))
+    model = music_mulan("small").task.build().eval().model
+    model.text.prepare_text([caption for one in held_out.captions for caption in one], work)
+    outputs = row.embed_in_batches(held_out, model.get_audio_latents, model.get_text_latents)
+    count = len(held_out.waves)
+    assert outputs["audio"].shape == outputs["text"].shape == (count, row.LATENT_DIM)
+    assert set(row.build_judge(work)(outputs)) == {metric.name for metric in row.ROW.metrics}
+    settings = music_mulan("small")
+    assert (settings.data.rate_hz, settings.data.seconds) == (row.RATE_HZ, row.SECONDS)
+    assert settings.task.model.audio.dim == row.DIM and settings.engine.batch_size == row.BATCH_SIZE

@@ -18,12 +18,14 @@ from tessera.nn.quantize import (
     Quantizer,
     QuantizerConfig,
     ResidualConfig,
+    SimVQConfig,
     VQConfig,
 )
 
 FSQ = FSQConfig(levels=(5, 4, 2, 3))
 LFQ = LFQConfig(codebook_size=16, group_bits=3)
 VQ = VQConfig(codebook_size=24, code_dim=4)
+SIMVQ = SimVQConfig(codebook_size=24, code_dim=4)
 
 
 def two_groups(quantizer: LevelQuantizerConfig) -> GroupedConfig:
@@ -36,12 +38,17 @@ CONFIGS: dict[str, QuantizerConfig | GroupedConfig] = {
     "spherical lfq": LFQConfig(codebook_size=16, spherical=True),
     "vq": VQ,
     "unnormalized vq": VQConfig(codebook_size=24, code_dim=4, normalised=False),
+    "rotated vq": VQConfig(codebook_size=24, code_dim=4, gradient="rotation"),
+    "simvq": SIMVQ,
+    "unnormalized simvq": SimVQConfig(codebook_size=24, code_dim=4, normalised=False),
     "residual fsq": ResidualConfig(quantizer=FSQ, num_quantizers=3),
     "residual lfq": ResidualConfig(quantizer=LFQ, num_quantizers=3),
     "residual vq": ResidualConfig(quantizer=VQ, num_quantizers=3),
+    "residual simvq": ResidualConfig(quantizer=SIMVQ, num_quantizers=3),
     "grouped residual fsq": two_groups(FSQConfig(levels=(5, 4))),
     "grouped residual lfq": two_groups(LFQConfig(codebook_size=4)),
     "grouped residual vq": two_groups(VQConfig(codebook_size=24, code_dim=2)),
+    "grouped residual simvq": two_groups(SimVQConfig(codebook_size=24, code_dim=2)),
 }
 """Each has a code dimension of 4."""
 
@@ -146,7 +153,7 @@ def test_a_batch_of_only_padding_has_zero_loss(kind: str):
     assert not latent.grad.any()
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", [kind for kind in CONFIGS if "rotated" not in kind])
 def test_gradients_pass_straight_through_to_the_bounded_latent(kind: str):
     quantizer = build(kind)
     latent = latents(quantizer, 2, 3, dtype=torch.float64)
@@ -166,10 +173,10 @@ def test_gradients_pass_straight_through_to_the_bounded_latent(kind: str):
         "fsq"
         if "fsq" in kind
         else "sphere"
-        if kind in ("spherical lfq", "vq", "residual vq")
+        if kind in ("spherical lfq", "vq", "residual vq", "simvq", "residual simvq")
         else "unbounded"
     )
-    bound = "circles" if kind == "grouped residual vq" else bound
+    bound = "circles" if kind in ("grouped residual vq", "grouped residual simvq") else bound
     bounds[bound](bounded).mul(direction).sum().backward()
     torch.testing.assert_close(quantized.grad, bounded.grad, rtol=1e-12, atol=1e-12)
 
@@ -247,9 +254,10 @@ def test_a_latent_of_nan_gives_nan_and_valid_codes(kind: str):
 @every_kind
 def test_projections_exist_only_where_the_dimensions_differ(kind: str):
     quantizer = build(kind)
-    linears = [module for module in quantizer.modules() if isinstance(module, nn.Linear)]
-    assert len(linears) == (0 if quantizer.dim == quantizer.code_dim else 2)
-    assert "projected" in kind or not list(quantizer.parameters())
+    names = [name for name, module in quantizer.named_modules() if isinstance(module, nn.Linear)]
+    projections = [name for name in names if not name.endswith("table_map")]
+    assert projections == (["in_proj", "out_proj"] if "projected" in kind else [])
+    assert "projected" in kind or "simvq" in kind or not list(quantizer.parameters())
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "projected" in kind])
@@ -268,7 +276,9 @@ def test_every_parameter_gets_a_gradient(kind: str):
         "lfq",
         "vq",
         "residual lfq",
+        "simvq",
         "residual vq",
+        "residual simvq",
         "spherical lfq, projected",
         "grouped residual lfq, projected",
     ],
@@ -318,6 +328,7 @@ def test_fsq_has_no_penalty_and_the_others_have_named_ones():
     assert names["fsq"] == names["residual fsq"] == set()
     assert names["lfq"] == names["residual lfq"] == {"entropy", "commitment"}
     assert names["vq"] == names["residual vq"] == {"commitment"}
+    assert names["simvq"] == names["residual simvq"] == {"codebook", "commitment"}
     unweighted = LFQConfig(codebook_size=16, entropy_weight=0.0, commitment_weight=0.0).build(4)
     assert unweighted(torch.randn(1, 2, 4)).penalties == {}
 
@@ -340,6 +351,10 @@ def test_fsq_has_no_penalty_and_the_others_have_named_ones():
         (lambda: VQConfig(code_dim=0, normalised=False), ["1 or more"]),
         (lambda: VQConfig(decay=1.0), ["decay", "0.99"]),
         (lambda: VQConfig(expire_below=1.5), ["expire_below", "0.1"]),
+        (lambda: SimVQConfig(codebook_size=1), ["codebook_size is 1,", "2 or more"]),
+        (lambda: SimVQConfig(code_dim=1), ["sphere", "2 or more"]),
+        (lambda: SimVQConfig(code_dim=0, normalised=False), ["1 or more"]),
+        (lambda: SimVQConfig(codebook_weight=0.0), ["codebook_weight", "above 0"]),
         (lambda: ResidualConfig(num_quantizers=0), ["is 0,", "1 or more"]),
         (lambda: ResidualConfig(dropout=1.5), ["probability"]),
         (

@@ -11,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, ResidualQuantizer, VQConfig
+from tessera.nn.quantize import (
+    FSQConfig,
+    LFQConfig,
+    ResidualConfig,
+    ResidualQuantizer,
+    SimVQConfig,
+    VQConfig,
+)
 
 FSQ = ResidualConfig(quantizer=FSQConfig(levels=(5, 4, 3)), num_quantizers=4, dropout=0.5)
 LFQ = ResidualConfig(quantizer=LFQConfig(codebook_size=8), num_quantizers=4, dropout=0.5)
@@ -19,8 +26,11 @@ BSQ = ResidualConfig(
     quantizer=LFQConfig(codebook_size=8, spherical=True), num_quantizers=4, dropout=0.5
 )
 VQ = ResidualConfig(quantizer=VQConfig(codebook_size=32, code_dim=3), num_quantizers=4, dropout=0.5)
+SIMVQ = ResidualConfig(
+    quantizer=SimVQConfig(codebook_size=64, code_dim=3), num_quantizers=4, dropout=0.5
+)
 
-KINDS = {"fsq": FSQ, "lfq": LFQ, "bsq": BSQ, "vq": VQ}
+KINDS = {"fsq": FSQ, "lfq": LFQ, "bsq": BSQ, "vq": VQ, "simvq": SIMVQ}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -30,15 +40,27 @@ SINGLE_PROCESS = SimpleNamespace(
 
 
 def build(kind: str, dim: int = 3) -> ResidualQuantizer:
-    """Build a quantizer with initialized codebooks."""
+    """Build a quantizer with initialized or trained codebooks."""
     torch.manual_seed(0)
     quantizer = KINDS[kind].build(dim)
+    if kind == "simvq":
+        train(quantizer)
     for step in range(quantizer.num_quantizers):
         quantizer(torch.randn(16, 64, dim))
         for level in quantizer.quantizers:
             if hasattr(level, "commit"):
                 level.commit(SINGLE_PROCESS, step)
     return quantizer.double()
+
+
+def train(quantizer: ResidualQuantizer) -> None:
+    """Train the linear maps of SimVQ."""
+    optimizer = torch.optim.Adam(quantizer.parameters(), lr=0.02)
+    for _ in range(100):
+        optimizer.zero_grad()
+        quantizer(torch.randn(4, 64, quantizer.dim)).penalties["codebook"].backward()
+        optimizer.step()
+    optimizer.zero_grad()
 
 
 def latents(*shape: int, seed: int = 0) -> Tensor:
@@ -80,6 +102,7 @@ def test_residual_lfq_halves_the_bit_value_at_each_level(kind: str):
     torch.testing.assert_close(quantizer(latent).latent, total)
 
 
+@torch.no_grad()
 def squared_error(quantizer: ResidualQuantizer, latent: Tensor, codes: Tensor) -> float:
     return float((quantizer.decode(codes) - quantizer.bound(latent)).square().mean())
 
@@ -148,7 +171,7 @@ def test_quantizer_dropout_and_masks_can_be_combined(kind: str):
     assert not quantized.latent[~mask].any() and not quantized.codes[~mask].any()
 
 
-@pytest.mark.parametrize("kind", ["lfq", "bsq", "vq"])
+@pytest.mark.parametrize("kind", ["lfq", "bsq", "vq", "simvq"])
 def test_micro_batches_with_quantizer_dropout_equal_one_batch(kind: str):
     quantizer = build(kind)
     latent, num_quantizers_B = latents(8, 6), torch.tensor([1, 1, 1, 2, 4, 4, 3, 4])

@@ -16,7 +16,7 @@ from tessera.modalities.audio.recipes import audio_soundstorm, audio_text2semant
 from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.recipes import images_maskgit_superres, images_vqgan
 from tessera.modalities.image.reconstruction import ImageTokenizerConfig
-from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
+from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, SimVQConfig, VQConfig
 from tessera.recipes.presets import Preset
 from tessera.run.config import (
     MAY_DIFFER,
@@ -48,7 +48,7 @@ def through_json(run: Run) -> Run:
 # ---- encoding and decoding
 
 
-@pytest.mark.parametrize("quantizer", ["fsq", "lfq", "bsq", "vq"])
+@pytest.mark.parametrize("quantizer", ["fsq", "lfq", "bsq", "vq", "simvq"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_restored_from_its_config(preset, quantizer):
     for adversary in ("on", "off"):
@@ -73,7 +73,8 @@ def test_nested_dataclasses_unions_tuples_and_none_are_restored():
 
 
 @pytest.mark.parametrize(
-    "config", [FSQConfig(levels=(8, 5)), LFQConfig(), VQConfig(codebook_size=64)]
+    "config",
+    [FSQConfig(levels=(8, 5)), LFQConfig(), VQConfig(codebook_size=64), SimVQConfig(code_dim=4)],
 )
 def test_member_of_a_union_is_stored_with_its_class_name(config):
     run = images_vqgan("tiny")
@@ -153,7 +154,8 @@ def encode_with(path: str, value: object) -> dict:
         (
             "task.model.quantizer",
             {"class": "PQConfig"},
-            "must be FSQConfig or LFQConfig or VQConfig or ResidualConfig, got 'PQConfig'",
+            "must be FSQConfig or LFQConfig or VQConfig or SimVQConfig or ResidualConfig, got "
+            "'PQConfig'",
         ),
         ("task.model.quantizer", {"levels": [4]}, "The class of task.model.quantizer must be"),
         ("task.model.quantizer", {"levels": [4]}, "got None"),

@@ -33,7 +33,7 @@ from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch
 from tessera.nn.conformer import ConformerConfig, Convolution
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
-from tessera.nn.quantize.base import l2_normalize
+from tessera.nn.quantize.geometry import l2_normalize
 from tessera.nn.reconstruction import Reconstruction
 from tessera.nn.transformer import FeedForward, Norm, linear
 from tessera.text.characters import CharacterVocab

@@ -53,7 +53,7 @@ def images_vqgan(
         preset: The size of the run: tiny (seconds, for tests), small (minutes on a laptop),
             base (one GPU) or paper (as published).
         quantizer: The quantizer: fsq needs no tuning; lfq and bsq scale to huge codebooks; vq
-            learns its codebook.
+            learns its codebook; simvq learns a linear map of a fixed codebook.
         perceptual: The perceptual loss: on, off, the path of a VGG16 file, or auto, which is on if
             tessera[perceptual] is installed, except for tiny.
         adversary: The discriminator: on, off, or auto, which is on for base and paper.

@@ -1,19 +1,21 @@
 """Interchangeable quantizers: `config.build(dim)` builds any of them as a `Quantizer`.
 
-FSQ rounds, LFQ takes signs, and VQ learns a codebook. The residual form stacks several quantizers
-of one kind, and the grouped form applies residual quantizers to parts of the latent.
+FSQ rounds, LFQ takes signs, VQ learns a codebook, and SimVQ a linear map of a fixed codebook. The
+residual form stacks several quantizers of one kind, and the grouped form applies residual
+quantizers to parts of the latent.
 """
 
 from __future__ import annotations
 
-from tessera.nn.quantize.base import Quantized, Quantizer
+from tessera.nn.quantize.base import GradientEstimator, Quantized, Quantizer
 from tessera.nn.quantize.fsq import FSQ, FSQConfig
 from tessera.nn.quantize.grouped import GroupedConfig, GroupedQuantizer
 from tessera.nn.quantize.lfq import LFQ, LFQConfig
 from tessera.nn.quantize.residual import LevelQuantizerConfig, ResidualConfig, ResidualQuantizer
+from tessera.nn.quantize.simvq import SimVQ, SimVQConfig
 from tessera.nn.quantize.vq import VQ, ProcessGroup, VQConfig
 
-QuantizerConfig = FSQConfig | LFQConfig | VQConfig | ResidualConfig
+QuantizerConfig = FSQConfig | LFQConfig | VQConfig | SimVQConfig | ResidualConfig
 """Quantizers of tokenizers with any number of codes per position: images, videos and meshes."""
 
 MultiCodeQuantizerConfig = ResidualConfig | GroupedConfig
@@ -24,6 +26,7 @@ __all__ = [
     "LFQ",
     "VQ",
     "FSQConfig",
+    "GradientEstimator",
     "GroupedConfig",
     "GroupedQuantizer",
     "LFQConfig",
@@ -35,5 +38,7 @@ __all__ = [
     "QuantizerConfig",
     "ResidualConfig",
     "ResidualQuantizer",
+    "SimVQ",
+    "SimVQConfig",
     "VQConfig",
 ]

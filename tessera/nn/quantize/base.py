@@ -1,9 +1,9 @@
 """The interface of all quantizers and the arithmetic that they share.
 
 A quantizer maps continuous latents to integer codes and codes back to latents. Each kind (FSQ, LFQ,
-VQ) defines three operations on rows of its code dimension: `bound` maps a row into the range of the
-codes, `nearest` finds its code, and `lookup` returns the vector of a code. The rest is implemented
-here once: projections, padding, precision, straight-through gradients, and the exchange of
+VQ, SimVQ) defines three operations on rows of its code dimension: `bound` maps a row into the range
+of the codes, `nearest` finds its code, and `lookup` returns the vector of a code. The rest is
+implemented here once: projections, padding, precision, estimated gradients, and the exchange of
 statistics between micro-batches. `residual.py` stacks several quantizers of one kind.
 
 Rows of padded positions are computed too and have no effect. Leaving them out would need the number
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -25,6 +26,10 @@ from torch import Tensor, nn
 
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize.entropy import Count, scale
+from tessera.nn.quantize.geometry import rotate
+
+GradientEstimator = Literal["straight_through", "rotation"]
+"""How the gradient of a quantized latent becomes that of the latent."""
 
 
 @dataclass
@@ -32,8 +37,8 @@ class Quantized:
     """The output of a quantizer."""
 
     latent: Tensor
-    """(B, ..., D): the quantized latents, with straight-through gradients to the input. Zero at
-    masked positions."""
+    """(B, ..., D): the quantized latents, with estimated gradients to the input. Zero at masked
+    positions."""
     codes: Tensor
     """(B, ...) int64 in [0, vocab_size); residual: (B, ..., L). Zero at masked positions and at
     dropped levels."""
@@ -54,6 +59,8 @@ class Quantizer(nn.Module):
 
     num_quantizers: int = 1
     needs_global_stats: bool = False
+    gradient: GradientEstimator = "straight_through"
+    """How gradients of the codes reach the latent, see `attach_gradients`."""
     has_quantizer_dropout: bool = False
     """Whether a training example may be encoded by its first few quantizers only. The caller then
     draws how many."""
@@ -84,7 +91,7 @@ class Quantizer(nn.Module):
             quantized_PW = self.lookup(codes_P, rows_PW.dtype)
             penalties = self.penalties(rows_PW, quantized_PW, positions, positions.count)
             self.accumulate_stats(rows_PW, codes_P, positions)
-            rows_PD = self.out_proj(straight_through(rows_PW, quantized_PW))
+            rows_PD = self.out_proj(attach_gradients(rows_PW, quantized_PW, self.gradient))
         return Quantized(
             positions.scatter(rows_PD.to(latent.dtype)), positions.scatter(codes_P), penalties
         )
@@ -217,11 +224,11 @@ class Quantizer(nn.Module):
         _, all_positions, num_batches = self.step_stats_S[-3:]
         return total * (num_batches / all_positions.clamp_min(1))
 
-    def commitment_loss(
-        self, rows_PW: Tensor, quantized_PW: Tensor, used: PositionMask, num_positions: Count
+    def squared_distance(
+        self, rows_PW: Tensor, target_PW: Tensor, used: PositionMask, num_positions: Count
     ) -> Tensor:
-        """Return the mean squared distance of rows to their codes, with gradients to the rows."""
-        distance_P = (rows_PW - quantized_PW.detach()).square().mean(-1)
+        """Return the mean squared distance of rows to targets, with gradients to the rows only."""
+        distance_P = (rows_PW - target_PW.detach()).square().mean(-1)
         return self.mean_over_positions(used.zero_others(distance_P).sum(), num_positions)
 
 
@@ -297,20 +304,18 @@ class PositionMask:
         return rows_BTC.gather(1, index_BRC).where(exists_BR.unsqueeze(2), rows_PC.new_zeros(()))
 
 
-def straight_through(rows: Tensor, quantized: Tensor) -> Tensor:
+def attach_gradients(rows: Tensor, quantized: Tensor, estimator: GradientEstimator) -> Tensor:
     """Return the quantized rows, with gradients to the rows.
+
+    The straight-through estimator copies the gradient of a code to its row. The rotation trick
+    (Fifty et al. 2024, arXiv 2410.06424) regards the code as the row, rotated and scaled by
+    constants, so the gradient is rotated back: the angle between code and gradient is kept.
 
     The difference is taken between the rows and themselves, where it is exactly zero (the usual
     `rows + (quantized - rows)` rounds), so decode() returns exactly the same numbers. A row that is
     not finite gives NaN, which the engine's check for finite values relies on.
     """
-    return quantized.detach() + (rows - rows.detach())
-
-
-def l2_normalize(rows: Tensor) -> Tensor:
-    """Project rows onto the unit sphere.
-
-    Rows shorter than 1e-6 have no meaningful direction, and a smaller epsilon would make their
-    gradients very large.
-    """
-    return F.normalize(rows, dim=-1, eps=1e-6)
+    zero = rows - rows.detach()
+    if estimator == "rotation":
+        zero = rotate(zero, rows.detach(), quantized.detach())
+    return quantized.detach() + zero

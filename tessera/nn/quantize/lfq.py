@@ -40,8 +40,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.nn.quantize.base import PositionMask, Quantizer, l2_normalize
+from tessera.nn.quantize.base import PositionMask, Quantizer
 from tessera.nn.quantize.entropy import Count, batch_entropy
+from tessera.nn.quantize.geometry import l2_normalize
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +151,7 @@ class LFQ(Quantizer):
                 sample_entropy - self.config.diversity * mean_entropy
             )
         if self.config.commitment_weight:
-            distance = self.commitment_loss(rows_PW, quantized_PW, used, num_positions)
+            distance = self.squared_distance(rows_PW, quantized_PW, used, num_positions)
             penalties["commitment"] = self.config.commitment_weight * distance
         return penalties
 

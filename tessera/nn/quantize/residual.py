@@ -2,8 +2,9 @@
 
 All levels refine one space, that of the first quantizer's codes: a latent is projected and bounded
 once, and each level then quantizes the remainder (Zeghidour et al. 2021, SoundStream, arXiv
-2107.03312, algorithm 1). FSQ and LFQ levels are finer and finer copies of one grid; VQ levels learn
-their codebooks. The codes of the first k levels can be decoded alone, and quality grows with k.
+2107.03312, algorithm 1). FSQ and LFQ levels are finer and finer copies of one grid; VQ and SimVQ
+levels learn their codebooks. The codes of the first k levels can be decoded alone, and quality
+grows with k.
 
 Quantizer dropout (section III-C there) trains for this: some training examples use only their first
 few quantizers. The number is drawn per example, so the caller draws it from the example's own
@@ -31,13 +32,14 @@ from tessera.nn.quantize.base import (
     PositionMask,
     Quantized,
     Quantizer,
-    straight_through,
+    attach_gradients,
 )
 from tessera.nn.quantize.fsq import FSQConfig
 from tessera.nn.quantize.lfq import LFQConfig
+from tessera.nn.quantize.simvq import SimVQConfig
 from tessera.nn.quantize.vq import VQConfig
 
-LevelQuantizerConfig = FSQConfig | LFQConfig | VQConfig
+LevelQuantizerConfig = FSQConfig | LFQConfig | VQConfig | SimVQConfig
 """Quantizers with one code per position, which can be the levels of a residual quantizer."""
 
 
@@ -77,6 +79,7 @@ class ResidualQuantizer(Quantizer):
         super().__init__(dim=dim, code_dim=levels[0].code_dim, vocab_size=levels[0].vocab_size)
         self.config = config
         self.num_quantizers = config.num_quantizers
+        self.gradient = levels[0].gradient
         self.quantizers = nn.ModuleList(levels)
         self.needs_global_stats = any(quantizer.needs_global_stats for quantizer in levels)
         self.has_quantizer_dropout = config.dropout > 0
@@ -97,7 +100,7 @@ class ResidualQuantizer(Quantizer):
             codes_PL = torch.stack([output.codes for output in outputs], dim=-1)
             penalties = self.mean_penalties(outputs, positions)
             self.accumulate_level_stats(outputs)
-            rows_PD = self.out_proj(straight_through(rows_PW, total_PW))
+            rows_PD = self.out_proj(attach_gradients(rows_PW, total_PW, self.gradient))
         return Quantized(
             positions.scatter(rows_PD.to(latent.dtype)), positions.scatter(codes_PL), penalties
         )
@@ -174,7 +177,7 @@ class ResidualQuantizer(Quantizer):
             codes_P = quantizer.nearest(rows_PW)
             quantized_PW = used.zero_others(quantizer.lookup(codes_P, rows_PW.dtype))
             yield LevelOutput(quantizer, used, rows_PW, used.zero_others(codes_P), quantized_PW)
-            rows_PW = rows_PW - quantized_PW
+            rows_PW = rows_PW - quantized_PW.detach()
 
     def mean_penalties(
         self, outputs: list[LevelOutput], positions: PositionMask

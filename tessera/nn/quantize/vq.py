@@ -42,8 +42,9 @@ import torch
 from torch import Tensor
 
 from tessera.engine.device import copy_to_device
-from tessera.nn.quantize.base import PositionMask, Quantizer, l2_normalize
+from tessera.nn.quantize.base import GradientEstimator, PositionMask, Quantizer
 from tessera.nn.quantize.entropy import Count
+from tessera.nn.quantize.geometry import l2_normalize
 
 SAMPLES_PER_EXAMPLE = 256
 KMEANS_ITERATIONS = 10
@@ -80,6 +81,9 @@ class VQConfig:
     expire_below: float = 0.1
     """A code that is used less than this fraction of an even share is replaced by a latent of the
     batch. 0 disables this."""
+    gradient: GradientEstimator = "straight_through"
+    """How gradients reach the latent: `straight_through` copies those of the code; `rotation`
+    rotates and scales them as the code is rotated and scaled relative to the latent."""
 
     def __post_init__(self) -> None:
         if type(self.codebook_size) is not int or self.codebook_size < 2:
@@ -121,7 +125,7 @@ class VQ(Quantizer):
 
     def __init__(self, config: VQConfig, *, dim: int, level: int = 0) -> None:
         super().__init__(dim=dim, code_dim=config.code_dim, vocab_size=config.codebook_size)
-        self.config, self.level = config, level
+        self.config, self.level, self.gradient = config, level, config.gradient
         self.on_sphere = config.normalised and level == 0
         self.stats: CodebookStats | None = None
         self._is_initialized = False
@@ -150,7 +154,7 @@ class VQ(Quantizer):
     ) -> dict[str, Tensor]:
         if self.config.commitment_weight == 0:
             return {}
-        distance = self.commitment_loss(rows_PW, quantized_PW, used, num_positions)
+        distance = self.squared_distance(rows_PW, quantized_PW, used, num_positions)
         return {"commitment": self.config.commitment_weight * distance}
 
     @property

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tessera.engine.distributed import Distributed
 from tessera.modalities.image.vqgan import VQGAN, ResidualBlock, SelfAttention, VQGANConfig
-from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, VQConfig
+from tessera.nn.quantize import FSQConfig, LFQConfig, ResidualConfig, SimVQConfig, VQConfig
 from tests.networks import randomize_zero_weights
 
 TINY = VQGANConfig(
@@ -23,6 +23,7 @@ QUANTIZERS = {
     "lfq": LFQConfig(codebook_size=64),
     "bsq": LFQConfig(codebook_size=64, spherical=True),
     "vq": VQConfig(codebook_size=64, code_dim=4),
+    "simvq": SimVQConfig(codebook_size=64, code_dim=4),
     "residual fsq": ResidualConfig(quantizer=FSQConfig(levels=(4, 4)), num_quantizers=3),
     "residual lfq": ResidualConfig(quantizer=LFQConfig(codebook_size=16), num_quantizers=3),
     "residual vq": ResidualConfig(
