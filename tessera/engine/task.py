@@ -176,6 +176,13 @@ class Objective(nn.Module):
         """Compile the loss. No module is wrapped, so that no name of a state dict changes."""
         self._loss = torch.compile(self._loss, backend=backend)
 
+    @torch.no_grad()
+    def run_hooks(self) -> None:
+        """Call the module without its loss, for what its hooks do when it is called first."""
+        loss, self._loss = self._loss, lambda batch, step: Loss({})
+        self(None, 0)
+        self._loss = loss
+
     def forward(self, batch: Batch, step: int) -> Loss:
         loss = self._loss(batch, step)
         # FSDP registers hooks on the tensors of an output, which those of a view may lose.

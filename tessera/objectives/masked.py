@@ -472,7 +472,9 @@ class MaskedTask(GeneratorTask):
         if critic is None:
             return None
         cond_codes = request.conditioning_codes(device)
-        condition = backbone.condition(request.prompts, [False] * len(request), cond_codes)
+        condition = backbone.project_condition(
+            backbone.condition(request.prompts, [False] * len(request), cond_codes)
+        )
         states = partial(backbone.states, condition=condition, valid_BN=token_batch.valid_BN)
         return lambda tokens, progress: critic.realness_logits(states(tokens)).float()
 
@@ -500,11 +502,13 @@ class GuidedLogits:
         self.guidance = guidance if is_guided else replace(guidance, scale=1.0)
         self.count = len(request)
         texts, dropped = request.guided_texts(self.guidance.scale if has_text else 1.0)
-        self.both = network.condition(texts, dropped, request.conditioning_codes(device))
-        context_kv = self.both.context_kv
-        if context_kv is not None:
-            context_kv = [one.first(self.count) for one in context_kv]
-        self.conditional = Condition(context_kv, self.both.base_embedding)
+        self.both = network.project_condition(
+            network.condition(texts, dropped, request.conditioning_codes(device))
+        )
+        context = self.both.context
+        if isinstance(context, list):
+            context = [one.first(self.count) for one in context]
+        self.conditional = Condition(context, self.both.base_embedding)
         self.previous: Tensor | None = None
         self.cache, self.trimmed_cache = FirstLayerCache(), FirstLayerCache()
 
@@ -531,7 +535,7 @@ class GuidedLogits:
             self.network.logits_at(
                 tokens_BNS[:, trim:],
                 predict_BNS[:, trim:],
-                Condition(self.conditional.context_kv, base_embedding),
+                Condition(self.conditional.context, base_embedding),
                 None if self.valid_BN is None else self.valid_BN[:, trim:],
                 self.trimmed_cache,
             )
