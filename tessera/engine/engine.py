@@ -82,6 +82,8 @@ from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
 COMPILE_BACKEND = "inductor"
+COMPILED_LENGTHS = 4
+"""The number of lengths to which batches of different lengths are padded for compiled losses."""
 
 
 class TrainStream(Protocol):
@@ -161,6 +163,7 @@ class Engine:
             has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
             self.precision = "bf16" if has_bf16 else "fp32"
         self.task = task.to(self.device)
+        self.task.num_lengths = COMPILED_LENGTHS if config.compile else None
         self.updates = {update.name: self.build_update(update) for update in task.updates}
         self.ema = EMA(config.ema, task.model)
         self.guard = NonFiniteGuard(config.max_skipped_steps)

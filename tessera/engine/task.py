@@ -302,6 +302,17 @@ class Task(nn.Module):
     updates: tuple[Update, ...]
     best_metric: BestMetric
     alarms: tuple[Alarm, ...] = ()
+    num_lengths: int | None = None
+    """The number of lengths to which batches are padded, which the engine sets for losses that are
+    compiled; None pads to the longest example."""
+
+    def pad_length(self, longest: int, maximum: int) -> int:
+        """Return the length to which a batch is padded whose longest example has `longest`
+        positions, of at most `maximum`. A loss is compiled again for every other length."""
+        if self.num_lengths is None or longest > maximum:
+            return longest
+        lengths = [-(-maximum * k // self.num_lengths) for k in range(1, self.num_lengths + 1)]
+        return next(length for length in lengths if length >= longest)
 
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         """Process all training captions before the first step."""
