@@ -314,6 +314,10 @@ class Task(nn.Module):
         lengths = [-(-maximum * k // self.num_lengths) for k in range(1, self.num_lengths + 1)]
         return next(length for length in lengths if length >= longest)
 
+    def pad_examples(self, examples: Examples) -> Examples:
+        """Pad examples on the CPU to `pad_length`, if they were padded to the longest of them."""
+        return examples
+
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         """Process all training captions before the first step."""
 
@@ -402,6 +406,8 @@ class TaskConfig:
 
 def prepare_batch(task: Task, batch: Batch, device: torch.device) -> Batch:
     """Prepare the task's inputs on the CPU and copy the batch with them to a device."""
+    if task.num_lengths is not None:
+        batch.examples = task.pad_examples(batch.examples)
     batch.inputs = task.prepare_inputs(batch)
     return batch.to(device)
 

@@ -11,6 +11,7 @@ B batch, N positions, S tokens in a position, M predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -178,6 +179,24 @@ class MaskedTask(GeneratorTask):
         return [one for one in transformers if one.text is not None]
 
     # ---- inputs
+
+    def pad_examples(self, examples: Examples) -> Examples:
+        """Pad the codes of joined recordings, whose grid has one axis."""
+        if not isinstance(examples, TokenizedBatch):
+            return examples
+        sides = {name: self.tokenizers[name].grid[0] for name in examples.codes}
+        lengths = {name: codes.shape[1] for name, codes in examples.codes.items()}
+        if lengths == sides:
+            return examples
+        # The same part of each grid, so that conditioning codes last as long as the others.
+        part = max(self.pad_length(lengths[n], 2 * side) / side for n, side in sides.items())
+        return replace(
+            examples,
+            codes={
+                name: pad_end(codes, math.ceil(part * sides[name] - 1e-6))
+                for name, codes in examples.codes.items()
+            },
+        )
 
     def prepare_inputs(self, batch: Batch) -> MaskedInputs:
         """Draw masks, condition dropout and sampling noise, and find the tokens to predict."""
@@ -427,10 +446,9 @@ class MaskedTask(GeneratorTask):
 
     def pad_codes(self, codes: Tensor, request: GenerationRequest) -> Tensor:
         """Pad the codes of shorter examples to the grid, so that all samples have one shape."""
-        missing = self.layout.grid[0] - codes.shape[1]
-        if request.lengths is None or missing <= 0:
+        if request.lengths is None or codes.shape[1] >= self.layout.grid[0]:
             return codes
-        return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, missing), value=-1)
+        return pad_end(codes, self.layout.grid[0])
 
     def report_steps(
         self, request: GenerationRequest, layout: Layout, valid_BN1: Tensor
@@ -551,6 +569,11 @@ class GuidedLogits:
             previous = torch.cat([previous[: self.count]] * (len(predict) // self.count))
         self.previous = self.network.states(tokens, condition, previous, self.valid_BN)
         return to_fp32(self.network.logits(self.previous, predict))
+
+
+def pad_end(codes: Tensor, length: int) -> Tensor:
+    """Pad codes (B, T, ...) with -1 to a length."""
+    return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, length - codes.shape[1]), value=-1)
 
 
 def prepare_texts(
