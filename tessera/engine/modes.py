@@ -123,6 +123,6 @@ def checkpoint_activations(network: nn.Module) -> None:
     values.
     """
     for block in find_blocks(network):
-        block.forward = partial(  # type: ignore[method-assign]
+        block.forward = partial(
             checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
         )
