@@ -5,7 +5,9 @@
 The networks, losses and optimizers are those of `base`; batches have two examples, and the data are
 those of `tiny` (small images, short audio), or of `base` where the network is built for them.
 Generators use the tokens of tiny tokenizers. With --overfit there are two training examples and
-twenty steps. Prints the number of parameters, the loss of each step, CPU time and peak memory.
+twenty steps. Prints the number of parameters, the loss of each step, CPU time and peak memory. Of
+masked generators it is the cross-entropy per token: their loss depends on how many tokens are
+masked, which is drawn at each step.
 """
 
 from __future__ import annotations
@@ -66,7 +68,11 @@ def train(name: str, steps: int, overfit: bool) -> str:
             next(stream)
         seconds = time.process_time() - start
         stream.close()
-    losses = [record["model/loss"] for record in records if record["kind"] == "train"]
+    losses = [
+        record.get("model/cross_entropy_per_token", record["model/loss"])
+        for record in records
+        if record["kind"] == "train"
+    ]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     shown = " ".join(f"{loss:.3f}" for loss in losses)
     return f"| {name} | {count / 1e6:.1f} | {shown} | {seconds / steps:.1f} | {peak:.1f} |"

@@ -1,13 +1,15 @@
 """Measure the memory of parameters, optimizer state and EMA on each of two processes.
 
-    python bench/sharding.py
+    python bench/sharding.py [RECIPE ...] [--preset small]
 
-Trains one step of two recipes in their `small` presets with DDP and with --shard, in two processes
-of a CPU, and prints a table.
+Trains one step of recipes with DDP and with --shard, in two processes of a CPU, and prints a table:
+what a process holds between steps, and, of parameters, how much of the network of an update is
+gathered at most at any time of a sharded step.
 """
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -25,34 +27,76 @@ NPROC = 2
 CASES = ("images-vqgan", "images-maskgit")
 
 
-def measure(name: str, shard: bool, out: str) -> None:
+class GatheredBytes:
+    """The bytes of parameters that FSDP has gathered, now and at most.
+
+    torch has no hook for this: two methods of a private class are wrapped.
+    """
+
+    def __init__(self) -> None:
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+        self.now: dict[int, int] = {}
+        self.peak = 0
+        gather, free = FSDPParamGroup._to_unsharded, FSDPParamGroup._to_sharded
+
+        def note_gather(group: FSDPParamGroup) -> None:
+            gather(group)
+            self.now[id(group)] = sum(one.unsharded_param.nbytes for one in group.fsdp_params)
+            self.peak = max(self.peak, sum(self.now.values()))
+
+        def note_free(group: FSDPParamGroup) -> None:
+            free(group)
+            self.now.pop(id(group), None)
+
+        FSDPParamGroup._to_unsharded = note_gather  # type: ignore[method-assign]
+        FSDPParamGroup._to_sharded = note_free  # type: ignore[method-assign]
+
+
+def measure(name: str, preset: str, shard: bool, out: str) -> None:
     """Train one step and write the bytes that this process holds."""
     recipe = get_recipe(name)
     tiny = build_tiny(recipe)
     paths = {"tokenizer": tiny.task.tokenizer} if hasattr(tiny.task, "tokenizer") else {}
-    run = recipe("small", **paths)
-    engine = dataclasses.replace(tiny.engine, steps=1, nproc=NPROC, shard=shard)
-    run = dataclasses.replace(run, data=tiny.data, engine=engine)
+    run = recipe(preset, **paths)
+    engine = dataclasses.replace(tiny.engine, steps=2, nproc=NPROC, shard=shard)
+    task = run.task.fit_data(tiny.data)
+    run = dataclasses.replace(run, data=tiny.data, engine=engine, task=task)
     trained = engine_in(Path(out, "run"), run)
-    next(trained.steps())
-    local, _ = trained.count_memory()
-    Path(out, f"{trained.dist.rank}.json").write_text(json.dumps(local))
+    gathered = GatheredBytes()
+    steps = trained.steps()
+    next(steps)
+    peak, (local, whole) = gathered.peak, trained.count_memory()
+    parameters = sum(one.numel() * one.element_size() for one in trained.task.parameters())
+    found = {"local": local, "whole": whole, "gathered": peak, "parameters": parameters}
+    Path(out, f"{trained.dist.rank}.json").write_text(json.dumps(found))
+    steps.close()
+
+
+def measure_together(name: str, preset: str, shard: bool) -> dict[str, int]:
+    """Return the largest values of the processes."""
+    with tempfile.TemporaryDirectory() as out:
+        arguments = {"name": name, "preset": preset, "shard": shard, "out": out}
+        call_together("bench.sharding:measure", nproc=NPROC, **arguments)
+        ranks = [json.loads(Path(out, f"{rank}.json").read_text()) for rank in range(NPROC)]
+    return {key: max(one[key] for one in ranks) for key in ranks[0]}
 
 
 def main() -> None:
-    print("| recipe, `small` | DDP | `--shard` | ratio |")
-    print("|---|---|---|---|")
-    for name in CASES:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("recipes", nargs="*", default=CASES)
+    parser.add_argument("--preset", default="small")
+    options = parser.parse_args()
+    print("| recipe | DDP | `--shard` | ratio | parameters | gathered at once |")
+    print("|---|---|---|---|---|---|")
+    for name in options.recipes:
         build_tiny(get_recipe(name))  # trains the tokenizer that it needs
-        held = []
-        for shard in (False, True):
-            with tempfile.TemporaryDirectory() as out:
-                arguments = {"name": name, "shard": shard, "out": out}
-                call_together("bench.sharding:measure", nproc=NPROC, **arguments)
-                ranks = [json.loads(Path(out, f"{rank}.json").read_text()) for rank in range(NPROC)]
-            held.append(max(ranks))
-        ddp, sharded = held
-        print(f"| `{name}` | {ddp / 1e6:.1f} MB | {sharded / 1e6:.1f} MB | {sharded / ddp:.3f} |")
+        ddp, sharded = (measure_together(name, options.preset, shard) for shard in (False, True))
+        ratio = sharded["local"] / ddp["local"]
+        values = [ddp["local"], sharded["local"], sharded["parameters"], sharded["gathered"]]
+        ddp_mb, sharded_mb, whole_mb, peak_mb = (f"{value / 1e6:.1f} MB" for value in values)
+        label = f"`{name}`, `{options.preset}`"
+        print(f"| {label} | {ddp_mb} | {sharded_mb} | {ratio:.3f} | {whole_mb} | {peak_mb} |")
 
 
 if __name__ == "__main__":

@@ -5,14 +5,12 @@
 It writes shards of tiny images with captions, about 2 kB for each example, makes their indexes, and
 starts a new process that opens them as `tessera train` does: the split into training and held-out
 examples, and the first batch of the training set. Reported are the CPU time of that, and the growth
-of the memory of the process for each example, before and after freed memory is returned to the
-system: names are made and hashed for the split, and then forgotten.
+of the memory of the process for each example.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import gc
 import io
 import json
@@ -67,15 +65,12 @@ def measure_start(folder: str) -> dict[str, float]:
     assert len(batch) == BATCH_SIZE
     total = time.process_time() - seconds
     grown = process.memory_info().rss - memory
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # return memory that was freed, which is no part of the index
     examples = len(split.train) + len(split.validation)
     return {
         "examples": examples,
         "split_seconds": round(listed, 2),
         "start_seconds": round(total, 2),
-        "bytes_per_example_before_trimming": round(grown / examples, 1),
-        "bytes_per_example": round((process.memory_info().rss - memory) / examples, 1),
+        "bytes_per_example": round(grown / examples, 1),
         "array_bytes_per_example": round(split.train.files.members.num_bytes / examples, 1),
     }
 

@@ -218,6 +218,7 @@ def test_processes_and_sharding_may_change_on_resume(tmp_path: Path) -> None:
             steps=steps,
             nproc=nproc,
             shard=shard,
+            checkpoint_activations=shard,
             validate_every=8,
             sample_every=8,
         )

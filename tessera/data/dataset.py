@@ -19,7 +19,7 @@ from tessera.data.arrays import is_array
 from tessera.data.collection import FileCollection
 from tessera.data.discovery import SourceOptions, find_files
 from tessera.data.errors import guard_reading
-from tessera.data.split import group_names, split_names
+from tessera.data.split import group_names, release_freed_memory, split_names
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
@@ -28,6 +28,9 @@ if TYPE_CHECKING:  # datasets can be listed and inspected without torch
 
 Example = TypeVar("Example")
 
+LARGE = 50_000
+"""The number of files from which on listing them leaves much memory that is free, but not returned
+to the system."""
 FIRST_HELD_OUT = 1 << 32
 """The number of the first held-out synthetic example, far beyond those of the training set."""
 
@@ -389,7 +392,11 @@ class DataConfig:
         groups = group_names(dataset.files, self.group_by)
         train, held_out = split_names(groups, self.val_fraction, self.split_seed)
         validation = replace(dataset.select(held_out), config=self.without_augmentation())
-        return Split(train=dataset.select(train), validation=validation)
+        split = Split(train=dataset.select(train), validation=validation)
+        del train, held_out
+        if len(dataset) >= LARGE:
+            release_freed_memory()
+        return split
 
     def synthetic_split(self) -> Split:
         train = self.synthetic_dataset()

@@ -35,6 +35,9 @@ FORMAT = "1"
 BLOCK = tarfile.BLOCKSIZE
 MAX_SHOWN = 3
 """The number of members that a notice names."""
+_replaced: dict[Path, list[str]] = {}
+"""Notices about indexes that this process made: a command opens shards more than once, and its
+report may be about a later time than the first."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,13 +96,14 @@ def load_index(path: Path) -> tuple[ShardIndex, list[str]]:
     replaced = []
     for file in index_locations(path):
         try:
-            return read_index(file, path, status), []
+            return read_index(file, path, status), _replaced.get(path, [])
         except FileNotFoundError:
             continue
         except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             replaced.append(f"{file} is not the index of {path.name} ({error}): it was made again.")
     index = build_index(path)
-    return index, replaced + write_index(index)
+    _replaced[path] = replaced + write_index(index)
+    return index, _replaced[path]
 
 
 def index_locations(path: Path) -> list[Path]:

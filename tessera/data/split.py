@@ -16,10 +16,12 @@ No torch is imported.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import posixpath
 import re
 import unicodedata
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +38,7 @@ MAX_SHOWN = 5
 
 def split_names(
     names: Sequence[str], val_fraction: float, seed: int = 0
-) -> tuple[list[int], list[int]]:
+) -> tuple[array[int], array[int]]:
     """Return the indices of the training set and of the held-out set.
 
     Equal names, as those of groups, are on the same side. Where the hash leaves a side empty, as in
@@ -45,17 +47,27 @@ def split_names(
     """
     if not 0 <= val_fraction < 1:
         raise ValueError(f"val_fraction must be at least 0 and below 1, got {val_fraction}.")
-    # An array: a list of a million numbers takes 32 MB.
+    # Arrays: a list of a million numbers takes 40 MB, of which Python returns nothing when freed.
     hashes = np.fromiter((hash_name(name, seed) for name in names), np.float64, len(names))
     if val_fraction == 0 or not len(names) or hashes.min() == hashes.max():
-        indices = list(range(len(names)))
+        indices = array("q", range(len(names)))
         return indices, indices
     is_held_out = hashes < val_fraction
     if not is_held_out.any():
         is_held_out = hashes == hashes.min()
     if is_held_out.all():
         is_held_out = hashes < hashes.max()
-    return np.flatnonzero(~is_held_out).tolist(), np.flatnonzero(is_held_out).tolist()
+    train, held_out = (np.flatnonzero(one).astype("q") for one in (~is_held_out, is_held_out))
+    return array("q", train.tobytes()), array("q", held_out.tobytes())
+
+
+def release_freed_memory() -> None:
+    """Return memory that was freed to the system, which glibc keeps for itself.
+
+    After a list of files was read and split, that was half of what the process had taken for it.
+    """
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+        trim(0)
 
 
 def hash_name(name: str, seed: int = 0) -> float:

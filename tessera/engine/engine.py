@@ -76,6 +76,8 @@ from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
 COMPILE_BACKEND = "inductor"
+COMPILED_LENGTHS = 4
+"""The number of lengths to which batches of different lengths are padded for compiled losses."""
 
 
 class TrainStream(Protocol):
@@ -155,6 +157,7 @@ class Engine:
             has_bf16 = self.device.type == "cuda" and torch.cuda.is_bf16_supported()
             self.precision = "bf16" if has_bf16 else "fp32"
         self.task = task.to(self.device)
+        self.task.num_lengths = COMPILED_LENGTHS if config.compile else None
         self.updates = {update.name: self.build_update(update) for update in task.updates}
         self.ema = EMA(config.ema, task.model, is_sharded=config.shard)
         self.guard = NonFiniteGuard(config.max_skipped_steps)
@@ -277,7 +280,7 @@ class Engine:
         """
         update, optimizer, scaler = state.update, state.optimizer, state.scaler
         logs, losses, is_logged = [], [], self.is_due(self.config.log_every, step + 1)
-        with state.train_only, self.gathered(state):
+        with state.train_only, self.in_update(state):
             if update.prepare is not None:
                 with self.autocast():
                     update.prepare(micro_batches, step, self.dist)
@@ -426,21 +429,28 @@ class Engine:
     def sync_grads(
         self, state: UpdateState, enabled: bool
     ) -> contextlib.AbstractContextManager[None]:
-        """Synchronise gradients between processes only with the last micro-batch."""
-        if state.sharded is not None:
-            state.sharded.sync_grads(enabled)
+        """Synchronise gradients between processes only with the last micro-batch, or with each if
+        they are sharded: gradients that are not yet reduced would be whole ones."""
         if enabled or self.dist.world_size == 1 or state.sharded is not None:
             return contextlib.nullcontext()
         return state.objective.no_sync()  # type: ignore[operator]
 
     @contextlib.contextmanager
-    def gathered(self, trained: UpdateState | None = None) -> Iterator[None]:
-        """Gather the parameters of all networks, if they are sharded, for an update or for
-        evaluation."""
+    def in_update(self, trained: UpdateState) -> Iterator[None]:
+        """Prepare all sharded networks for an update of one of them."""
         with contextlib.ExitStack() as stack:
             for state in self.updates.values():
                 if state.sharded is not None:
-                    stack.enter_context(state.sharded.gathered(is_trained=state is trained))
+                    stack.enter_context(state.sharded.in_update(is_trained=state is trained))
+            yield
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Gather the parameters of all sharded networks for evaluation."""
+        with contextlib.ExitStack() as stack:
+            for state in self.updates.values():
+                if state.sharded is not None:
+                    stack.enter_context(state.sharded.gathered())
             yield
 
     def check_finite(

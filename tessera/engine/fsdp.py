@@ -1,9 +1,10 @@
 """Sharded training: each process holds a part of every parameter, of its moments and of its EMA.
 
-This is FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao 2023, arXiv 2304.11277) around the
-objective of an update instead of its network, as with DDP: the parameters of the objective are
-gathered when its loss is called, so that a loss may call any method of a network, and their
-gradients are reduced to the shards after its backward pass.
+This is FSDP2 (`torch.distributed.fsdp.fully_shard`; Zhao 2023, arXiv 2304.11277) around each block
+of a network (`find_blocks`) and around the objective of an update, as with DDP. The parameters of
+a block are gathered when it is called, freed, gathered again in its backward pass, and their
+gradients are reduced to the shards there. The other parameters are gathered for the whole update,
+so that a loss may call any method of a network but those of its blocks.
 
 Optimizers and the EMA work on the local shards, which are plain tensors. Checkpoints are gathered
 and have the format of unsharded ones.
@@ -21,7 +22,9 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from tessera.engine.task import Loss
+from tessera.engine.modes import find_blocks
+from tessera.engine.task import Loss, Objective
+from tessera.run.errors import UserError
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import FSDPModule
@@ -98,14 +101,15 @@ class LocalShard:
 
 
 class ShardedObjective:
-    """An objective whose network is sharded over all processes."""
+    """An objective whose network is sharded over all processes, block by block."""
 
-    def __init__(self, objective: nn.Module, network: nn.Module, dist: Distributed):
+    def __init__(self, objective: Objective, network: nn.Module, dist: Distributed):
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.fsdp import FSDPModule, fully_shard
 
+        if not hasattr(FSDPModule, "set_reshard_after_forward"):
+            raise UserError(f"--shard needs torch 2.8 or newer, found {torch.__version__}.")
         register_loss()
-        self.objective, self.network = objective, network
         trainable = {name: one.requires_grad for name, one in network.named_parameters()}
         marks = {name: vars(one).copy() for name, one in network.named_parameters()}
         for parameter in network.parameters():  # FSDP shards no channels-last weights
@@ -113,8 +117,12 @@ class ShardedObjective:
         for tensor in (*network.parameters(), *network.buffers()):  # as DDP does
             torch.distributed.broadcast(tensor.detach(), src=0)
         mesh = init_device_mesh(dist.device.type, (dist.world_size,))
+        self.blocks = [
+            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+            for block in find_blocks(network)
+        ]
         self.root: FSDPModule = fully_shard(objective, mesh=mesh, reshard_after_forward=False)
-        self.root.unshard()  # which allocates what FSDP allocates at first use
+        objective.run_hooks()  # FSDP finds the blocks of a module when it is called first
         self.root.reshard()
         self.parameters = dict(network.named_parameters())
         self.trainable = [name for name, is_trained in trainable.items() if is_trained]
@@ -127,24 +135,37 @@ class ShardedObjective:
         return local
 
     @contextmanager
-    def gathered(self, *, is_trained: bool) -> Iterator[None]:
-        """Gather the parameters; they have gradients only if they are trained.
+    def in_update(self, *, is_trained: bool) -> Iterator[None]:
+        """Gather the parameters that are in no block; all have gradients only if they are trained.
 
-        FSDP gives the gathered parameters the flag that the shards have when they are gathered
-        first, whichever update that is in.
+        Those of the blocks are gathered when these are called.
         """
+        for name in self.trainable:  # gathered parameters get the flags of their shards
+            self.parameters[name].requires_grad_(is_trained)
         self.root.unshard()
-        trainable = {*self.trainable} if is_trained else set()
-        for name, parameter in self.network.named_parameters():
-            parameter.requires_grad_(name in trainable)
+        # The root stays gathered for the next micro-batch, also if only its blocks have gradients.
+        self.root.set_reshard_after_backward(is_trained, recurse=False)
         try:
             yield
         finally:
             self.root.reshard()
+            for name in self.trainable:
+                self.parameters[name].requires_grad_(True)
 
-    def sync_grads(self, enabled: bool) -> None:
-        """Reduce gradients after the next backward pass, or accumulate them."""
-        self.root.set_requires_gradient_sync(enabled)
+    @contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Gather all parameters, for evaluation, which may call any method of a block."""
+        self.root.unshard()
+        for block in self.blocks:
+            block.set_reshard_after_forward(False, recurse=False)
+            block.unshard()
+        try:
+            yield
+        finally:
+            for block in self.blocks:
+                block.set_reshard_after_forward(True, recurse=False)
+                block.reshard()
+            self.root.reshard()
 
     def move_grads(self) -> None:
         """Move the reduced gradients to the local parameters, which the optimizer updates."""

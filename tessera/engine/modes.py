@@ -106,14 +106,23 @@ def eval_mode(task: nn.Module) -> Iterator[None]:
             module.training = training
 
 
+def find_blocks(network: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a network, inner ones first: modules of a class with `is_block`.
+
+    A network consists mostly of them, and calls nothing of them but `forward` in training, so that
+    each can be sharded, and its activations computed again, on its own.
+    """
+    modules = reversed(list(network.modules()))
+    return [module for module in modules if getattr(module, "is_block", False)]
+
+
 def checkpoint_activations(network: nn.Module) -> None:
     """Compute the activations of a network's blocks again in the backward pass.
 
-    A module names the methods to which this applies in `checkpoint_methods`. They draw no random
-    numbers and change no state, so that calling them twice gives the same values.
+    Blocks draw no random numbers and change no state, so that calling them twice gives the same
+    values.
     """
-    for module in network.modules():
-        for name in getattr(module, "checkpoint_methods", ()):
-            method = getattr(module, name)
-            recompute = partial(checkpoint, method, use_reentrant=False, preserve_rng_state=False)
-            setattr(module, name, recompute)
+    for block in find_blocks(network):
+        block.forward = partial(
+            checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False
+        )

@@ -176,6 +176,13 @@ class Objective(nn.Module):
         """Compile the loss. No module is wrapped, so that no name of a state dict changes."""
         self._loss = torch.compile(self._loss, backend=backend)
 
+    @torch.no_grad()
+    def run_hooks(self) -> None:
+        """Call the module without its loss, for what its hooks do when it is called first."""
+        loss, self._loss = self._loss, lambda batch, step: Loss({})
+        self(None, 0)
+        self._loss = loss
+
     def forward(self, batch: Batch, step: int) -> Loss:
         loss = self._loss(batch, step)
         # FSDP registers hooks on the tensors of an output, which those of a view may lose.
@@ -295,6 +302,21 @@ class Task(nn.Module):
     updates: tuple[Update, ...]
     best_metric: BestMetric
     alarms: tuple[Alarm, ...] = ()
+    num_lengths: int | None = None
+    """The number of lengths to which batches are padded, which the engine sets for losses that are
+    compiled; None pads to the longest example."""
+
+    def pad_length(self, longest: int, maximum: int) -> int:
+        """Return the length to which a batch is padded whose longest example has `longest`
+        positions, of at most `maximum`. A loss is compiled again for every other length."""
+        if self.num_lengths is None or longest > maximum:
+            return longest
+        lengths = [-(-maximum * k // self.num_lengths) for k in range(1, self.num_lengths + 1)]
+        return next(length for length in lengths if length >= longest)
+
+    def pad_examples(self, examples: Examples) -> Examples:
+        """Pad examples on the CPU to `pad_length`, if they were padded to the longest of them."""
+        return examples
 
     def prepare_text(self, captions: Sequence[str], cache_dir: Path) -> None:
         """Process all training captions before the first step."""
@@ -384,6 +406,8 @@ class TaskConfig:
 
 def prepare_batch(task: Task, batch: Batch, device: torch.device) -> Batch:
     """Prepare the task's inputs on the CPU and copy the batch with them to a device."""
+    if task.num_lengths is not None:
+        batch = replace(batch, examples=task.pad_examples(batch.examples))
     return copy_batch(replace(batch, inputs=task.prepare_inputs(batch), scratch={}), device)
 
 

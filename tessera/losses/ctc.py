@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,21 +19,44 @@ from torch import Tensor
 from tessera.nn.precision import to_fp32
 
 BLANK = 0
+NO_REDUCTION = 0
+"""torch's number of the reduction "none"."""
 
 
-def ctc_loss_B(logits_BTV: Tensor, frames_B: Tensor, labels: Sequence[Sequence[int]]) -> Tensor:
+@dataclass
+class CTCTargets:
+    """The labels of a batch, which are made on the CPU."""
+
+    flat: Tensor
+    """The labels of all examples, one after the other."""
+    count_B: Tensor
+    counts: list[int]
+    """The same numbers, which need not be read from a device."""
+
+    @classmethod
+    def from_labels(cls, labels: Sequence[Sequence[int]]) -> CTCTargets:
+        counts = [len(one) for one in labels]
+        flat = torch.tensor([label for one in labels for label in one], dtype=torch.long)
+        return cls(flat, torch.tensor(counts), counts)
+
+
+@torch.compiler.disable  # it would be compiled again for all other lengths
+def ctc_loss_B(logits_BTV: Tensor, frames: Sequence[int], targets: CTCTargets) -> Tensor:
     """Return the negative log-likelihood of the labels of each example, divided by their number.
 
     It is 0 for examples without labels, and for those with too few frames for their labels.
     """
     log_probs_TBV = to_fp32(logits_BTV).log_softmax(-1).transpose(0, 1)
-    device = logits_BTV.device
-    lengths_B = torch.tensor([len(one) for one in labels], device=device)
-    flat = torch.tensor([label for one in labels for label in one], dtype=torch.long, device=device)
-    loss_B = F.ctc_loss(
-        log_probs_TBV, flat, frames_B.to(device), lengths_B, reduction="none", zero_infinity=True
+    loss_B = torch.ctc_loss(
+        log_probs_TBV,
+        targets.flat,
+        list(frames),
+        targets.counts,
+        BLANK,
+        zero_infinity=True,
+        reduction=NO_REDUCTION,
     )
-    return torch.where(lengths_B > 0, loss_B, 0.0) / lengths_B.clamp_min(1)
+    return torch.where(targets.count_B > 0, loss_B, 0.0) / targets.count_B.clamp_min(1)
 
 
 def most_likely_labels(logits_BTV: Tensor, frames_B: Tensor) -> list[list[int]]:

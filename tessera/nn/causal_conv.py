@@ -190,7 +190,7 @@ class ChannelLayerNorm(nn.Module):
 class Residual(nn.Module):
     """A residual block with a causal 3 x 3 x 3 convolution; the identity at initialization."""
 
-    checkpoint_methods = ("forward",)
+    is_block = True
 
     def __init__(self, dim: int, condition_dim: int | None = None):
         super().__init__()
@@ -209,6 +209,8 @@ class FactorizedResidual(nn.Module):
     A 3 x 3 convolution within frames and one over three frames (Tran 2018, arXiv 1711.11248) need
     less than half of the arithmetic of a 3 x 3 x 3 convolution.
     """
+
+    is_block = True
 
     def __init__(self, dim: int, condition_dim: int | None = None):
         super().__init__()

@@ -23,7 +23,6 @@ from tessera.nn.transformer import (
     FeedForward,
     Norm,
     Rotary,
-    SelfAttention,
     States,
     Transformer,
     apply_rotary_emb,
@@ -32,6 +31,8 @@ from tessera.nn.transformer import (
     split_heads,
 )
 
+AppendToCache = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""New keys and values of one block -> all of them so far."""
 INITIAL_CAPACITY = 32
 """Positions for which a cache first allocates memory; a full cache grows to twice the length."""
 
@@ -74,16 +75,15 @@ class CausalTransformer(nn.Module):
     With `context_dim`, every block also has cross-attention to states of that dimension.
     """
 
-    blocks: Sequence[Block]
-    checkpoint_methods = ("forward_block",)
+    blocks: Sequence[CausalBlock]
 
     def __init__(
         self, dim: int, depth: int, heads: int, max_len: int, *, context_dim: int | None = None
     ):
         super().__init__()
         # Built as a Transformer for its checks, its initialization and its marks for Muon.
-        transformer = Transformer(dim, depth, heads, context_dim=context_dim)
-        self.blocks, self.norm = transformer.blocks, transformer.norm
+        transformer = Transformer(dim, depth, heads, context_dim=context_dim, block=CausalBlock)
+        self.blocks, self.norm = transformer.blocks, transformer.norm  # type: ignore[assignment]
         rope = rope_cache(torch.arange(max_len, dtype=torch.float32)[:, None], transformer.head_dim)
         self.register_buffer("rope_cos", rope.cos, persistent=False)
         self.register_buffer("rope_sin", rope.sin, persistent=False)
@@ -93,13 +93,14 @@ class CausalTransformer(nn.Module):
     def forward(
         self,
         x_BNW: Tensor,
-        context_kv: list[ContextKV] | None = None,
+        context: States | list[ContextKV] | None = None,
         cache: KVCache | None = None,
         dropout_LBW: Tensor | None = None,
     ) -> Tensor:
         """Return the states of N positions, (B, N, W).
 
-        `dropout_LBW` are the factors of `sample_dropout` for each block.
+        `context` are states for cross-attention, or their keys and values from `project_context`,
+        and `dropout_LBW` the factors of `sample_dropout` for each block.
 
         With a cache the positions follow those in the cache and are added to it: any number to an
         empty cache, later one at a time.
@@ -111,35 +112,22 @@ class CausalTransformer(nn.Module):
                 "takes one position at a time."
             )
         self.check_length(past + positions)
-        if context_kv is None and self.blocks[0].cross_attention is not None:
+        if context is None and self.blocks[0].cross_attention is not None:
             raise ValueError(
-                "This transformer has cross-attention, but got no context: pass `context_kv`."
+                "This transformer has cross-attention, but got no context: pass `context`."
             )
         if cache is not None and past:
-            return self.decode_step(x_BNW[:, 0], context_kv, cache)[:, None]
+            kv = self.project_context(context) if isinstance(context, States) else context
+            return self.decode_step(x_BNW[:, 0], kv, cache)[:, None]
         rope = Rotary(self.rope_cos[:positions], self.rope_sin[:positions])
-        for number in range(len(self.blocks)):
-            kv = None if context_kv is None else context_kv[number]
-            x_BNW = self.forward_block(number, x_BNW, rope, kv, cache, dropout_LBW)
+        for number, block in enumerate(self.blocks):
+            one = context[number] if isinstance(context, list) else context
+            dropout_BW = None if dropout_LBW is None else dropout_LBW[number]
+            append = None if cache is None else partial(cache.append, number)
+            x_BNW = block(x_BNW, rope, one, append, dropout_BW)
         if cache is not None:
             cache.length = positions
         return self.norm(x_BNW)
-
-    def forward_block(
-        self,
-        number: int,
-        x_BNW: Tensor,
-        rope: Rotary,
-        context_kv: ContextKV | None,
-        cache: KVCache | None,
-        dropout_LBW: Tensor | None,
-    ) -> Tensor:
-        """Run one block on all positions, (B, N, W)."""
-        block, drop = self.blocks[number], partial(apply_dropout, dropout_LBW, number)
-        x_BNW = x_BNW + drop(causal_attention(block.attention, x_BNW, rope, number, cache))
-        if block.cross_attention is not None and context_kv is not None:
-            x_BNW = x_BNW + drop(block.cross_attention(x_BNW, context_kv))
-        return x_BNW + drop(block.feed_forward(x_BNW))
 
     def decode_step(
         self, x_BW: Tensor, context_kv: list[ContextKV] | None, cache: KVCache
@@ -188,18 +176,36 @@ class CausalTransformer(nn.Module):
         return [block.project_context(context) for block in self.blocks]
 
 
-def apply_dropout(dropout_LBW: Tensor | None, number: int, x_BNW: Tensor) -> Tensor:
-    return x_BNW if dropout_LBW is None else x_BNW * dropout_LBW[number, :, None]
+class CausalBlock(Block):
+    """A block whose positions attend to themselves and to earlier ones."""
+
+    def forward(  # type: ignore[override]
+        self,
+        x_BNW: Tensor,
+        rope: Rotary,
+        context: States | ContextKV | None = None,
+        append: AppendToCache | None = None,
+        dropout_BW: Tensor | None = None,
+    ) -> Tensor:
+        """Return the states of all positions, (B, N, W). `append` adds keys and values to a cache
+        and returns all of them; `dropout_BW` are factors of the outputs of the layers."""
+        drop = partial(apply_dropout, dropout_BW)
+        x_BNW = x_BNW + drop(self.attend(x_BNW, rope, append))
+        if self.cross_attention is not None and context is not None:
+            kv = self.project_context(context) if isinstance(context, States) else context
+            x_BNW = x_BNW + drop(self.cross_attention(x_BNW, kv))
+        return x_BNW + drop(self.feed_forward(x_BNW))
+
+    def attend(self, x_BNW: Tensor, rope: Rotary, append: AppendToCache | None) -> Tensor:
+        attention = self.attention
+        qkv = split_heads(attention.to_qkv(attention.norm(x_BNW)), 3, attention.heads)
+        q, k = apply_rotary_emb(attention.head_norm(qkv[:2]), rope)
+        k, v = (k, qkv[2]) if append is None else append(k, qkv[2])
+        return attention.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
 
 
-def causal_attention(
-    attention: SelfAttention, x_BNW: Tensor, rope: Rotary, number: int, cache: KVCache | None
-) -> Tensor:
-    """Attend from each position to itself and to earlier ones."""
-    qkv = split_heads(attention.to_qkv(attention.norm(x_BNW)), 3, attention.heads)
-    q, k = apply_rotary_emb(attention.head_norm(qkv[:2]), rope)
-    k, v = (k, qkv[2]) if cache is None else cache.append(number, k, qkv[2])
-    return attention.out(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True)))
+def apply_dropout(dropout_BW: Tensor | None, x_BNW: Tensor) -> Tensor:
+    return x_BNW if dropout_BW is None else x_BNW * dropout_BW[:, None]
 
 
 # ---- one position at a time

@@ -28,6 +28,7 @@ from tessera.nn.transformer import (
     ContextKV,
     LayerInput,
     Rotary,
+    States,
     Transformer,
     grid_positions,
     linear,
@@ -112,7 +113,8 @@ class CriticHeadConfig:
 class Condition:
     """All inputs beside the tokens, computed once and used in every decoding step."""
 
-    context_kv: list[ContextKV] | None
+    context: States | list[ContextKV] | None
+    """The encoded texts, or their keys and values in each block."""
     base_embedding: Tensor
     """(W,), (N, W) or (B, N, W): absolute positions plus the embedded condition tokens."""
 
@@ -171,9 +173,7 @@ class TokenTransformer(nn.Module):
 
         Texts that the encoder prepared already know which of them are dropped.
         """
-        context_kv = None
-        if self.text is not None:
-            context_kv = self.transformer.project_context(self.text.encode(texts, dropped))
+        context = None if self.text is None else self.text.encode(texts, dropped)
         base_embedding = self.position_embedding()
         if self.token_conditioner is not None and cond_codes is not None:
             base_embedding = base_embedding + self.token_conditioner(cond_codes)
@@ -186,7 +186,16 @@ class TokenTransformer(nn.Module):
             raise ValueError(
                 "Got `cond_codes`, but this model is not conditioned on tokens: leave them out."
             )
-        return Condition(context_kv, base_embedding)
+        return Condition(context, base_embedding)
+
+    def project_condition(self, condition: Condition) -> Condition:
+        """Compute keys and values of the texts in advance, for several decoding steps.
+
+        In training they are computed in their blocks, which may be sharded one by one.
+        """
+        if not isinstance(condition.context, States):
+            return condition
+        return replace(condition, context=self.transformer.project_context(condition.context))
 
     def states(
         self,
@@ -209,7 +218,7 @@ class TokenTransformer(nn.Module):
             x_BNW = x_BNW.repeat(len(previous_BNW) // len(x_BNW), 1, 1) + self.self_cond_proj(
                 previous_BNW
             )
-        return self.forward_blocks(self.transformer.first_qkv(x_BNW), condition, valid_BN)
+        return self.forward_blocks(x_BNW, condition, valid_BN)
 
     def crop_base_embedding(self, condition: Condition, tokens_BNS: Tensor) -> Tensor:
         """Return the base embedding for the positions of `tokens_BNS`."""
@@ -221,7 +230,7 @@ class TokenTransformer(nn.Module):
 
     def forward_blocks(
         self,
-        layer_input: LayerInput,
+        x: Tensor | LayerInput,
         condition: Condition,
         valid_BN: Tensor | None,
         select_P: Tensor | None = None,
@@ -230,9 +239,9 @@ class TokenTransformer(nn.Module):
 
         `select_P` holds indices into the flattened (B x N) positions.
         """
-        rope = self.rope(layer_input.x.shape[1])
+        rope = self.rope((x.x if isinstance(x, LayerInput) else x).shape[1])
         return self.transformer.forward_blocks(
-            layer_input, rope, valid_BN, condition.context_kv, select_P=select_P
+            x, rope, valid_BN, condition.context, select_P=select_P
         )[-1]
 
     def rope(self, count: int) -> Rotary:
@@ -298,11 +307,14 @@ class MaskedTransformer(TokenTransformer):
         Equal to `logits` of `states`, with less computation. Callers that decode in several steps
         under the same condition pass the same `cache` in each step.
         """
-        layer_input = (cache or FirstLayerCache()).first_qkv(
-            self, tokens_BNS, self.crop_base_embedding(condition, tokens_BNS)
-        )
+        base_embedding = self.crop_base_embedding(condition, tokens_BNS)
+        x: Tensor | LayerInput
+        if cache is None:
+            x = self.embedding(tokens_BNS) + base_embedding
+        else:
+            x = cache.first_qkv(self, tokens_BNS, base_embedding)
         selected = self.select_tokens(predict)
-        states_PW = self.forward_blocks(layer_input, condition, valid_BN, selected.position_P)
+        states_PW = self.forward_blocks(x, condition, valid_BN, selected.position_P)
         return self.apply_heads(states_PW, selected)
 
     def logits(self, states_BNW: Tensor, predict: Tensor | SelectedTokens) -> Tensor:

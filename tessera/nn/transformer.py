@@ -37,6 +37,11 @@ class States:
     """Indices of the examples with at least one valid position; None if all have one, or if that
     was not computed."""
 
+    def select(self, rows: Tensor) -> States:
+        """Return the states of some examples."""
+        assert self.has_context_idx is None
+        return States(self.values[rows], self.mask[rows])
+
 
 @dataclass
 class Rotary:
@@ -157,8 +162,7 @@ class Transformer(nn.Module):
             if isinstance(positions_NA, Rotary)
             else rope_cache(positions_NA.to(x_BNW.dtype), self.head_dim)
         )
-        context_kv = self.project_context(context) if isinstance(context, States) else context
-        return self.forward_blocks(self.first_qkv(x_BNW), rope, mask_BN, context_kv, at)
+        return self.forward_blocks(x_BNW, rope, mask_BN, context, at)
 
     def first_qkv(self, x: Tensor) -> LayerInput:
         """Compute the input of the first attention layer, which is independent per position."""
@@ -166,35 +170,38 @@ class Transformer(nn.Module):
 
     def forward_blocks(
         self,
-        layer_input: LayerInput,
+        x: Tensor | LayerInput,
         rope: Rotary,
         mask_BN: Tensor | None = None,
-        context_kv: list[ContextKV] | None = None,
+        context: States | list[ContextKV] | None = None,
         at: Sequence[int] = (),
         select_P: Tensor | None = None,
     ) -> list[Tensor]:
-        """Run everything after `first_qkv`, with the result of `hidden_states`.
+        """Run all blocks on states or on the result of `first_qkv`, and return the result of
+        `hidden_states`.
 
         With `select_P`, indices into the flattened (B x N) positions, the final states are those of
         the selected positions only, (P, W): the feed-forward layer of the last block is skipped for
         all others. (Restricting the queries of the last attention layer as well was measured to be
         slower: selecting their rows took longer than it saved.)
         """
-        outputs, mask = [], mask_BN[:, None, None, :] if mask_BN is not None else None
-        x = layer_input.x
+        outputs: list[Tensor] = []
+        mask = mask_BN[:, None, None, :] if mask_BN is not None else None
+        last = len(self.blocks)
+        states = x.x if isinstance(x, LayerInput) else x
         for number, block in enumerate(self.blocks, start=1):
-            layer_input = layer_input if number == 1 else block.pre_attn(x)
-            if mask is not None and len(mask) < len(layer_input.x):  # repeated for each context
-                mask = torch.cat([mask] * (len(layer_input.x) // len(mask)))
-            x = block.attn(
-                layer_input, rope, mask, context_kv[number - 1] if context_kv is not None else None
+            if mask is not None and len(mask) < len(states):  # repeated for each context
+                mask = torch.cat([mask] * (len(states) // len(mask)))
+            x = states = block(
+                x,
+                rope,
+                mask,
+                context[number - 1] if isinstance(context, list) else context,
+                select_P if number == last else None,
             )
-            if select_P is not None and number == len(self.blocks):
-                x = x.flatten(0, 1).index_select(0, select_P)
-            x = block.mlp(x)
             if number in at:
-                outputs.append(x)
-        return [*outputs, self.norm(x)]
+                outputs.append(states)
+        return [*outputs, self.norm(states)]
 
     def project_context(self, context: States) -> list[ContextKV]:
         """Compute each block's keys and values of a context, for use in several forward passes."""
@@ -215,8 +222,8 @@ class Block(nn.Module):
     `pre_attn` and `mlp` act on each position independently; only `attn` mixes positions.
     """
 
-    checkpoint_methods = ("attn", "mlp")
-    """The methods whose activations are computed again with --checkpoint-activations."""
+    is_block = True
+    """Whether --shard and --checkpoint-activations treat such modules one by one."""
 
     def __init__(self, dim: int, heads: int, context_dim: int | None):
         super().__init__()
@@ -225,6 +232,22 @@ class Block(nn.Module):
             CrossAttention(dim, heads, context_dim) if context_dim is not None else None
         )
         self.feed_forward = FeedForward(dim)
+
+    def forward(
+        self,
+        x: Tensor | LayerInput,
+        rope: Rotary,
+        mask: Tensor | None = None,
+        context: States | ContextKV | None = None,
+        select_P: Tensor | None = None,
+    ) -> Tensor:
+        """Return the states after this block: of all positions, or of the selected ones, (P, W)."""
+        layer_input = x if isinstance(x, LayerInput) else self.pre_attn(x)
+        kv = self.project_context(context) if isinstance(context, States) else context
+        states = self.attn(layer_input, rope, mask, kv)
+        if select_P is not None:
+            states = states.flatten(0, 1).index_select(0, select_P)
+        return self.mlp(states)
 
     def pre_attn(self, x: Tensor) -> LayerInput:
         return LayerInput(x, self.attention.project_qkv(x))

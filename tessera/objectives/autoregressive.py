@@ -163,7 +163,8 @@ class AutoregressiveTask(GeneratorTask):
         return Loss({"cross_entropy": predictions.cross_entropy_B().mean()}, {"accuracy": accuracy})
 
     def get_tokens(self, examples: Examples) -> Tensor:
-        """Return tokens (B, N, S) on the CPU, cut after the last position of the longest example.
+        """Return tokens (B, N, S) on the CPU, cut after the last position of the longest example
+        or at the next length of `pad_length`.
 
         A trained tokenizer that is applied at every step is run on its device.
         """
@@ -173,7 +174,7 @@ class AutoregressiveTask(GeneratorTask):
         codes = self.get_codes(examples).cpu()
         tokens_BNS = codes.reshape(*codes.shape[:2], -1)
         longest = int((tokens_BNS[..., 0] >= 0).sum(1).max())
-        return tokens_BNS[:, :longest]
+        return tokens_BNS[:, : self.pad_length(longest, tokens_BNS.shape[1])]
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         captions = batch.examples.captions

@@ -11,6 +11,7 @@ B batch, N positions, S tokens in a position, M predicted tokens, V vocabulary.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -178,6 +179,24 @@ class MaskedTask(GeneratorTask):
         return [one for one in transformers if one.text is not None]
 
     # ---- inputs
+
+    def pad_examples(self, examples: Examples) -> Examples:
+        """Pad the codes of joined recordings, whose grid has one axis."""
+        if not isinstance(examples, TokenizedBatch):
+            return examples
+        sides = {name: self.tokenizers[name].grid[0] for name in examples.codes}
+        lengths = {name: codes.shape[1] for name, codes in examples.codes.items()}
+        if lengths == sides:
+            return examples
+        # The same part of each grid, so that conditioning codes last as long as the others.
+        part = max(self.pad_length(lengths[n], 2 * side) / side for n, side in sides.items())
+        return replace(
+            examples,
+            codes={
+                name: pad_end(codes, math.ceil(part * sides[name] - 1e-6))
+                for name, codes in examples.codes.items()
+            },
+        )
 
     def prepare_inputs(self, batch: Batch) -> MaskedInputs:
         """Draw masks, condition dropout and sampling noise, and find the tokens to predict."""
@@ -427,10 +446,9 @@ class MaskedTask(GeneratorTask):
 
     def pad_codes(self, codes: Tensor, request: GenerationRequest) -> Tensor:
         """Pad the codes of shorter examples to the grid, so that all samples have one shape."""
-        missing = self.layout.grid[0] - codes.shape[1]
-        if request.lengths is None or missing <= 0:
+        if request.lengths is None or codes.shape[1] >= self.layout.grid[0]:
             return codes
-        return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, missing), value=-1)
+        return pad_end(codes, self.layout.grid[0])
 
     def report_steps(
         self, request: GenerationRequest, layout: Layout, valid_BN1: Tensor
@@ -472,7 +490,9 @@ class MaskedTask(GeneratorTask):
         if critic is None:
             return None
         cond_codes = request.conditioning_codes(device)
-        condition = backbone.condition(request.prompts, [False] * len(request), cond_codes)
+        condition = backbone.project_condition(
+            backbone.condition(request.prompts, [False] * len(request), cond_codes)
+        )
         states = partial(backbone.states, condition=condition, valid_BN=token_batch.valid_BN)
         return lambda tokens, progress: critic.realness_logits(states(tokens)).float()
 
@@ -500,11 +520,13 @@ class GuidedLogits:
         self.guidance = guidance if is_guided else replace(guidance, scale=1.0)
         self.count = len(request)
         texts, dropped = request.guided_texts(self.guidance.scale if has_text else 1.0)
-        self.both = network.condition(texts, dropped, request.conditioning_codes(device))
-        context_kv = self.both.context_kv
-        if context_kv is not None:
-            context_kv = [one.first(self.count) for one in context_kv]
-        self.conditional = Condition(context_kv, self.both.base_embedding)
+        self.both = network.project_condition(
+            network.condition(texts, dropped, request.conditioning_codes(device))
+        )
+        context = self.both.context
+        if isinstance(context, list):
+            context = [one.first(self.count) for one in context]
+        self.conditional = Condition(context, self.both.base_embedding)
         self.previous: Tensor | None = None
         self.cache, self.trimmed_cache = FirstLayerCache(), FirstLayerCache()
 
@@ -531,7 +553,7 @@ class GuidedLogits:
             self.network.logits_at(
                 tokens_BNS[:, trim:],
                 predict_BNS[:, trim:],
-                Condition(self.conditional.context_kv, base_embedding),
+                Condition(self.conditional.context, base_embedding),
                 None if self.valid_BN is None else self.valid_BN[:, trim:],
                 self.trimmed_cache,
             )
@@ -547,6 +569,11 @@ class GuidedLogits:
             previous = torch.cat([previous[: self.count]] * (len(predict) // self.count))
         self.previous = self.network.states(tokens, condition, previous, self.valid_BN)
         return to_fp32(self.network.logits(self.previous, predict))
+
+
+def pad_end(codes: Tensor, length: int) -> Tensor:
+    """Pad codes (B, T, ...) with -1 to a length."""
+    return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, length - codes.shape[1]), value=-1)
 
 
 def prepare_texts(

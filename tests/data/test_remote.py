@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
+import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
+import fsspec
 import pytest
 
 from tessera.data.dataset import DataConfig
@@ -120,6 +125,49 @@ def test_a_connection_that_ends_early_leaves_nothing(server, tmp_path):
     with pytest.raises(UserError, match="s-0.tar"):
         ImageDataConfig(path=address, download=True).full()
     assert not cached_file(address).exists()
+
+
+@pytest.fixture
+def bucket(tmp_path, monkeypatch) -> Iterator[dict[str, bytes]]:
+    """The files of s3://bucket, on a file system of fsspec in memory in place of s3fs."""
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    files: dict[str, bytes] = {}
+
+    class S3FileSystem(fsspec.AbstractFileSystem):
+        protocol = "s3"
+
+        def info(self, path: str, **_: object) -> dict[str, object]:
+            content = files.get(self._strip_protocol(path))
+            if content is None:
+                raise FileNotFoundError(path)
+            tag = hashlib.sha256(content).hexdigest()
+            return {"name": path, "size": len(content), "ETag": tag, "type": "file"}
+
+        def _open(self, path: str, **_: object) -> io.BytesIO:
+            return io.BytesIO(files[path])
+
+    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "s3", S3FileSystem)
+    yield files
+
+
+def test_shards_in_a_bucket_are_downloaded_once(bucket, tmp_path):
+    bucket |= {f"bucket/s-{n}.tar": shard(tmp_path, "ab"[n], n) for n in (0, 1)}
+    path = "s3://bucket/s-{0..1}.tar"
+    assert list(ImageDataConfig(path=path, download=True).full().names) == ["a0.png", "b1.png"]
+    bucket["bucket/s-1.tar"] = shard(tmp_path, "b", 1, 2)
+    assert len(ImageDataConfig(path=path).full()) == 2
+    assert len(ImageDataConfig(path=path, download=True).full()) == 3
+    with pytest.raises(UserError, match=r"s3://bucket/c\.tar cannot be downloaded \(FileNotFound"):
+        ImageDataConfig(path="s3://bucket/c.tar", download=True).full()
+
+
+def test_the_package_that_an_address_needs_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("TESSERA_CACHE", str(tmp_path / "cache"))
+    with (
+        mock.patch.dict(sys.modules, {"s3fs": None}),
+        pytest.raises(UserError, match="s3 addresses needs another package .*[Ii]nstall s3fs"),
+    ):
+        ImageDataConfig(path="s3://bucket/a.tar", download=True).full()
 
 
 def test_a_missing_shard_is_named(server):

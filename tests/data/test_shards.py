@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import shutil
 import signal
 import tarfile
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
+from tessera.data import shard_index
 from tessera.data.dataset import DataConfig, read_item
 from tessera.data.discovery import expand_braces, find_files
 from tessera.data.errors import UnreadableFile
@@ -216,7 +218,6 @@ def test_missing_shards_of_a_pattern_are_counted(tmp_path):
 def test_the_index_is_made_once_and_again_when_the_shard_changes(tmp_path, monkeypatch):
     shard = write_tar(tmp_path / "a.tar", {"a.png": png()})
     built: list[Path] = []
-    from tessera.data import shard_index
 
     def count(path: Path) -> Any:
         built.append(path)
@@ -249,7 +250,18 @@ def test_a_damaged_or_foreign_index_is_made_again(damage, tmp_path):
     index.write_bytes(content)
     found = find_images(shard)
     assert list(found.names) == expected and "a.tar.index is not the index" in found.notices[0]
+    assert find_images(shard).notices == found.notices, "a command opens shards more than once"
+    shard_index._replaced.clear()  # as in another process
     assert find_images(shard).notices == ()
+
+
+def test_check_reports_the_index_of_another_shard(tmp_path):
+    shard = write_tar(tmp_path / "a.tar", {"a.png": png(), "b.png": png()})
+    (tmp_path / "other").mkdir()
+    find_images(write_tar(tmp_path / "other" / "a.tar", {"other.png": png()}))
+    shutil.copy(tmp_path / "other" / "a.tar.index", tmp_path / "a.tar.index")
+    text = tessera("check", shard).text
+    assert "2 usable" in text and "a.tar.index is not the index of a.tar" in text
 
 
 def test_an_index_that_cannot_be_beside_the_shard_is_in_the_cache(tmp_path, monkeypatch):

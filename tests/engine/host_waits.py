@@ -30,13 +30,6 @@ COMPARED = ("images-vqgan adversarial vq", "images-maskgit critic", "meshes-tree
 """Cases of fused AdamW, Muon and codebooks that are compared with the CPU."""
 
 
-ALIGNED = ("audio-text2semantic", "audio-semantic ctc")
-"""Cases that read alignments of texts with audio from the device at each step."""
-
-
-WITHOUT_WAITS = [case for case in CASES if case not in ALIGNED]
-
-
 def build_engine(case: str) -> Engine:
     names = ("log_every", "validate_every", "sample_every", "checkpoint_every")
     run = tiny(case, steps=1000, batch_size=2, **dict.fromkeys(names, NEVER))
@@ -93,7 +86,7 @@ def main() -> None:
     results, sys.stdout = sys.stdout, sys.stderr
     device = device_stand_in.register_device()
     torch.accelerator.is_available = lambda *args: False  # tokenizers are trained on the CPU
-    waits = {case: count_waits(case, device) for case in sys.argv[1:] or WITHOUT_WAITS}
+    waits = {case: count_waits(case, device) for case in sys.argv[1:] or CASES}
     compared = [case for case in COMPARED if case in waits]
     comparisons = {case: compare_with_host(case, device) for case in compared}
     print(json.dumps({"waits": waits, "comparisons": comparisons}), file=results)

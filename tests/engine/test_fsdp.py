@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from torch import nn
 
+from tessera.engine.fsdp import is_sharded
 from tessera.run.errors import UserError
 from tests.runs import engine_in, read_checkpoint, tiny
 from tests.worker_pool import call_together
@@ -18,22 +22,41 @@ def measure_memory(case: str, shard: bool, out: str) -> None:
     """Train one step and write the memory of this process; called in two processes."""
     folder = Path(out, "shard" if shard else "ddp")
     engine = engine_in(folder, tiny(case, steps=1, nproc=2, shard=shard))
+    gathered: list[int] = []
+    for state in engine.updates.values():
+        if state.sharded is not None:
+            note_gathered(state.sharded.blocks, gathered)
     engine.run()
-    memory = engine.count_memory()
-    folder.with_name(f"{folder.name}-{engine.dist.rank}.json").write_text(json.dumps(memory))
+    local, whole = engine.count_memory()
+    found = {"local": local, "whole": whole, "gathered": gathered}
+    folder.with_name(f"{folder.name}-{engine.dist.rank}.json").write_text(json.dumps(found))
+
+
+def note_gathered(blocks: Sequence[Any], gathered: list[int]) -> None:
+    """Note how many blocks are gathered whenever one of them is called in training."""
+
+    def note(block: nn.Module, args: object) -> None:
+        if block.training:
+            whole = [one for one in blocks if not any(map(is_sharded, one.parameters()))]
+            gathered.append(len(whole))
+
+    for block in blocks:
+        block.register_forward_pre_hook(note)
 
 
 @pytest.mark.parametrize("case", ["images-vqgan adversarial", "images-maskgit"])
-def test_each_of_two_processes_holds_half_of_the_memory(case: str, tmp_path: Path) -> None:
+def test_two_processes_hold_half_each_and_gather_block_by_block(case: str, tmp_path: Path) -> None:
     tiny(case)
     for shard in (False, True):
         arguments = {"case": case, "shard": shard, "out": str(tmp_path)}
         call_together("tests.engine.test_fsdp:measure_memory", nproc=2, **arguments)
-    [unsharded, whole] = json.loads((tmp_path / "ddp-0.json").read_text())
-    assert unsharded == whole
+    unsharded = json.loads((tmp_path / "ddp-0.json").read_text())
+    assert unsharded["local"] == unsharded["whole"]
     for rank in (0, 1):
-        [local, same] = json.loads((tmp_path / f"shard-{rank}.json").read_text())
-        assert same == whole and local <= MAX_MEMORY * whole
+        sharded = json.loads((tmp_path / f"shard-{rank}.json").read_text())
+        assert sharded["whole"] == unsharded["whole"]
+        assert sharded["local"] <= MAX_MEMORY * sharded["whole"]
+        assert len(sharded["gathered"]) >= 2 and set(sharded["gathered"]) == {1}
     # A sharded run writes whole tensors.
     shapes = [
         {name: one.shape for name, one in read_checkpoint(tmp_path / run, 1).items()}

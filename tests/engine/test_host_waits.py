@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.host_waits import COMPARED, WITHOUT_WAITS
+from tests.engine.host_waits import COMPARED
+from tests.runs import CASES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -32,7 +33,7 @@ def results() -> dict[str, Any]:
     return json.loads(completed.stdout)
 
 
-@pytest.mark.parametrize("case", WITHOUT_WAITS)
+@pytest.mark.parametrize("case", CASES)
 def test_five_steps_that_are_not_logged_never_wait(case: str, results: dict[str, Any]) -> None:
     assert results["waits"][case] == []
 

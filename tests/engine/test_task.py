@@ -150,6 +150,15 @@ def test_the_randomness_of_an_example_is_independent_of_its_batch():
     assert not torch.equal(train_together[0], train_together[1])
 
 
+def test_compiled_losses_get_few_lengths():
+    task = Task()
+    assert [task.pad_length(length, 10) for length in (1, 7, 10, 12)] == [1, 7, 10, 12]
+    task.num_lengths = 4
+    padded = {length: task.pad_length(length, 10) for length in range(1, 11)}
+    assert all(padded[length] >= length for length in padded)
+    assert set(padded.values()) == {3, 5, 8, 10} and task.pad_length(12, 10) == 12
+
+
 def test_the_total_loss_sums_the_terms_without_the_metrics():
     weight = torch.tensor(2.0, requires_grad=True)
     loss = Loss({"a": weight * 3, "b": weight.half() * 5}, {"metric": weight * 100})

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tessera.losses.ctc import align_labels, ctc_loss_B, most_likely_labels
+from tessera.losses.ctc import CTCTargets, align_labels, ctc_loss_B, most_likely_labels
 
 FRAMES = torch.tensor([6, 5, 4])
 LABELS = [[1, 2], [1, 1], [3]]
@@ -38,7 +38,8 @@ def test_loss_is_the_sum_over_all_paths(logits: Tensor) -> None:
         paths = paths_of(labels, int(FRAMES[row]))
         total = sum(math.exp(log_probability(log_probs_TV, path)) for path in paths)
         expected = -math.log(total) / len(labels)
-        assert float(ctc_loss_B(logits, FRAMES, LABELS)[row]) == pytest.approx(expected, rel=1e-4)
+        loss_B = ctc_loss_B(logits, FRAMES.tolist(), CTCTargets.from_labels(LABELS))
+        assert float(loss_B[row]) == pytest.approx(expected, rel=1e-4)
 
 
 def test_alignment_is_the_most_likely_path(logits: Tensor) -> None:
@@ -60,7 +61,7 @@ def test_texts_without_characters_or_frames_cost_nothing(logits: Tensor) -> None
     """Two equal labels need a blank between them, hence three frames."""
     labels, frames = [[], [1, 1], [1, 2]], torch.tensor([6, 2, 2])
     logits.requires_grad_()
-    loss_B = ctc_loss_B(logits, frames, labels)
+    loss_B = ctc_loss_B(logits, frames.tolist(), CTCTargets.from_labels(labels))
     loss_B.sum().backward()
     assert loss_B[:2].tolist() == [0, 0] and loss_B[2] > 0
     assert logits.grad is not None and logits.grad.isfinite().all()

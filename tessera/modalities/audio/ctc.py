@@ -170,28 +170,28 @@ class CTCTokenizer(AudioTokenizer):
         samples: Tensor,
         lengths_B: Tensor | None = None,
         *,
-        lengths: Sequence[int] | None = None,
+        longest: int | None = None,
         noise: Tensor | None = None,
     ) -> CharacterReconstruction:
         """Return logits of characters, codes and the commitment penalty.
 
-        `lengths` are those of `lengths_B`, which then need not be read from a device. `noise` is
-        added to the samples, in training.
+        Samples after `longest` are padding of the whole batch; it need not be read from a device.
+        `noise` is added to the samples, in training.
         """
         if noise is not None:
             samples = samples + noise
-        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, lengths)
+        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, longest)
         with full_precision(samples.device.type):
             quantized = self.quantizer(latent_BTC, mask_BT)
             self.start.note_step()
             code_BTC, penalties = latent_BTC, {}
-            if self.quantizer.is_initialized:
+            if not self.start.is_reached:
+                self.quantizer.rollback()
+            elif self.quantizer.is_initialized:
                 code_BTC = quantized.latent
                 distance_BT = (latent_BTC - code_BTC.detach()).square().mean(-1)
                 commitment = masked_mean_B(distance_BT, mask_BT).mean()
                 penalties["commitment"] = self.config.commitment_weight * commitment
-            elif not self.start.is_reached:
-                self.quantizer.rollback()
         logits_BTV = self.character_logits(code_BTC, mask_BT)
         codes_BT = quantized.codes.masked_fill(~mask_BT, -1)
         return CharacterReconstruction(logits_BTV, codes_BT, penalties, mask_BT.sum(1))
@@ -222,7 +222,7 @@ class CTCTokenizer(AudioTokenizer):
         return [self.vocab.decode(one) for one in labels]
 
     def encode_latents(
-        self, samples: Tensor, lengths_B: Tensor | None, lengths: Sequence[int] | None = None
+        self, samples: Tensor, lengths_B: Tensor | None, longest: int | None = None
     ) -> tuple[Tensor, Tensor]:
         """Return latents (B, T, C) on the unit sphere and the mask (B, T) of real frames."""
         check_audio_batch(samples)
@@ -230,8 +230,7 @@ class CTCTokenizer(AudioTokenizer):
         if lengths_B is None:
             lengths_B = torch.full(samples.shape[:1], samples.shape[2])
         lengths_B = lengths_B.to(samples.device)
-        longest = int(lengths_B.max()) if lengths is None else max(lengths)
-        samples = samples[..., :longest]  # padding of the whole batch
+        samples = samples[..., : int(lengths_B.max()) if longest is None else longest]
         mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
         x_BTW = self.to_states(self.normalized_mel(samples[:, 0], lengths_B, mask_BT))
         for block in self.encoder:
@@ -291,23 +290,32 @@ class ConvolutionBlock(nn.Module):
 
 
 class DelayedStart(nn.Module):
-    """Count training steps up to a number; like a codebook, it changes only by `commit`."""
+    """Count training steps up to a number; like a codebook, it changes only by `commit`.
+
+    The count is read only when it may be reached, because reading waits for a device.
+    """
 
     def __init__(self, steps: int):
         super().__init__()
         self.steps = steps
         self.has_step = self._is_reached = False
+        self._min_remaining = 0
+        """No fewer steps remain, and possibly more: a device undoes a step that is not finite."""
         self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
         self.steps_done: Tensor
 
     @property
     def is_reached(self) -> bool:
-        self._is_reached = self._is_reached or int(self.steps_done) >= self.steps
+        if self.steps_done.is_meta:  # of a plan, which has no values
+            return True
+        if not self._is_reached and self._min_remaining <= 0:
+            self._min_remaining = self.steps - int(self.steps_done)
+            self._is_reached = self._min_remaining <= 0
         return self._is_reached
 
     def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         super()._load_from_state_dict(*args, **kwargs)
-        self._is_reached = False
+        self._is_reached, self._min_remaining = False, 0
 
     def note_step(self) -> None:
         self.has_step = self.has_step or self.training
@@ -320,4 +328,5 @@ class DelayedStart(nn.Module):
     def commit(self, dist: ProcessGroup, step: int) -> None:
         if self.has_step:
             self.steps_done += 1
+            self._min_remaining -= 1
         self.rollback()

@@ -48,6 +48,7 @@ class AudioFeatures(nn.Module):
     dim: int
     hop: int
 
+    @torch.compiler.disable  # it would be compiled again for all other lengths
     @torch.no_grad()
     def forward(self, samples: Tensor, lengths_B: Tensor | Sequence[int] | None = None) -> Tensor:
         """Return (B, T, D) for (B, 1, N), with zeros in frames of padding.

@@ -13,11 +13,13 @@ import PIL.ImageDraw
 import torch
 from torch import Tensor
 
+from tessera.engine.device import move_tensors
 from tessera.engine.task import Batch, BestMetric, Inputs, Loss
-from tessera.losses.ctc import ctc_loss_B, most_likely_labels
+from tessera.losses.ctc import CTCTargets, ctc_loss_B, most_likely_labels
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.text import edit_distance
 from tessera.modalities.audio.ctc import CharacterReconstruction, CTCTokenizer
+from tessera.modalities.audio.features import num_frames
 from tessera.modalities.audio.media import AudioBatch
 from tessera.modalities.audio.reconstruction import WaveformAdapter
 from tessera.modalities.image.media import Image
@@ -80,8 +82,13 @@ class CTCTask(TokenizerTask):
         self.model.vocab.train_from(captions)
 
     def prepare_inputs(self, batch: Batch[AudioBatch]) -> dict[str, Inputs]:
-        """Draw the noise of each example."""
-        inputs = super().prepare_inputs(batch)
+        """Draw the noise of each example, and look up its labels."""
+        lengths = batch.examples.lengths.tolist()
+        inputs = super().prepare_inputs(batch) | {
+            "longest": self.pad_length(max(lengths), batch.examples.samples.shape[2]),
+            "frames": [num_frames(length, self.model.hop) for length in lengths],
+            "targets": CTCTargets.from_labels(self.model.labels(batch.examples.captions)),
+        }
         noise_db = self.model.config.noise_db
         if noise_db is None:
             return inputs
@@ -90,12 +97,12 @@ class CTCTask(TokenizerTask):
         return inputs | {"noise": torch.stack(noise)}
 
     def reconstruction_loss(self, batch: Batch[AudioBatch], step: int) -> Loss:
-        output: CharacterReconstruction = self.model(
-            batch.examples.samples, **self.train_kwargs(batch)
-        )
-        labels = self.model.labels(batch.examples.captions)
-        loss_B = ctc_loss_B(output.output, output.frames_B, labels)
-        error = partial(mean_character_error, output.output.detach(), output.frames_B, labels)
+        kwargs = self.train_kwargs(batch)
+        frames, targets = kwargs.pop("frames"), kwargs.pop("targets")
+        output: CharacterReconstruction = self.model(batch.examples.samples, **kwargs)
+        loss_B = ctc_loss_B(output.output, frames, targets)
+        logits_BTV, captions = output.output.detach(), batch.examples.captions
+        error = partial(self.mean_character_error, logits_BTV, output.frames_B, captions)
         return Loss({"ctc": loss_B.mean()} | output.penalties, {"character_error": error})
 
     def eval_step(self, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
@@ -104,12 +111,13 @@ class CTCTask(TokenizerTask):
         found = most_likely_labels(output.output, output.frames_B)
         pairs = [pair for pair in zip(found, labels, strict=True) if pair[1]]
         device, codes = output.codes.device, output.codes
+        targets = move_tensors(CTCTargets.from_labels(labels), device)
         return {
             "examples": torch.tensor(len(batch), device=device),
             "codes": torch.bincount(codes[codes >= 0], minlength=self.model.vocab_size)[None],
             "errors": torch.tensor(sum(edit_distance(*pair) for pair in pairs), device=device),
             "characters": torch.tensor(sum(len(one) for _, one in pairs), device=device),
-            "ctc": ctc_loss_B(output.output, output.frames_B, labels).sum(),
+            "ctc": ctc_loss_B(output.output, output.frames_B.tolist(), targets).sum(),
             "seconds": batch.examples.lengths.double().sum() / batch.examples.rate_hz,
         }
 
@@ -127,6 +135,17 @@ class CTCTask(TokenizerTask):
             )
         ]
 
+    def mean_character_error(
+        self, logits_BTV: Tensor, frames_B: Tensor, captions: Sequence[str]
+    ) -> Tensor:
+        """Return the mean over examples of their character error, so that micro-batches add up."""
+        found = most_likely_labels(logits_BTV, frames_B)
+        errors = [
+            edit_distance(one, expected) / max(1, len(expected))
+            for one, expected in zip(found, self.model.labels(captions), strict=True)
+        ]
+        return torch.tensor(errors, device=logits_BTV.device).mean()
+
 
 def draw_noise(
     samples_1N: Tensor, range_db: tuple[float, float], generator: torch.Generator
@@ -142,18 +161,6 @@ def draw_noise(
     noise_2N = torch.randn(2, samples_1N.shape[1], generator=generator)
     rms = samples_1N.square().mean().sqrt()
     return samples_1N * modulated * noise_2N[:1] + rms * steady * noise_2N[1:]
-
-
-def mean_character_error(
-    logits_BTV: Tensor, frames_B: Tensor, labels: Sequence[Sequence[int]]
-) -> Tensor:
-    """Return the mean over examples of their character error, so that micro-batches add up."""
-    found = most_likely_labels(logits_BTV, frames_B)
-    errors = [
-        edit_distance(one, expected) / max(1, len(expected))
-        for one, expected in zip(found, labels, strict=True)
-    ]
-    return torch.tensor(errors, device=logits_BTV.device).mean()
 
 
 def draw_characters(logits_TV: Tensor, lines: Sequence[str]) -> Image:

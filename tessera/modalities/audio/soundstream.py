@@ -147,7 +147,7 @@ class CausalConvTranspose1d(nn.Module):
 class ResidualUnit(nn.Module):
     """x + f(x) with a dilated causal convolution of size 7; f is zero at initialization."""
 
-    checkpoint_methods = ("forward",)
+    is_block = True
 
     def __init__(self, dim: int, dilation: int, config: SoundStreamConfig):
         super().__init__()

@@ -122,7 +122,7 @@ class ConvNeXtBlock(nn.Module):
     The norm is inside of the branch, so that loudness passes through; f is zero at initialization.
     """
 
-    checkpoint_methods = ("forward",)
+    is_block = True
 
     def __init__(self, config: SpectralCodecConfig):
         super().__init__()

@@ -225,7 +225,7 @@ class LayerNorm2d(nn.LayerNorm):
 class ResidualBlock(nn.Module):
     """Two convolutions with a skip connection; the identity at the start of training."""
 
-    checkpoint_methods = ("forward",)
+    is_block = True
 
     def __init__(self, dim: int):
         super().__init__()

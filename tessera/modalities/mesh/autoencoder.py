@@ -520,7 +520,7 @@ class FaceConv(nn.Module):
 class ResidualBlock(nn.Module):
     """x + f(x), where f is zero at initialization."""
 
-    checkpoint_methods = ("forward",)
+    is_block = True
 
     def __init__(self, inputs: int, outputs: int):
         super().__init__()

@@ -80,12 +80,20 @@ class TextConditionedTransformer(nn.Module):
 
     def condition(
         self, texts: Sequence[str] | TextInputs, dropped: Sequence[bool] = ()
-    ) -> list[ContextKV] | None:
-        """Encode the texts as keys and values of each block; mask dropped and empty texts."""
+    ) -> States | None:
+        """Encode the texts; dropped and empty ones are masked."""
         if self.text is None:
             return None
         states = self.text.encode(texts, dropped)
-        return self.transformer.project_context(States(states.values, states.mask))
+        return States(states.values, states.mask)
+
+    def project_condition(
+        self, condition: States | None, padding: RowPadding
+    ) -> list[ContextKV] | None:
+        """Compute the keys and values of each block, for decoding."""
+        if condition is None:
+            return None
+        return self.transformer.project_context(padding.pad_context(condition))
 
 
 class RowPadding:
@@ -98,7 +106,5 @@ class RowPadding:
     def pad(self, rows: Tensor) -> Tensor:
         return rows if self.count >= MIN_ROWS else rows[self.index]
 
-    def pad_context(self, condition: list[ContextKV] | None) -> list[ContextKV] | None:
-        if condition is None or self.count >= MIN_ROWS:
-            return condition
-        return [one.select(self.index) for one in condition]
+    def pad_context(self, condition: States) -> States:
+        return condition if self.count >= MIN_ROWS else condition.select(self.index)

@@ -30,7 +30,7 @@ from tessera.modalities.mesh.next_token import (
 )
 from tessera.nn.causal_transformer import CausalTransformer, KVCache
 from tessera.nn.precision import to_fp32
-from tessera.nn.transformer import ContextKV, linear
+from tessera.nn.transformer import ContextKV, States, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
@@ -145,7 +145,7 @@ class MeshTransformer(TextConditionedTransformer):
     def predict(
         self,
         tokens_BNS: Tensor,
-        condition: list[ContextKV] | None,
+        condition: States | None,
         inputs: FaceInputs | None = None,
     ) -> NextTokenPredictions:
         """Predict each token from all earlier ones; `inputs` are those of `prepare_inputs`.
@@ -181,7 +181,7 @@ class MeshTransformer(TextConditionedTransformer):
     def face_states(
         self,
         embedded_BNSE: Tensor,
-        condition: list[ContextKV] | None,
+        condition: States | list[ContextKV] | None,
         cache: KVCache | None = None,
         dropout_LBW: Tensor | None = None,
     ) -> Tensor:
@@ -202,9 +202,7 @@ class MeshTransformer(TextConditionedTransformer):
     # ---- token by token
 
     @torch.no_grad()
-    def start_decoding(
-        self, condition: list[ContextKV] | None, prefix_BNS: Tensor
-    ) -> DecodingState:
+    def start_decoding(self, condition: States | None, prefix_BNS: Tensor) -> DecodingState:
         """Start decoding after these faces, the same number for each mesh and possibly none."""
         self.validate_tokens(prefix_BNS)
         return DecodingState(self, condition, prefix_BNS)
@@ -233,12 +231,10 @@ class MeshTransformer(TextConditionedTransformer):
 class DecodingState:
     """Decodes a batch of meshes: called with the tokens just chosen, it returns the next logits."""
 
-    def __init__(
-        self, model: MeshTransformer, condition: list[ContextKV] | None, prefix_BNS: Tensor
-    ):
+    def __init__(self, model: MeshTransformer, condition: States | None, prefix_BNS: Tensor):
         self.model, self.count = model, len(prefix_BNS)
         self.padding = RowPadding(self.count, prefix_BNS.device)
-        self.condition = self.padding.pad_context(condition)
+        self.condition = model.project_condition(condition, self.padding)
         self.face_cache, self.token_cache = KVCache(), KVCache()
         self.offsets = model.offsets.tolist()
         self.positions = model.position_embedding.unbind(0)

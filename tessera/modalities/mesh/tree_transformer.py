@@ -35,7 +35,7 @@ from tessera.modalities.mesh.next_token import (
 )
 from tessera.nn.causal_transformer import KVCache, build_feed_forward_step, build_norm_step
 from tessera.nn.precision import to_fp32
-from tessera.nn.transformer import ContextKV, FeedForward, Norm, linear
+from tessera.nn.transformer import FeedForward, Norm, States, linear
 from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
@@ -183,7 +183,7 @@ class TreeTransformer(TextConditionedTransformer):
     def predict(
         self,
         tokens_BNS: Tensor,
-        condition: list[ContextKV] | None,
+        condition: States | None,
         inputs: TreeInputs | None = None,
     ) -> NextTokenPredictions:
         """Predict each token from all earlier ones; `inputs` are those of `prepare_inputs`."""
@@ -203,7 +203,7 @@ class TreeTransformer(TextConditionedTransformer):
         self,
         x_BNW: Tensor,
         groups: Sequence[tuple[Tensor, int]],
-        condition: list[ContextKV] | None,
+        condition: States | None,
         dropout_LBW: Tensor | None,
     ) -> Tensor:
         """Run the transformer on groups of examples of similar length, with less padding.
@@ -213,7 +213,7 @@ class TreeTransformer(TextConditionedTransformer):
         """
         states_BNW = torch.zeros_like(x_BNW)
         for rows, count in groups:
-            context = None if condition is None else [one.select(rows) for one in condition]
+            context = None if condition is None else condition.select(rows)
             dropout = None if dropout_LBW is None else dropout_LBW[:, rows]
             states = self.transformer(x_BNW[rows, :count], context, dropout_LBW=dropout)
             padded = F.pad(states, (0, 0, 0, x_BNW.shape[1] - count))
@@ -301,9 +301,7 @@ class TreeTransformer(TextConditionedTransformer):
     # ---- token by token
 
     @torch.no_grad()
-    def start_decoding(
-        self, condition: list[ContextKV] | None, prefix_BNS: Tensor
-    ) -> TreeDecodingState:
+    def start_decoding(self, condition: States | None, prefix_BNS: Tensor) -> TreeDecodingState:
         """Start decoding after these positions, as many for each mesh and possibly none."""
         return TreeDecodingState(self, condition, prefix_BNS)
 
@@ -318,12 +316,10 @@ class TreeDecodingState:
     and with few calls: each does so little work that call overhead dominates.
     """
 
-    def __init__(
-        self, model: TreeTransformer, condition: list[ContextKV] | None, prefix_BNS: Tensor
-    ):
+    def __init__(self, model: TreeTransformer, condition: States | None, prefix_BNS: Tensor):
         self.model, self.device = model, prefix_BNS.device
         self.padding = RowPadding(len(prefix_BNS), prefix_BNS.device)
-        self.condition = self.padding.pad_context(condition)
+        self.condition = model.project_condition(condition, self.padding)
         self.transformer, self.cache = model.transformer, KVCache()
         self.traversals = [tree.Traversal(model.config.bins) for _ in range(len(prefix_BNS))]
         self.number = 0

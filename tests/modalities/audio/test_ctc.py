@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tessera.engine.distributed import Distributed
-from tessera.modalities.audio.ctc import CTCTokenizer, CTCTokenizerConfig
+from tessera.modalities.audio.ctc import CTCTokenizer, CTCTokenizerConfig, DelayedStart
 from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.recipes import audio_semantic
 from tessera.modalities.audio.recognition import draw_noise
@@ -48,6 +48,18 @@ def train_step(model: CTCTokenizer, samples: Tensor) -> None:
     model(samples)
     for module in (model.quantizer, model.start):
         module.commit(Distributed(), 1)
+
+
+def test_the_start_counts_steps_that_a_device_did_not_undo() -> None:
+    start = DelayedStart(3).train()
+    reached = []
+    for step in range(4):
+        start.note_step()
+        reached.append(start.is_reached)
+        start.commit(Distributed(), step)
+        if step == 1:  # as after a step that was not finite
+            start.steps_done -= 1
+    assert reached == [False] * 4 and start.is_reached
 
 
 def test_padding_does_not_change_tokens_and_characters() -> None:

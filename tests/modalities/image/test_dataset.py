@@ -355,7 +355,8 @@ def test_neither_set_of_a_small_folder_is_empty(count, fraction):
     assert train and validation and sorted(train + validation) == list(range(count))
     assert min(len(train), len(validation)) == 1
     reversed_validation = split_names(listed[::-1], fraction)[1]
-    assert reversed_validation == sorted(count - 1 - i for i in validation), "in any order"
+    expected = sorted(count - 1 - i for i in validation)
+    assert list(reversed_validation) == expected, "in any order"
 
 
 @pytest.mark.parametrize(("count", "fraction"), [(1, 0.05), (5, 0)])
