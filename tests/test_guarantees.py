@@ -35,13 +35,16 @@ from tests.runs import (
     CASES,
     assert_close_run,
     assert_same_run,
+    endless,
     engine_in,
+    engine_in_double,
     read_checkpoint,
     read_metrics,
     tessera,
     tiny,
     train,
     train_in_double,
+    train_steps,
 )
 from tests.worker_pool import train_together
 
@@ -67,7 +70,8 @@ def kill_at(step: int) -> Any:
 @every_case
 def test_a_resumed_run_equals_an_uninterrupted_one(case: str, tmp_path: Path) -> None:
     """The run is killed within an epoch, at the end of one, and in the second."""
-    run = tiny(case, steps=13, checkpoint_every=3, validate_every=4, sample_every=6)
+    every = {"checkpoint_every": 3, "validate_every": 4, "sample_every": 6}
+    run = tiny(case, steps=13, **every, sample_count=2)
     train(tmp_path / "whole", run)
     for killed_step in (5, 8, 11):
         with pytest.raises(Killed):
@@ -180,10 +184,10 @@ def test_partial_checkpoints_are_removed_on_resume(tmp_path: Path) -> None:
 
 @every_case
 def test_micro_batches_equal_one_batch(case: str, tmp_path: Path) -> None:
-    train_in_double(tmp_path / "one", tiny(case, steps=5))
-    for count in (2, 4):
-        train_in_double(tmp_path / f"{count}", tiny(case, steps=5, grad_accum_steps=count))
-        assert_close_run(tmp_path / "one", tmp_path / f"{count}", 5)
+    for count in (1, 2, 4):
+        run = endless(case, grad_accum_steps=count)
+        train_steps(engine_in_double(tmp_path / f"{count}", run), 5)
+        assert_close_run(tmp_path / "1", tmp_path / f"{count}", 5)
 
 
 @every_case
@@ -408,9 +412,9 @@ def inject_nan(engine: Engine, step: int) -> None:
 
 @every_case
 def test_a_non_finite_step_changes_no_weight(case: str, tmp_path: Path) -> None:
-    engine = engine_in(tmp_path, tiny(case, steps=5, checkpoint_every=1))
+    engine = engine_in(tmp_path, endless(case, checkpoint_every=1))
     inject_nan(engine, 3)
-    engine.run()
+    train_steps(engine, 5)
     assert all(value.isfinite().all() for value in read_checkpoint(tmp_path, 5).values())
     records = [record for record in read_metrics(tmp_path) if record["kind"] == "train"]
     assert records[3]["skipped_steps"] == len(engine.task.updates)

@@ -19,13 +19,12 @@ import torch
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine
 from tests import device_stand_in
-from tests.runs import CASES, engine_in, tiny
+from tests.runs import CASES, NEVER, endless, engine_in
 from tests.test_guarantees import inject_nan
 
 WARM_UP = 12
 """Steps in which codebooks and feature statistics may be initialised, level by level."""
 COUNTED = 5
-NEVER = 10**6
 COMPARED = ("images-vqgan adversarial vq", "images-maskgit critic", "meshes-tree")
 """Cases of fused AdamW, Muon and codebooks that are compared with the CPU."""
 
@@ -38,8 +37,7 @@ WITHOUT_WAITS = [case for case in CASES if case not in ALIGNED]
 
 
 def build_engine(case: str) -> Engine:
-    names = ("log_every", "validate_every", "sample_every", "checkpoint_every")
-    run = tiny(case, steps=1000, batch_size=2, **dict.fromkeys(names, NEVER))
+    run = endless(case, log_every=NEVER, batch_size=2)
     return engine_in(Path(tempfile.mkdtemp()), run)
 
 
