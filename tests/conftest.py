@@ -19,9 +19,10 @@ import pytest
 from hypothesis import settings
 
 from bench.browser import find_chromium
+from tests.garbage import freeze_for_good
 
 SEED = 20_261_115
-gc.disable()  # while tests are imported; see pytest_collection_finish
+gc.disable()  # until all tests are imported
 
 # No deadline: the time of a single case depends on what else runs on the machine.
 settings.register_profile("tessera", derandomize=True, database=None, deadline=None)
@@ -29,15 +30,7 @@ settings.load_profile("tessera")
 
 
 def pytest_collection_finish() -> None:
-    """Exclude imported modules and collected tests from garbage collection.
-
-    These are 1.2 million objects. A training begins with a collection, which took 0.6 s with them,
-    and ends with `gc.unfreeze`, which would include them again.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.freeze = gc.unfreeze = lambda: None
-    gc.enable()
+    freeze_for_good()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -19,6 +19,7 @@ import torch
 from tessera.engine.distributed import Distributed
 from tessera.engine.engine import Engine
 from tests import device_stand_in
+from tests.garbage import freeze_for_good
 from tests.runs import CASES, NEVER, endless, engine_in
 from tests.test_guarantees import inject_nan
 
@@ -88,6 +89,7 @@ def train_with_nan(case: str) -> tuple[list[dict[str, torch.Tensor]], list[float
 
 
 def main() -> None:
+    freeze_for_good()
     results, sys.stdout = sys.stdout, sys.stderr
     device = device_stand_in.register_device()
     torch.accelerator.is_available = lambda *args: False  # tokenizers are trained on the CPU
