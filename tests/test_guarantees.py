@@ -30,6 +30,7 @@ from tessera.run.config import Run, encode
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import build_task, claim_directory, find_unused_folder
+from tests.cli_runner import tessera as run_here
 from tests.media_folders import write_captioned_images
 from tests.runs import (
     CASES,
@@ -513,9 +514,9 @@ def test_signals_end_all_processes_in_a_checkpoint_and_the_run_resumes(tmp_path:
         saved = max(int(path.name) for path in (tmp_path / "run/checkpoints").iterdir())
         assert f"stopped by {signal.Signals(number).name}: saving step {saved}" in output
         assert "Traceback" not in output
-    again = tessera(*command, "--steps", str(saved + 2), timeout=3600)
-    assert again.returncode == 0, again.stderr
-    assert f"Resuming from step {saved}." in again.stdout
+    again = run_here(*command, "--nproc", "1", "--steps", str(saved + 2))
+    assert again.code == 0, again.err
+    assert f"Resuming from step {saved}." in again.out
 
 
 def interrupt_processes(command: list[str], number: int, *, to_all: bool, code: int) -> str:
@@ -611,7 +612,7 @@ def test_a_run_directory_is_used_by_one_run_at_a_time(tmp_path: Path) -> None:
     assert rejected.returncode == 2
     assert f"Another run uses {tmp_path} (process {os.getpid()})" in rejected.stderr
     directory.unlock()
-    assert tessera(*command, timeout=600).returncode == 0
+    assert run_here(*command).code == 0
 
 
 # ---- initial weights of another run
