@@ -1,4 +1,5 @@
-"""Settings of all tests: one thread, fixed seeds and reproducible property tests.
+"""Settings of all tests: one thread, fixed seeds, reproducible property tests and cheap garbage
+collection.
 
 The number of threads is set before torch is imported, because it changes the bits of a sum. Torch
 itself is not imported here, since many tests do not need it.
@@ -6,6 +7,7 @@ itself is not imported here, since many tests do not need it.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import sys
@@ -17,12 +19,18 @@ import pytest
 from hypothesis import settings
 
 from bench.browser import find_chromium
+from tests.garbage import freeze_for_good
 
 SEED = 20_261_115
+gc.disable()  # until all tests are imported
 
 # No deadline: the time of a single case depends on what else runs on the machine.
 settings.register_profile("tessera", derandomize=True, database=None, deadline=None)
 settings.load_profile("tessera")
+
+
+def pytest_collection_finish() -> None:
+    freeze_for_good()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -162,8 +162,32 @@ def train(folder: Path, run: Run, **kwargs: Any) -> Engine:
     return engine
 
 
+NEVER = 10**6
+
+
+def endless(case: str, **engine: Any) -> Run:
+    """Return a case that does not reach its end, for `train_steps`."""
+    names = ("steps", "validate_every", "sample_every", "checkpoint_every")
+    return tiny(case, **dict.fromkeys(names, NEVER) | engine)
+
+
+def train_steps(engine: Engine, count: int) -> None:
+    """Train some steps and save, without the validation and samples at the end of every run."""
+    steps = engine.steps()
+    for _ in range(count):
+        next(steps)
+    engine.ensure_saved()
+    steps.close()
+
+
 def train_in_double(folder: Path, run: Run) -> Engine:
-    """Train in double precision, in which exact equalities hold to many digits."""
+    engine = engine_in_double(folder, run)
+    engine.run()
+    return engine
+
+
+def engine_in_double(folder: Path, run: Run) -> Engine:
+    """Build a run in double precision, in which exact equalities hold to many digits."""
 
     def build_double(run: Run, dependencies: Any) -> Any:
         return build_task(run, dependencies).double()
@@ -172,7 +196,6 @@ def train_in_double(folder: Path, run: Run) -> Engine:
         engine = engine_in(folder, run)
     for stream, method in ((engine.training, "micro_batches"), (engine.validation, "batches")):
         setattr(stream, method, partial(convert_to_double, getattr(stream, method)))
-    engine.run()
     return engine
 
 

@@ -19,6 +19,7 @@ import ast
 import functools
 import re
 import shlex
+import shutil
 import textwrap
 import tomllib
 from collections.abc import Callable, Iterator
@@ -80,30 +81,38 @@ def as_lines(items: list[str]) -> str:
 # ---- examples that are run
 
 
-@pytest.fixture
-def example_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Change to a folder with a few `images`, `videos`, `meshes` and `audio` files."""
+@pytest.fixture(scope="module")
+def example_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write a few `images`, `videos`, `meshes` and `audio` files."""
+    folder = tmp_path_factory.mktemp("examples")
     images = SyntheticImages(count=40, size=64, seed=7)
     for number in range(len(images)):
         scene, stem = images.scene(number), "one" if number == 0 else f"shapes/{number:02d}"
-        draw(scene, 64).save(tmp_path / f"images/{stem}")
+        draw(scene, 64).save(folder / f"images/{stem}")
         if number % 2:
-            (tmp_path / f"images/{stem}.txt").write_text(scene.caption, encoding="utf-8")
+            (folder / f"images/{stem}.txt").write_text(scene.caption, encoding="utf-8")
     videos = SyntheticVideos(count=8, size=32, frames=9, seed=7)
     for number in range(len(videos)):
-        draw_video(videos.scene(number), 32, 9).save(tmp_path / f"videos/{number:02d}")
-        (tmp_path / f"videos/{number:02d}.txt").write_text(videos.caption(number), encoding="utf-8")
+        draw_video(videos.scene(number), 32, 9).save(folder / f"videos/{number:02d}")
+        (folder / f"videos/{number:02d}.txt").write_text(videos.caption(number), encoding="utf-8")
     for number in range(8):
         generated = generate_object(7, number)
-        generated.mesh.save(tmp_path / f"meshes/{number:02d}.glb")
-        (tmp_path / f"meshes/{number:02d}.txt").write_text(generated.caption, encoding="utf-8")
+        generated.mesh.save(folder / f"meshes/{number:02d}.glb")
+        (folder / f"meshes/{number:02d}.txt").write_text(generated.caption, encoding="utf-8")
     speech = SyntheticAudio(8, samples=9600, rate_hz=16_000, seed=7)
-    (tmp_path / "audio").mkdir()
+    (folder / "audio").mkdir()
     for number in range(8):
         samples = speech.item(number, np.random.default_rng(0)).samples
-        Audio(samples, 16_000).write(tmp_path / f"audio/{number:02d}.wav")
+        Audio(samples, 16_000).write(folder / f"audio/{number:02d}.wav")
         caption = speech.caption(number)
-        (tmp_path / f"audio/{number:02d}.txt").write_text(caption, encoding="utf-8")
+        (folder / f"audio/{number:02d}.txt").write_text(caption, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def example_folder(example_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a folder with a copy of the files."""
+    shutil.copytree(example_files, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

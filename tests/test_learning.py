@@ -46,11 +46,14 @@ def with_all_captions(run: Run) -> Run:
 
 
 def overfit_image_tokenizer(recipe: Callable[..., Run]) -> Run:
-    """Use the network of the small preset at 64 x 64 with the pixel loss alone."""
+    """Use the network of the small preset at 32 x 32 with the pixel loss alone.
+
+    Measured: 33.7 dB with 500 steps, 29.0 dB with 300.
+    """
     run = recipe("small")
     reconstruction = replace(run.task.reconstruction, perceptual=None, measure_features=False)
     run = replace(run, task=replace(run.task, reconstruction=reconstruction))
-    return overfit(run, examples=8, steps=700)
+    return overfit(replace(run, data=replace(run.data, size=32)), examples=4, steps=450)
 
 
 def overfit_image_generator(recipe: Callable[..., Run]) -> Run:
@@ -63,9 +66,12 @@ def overfit_image_generator(recipe: Callable[..., Run]) -> Run:
 
 
 def overfit_video_tokenizer(recipe: Callable[..., Run]) -> Run:
-    """Use the network of the small preset at 9 x 32 x 32."""
+    """Use the network of the small preset at 5 x 32 x 32.
+
+    Measured: 32.0 dB; 29.6 dB with 250 steps.
+    """
     run = recipe("small")
-    return overfit(replace(run, data=replace(run.data, size=32)), examples=4, steps=600)
+    return overfit(replace(run, data=replace(run.data, size=32, frames=5)), examples=2, steps=300)
 
 
 def overfit_video_generator(recipe: Callable[..., Run]) -> Run:
@@ -79,8 +85,8 @@ def overfit_video_generator(recipe: Callable[..., Run]) -> Run:
 
 
 def overfit_mesh_tokenizer(recipe: Callable[..., Run]) -> Run:
-    """Use the network of the small preset."""
-    return overfit(recipe("small"), examples=8, steps=200)
+    """Use the network of the small preset. Measured: accuracy 1 after 60 steps."""
+    return overfit(recipe("small"), examples=8, steps=80)
 
 
 def overfit_mesh_generator(recipe: Callable[..., Run]) -> Run:
@@ -104,22 +110,22 @@ def overfit_music(recipe: Callable[..., Run]) -> Run:
 def overfit_audio_codec(recipe: Callable[..., Run]) -> Run:
     """Use the network of the small preset on one second, with all quantizers.
 
-    A step takes 0.12 s on one core.
+    A step takes 0.12 s on one core. Measured: 11.1 dB with 70 steps.
     """
     run = recipe("small")
     quantizer = replace(run.task.model.quantizer, dropout=0.0)
     run = replace(run, task=replace(run.task, model=replace(run.task.model, quantizer=quantizer)))
-    return overfit(run, examples=4, steps=140, lr=run.task.optimizer.lr)
+    return overfit(run, examples=4, steps=80, lr=run.task.optimizer.lr)
 
 
 def overfit_soundstorm(recipe: Callable[..., Run]) -> Run:
     """Use the tiny preset with twice the dimension, on the tokens of tiny tokenizers.
 
-    Measured: accuracy 0.965 of the first level after 400 steps.
+    Measured: accuracy 0.98 of the first level with 200 steps.
     """
     run = build_tiny(recipe)
     run = replace(run, task=replace(run.task, model=replace(run.task.model, dim=64)))
-    return overfit(run, examples=8, steps=450)
+    return overfit(run, examples=4, steps=240, lr=6e-3)
 
 
 def overfit_semantic_tokenizer(recipe: Callable[..., Run]) -> Run:
@@ -130,11 +136,11 @@ def overfit_semantic_tokenizer(recipe: Callable[..., Run]) -> Run:
 def overfit_text_to_semantic(recipe: Callable[..., Run]) -> Run:
     """Use the tiny preset without dropout, on the tokens of a tiny recogniser.
 
-    A step takes 0.03 s on one core.
+    Measured: accuracy 1 after 60 steps.
     """
     run = build_tiny(recipe)
     model = replace(run.task.model, dim=64, dropout=0.0)
-    return overfit(replace(run, task=replace(run.task, model=model)), examples=8, steps=300)
+    return overfit(replace(run, task=replace(run.task, model=model)), examples=8, steps=100)
 
 
 EXPECTED: dict[str, tuple[Callable[[Callable[..., Run]], Run], dict[str, float]]] = {
@@ -189,18 +195,19 @@ def check_semantic_tokens_are_followed(run: Path) -> None:
     """
     generator = Generator.load(run)
     dataset = generator.data.build().train
-    examples = next(EvalLoader(dataset, seed=0, batch_size=8).batches()).examples
+    count = len(dataset)
+    examples = next(EvalLoader(dataset, seed=0, batch_size=count).batches()).examples
     acoustic, semantic = (
         generator.tokenizers[name].encode_examples(examples) for name in ("tokenizer", "semantic")
     )
 
     def compute_accuracy(cond_codes: Tensor) -> float:
-        request = GenerationRequest(prompts=[""] * 8, seeds=range(8), cond_codes=cond_codes)
+        request = GenerationRequest(prompts=[""] * count, seeds=range(count), cond_codes=cond_codes)
         generated = generator.task.generate(request)
         return (generated == acoustic)[..., 0].float().mean().item()
 
     own, shuffled = compute_accuracy(semantic), compute_accuracy(semantic.roll(1, 0))
-    assert own > 0.6 and shuffled < 0.45, (own, shuffled)  # measured: 0.76 and 0.29
+    assert own > 0.6 and shuffled < 0.2, (own, shuffled)  # with 200 steps: 0.69 and 0.03
 
 
 def test_overfit_meshes_are_generated_for_their_captions(tmp_path: Path) -> None:

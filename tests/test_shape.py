@@ -548,6 +548,8 @@ def test_every_third_party_import_is_a_declared_dependency():
 # ---- start-up time
 
 MAX_CPU_SECONDS = 0.3
+MAX_NUMPY_IMPORTS = 3.2
+"""The limit on machines on which everything takes longer, in units of importing numpy."""
 
 CHILD = """
 import json, resource, sys
@@ -602,7 +604,7 @@ def run_python(arguments: list[str] | None, report: Path) -> Result:
 def test_commands_without_a_network_start_quickly_and_without_torch(
     arguments, fails, expected, tmp_path
 ):
-    """The best of three attempts counts: the first may have to compile, and caches are shared."""
+    """One of three attempts must be quick: the first may have to compile."""
     for attempt in range(3):
         result = run_python(arguments, tmp_path / f"{attempt}.json")
         assert not result.imports_torch, "importing torch takes more than a second"
@@ -610,4 +612,14 @@ def test_commands_without_a_network_start_quickly_and_without_torch(
         assert expected in result.output
         if result.cpu_seconds < MAX_CPU_SECONDS:
             return
-    pytest.fail(f"{result.cpu_seconds:.2f} s of CPU time in the best of three attempts")
+        if result.cpu_seconds < MAX_NUMPY_IMPORTS * measure_numpy_import():
+            return
+    pytest.fail(f"{result.cpu_seconds:.2f} s of CPU time in the last of three attempts")
+
+
+def measure_numpy_import() -> float:
+    """Return the CPU time of a process that imports numpy."""
+    script = "import numpy, time; print(time.process_time())"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    return float(done.stdout)

@@ -17,10 +17,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tessera.cli.launch import exit_process
+from tests.garbage import freeze_for_good
 from tests.runs import tiny, train_in_double
 
 
 def main() -> None:
+    freeze_for_good()
     replies, sys.stdout = sys.stdout, sys.stderr  # the output of a run is not a reply
     for line in sys.stdin:
         request = json.loads(line)

@@ -24,9 +24,21 @@ def with_one_step(run: Run) -> Run:
     return dataclasses.replace(run, engine=dataclasses.replace(run.engine, steps=1))
 
 
+def with_each_layer_once(run: Run) -> Run:
+    """Return a video tokenizer without the second halving of time, for which the sizes that the
+    exporter derives grow: it took most of the time of this file."""
+    layers = ("compress_space", "compress_time", "residual", "attend_time")
+    model = dataclasses.replace(run.task.model, layers=layers)
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, model=model))
+
+
+def video_tokenizer() -> str:
+    return train_once("onnx-video", with_one_step(with_each_layer_once(videos_magvit2("tiny"))))
+
+
 TOKENIZERS = {
     "images-vqgan": tokenizer,
-    "videos-magvit2": lambda: train_once("onnx-video", with_one_step(videos_magvit2("tiny"))),
+    "videos-magvit2": video_tokenizer,
     "audio-codec": lambda: train_once("onnx-codec", with_one_step(audio_codec("tiny"))),
 }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.recipes.presets import (
     Preset,
     build_quantizer_config,
@@ -18,6 +17,7 @@ from tessera.recipes.presets import (
 if TYPE_CHECKING:
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
     from tessera.nn.quantize import ResidualConfig
     from tessera.objectives.autoregressive import AutoregressiveConfig
     from tessera.run.config import Run
@@ -90,6 +90,7 @@ class _AutoencoderPreset:
 
 def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -112,6 +113,7 @@ def _autoencoder_tiny(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -130,6 +132,7 @@ def _autoencoder_small(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -147,6 +150,7 @@ def _autoencoder_base(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
 
 def _autoencoder_paper(quantizer: MeshQuantizerChoice) -> _AutoencoderPreset:
     from tessera.modalities.mesh.autoencoder import MeshAutoencoderConfig
+    from tessera.modalities.mesh.dataset import MeshDataConfig
 
     return _AutoencoderPreset(
         model=MeshAutoencoderConfig(
@@ -258,6 +262,8 @@ class _TransformerPreset(_GeneratorPreset):
 
 
 def _transformer_tiny() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TransformerPreset(
         dim=32,
         depth=2,
@@ -272,6 +278,8 @@ def _transformer_tiny() -> _TransformerPreset:
 
 
 def _transformer_small() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TransformerPreset(
         dim=128,
         depth=4,
@@ -286,6 +294,8 @@ def _transformer_small() -> _TransformerPreset:
 
 
 def _transformer_base() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TransformerPreset(
         dim=512,
         depth=12,
@@ -302,6 +312,8 @@ def _transformer_base() -> _TransformerPreset:
 
 
 def _transformer_paper() -> _TransformerPreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TransformerPreset(
         dim=768,
         depth=24,
@@ -364,6 +376,8 @@ class _TreePreset(_GeneratorPreset):
 
 
 def _tree_tiny() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TreePreset(
         dim=32,
         depth=2,
@@ -376,6 +390,8 @@ def _tree_tiny() -> _TreePreset:
 
 
 def _tree_small() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TreePreset(
         dim=128,
         depth=6,
@@ -388,6 +404,8 @@ def _tree_small() -> _TreePreset:
 
 
 def _tree_base() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TreePreset(
         dim=512,
         depth=12,
@@ -400,6 +418,8 @@ def _tree_base() -> _TreePreset:
 
 
 def _tree_paper() -> _TreePreset:
+    from tessera.modalities.mesh.dataset import MeshDataConfig
+
     return _TreePreset(
         dim=1024,
         depth=24,
