@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from math import ceil, log2
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -43,6 +45,8 @@ from tessera.trainers import (
     VQGanVAETrainer,
 )
 from tests.pages import read_prose, read_table, recipe_page
+
+ROOT = Path(__file__).resolve().parent.parent
 
 # ---- presets: the cells of a row, in the order of the columns
 
@@ -385,3 +389,11 @@ def test_all_settings_that_may_change_are_documented() -> None:
     }
     assert len(paragraphs) == len(pages)
     assert documented == {name.removeprefix("engine.").replace("_", "-") for name in MAY_DIFFER}
+
+
+def test_readme_lists_every_extra_that_users_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    section = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## Install\n")[1]
+    rows = [line for line in section.split("\n## ")[0].splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert listed == set(project["optional-dependencies"]) - {"dev"}
