@@ -18,6 +18,7 @@ from tessera.run.errors import UserError, printable
 if TYPE_CHECKING:
     from tessera.api.files import TimedFiles
     from tessera.data.pieces import TimeRange
+    from tessera.run.load import TrainedRun
 
 
 def sample(
@@ -157,17 +158,8 @@ def sample(
             **media_prompts,  # type: ignore[arg-type]
         )
     else:
-        if isinstance(trained.task, ContrastiveTask) and prompt:
-            raise UserError(
-                f"A run of {trained.run.recipe} generates nothing for a prompt; it finds music: "
-                f"tessera index {run} --data FOLDER --out INDEX, then tessera search INDEX "
-                f"{shlex.quote(prompt[0])}."
-            )
-        if prompt or negative_prompt or superres or media_prompts:
-            raise UserError(
-                f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no "
-                "prompt, mask or second run: those are for generators, such as images-maskgit."
-            )
+        is_prompted = bool(prompt or negative_prompt or superres or media_prompts)
+        check_no_prompts(trained, prompt, is_prompted)
         from tessera.api.evaluation import reconstruct_samples
         from tessera.cli.files import find_whole_files
         from tessera.data.pieces import TimeRange
@@ -305,6 +297,23 @@ def sample_whole(
         f"weights), in {folder}; originals and reconstructions: {sheet}"
     )
     return 0
+
+
+def check_no_prompts(trained: TrainedRun, prompt: tuple[str, ...], is_prompted: bool) -> None:
+    """Raise UserError if a run that generates nothing is given prompts, masks or a second run."""
+    from tessera.objectives.contrastive import ContrastiveTask
+
+    if isinstance(trained.task, ContrastiveTask) and prompt:
+        raise UserError(
+            f"A run of {trained.run.recipe} generates nothing for a prompt; it finds music: "
+            f"tessera index {trained.directory.path} --data FOLDER --out INDEX, then tessera "
+            f"search INDEX {shlex.quote(prompt[0])}."
+        )
+    if is_prompted:
+        raise UserError(
+            f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no prompt, "
+            "mask or second run: those are for generators, such as images-maskgit."
+        )
 
 
 def reject_time_flags(**flags: object) -> None:
