@@ -10,7 +10,7 @@ B batch, N positions, S tokens in a position, M predicted tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Protocol, TypeVar
 
@@ -144,10 +144,12 @@ class AutoregressiveTask(GeneratorTask):
         u = [float(torch.rand((), generator=one)) for one in generators]
         dropped = [one < self.config.cond_drop_prob for one in u]
         tokens_BNS, encoder = self.get_tokens(batch.examples), self.model.text
-        captions = batch.examples.captions
+        captions, text = batch.examples.captions, None
+        if encoder is not None:  # dropped texts are masked, and not left out by their indices
+            text = replace(encoder.prepare_inputs(captions, dropped), has_text_idx=None)
         return AutoregressiveInputs(
             tokens_BNS,
-            None if encoder is None else encoder.prepare_inputs(captions, dropped),
+            text,
             self.model.prepare_inputs(
                 tokens_BNS, generators if self.model.training else None, captions
             ),
@@ -174,7 +176,8 @@ class AutoregressiveTask(GeneratorTask):
         codes = self.get_codes(examples).cpu()
         tokens_BNS = codes.reshape(*codes.shape[:2], -1)
         longest = int((tokens_BNS[..., 0] >= 0).sum(1).max())
-        return tokens_BNS[:, : self.pad_length(longest, tokens_BNS.shape[1])]
+        # Contiguous, because a compiled loss is compiled again for other strides.
+        return tokens_BNS[:, : self.pad_length(longest, tokens_BNS.shape[1])].contiguous()
 
     def eval_step(self, batch: Batch) -> dict[str, Tensor]:
         captions = batch.examples.captions
