@@ -114,6 +114,7 @@ class CTCTokenizerConfig:
         )
 
     def validate_data(self, data: AudioDataConfig) -> None:
+        data.check_mono("A semantic tokenizer")
         if data.length < self.hop:
             raise ValueError(
                 f"Examples of {data.length} samples are shorter than one token of {self.hop} "
