@@ -138,7 +138,7 @@ class AudioReport(Report):
 
     def channel_lines(self) -> Iterator[str]:
         if self.channels.keys() - {"mono"}:
-            yield "  several channels are averaged, unless a codec is trained with --data.channels 2"
+            yield "  several channels are averaged, unless a codec has --data.channels 2"
 
     def length_lines(self) -> Iterator[str]:
         if self.lengths is not None:
