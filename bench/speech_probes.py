@@ -48,7 +48,7 @@ def read_recordings(tokenizer: Tokenizer, folder: str, num_sentences: int) -> li
     recordings = []
     for index, sentence in enumerate(captions):
         if sentence in sentences:
-            codes_T = tokenizer.encode(dataset.path(index))[0]
+            codes_T = tokenizer.encode(dataset.location(index))[0]
             tokens = torch.unique_consecutive(codes_T[codes_T >= 0]).cpu().numpy()
             recordings.append(Recording(str(Path(dataset.name(index)).parent), sentence, tokens))
     return recordings

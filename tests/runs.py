@@ -139,6 +139,9 @@ CASES: dict[str, Callable[[], Run]] = {
     "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
     "audio-semantic ctc": lambda: audio_semantic("tiny", features="ctc"),
     "audio-soundstorm speakers": lambda: join_speakers(build_tiny(audio_soundstorm)),
+    "audio-soundstorm speaker embedding": lambda: join_speakers(
+        build_tiny(audio_soundstorm, speaker_embedding="on", critic="own")
+    ),
     "audio-soundstorm critic": lambda: build_tiny(audio_soundstorm, critic="own"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
     "meshes-transformer without text": lambda: build_tiny(meshes_transformer, text="none"),

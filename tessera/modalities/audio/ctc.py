@@ -30,12 +30,12 @@ from tessera.losses.spectrogram import log_mel_spectrogram
 from tessera.modalities.audio.features import num_frames
 from tessera.modalities.audio.semantic import masked_mean_B
 from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
-from tessera.nn.conformer import ConformerConfig, Convolution
+from tessera.nn.conformer import ConformerConfig, ConvolutionBlock
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
 from tessera.nn.quantize.base import l2_normalize
 from tessera.nn.reconstruction import Reconstruction
-from tessera.nn.transformer import FeedForward, Norm, linear
+from tessera.nn.transformer import Norm, linear
 from tessera.text.characters import CharacterVocab
 
 if TYPE_CHECKING:
@@ -276,19 +276,6 @@ class CTCTokenizer(AudioTokenizer):
     def labels(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the labels of the characters of texts."""
         return [self.vocab.encode(text) for text in texts]
-
-
-class ConvolutionBlock(nn.Module):
-    """A convolution over frames and a feed-forward layer, each added to its input."""
-
-    def __init__(self, kernel: int, dim: int):
-        super().__init__()
-        self.convolution = Convolution(kernel, dim)
-        self.feed_forward = FeedForward(dim)
-
-    def forward(self, x_BTW: Tensor, mask_BT: Tensor) -> Tensor:
-        x_BTW = x_BTW + self.convolution(x_BTW, mask_BT[:, None, None, :])
-        return x_BTW + self.feed_forward(x_BTW)
 
 
 class DelayedStart(nn.Module):

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 AudioQuantizerChoice = Literal["vq", "fsq", "lfq"]
 CodecNetworkChoice = Literal["auto", "spectral", "soundstream"]
+SpeakerEmbeddingChoice = Literal["off", "on"]
 CodecRateChoice = Literal["preset", "16000", "24000", "44100", "48000"]
 
 SOUNDSTORM = (
@@ -290,6 +291,7 @@ def audio_soundstorm(
     tokenizer: str = "runs/audio-codec",
     semantic: str = "runs/audio-semantic",
     critic: CriticChoice = "off",
+    speaker_embedding: SpeakerEmbeddingChoice = "off",
 ) -> Run:
     """Train a semantic-to-audio model (SoundStorm): codec tokens in the voice of a prompt.
 
@@ -300,10 +302,14 @@ def audio_soundstorm(
         semantic: The run directory of the semantic tokenizer whose tokens are the condition.
         critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
             small network on the hidden states of the model) or own (a separate transformer).
+        speaker_embedding: A summary of the voice prompt, by a small encoder of its tokens that is
+            trained with the model, as a condition of all frames: on or off. Off leaves the prompt
+            to attention.
     """
     from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
     from tessera.nn.conformer import ConformerConfig
     from tessera.nn.masked_transformer import MaskedTransformerConfig
+    from tessera.nn.prefix_encoder import PrefixEncoderConfig
     from tessera.objectives.masking import LevelMaskingConfig
     from tessera.run.config import Run
     from tessera.sampling.maskgit import MaskedSampling
@@ -327,6 +333,7 @@ def audio_soundstorm(
                 heads=parts.heads,
                 text=None,
                 conformer=ConformerConfig(),
+                prefix=PrefixEncoderConfig(dim=parts.dim) if speaker_embedding == "on" else None,
                 absolute_positions=False,
             ),
             critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
