@@ -137,6 +137,7 @@ CASES: dict[str, Callable[[], Run]] = {
     "audio-codec adversarial": lambda: audio_codec("tiny", adversary="on", network="soundstream"),
     "audio-codec stereo": lambda: in_stereo(audio_codec("tiny", adversary="on")),
     "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
+    "audio-semantic hubert": lambda: audio_semantic("tiny", features="hubert"),
     "audio-semantic ctc": lambda: audio_semantic("tiny", features="ctc"),
     "audio-soundstorm speakers": lambda: join_speakers(build_tiny(audio_soundstorm)),
     "audio-soundstorm speaker embedding": lambda: join_speakers(

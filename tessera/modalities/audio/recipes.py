@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         SpeechFeaturesConfig,
         VoiceFeaturesConfig,
     )
+    from tessera.modalities.audio.hubert import HubertTokenizerConfig
     from tessera.run.config import Run
 
 AudioQuantizerChoice = Literal["vq", "fsq", "lfq"]
@@ -174,15 +175,19 @@ def audio_semantic(
             base (one GPU) or paper (as published).
         features: The features: mel (k-means on MFCC with deltas, without transcripts), ctc (a small
             speech recogniser that is trained on transcripts, whose tokens have less of the
-            speaker), voice (k-means on a speaker network, needs tessera[voice]), or the local
+            speaker), hubert (a network that is trained to predict masked speech, without
+            transcripts), voice (k-means on a speaker network, needs tessera[voice]), or the local
             folder of a Hugging Face speech model such as HuBERT.
-        token_rate_hz: The tokens per second, for mel and ctc; by default 50, and 100 in tiny.
+        token_rate_hz: The tokens per second, for mel, ctc and hubert; by default 50, and 100 in
+            tiny.
     """
     from tessera.modalities.audio.semantic_presets import semantic_preset
 
     parts = semantic_preset(preset)
     if features == "ctc":
         return _build_ctc_run(preset, parts.ctc, token_rate_hz)
+    if features == "hubert":
+        return _build_hubert_run(preset, parts.hubert, token_rate_hz)
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.audio.features import SpeechFeaturesConfig, VoiceFeaturesConfig
     from tessera.modalities.audio.semantic import SemanticConfig
@@ -230,8 +235,8 @@ def _with_token_rate(
 
     if not isinstance(features, MFCCFeaturesConfig):
         raise UserError(
-            "--token-rate-hz is for the features mel and ctc: the token rate of a pretrained "
-            "network is fixed."
+            "--token-rate-hz is for the features mel, ctc and hubert: the token rate of a "
+            "pretrained network is fixed."
         )
     return replace(features, token_rate_hz=token_rate_hz)
 
@@ -252,6 +257,32 @@ def _build_ctc_run(preset: Preset, model: CTCTokenizerConfig, token_rate_hz: flo
             optimizer=transformer_optimizer(preset, warmup_steps=max(5, steps // 20)),
         ),
         data=_build_transcribed_data(preset, model.rate_hz),
+        engine=engine_defaults(
+            preset,
+            steps=steps,
+            batch_size=4 if preset == "tiny" else 16 if preset == "small" else 64,
+            num_workers=8 if preset in ("base", "paper") else 0,
+            sample_count=8,
+        ),
+    )
+
+
+def _build_hubert_run(
+    preset: Preset, model: HubertTokenizerConfig, token_rate_hz: float | None
+) -> Run:
+    from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
+    from tessera.run.config import Run
+
+    if token_rate_hz is not None:
+        model = replace(model, token_rate_hz=token_rate_hz)
+    steps = {"tiny": 20, "small": 2500, "base": 50_000, "paper": 200_000}[preset]
+    return Run(
+        recipe="audio-semantic",
+        task=SemanticTokenizerConfig(
+            model=model,
+            optimizer=transformer_optimizer(preset, warmup_steps=max(5, steps // 20)),
+        ),
+        data=replace(_build_speech_data(preset, model.rate_hz), crop="random"),
         engine=engine_defaults(
             preset,
             steps=steps,
