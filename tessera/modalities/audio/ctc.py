@@ -3,9 +3,10 @@
 The network is trained on recordings with transcripts to predict their characters. Between its two
 parts is a vector quantizer, as in the supervised semantic tokens of CosyVoice (Du 2024, arXiv
 2407.05407, section 2.1), so that a token has what determines the text and little of the speaker.
-The first part has convolutions of a short receptive field, so that tokens stay aligned with the
-sound; the second part, a Conformer, has the context of the whole recording. Its input are log-mel
-bands that are normalized over each recording, which removes loudness and the colour of the
+The first part has convolutions and a Conformer with the context of the recording, the second the
+rest of the Conformer, if any, and the characters. Clusters of later layers have less of the speaker
+(`bench/speech_clusters.py`), so by default nothing but the characters follows. The input are
+log-mel bands that are normalized over each recording, which removes loudness and the colour of the
 recording. For the first steps the second part gets the latents themselves, and the codebook is
 initialized only when these describe speech.
 
@@ -63,17 +64,18 @@ class CTCTokenizerConfig:
     """Number of convolution blocks before the quantizer."""
     encoder_kernel: int = 5
     """Frames of a convolution before the quantizer."""
-    encoder_context_depth: int = 1
-    """Number of Conformer blocks before the quantizer, after the convolution blocks."""
-    context_depth: int = 2
+    encoder_context_depth: int = 2
+    """Number of Conformer blocks before the quantizer, after the convolution blocks. The closer the
+    quantizer is to the characters, the less of the speaker is in its tokens."""
+    context_depth: int = 0
     """Number of Conformer blocks after the quantizer."""
     context_kernel: int = 15
-    """Frames of a convolution after the quantizer."""
+    """Frames of a convolution of a Conformer block."""
     heads: int = 4
-    """Number of attention heads after the quantizer."""
-    vocab_size: int = 256
+    """Number of attention heads of a Conformer block."""
+    vocab_size: int = 64
     """Number of tokens."""
-    code_dim: int = 16
+    code_dim: int = 8
     """Dimension in which tokens are looked up."""
     commitment_weight: float = 0.25
     """Weight of the squared distance between a latent and its code."""
@@ -92,19 +94,16 @@ class CTCTokenizerConfig:
     """The maximum number of different characters of the transcripts."""
 
     def __post_init__(self) -> None:
-        for name in ("bands", "dim", "encoder_depth", "context_depth", "heads", "max_characters"):
+        for name in ("bands", "dim", "encoder_depth", "heads", "max_characters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if self.encoder_context_depth < 0:
-            raise ValueError(
-                f"encoder_context_depth must be at least 0, got {self.encoder_context_depth}."
-            )
+        for name in ("encoder_context_depth", "context_depth", "codebook_start"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
         if not 0 <= self.warp < 1:
             raise ValueError(f"warp must be at least 0 and below 1, got {self.warp}.")
         if self.noise_db is not None and self.noise_db[0] > self.noise_db[1]:
             raise ValueError(f"noise_db must be a range from low to high, got {self.noise_db}.")
-        if self.codebook_start < 0:
-            raise ValueError(f"codebook_start must be at least 0, got {self.codebook_start}.")
         check_token_rate(self.rate_hz, self.token_rate_hz)
         self.vq_config()
 

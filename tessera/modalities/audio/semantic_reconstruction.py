@@ -131,6 +131,12 @@ class SemanticTokenizerConfig(TokenizerConfig):
         if self.uses_captions:
             check_transcripts(data)
 
+    def describe_missing_captions(self, missing: int, total: int) -> str:
+        return (
+            f"{missing:,} of {total:,} recordings have no transcript: the codebook is trained on "
+            "them, and the text is not."
+        )
+
     def build_adapter(self) -> SemanticAdapter:
         return SemanticAdapter()
 
