@@ -59,8 +59,8 @@ class AudioDataConfig(DataConfig):
     seconds: float = 2.0
     """The length of an example."""
     channels: int = 1
-    """1 averages the channels of a file. 2 is stereo: the channels of a mono file are equal, and
-    more than two are averaged."""
+    """Channels of an example: 1 averages those of a file, and 2 is stereo, where a mono file has
+    two equal channels and more than two are averaged."""
     samples: int | None = None
     """The exact length of an example in samples; None uses `seconds`."""
     crop: Literal["random", "centre", "start"] = "random"
