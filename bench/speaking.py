@@ -42,7 +42,7 @@ def read_examples(speaker: Speaker, folder: str, voices: list[str]) -> list[Exam
     data: Any = replace(speaker.trained.run.data, path=folder)
     dataset = data.full(captions=True)
     found = [
-        Example(str(Path(dataset.name(i)).parent), dataset.path(i), dataset.caption(i))
+        Example(str(Path(dataset.name(i)).parent), dataset.location(i), dataset.caption(i))
         for i in range(len(dataset))
     ]
     return [one for one in found if not voices or one.voice in voices]

@@ -1,6 +1,6 @@
 """What semantic tokens contain: what is said, and who says it.
 
-    python bench/speech_probes.py RUN [RUN ...] --data DIR [--sentences 40]
+    python bench/speech_probes.py RUN [RUN ...] --data DIR [--sentences 40] [--speakers A B ...]
 
 DIR has one folder for each speaker, and all speakers say the same sentences (the captions), such as
 `OUT/test` of examples/voices.py. Two numbers for each run of audio-semantic:
@@ -9,6 +9,9 @@ DIR has one folder for each speaker, and all speakers say the same sentences (th
   the tokens, without repetitions, is one of the same sentence; the mean over all pairs of speakers.
 - speaker probe: a linear probe on how often each token and each pair of successive tokens occurs
   predicts the speaker. It is fitted on half of the sentences and measured on the other half.
+
+Voices with different accents say different sounds, which is content. `--speakers` restricts both
+numbers to some of them, such as those with one accent.
 """
 
 from __future__ import annotations
@@ -39,18 +42,21 @@ class Recording:
     """(T,), without repetitions."""
 
 
-def read_recordings(tokenizer: Tokenizer, folder: str, num_sentences: int) -> list[Recording]:
-    """Tokenize the first sentences of each speaker."""
+def read_recordings(
+    tokenizer: Tokenizer, folder: str, num_sentences: int, speakers: Sequence[str] = ()
+) -> list[Recording]:
+    """Tokenize the first sentences of each speaker, or of some of them."""
     data: Any = replace(tokenizer.run.data, path=folder)
     dataset = data.full(captions=True)
     captions = [dataset.caption(index) for index in range(len(dataset))]
     sentences = list(dict.fromkeys(captions))[:num_sentences]
     recordings = []
     for index, sentence in enumerate(captions):
-        if sentence in sentences:
-            codes_T = tokenizer.encode(dataset.path(index))[0]
+        speaker = str(Path(dataset.name(index)).parent)
+        if sentence in sentences and (not speakers or speaker in speakers):
+            codes_T = tokenizer.encode(dataset.location(index))[0]
             tokens = torch.unique_consecutive(codes_T[codes_T >= 0]).cpu().numpy()
-            recordings.append(Recording(str(Path(dataset.name(index)).parent), sentence, tokens))
+            recordings.append(Recording(speaker, sentence, tokens))
     return recordings
 
 
@@ -116,13 +122,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="runs of audio-semantic")
     parser.add_argument("--data", required=True, help="a folder with a folder for each speaker")
     parser.add_argument("--sentences", type=int, default=40, help="the number of sentences")
+    parser.add_argument("--speakers", nargs="+", default=(), help="the speakers; all by default")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     results = {}
     for run in args.runs:
         tokenizer = Tokenizer.load(run)
-        recordings = read_recordings(tokenizer, args.data, args.sentences)
+        recordings = read_recordings(tokenizer, args.data, args.sentences, args.speakers)
         speakers = len({one.speaker for one in recordings})
         sentences = len({one.sentence for one in recordings})
         results[run] = {

@@ -103,6 +103,11 @@ def self_condition(run: Run) -> Run:
     return dataclasses.replace(run, task=task)
 
 
+def in_stereo(run: Run) -> Run:
+    data = dataclasses.replace(run.data, channels=2)
+    return dataclasses.replace(run, data=data, task=run.task.fit_data(data))
+
+
 def join_speakers(run: Run) -> Run:
     """Train on two recordings of a speaker, one after the other."""
     task = dataclasses.replace(run.task, prompts="speaker")
@@ -131,9 +136,14 @@ CASES: dict[str, Callable[[], Run]] = {
     "videos-magvit2 lfq": lambda: videos_magvit2("tiny", quantizer="lfq"),
     "music-mulan sigmoid, two layers": lambda: with_two_layers(music_mulan("tiny", loss="sigmoid")),
     "audio-codec adversarial": lambda: audio_codec("tiny", adversary="on", network="soundstream"),
+    "audio-codec stereo": lambda: in_stereo(audio_codec("tiny", adversary="on")),
     "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
+    "audio-semantic hubert": lambda: audio_semantic("tiny", features="hubert"),
     "audio-semantic ctc": lambda: audio_semantic("tiny", features="ctc"),
     "audio-soundstorm speakers": lambda: join_speakers(build_tiny(audio_soundstorm)),
+    "audio-soundstorm speaker embedding": lambda: join_speakers(
+        build_tiny(audio_soundstorm, speaker_embedding="on", critic="own")
+    ),
     "audio-soundstorm critic": lambda: build_tiny(audio_soundstorm, critic="own"),
     "meshes-autoencoder vq": lambda: meshes_autoencoder("tiny", quantizer="vq"),
     "meshes-transformer without text": lambda: build_tiny(meshes_transformer, text="none"),

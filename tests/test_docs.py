@@ -446,9 +446,13 @@ CHOICES = [
         for quantizer in ("vq", "fsq", "lfq")
     ),
     (audio_codec, "--network soundstream"),
-    *((audio_semantic, f"--features {features}") for features in ("mel", "ctc", "a-folder")),
+    *(
+        (audio_semantic, f"--features {features}")
+        for features in ("mel", "ctc", "hubert", "a-folder")
+    ),
     (audio_text2semantic, ""),
     *((audio_soundstorm, f"--critic {critic}") for critic in ("own", "head")),
+    (audio_soundstorm, "--speaker-embedding on"),
     (images_maskgit, "--text an-encoder"),
 ]
 """Every recipe with every choice that adds flags."""

@@ -179,7 +179,8 @@ def test_every_recipe_overfits_a_few_examples(recipe: Callable[..., Run], tmp_pa
 def test_a_recogniser_overfits_a_few_transcripts(tmp_path: Path) -> None:
     """Use the network of the tiny preset with twice the dimension, through 64 tokens."""
     run = audio_semantic("tiny", features="ctc")
-    model = replace(run.task.model, dim=64, vocab_size=64, codebook_start=150, noise_db=None)
+    settings = {"dim": 64, "vocab_size": 64, "codebook_start": 150, "noise_db": None, "warp": 0.0}
+    model = replace(run.task.model, **settings)
     run = overfit(replace(run, task=replace(run.task, model=model)), examples=8, steps=400)
     train(tmp_path, run)
     record = RunDirectory(tmp_path).read_records("validation")[-1]

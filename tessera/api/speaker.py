@@ -29,16 +29,15 @@ from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
 from tessera.modalities.audio.text_to_semantic import predict_durations
 from tessera.modalities.audio.text_to_semantic_task import TextToSemanticTask, describe_unreadable
+from tessera.modalities.audio.voice_prompt import check_voice
 from tessera.objectives.generation import Generated, GenerationRequest, TokenPrompt
 from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
 from tessera.sampling.guidance import Guidance
 from tessera.text.characters import CharacterVocab, normalize_text
 
-MIN_VOICE_SECONDS, MAX_VOICE_SECONDS = 0.5, 3.0
-"""The length of a recording of a voice; of a longer one, the first seconds are used."""
-SILENCE_RMS = 1e-3
-"""A recording below this root mean square has no voice."""
+MAX_VOICE_SECONDS = 3.0
+"""Of a longer recording of a voice, the first seconds are used."""
 PAUSE_SECONDS = 0.25
 """The pause between two sentences."""
 MIN_WORDS = 3
@@ -215,15 +214,7 @@ class Speaker:
 
     def read_voice(self, path: str | Path) -> VoicePrompt:
         """Encode a recording of a voice; raise UserError if there is no voice in it."""
-        with as_user_error(UnreadableFile):
-            audio = Audio.load(path).to_mono()
-        if audio.seconds < MIN_VOICE_SECONDS:
-            raise UserError(
-                f"{path} has {audio.seconds:.2f} s, too little for a voice: give a recording of at "
-                f"least {MIN_VOICE_SECONDS:g} s."
-            )
-        if float(np.sqrt(np.mean(np.square(audio.samples)))) < SILENCE_RMS:
-            raise UserError(f"{path} is silent: give a recording of somebody speaking.")
+        audio = check_voice(path)
         config: SoundStormTaskConfig = self.soundstorm.trained.run.task  # type: ignore[assignment]
         seconds = MAX_VOICE_SECONDS if audio.seconds > MAX_VOICE_SECONDS else None
         codes, semantic = config.encode_recording(str(path), seconds, self.soundstorm)

@@ -392,6 +392,10 @@ class TaskConfig:
         run needs, as names and paths."""
         return {}
 
+    def describe_missing_captions(self, missing: int, total: int) -> str:
+        """Return what becomes of examples without a caption, to be printed; "" prints nothing."""
+        return ""
+
     def notice(self, data: DataSettings) -> str:
         """Return remarks about training on these data, which are printed before."""
         return ""

@@ -95,6 +95,19 @@ class Block(transformer.Block):
         return torch.add(x, self.feed_forward(x), alpha=0.5)
 
 
+class ConvolutionBlock(nn.Module):
+    """A convolution over positions and a feed-forward layer, each added to its input."""
+
+    def __init__(self, kernel: int, dim: int):
+        super().__init__()
+        self.convolution = Convolution(kernel, dim)
+        self.feed_forward = FeedForward(dim)
+
+    def forward(self, x_BNW: Tensor, mask_BN: Tensor) -> Tensor:
+        x_BNW = x_BNW + self.convolution(x_BNW, mask_BN[:, None, None, :])
+        return x_BNW + self.feed_forward(x_BNW)
+
+
 class Convolution(nn.Module):
     """A depthwise convolution between two pointwise ones (Gulati 2020, figure 2).
 

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 
 from tessera.nn.conformer import ConformerConfig
 from tessera.nn.init import zero_init_
+from tessera.nn.prefix_encoder import Prefix, PrefixEncoderConfig
+from tessera.nn.token_embedding import TokenEmbedding, TokenSpec, pad_for_batch_invariance
 from tessera.nn.token_layout import Layout
 from tessera.nn.transformer import (
     ContextKV,
@@ -39,18 +41,6 @@ from tessera.text.learned import LearnedTextConfig
 from tessera.text.pretrained import PretrainedTextConfig
 
 
-@dataclass(frozen=True)
-class TokenSpec:
-    """The tokens of a network: vocabulary, layout, and what is known about them."""
-
-    vocab_size: int
-    layout: Layout
-    features: Tensor | None = None
-    """(V, F): features of each token, see `nn/quantize/features.py`."""
-    seconds: float | None = None
-    """Duration of one cell of the grid, if known. Two streams are aligned by their durations."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class MaskedTransformerConfig:
     dim: int = 192
@@ -65,6 +55,9 @@ class MaskedTransformerConfig:
     """Whether the network also gets its states of the previous decoding step."""
     conformer: ConformerConfig | None = None
     """Conformer blocks, which also have convolutions; none uses plain transformer blocks."""
+    prefix: PrefixEncoderConfig | None = None
+    """A summary of the beginning of an example that is given, such as a voice prompt, which is
+    added to all positions; none leaves a given beginning to attention."""
     absolute_positions: bool = True
     """Whether to add learned absolute position embeddings. Without them positions are only
     relative, and a model can generate more positions than it was trained on, which audio needs and
@@ -117,6 +110,8 @@ class Condition:
     """The encoded texts, or their keys and values in each block."""
     base_embedding: Tensor
     """(W,), (N, W) or (B, N, W): absolute positions plus the embedded condition tokens."""
+    prefix_B1W: Tensor | None = None
+    """The summary of a given prefix; None without."""
 
 
 class TokenTransformer(nn.Module):
@@ -142,6 +137,7 @@ class TokenTransformer(nn.Module):
         self.token_conditioner = (
             TokenConditioner(cond_tokens, tokens, config.dim) if cond_tokens is not None else None
         )
+        self.prefix = None if config.prefix is None else config.prefix.build(tokens, config.dim)
         self.self_cond_proj = (
             zero_init_(linear(config.dim, config.dim)) if config.self_condition else None
         )
@@ -168,10 +164,12 @@ class TokenTransformer(nn.Module):
         texts: Sequence[str] | TextInputs,
         dropped: Sequence[bool] = (),
         cond_codes: Tensor | None = None,
+        prefix: Prefix | None = None,
     ) -> Condition:
-        """Encode texts and condition tokens. Texts that are empty or dropped have no context.
+        """Encode texts, condition tokens and a given prefix.
 
-        Texts that the encoder prepared already know which of them are dropped.
+        Texts that are empty or dropped have no context; texts that the encoder prepared already
+        know which of them are dropped. A model without a summary ignores the prefix.
         """
         context = None if self.text is None else self.text.encode(texts, dropped)
         base_embedding = self.position_embedding()
@@ -186,7 +184,10 @@ class TokenTransformer(nn.Module):
             raise ValueError(
                 "Got `cond_codes`, but this model is not conditioned on tokens: leave them out."
             )
-        return Condition(context, base_embedding)
+        prefix_B1W = None
+        if self.prefix is not None and prefix is not None:
+            prefix_B1W = self.prefix(prefix)
+        return Condition(context, base_embedding, prefix_B1W)
 
     def project_condition(self, condition: Condition) -> Condition:
         """Compute keys and values of the texts in advance, for several decoding steps.
@@ -221,12 +222,14 @@ class TokenTransformer(nn.Module):
         return self.forward_blocks(x_BNW, condition, valid_BN)
 
     def crop_base_embedding(self, condition: Condition, tokens_BNS: Tensor) -> Tensor:
-        """Return the base embedding for the positions of `tokens_BNS`."""
-        return (
-            condition.base_embedding
-            if self.token_conditioner is None
-            else condition.base_embedding[..., : tokens_BNS.shape[1], :]
-        )
+        """Return the base embedding for the positions of `tokens_BNS`, with the summary of a
+        prefix."""
+        base_embedding = condition.base_embedding
+        if self.token_conditioner is not None:
+            base_embedding = base_embedding[..., : tokens_BNS.shape[1], :]
+        if condition.prefix_B1W is not None:
+            base_embedding = base_embedding + condition.prefix_B1W
+        return base_embedding
 
     def forward_blocks(
         self,
@@ -435,38 +438,6 @@ class CriticHead(nn.Module):
         return self.layers(states_BNW)
 
 
-class TokenEmbedding(nn.Module):
-    """The sum of the embeddings of a position's tokens; each of its S slots has its own tables.
-
-    A token's embedding is a learned row plus a projection of its features, if there are any.
-    """
-
-    def __init__(self, rows: int, slots: int, dim: int, features_VF: Tensor | None):
-        super().__init__()
-        self.table = nn.Embedding(rows * slots, dim)
-        nn.init.normal_(self.table.weight, std=slots**-0.5 if features_VF is None else 0.02)
-        self.register_buffer("offsets", torch.arange(slots) * rows, persistent=False)
-        self.offsets: Tensor
-        self.from_features = (
-            linear(slots * features_VF.shape[1], dim) if features_VF is not None else None
-        )
-        if features_VF is not None:  # ids beyond the vocabulary, the mask token's, have zeros
-            padded = torch.cat(
-                [features_VF, features_VF.new_zeros(rows - len(features_VF), features_VF.shape[1])]
-            )
-            self.register_buffer("features", padded, persistent=False)
-            self.features: Tensor
-
-    def forward(self, tokens_BNS: Tensor) -> Tensor:
-        rows = self.table(tokens_BNS + self.offsets)
-        learned = rows.sum(2) if rows.shape[2] > 1 else rows.squeeze(2)
-        return (
-            learned
-            if self.from_features is None
-            else learned + self.from_features(self.features[tokens_BNS].flatten(2))
-        )
-
-
 class TokenHead(nn.Module):
     """Logits from a learned row per token plus, if there are any, its features.
 
@@ -624,15 +595,6 @@ class SelectedTokens:
 def matmul_by(matrix_WW: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a batch-invariant function that multiplies rows by a matrix."""
     return lambda rows_MW: (pad_for_batch_invariance(rows_MW) @ matrix_WW)[: len(rows_MW)]
-
-
-def pad_for_batch_invariance(rows_MW: Tensor) -> Tensor:
-    """Pad to at least four rows.
-
-    Some CPUs round matrix products of fewer rows differently, and the sample of a seed would depend
-    on the batch.
-    """
-    return rows_MW if len(rows_MW) >= 4 else nn.functional.pad(rows_MW, (0, 0, 0, 4 - len(rows_MW)))
 
 
 class MaskedModel(nn.Module):

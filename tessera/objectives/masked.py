@@ -33,10 +33,11 @@ from tessera.nn.masked_transformer import (
     MaskedTransformer,
     MaskedTransformerConfig,
     SelectedTokens,
-    TokenSpec,
     TokenTransformer,
 )
 from tessera.nn.precision import to_fp32
+from tessera.nn.prefix_encoder import Prefix, leading_positions
+from tessera.nn.token_embedding import TokenSpec
 from tessera.nn.token_layout import Layout
 from tessera.objectives.generation import (
     PROMPT_IGNORED,
@@ -119,6 +120,8 @@ class MaskedInputs:
     """The captions for the critic."""
     critic_u_M: Tensor | None
     """A uniform number for each token to predict, by which it is sampled for the critic."""
+    prefix_BN: Tensor | None
+    """The positions before the first masked token; None if the model has no summary of them."""
 
 
 class MaskedTask(GeneratorTask):
@@ -220,7 +223,14 @@ class MaskedTask(GeneratorTask):
             text=prepare_texts(self.model.network, captions, dropped),
             critic_text=prepare_texts(self.model.critic_backbone, captions),
             critic_u_M=u_M,
+            prefix_BN=self.find_prefix(mask),
         )
+
+    def find_prefix(self, mask: TokenMask) -> Tensor | None:
+        """Return which positions come before all tokens that are masked or predicted."""
+        if self.model.network.prefix is None:
+            return None
+        return leading_positions(~(mask.hidden | mask.loss_mask).any(2))
 
     def draw_mask(self, length: int, generator: torch.Generator) -> TokenMask:
         """Draw the mask of one example."""
@@ -262,17 +272,22 @@ class MaskedTask(GeneratorTask):
         examples: Examples,
         dropped: Sequence[bool] = (),
         texts: Sequence[str] | TextInputs | None = None,
+        prefix: Prefix | None = None,
     ) -> Condition:
         """Encode the condition of examples; texts that were prepared know which are dropped."""
         cond_codes = self.get_codes(examples, self.conditioner) if self.conditioner else None
-        return network.condition(examples.captions if texts is None else texts, dropped, cond_codes)
+        captions = examples.captions if texts is None else texts
+        return network.condition(captions, dropped, cond_codes, prefix)
 
     # ---- losses
 
     def masked_token_loss(self, batch: Batch, step: int) -> Loss:
         inputs: MaskedInputs = self.get_inputs(batch)
         tokens_BNS, masked = self.mask_batch(batch, inputs)
-        condition = self.get_condition(self.model.network, batch.examples, texts=inputs.text)
+        prefix = get_prefix(masked.input_ids, inputs)
+        condition = self.get_condition(
+            self.model.network, batch.examples, texts=inputs.text, prefix=prefix
+        )
         logits_MV = self.predict(masked, condition, inputs.self_condition_B)
         targets_M = tokens_BNS.flatten().index_select(0, inputs.selected.token_M)
         smoothing = self.config.label_smoothing
@@ -345,7 +360,12 @@ class MaskedTask(GeneratorTask):
         completed = batch.scratch["completed"]
         backbone, critic = self.model.critic_backbone, self.model.critic
         assert critic is not None
-        condition = self.get_condition(backbone, batch.examples, texts=inputs.critic_text)
+        condition = self.get_condition(
+            backbone,
+            batch.examples,
+            texts=inputs.critic_text,
+            prefix=get_prefix(completed, inputs),
+        )
         states = backbone.states(completed, condition, valid_BN=inputs.valid_BN)
         logits = critic.realness_logits(states)
         is_real = (~batch.scratch["is_sampled"]).to(to_fp32(logits).dtype)
@@ -366,7 +386,8 @@ class MaskedTask(GeneratorTask):
         tokens_BNS, masked = self.mask_batch(batch, inputs)
         captions, kept = batch.examples.captions, [False] * len(batch)
         network, num_levels = self.model.network, self.layout.num_quantizers
-        condition = self.get_condition(network, batch.examples, kept)
+        prefix = get_prefix(masked.input_ids, inputs)
+        condition = self.get_condition(network, batch.examples, kept, prefix=prefix)
         logits_MV = self.predict(masked, condition)
         targets_M = tokens_BNS[masked.loss_mask]
         level_M = masked.loss_mask.nonzero(as_tuple=True)[2] % num_levels
@@ -379,7 +400,7 @@ class MaskedTask(GeneratorTask):
         }
         others = other_captions(captions)
         if network.text is not None and others is not None:
-            condition = self.get_condition(network, batch.examples, kept, others)
+            condition = self.get_condition(network, batch.examples, kept, others, prefix)
             other_MV = self.predict(masked, condition)
             other = F.cross_entropy(to_fp32(other_MV), targets_M, reduction="sum")
             sums |= {"gain": other - sums["cross_entropy"], "gain_tokens": sums["tokens"]}
@@ -429,15 +450,16 @@ class MaskedTask(GeneratorTask):
         elif request.lengths is not None:  # of joined examples, or of those in a padded batch
             layout = layout.for_length(max(request.lengths))
         token_batch, masked_BNS = self.initial_tokens(request, layout, device)
+        prefix = Prefix.find(token_batch.tokens_BNS, masked_BNS | ~token_batch.valid_BN1)
         tokens_BNS = maskgit_decode(
             token_batch.tokens_BNS,
             masked_BNS,
-            GuidedLogits(network, request, guidance, token_batch.valid_BN, device),
+            GuidedLogits(network, request, guidance, token_batch.valid_BN, device, prefix),
             sampling,
             request.generators(),
             mask_token_id=network.mask_token_id,
             rank_NS=halton_order(layout.cell_coordinates()) if sampling.order == "halton" else None,
-            critic=self.critic_scores(request, token_batch, device),
+            critic=self.critic_scores(request, token_batch, device, prefix),
             stages=sampling.build_stages(layout.num_positions, layout.num_quantizers, device),
             on_step=self.report_steps(request, layout, token_batch.valid_BN1),
         )
@@ -483,7 +505,11 @@ class MaskedTask(GeneratorTask):
         return TokenBatch(tokens.masked_fill(~valid_BN1, 0), lengths), masked & valid_BN1
 
     def critic_scores(
-        self, request: GenerationRequest, token_batch: TokenBatch, device: torch.device
+        self,
+        request: GenerationRequest,
+        token_batch: TokenBatch,
+        device: torch.device,
+        prefix: Prefix,
     ) -> Callable[[Tensor, float], Tensor] | None:
         """Return the critic's score of each token as a function for the sampler."""
         critic, backbone = self.model.critic, self.model.critic_backbone
@@ -491,7 +517,7 @@ class MaskedTask(GeneratorTask):
             return None
         cond_codes = request.conditioning_codes(device)
         condition = backbone.project_condition(
-            backbone.condition(request.prompts, [False] * len(request), cond_codes)
+            backbone.condition(request.prompts, [False] * len(request), cond_codes, prefix)
         )
         states = partial(backbone.states, condition=condition, valid_BN=token_batch.valid_BN)
         return lambda tokens, progress: critic.realness_logits(states(tokens)).float()
@@ -512,6 +538,7 @@ class GuidedLogits:
         guidance: Guidance,
         valid_BN: Tensor | None,
         device: torch.device,
+        prefix: Prefix | None = None,
     ):
         self.network, self.valid_BN = network, valid_BN
         has_text = network.text is not None
@@ -521,12 +548,12 @@ class GuidedLogits:
         self.count = len(request)
         texts, dropped = request.guided_texts(self.guidance.scale if has_text else 1.0)
         self.both = network.project_condition(
-            network.condition(texts, dropped, request.conditioning_codes(device))
+            network.condition(texts, dropped, request.conditioning_codes(device), prefix)
         )
         context = self.both.context
         if isinstance(context, list):
             context = [one.first(self.count) for one in context]
-        self.conditional = Condition(context, self.both.base_embedding)
+        self.conditional = replace(self.both, context=context)
         self.previous: Tensor | None = None
         self.cache, self.trimmed_cache = FirstLayerCache(), FirstLayerCache()
 
@@ -544,7 +571,8 @@ class GuidedLogits:
         return apply_cfg(conditional, unconditional, scale)
 
     def logits_without_prompt(self, tokens_BNS: Tensor, predict_BNS: Tensor) -> Tensor:
-        """Return the logits of the tokens to predict, none of which is in the prompt."""
+        """Return the logits of the tokens to predict, none of which is in the prompt, without the
+        summary of the prompt."""
         trim = self.trim
         base_embedding = self.conditional.base_embedding
         if base_embedding.ndim > 1:
@@ -574,6 +602,11 @@ class GuidedLogits:
 def pad_end(codes: Tensor, length: int) -> Tensor:
     """Pad codes (B, T, ...) with -1 to a length."""
     return F.pad(codes, (0, 0) * (codes.ndim - 2) + (0, length - codes.shape[1]), value=-1)
+
+
+def get_prefix(tokens_BNS: Tensor, inputs: MaskedInputs) -> Prefix | None:
+    """Return the tokens before the first masked one, if the model has a summary of them."""
+    return None if inputs.prefix_BN is None else Prefix(tokens_BNS, inputs.prefix_BN)
 
 
 def prepare_texts(

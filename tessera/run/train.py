@@ -107,6 +107,10 @@ def build_engine(
     with directory.explain_write_errors():
         if run.task.uses_captions:
             prepare_text(task, captions, split.train, directory, dist)
+            missing = sum(not caption.strip() for caption in captions)
+            line = run.task.describe_missing_captions(missing, len(captions)) if missing else ""
+            if line and dist.is_main:
+                print_line(line)
         if dependencies:
             split = prepare_tokens(run, split, dependencies, directory, dist)
     return open_engine(task, split, run.engine, directory, settings, on_log=on_log)

@@ -64,8 +64,8 @@ from tessera.nn.masked_transformer import (
     MaskedModel,
     MaskedTransformerConfig,
     TokenCritic,
-    TokenSpec,
 )
+from tessera.nn.token_embedding import TokenSpec
 from tessera.objectives.generation import GenerationRequest, TokenPrompt
 from tessera.objectives.masked import MaskedTask, token_spec
 from tessera.objectives.masking import LevelMaskingConfig, MaskingConfig

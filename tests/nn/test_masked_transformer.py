@@ -20,10 +20,10 @@ from tessera.nn.masked_transformer import (
     MaskedTransformer,
     MaskedTransformerConfig,
     TokenConditioner,
-    TokenSpec,
     TokenTransformer,
     matmul_by,
 )
+from tessera.nn.token_embedding import TokenSpec
 from tessera.nn.token_layout import Layout
 from tessera.text.learned import LearnedTextConfig
 from tests.networks import randomize_zero_weights, record_row_counts

@@ -70,6 +70,7 @@ def build_task(**choices: Any) -> MaskedTask:
         conformer=ConformerConfig(kernel=3),
         absolute_positions=False,
         self_condition=choices.pop("self_condition", False),
+        prefix=choices.pop("prefix", None),
     )
     defaults: dict[str, Any] = {
         "masking": LevelMaskingConfig(),

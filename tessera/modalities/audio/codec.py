@@ -7,17 +7,19 @@ be decoded alone, with a quality that increases with k. The networks are in `sou
 `spectral_codec`. All layers are causal, so padding at the end changes nothing before it, and audio
 of any length can be processed in chunks (`encode_chunks`, `decode_chunks`).
 
-Audio is (B, 1, N) in [-1, 1]; codes are (B, T, L) with T = N / hop, rounded up, where the last
-frame is padded with zeros. Hidden states are (B, T, C), with the channels last.
+Audio is (B, C, N) in [-1, 1]; codes are (B, T, L) with T = N / hop, rounded up, where the last
+frame is padded with zeros. Hidden states have the channels last. Of stereo the networks get mid and
+side, half of the sum and of the difference of left and right (Johnston 1992, "Sum-difference stereo
+transform coding"): what both channels have in common is then described once.
 
-B batch, N samples, T frames, C channels, L codebooks, D latent dimension.
+B batch, N samples, T frames, C channels of the audio, L codebooks, D latent dimension.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +51,8 @@ class AudioCodecConfig:
 
     quantizer: MultiCodeQuantizerConfig = field(default_factory=default_quantizer)
     """The quantizer of the latents."""
+    channels: int = 1
+    """Channels of the audio: those of the data (`--data.channels`)."""
 
     @property
     def hop(self) -> int:
@@ -66,21 +70,30 @@ class AudioCodecConfig:
         return 0
 
     def build_encoder(self) -> StreamingSequential:
-        """Build the network from (B, N, 1) to (B, N / hop, latent_dim)."""
+        """Build the network from (B, N, C) to (B, N / hop, latent_dim)."""
         raise NotImplementedError
 
     def build_decoder(self) -> StreamingSequential:
-        """Build the network from (B, T, latent_dim) to (B, T * hop, 1), late by `delay`."""
+        """Build the network from (B, T, latent_dim) to (B, T * hop, C), late by `delay`."""
         raise NotImplementedError
 
     def validate_data(self, data: AudioDataConfig) -> None:
-        """Raise ValueError if the examples are shorter than one frame."""
+        """Raise ValueError if the examples are shorter than one frame, or have other channels."""
+        if data.channels != self.channels:
+            raise ValueError(
+                f"The audio has {data.channels} channel(s), but the model has {self.channels}: set "
+                "--data.channels, which sets both."
+            )
         check_not_empty(data.length)
         if data.length < self.hop:
             raise ValueError(
                 f"Examples of {data.length} samples are shorter than one frame of {self.hop} "
                 "samples: use longer examples or shorter frames."
             )
+
+    def fit_data(self, data: AudioDataConfig) -> Self:
+        """Return the configuration with the channels of the audio."""
+        return replace(self, channels=data.channels)
 
     def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of one example: (frames,)."""
@@ -131,7 +144,7 @@ class AudioCodec(AudioTokenizer):
         """Reconstruct a batch.
 
         Args:
-            samples: (B, 1, N).
+            samples: (B, C, N).
             lengths_B: Number of real samples of each example. Padding does not enter the
                 quantizer's losses and statistics.
             num_quantizers_B: Number of quantizers used for each example (quantizer dropout), see
@@ -144,13 +157,13 @@ class AudioCodec(AudioTokenizer):
         return Reconstruction(output, mask_codes(quantized.codes, mask_BT), quantized.penalties)
 
     def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Encode (B, 1, N) as codes (B, T, L), with -1 in frames of padding."""
+        """Encode (B, C, N) as codes (B, T, L), with -1 in frames of padding."""
         latent_BTD = self.encode_latent(samples)
         mask_BT = self.latent_mask(latent_BTD, lengths_B)
         return mask_codes(self.quantizer(latent_BTD, mask_BT).codes, mask_BT)
 
     def decode(self, codes: Tensor, *, num_quantizers_B: Tensor | None = None) -> Tensor:
-        """Decode (B, T, L) to audio (B, 1, T * hop), with zeros in frames of code -1.
+        """Decode (B, T, L) to audio (B, C, T * hop), with zeros in frames of code -1.
 
         L may be less than the number of quantizers; of example b, the first `num_quantizers_B[b]`
         codebooks are used.
@@ -158,8 +171,8 @@ class AudioCodec(AudioTokenizer):
         self.check_codes(codes)
         mask_BT = codes[..., 0] >= 0
         latent_BTD = self.quantizer.decode(codes.clamp_min(0), num_quantizers_B=num_quantizers_B)
-        audio_B1N = self.decode_latent(latent_BTD * mask_BT[..., None])
-        return audio_B1N * mask_BT.repeat_interleave(self.hop, dim=1)[:, None]
+        audio_BCN = self.decode_latent(latent_BTD * mask_BT[..., None])
+        return audio_BCN * mask_BT.repeat_interleave(self.hop, dim=1)[:, None]
 
     def batch_stats(
         self,
@@ -177,7 +190,7 @@ class AudioCodec(AudioTokenizer):
 
     @torch.no_grad()
     def encode_chunks(self, chunks: Iterable[Tensor]) -> Iterator[Tensor]:
-        """Encode audio that arrives in chunks (B, 1, n_i) of any lengths.
+        """Encode audio that arrives in chunks (B, C, n_i) of any lengths.
 
         Yields codes (B, t_i, L) as soon as frames are complete; together they equal the codes of
         the whole. Memory use is constant. After the last chunk, an incomplete frame is padded with
@@ -185,17 +198,19 @@ class AudioCodec(AudioTokenizer):
         """
         stream, num_samples, batch_size = StreamingState(memory={}), 0, None
         for chunk in chunks:
-            x_BT1 = self.to_channels_last(chunk)
+            x_BNC = self.to_channels_last(chunk)
             check_same_batch(len(chunk), batch_size)
-            batch_size, num_samples = len(chunk), num_samples + x_BT1.shape[1]
-            yield from self.encode_chunk(x_BT1, stream)
+            batch_size, num_samples = len(chunk), num_samples + x_BNC.shape[1]
+            yield from self.encode_chunk(x_BNC, stream)
         check_not_empty(num_samples)
         if missing := -num_samples % self.hop:
-            yield from self.encode_chunk(x_BT1.new_zeros(len(x_BT1), missing, 1), stream)
+            yield from self.encode_chunk(
+                x_BNC.new_zeros(len(x_BNC), missing, x_BNC.shape[2]), stream
+            )
 
-    def encode_chunk(self, x_BT1: Tensor, stream: StreamingState) -> Iterator[Tensor]:
+    def encode_chunk(self, x_BNC: Tensor, stream: StreamingState) -> Iterator[Tensor]:
         """Yield the codes of the frames that these samples complete, if any."""
-        latent_BTD = self.encoder(x_BT1, stream)
+        latent_BTD = self.encoder(x_BNC, stream)
         if latent_BTD.shape[1]:
             yield self.quantizer(latent_BTD).codes
 
@@ -212,39 +227,44 @@ class AudioCodec(AudioTokenizer):
             check_same_batch(len(codes), batch_size)
             batch_size = len(codes)
             latent_BTD = self.quantizer.decode(codes)
-            yield to_channels_first(self.decoder(latent_BTD, stream))[..., late:]
+            yield self.to_channels_first(self.decoder(latent_BTD, stream))[..., late:]
             late = 0
         if batch_size is not None and self.config.delay:
             end_BTD = latent_BTD.new_zeros(batch_size, self.frames_of_delay, latent_BTD.shape[2])
-            yield to_channels_first(self.decoder(end_BTD, stream))[..., : self.config.delay]
+            yield self.to_channels_first(self.decoder(end_BTD, stream))[..., : self.config.delay]
 
     # ---- encoder and decoder
 
     def encode_latent(self, samples: Tensor) -> Tensor:
-        """Encode (B, 1, N) as latents (B, T, D) before quantization."""
-        x_BT1 = self.to_channels_last(samples)
-        check_not_empty(x_BT1.shape[1])
-        return self.encoder(F.pad(x_BT1, (0, 0, 0, -x_BT1.shape[1] % self.hop)), StreamingState())
+        """Encode (B, C, N) as latents (B, T, D) before quantization."""
+        x_BNC = self.to_channels_last(samples)
+        check_not_empty(x_BNC.shape[1])
+        return self.encoder(F.pad(x_BNC, (0, 0, 0, -x_BNC.shape[1] % self.hop)), StreamingState())
 
     def decode_latent(self, latent_BTD: Tensor) -> Tensor:
-        """Decode latents (B, T, D) to audio (B, 1, T * hop).
+        """Decode latents (B, T, D) to audio (B, C, T * hop).
 
         Where the decoder is late, frames of zeros follow the last one, from which the network
         predicts the end of the audio.
         """
         delay, num_samples = self.config.delay, latent_BTD.shape[1] * self.hop
         padded_BTD = F.pad(latent_BTD, (0, 0, 0, self.frames_of_delay))
-        audio_B1N = to_channels_first(self.decoder(padded_BTD, StreamingState()))
-        return audio_B1N[..., delay : delay + num_samples]
+        audio_BCN = self.to_channels_first(self.decoder(padded_BTD, StreamingState()))
+        return audio_BCN[..., delay : delay + num_samples]
 
     @property
     def frames_of_delay(self) -> int:
         return self.config.num_frames(self.config.delay)
 
     def to_channels_last(self, samples: Tensor) -> Tensor:
-        """Return (B, N, 1), the layout of the layers."""
-        check_audio_batch(samples)
-        return samples.mT
+        """Return (B, N, C), the layout of the layers: the samples, or mid and side of stereo."""
+        check_audio_batch(samples, self.config.channels)
+        return (samples if self.config.channels == 1 else to_mid_side(samples)).mT
+
+    def to_channels_first(self, samples_BNC: Tensor) -> Tensor:
+        """Return (B, C, N) in float32: the samples, or left and right of stereo."""
+        samples_BCN = to_fp32(samples_BNC.mT.contiguous())
+        return samples_BCN if self.config.channels == 1 else to_left_right(samples_BCN)
 
     def latent_mask(self, latent_BTD: Tensor, lengths_B: Tensor | None) -> Tensor | None:
         """Return (B, T), True for frames with real samples; None if all are real."""
@@ -267,6 +287,13 @@ def check_same_batch(batch_size: int, previous: int | None) -> None:
         )
 
 
-def to_channels_first(samples_BT1: Tensor) -> Tensor:
-    """Return (B, 1, T) in float32."""
-    return to_fp32(samples_BT1.mT.contiguous())
+def to_mid_side(samples_B2N: Tensor) -> Tensor:
+    """Return half of the sum and half of the difference of left and right."""
+    left_BN, right_BN = samples_B2N.unbind(1)
+    return torch.stack([left_BN + right_BN, left_BN - right_BN], dim=1) / 2
+
+
+def to_left_right(samples_B2N: Tensor) -> Tensor:
+    """Return the inverse of `to_mid_side`."""
+    mid_BN, side_BN = samples_B2N.unbind(1)
+    return torch.stack([mid_BN + side_BN, mid_BN - side_BN], dim=1)

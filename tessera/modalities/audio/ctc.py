@@ -3,9 +3,10 @@
 The network is trained on recordings with transcripts to predict their characters. Between its two
 parts is a vector quantizer, as in the supervised semantic tokens of CosyVoice (Du 2024, arXiv
 2407.05407, section 2.1), so that a token has what determines the text and little of the speaker.
-The first part has convolutions of a short receptive field, so that tokens stay aligned with the
-sound; the second part, a Conformer, has the context of the whole recording. Its input are log-mel
-bands that are normalized over each recording, which removes loudness and the colour of the
+The first part has convolutions and a Conformer with the context of the recording, the second the
+rest of the Conformer, if any, and the characters. Clusters of later layers have less of the speaker
+(`bench/speech_clusters.py`), so by default nothing but the characters follows. The input are
+log-mel bands that are normalized over each recording, which removes loudness and the colour of the
 recording. For the first steps the second part gets the latents themselves, and the codebook is
 initialized only when these describe speech.
 
@@ -22,27 +23,29 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tessera.losses.ctc import BLANK, most_likely_labels
-from tessera.losses.spectrogram import log_mel_spectrogram
 from tessera.modalities.audio.features import num_frames
+from tessera.modalities.audio.normalized_mel import (
+    MEL_FRAMES_PER_TOKEN,
+    check_token_rate,
+    normalized_mel,
+)
 from tessera.modalities.audio.semantic import masked_mean_B
 from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
-from tessera.nn.conformer import ConformerConfig, Convolution
+from tessera.nn.conformer import Conformer, ConformerConfig, ConvolutionBlock
+from tessera.nn.delayed_start import DelayedStart
 from tessera.nn.precision import full_precision, to_fp32
-from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
+from tessera.nn.quantize import VQ, VQConfig
 from tessera.nn.quantize.geometry import l2_normalize
 from tessera.nn.reconstruction import Reconstruction
-from tessera.nn.transformer import FeedForward, Norm, linear
+from tessera.nn.transformer import Norm, linear
 from tessera.text.characters import CharacterVocab
 
 if TYPE_CHECKING:
     from tessera.modalities.audio.dataset import AudioDataConfig
 
-WINDOW_SECONDS = 0.025
-MEL_FRAMES_PER_TOKEN = 2
 PADDING_LOGIT = 30.0
 """The logit of the blank in frames of padding, where all others are 0."""
 
@@ -61,15 +64,18 @@ class CTCTokenizerConfig:
     """Number of convolution blocks before the quantizer."""
     encoder_kernel: int = 5
     """Frames of a convolution before the quantizer."""
-    context_depth: int = 2
+    encoder_context_depth: int = 2
+    """Number of Conformer blocks before the quantizer, after the convolution blocks. The closer the
+    quantizer is to the characters, the less of the speaker is in its tokens."""
+    context_depth: int = 0
     """Number of Conformer blocks after the quantizer."""
     context_kernel: int = 15
-    """Frames of a convolution after the quantizer."""
+    """Frames of a convolution of a Conformer block."""
     heads: int = 4
-    """Number of attention heads after the quantizer."""
-    vocab_size: int = 256
+    """Number of attention heads of a Conformer block."""
+    vocab_size: int = 64
     """Number of tokens."""
-    code_dim: int = 16
+    code_dim: int = 8
     """Dimension in which tokens are looked up."""
     commitment_weight: float = 0.25
     """Weight of the squared distance between a latent and its code."""
@@ -80,26 +86,25 @@ class CTCTokenizerConfig:
     noise that follows the amplitude, as that of a codec does (ITU-T P.810), and once for steady
     noise; none adds no noise. Without it, speech that a codec has reconstructed is not
     recognised."""
+    warp: float = 0.15
+    """In training the frequencies of each example are scaled by a factor that is drawn between
+    1 / (1 + warp) and 1 + warp, as by a shorter or longer vocal tract (Jaitly and Hinton 2013); 0
+    leaves them unchanged."""
     max_characters: int = 64
     """The maximum number of different characters of the transcripts."""
 
     def __post_init__(self) -> None:
-        for name in ("bands", "dim", "encoder_depth", "context_depth", "heads", "max_characters"):
+        for name in ("bands", "dim", "encoder_depth", "heads", "max_characters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("encoder_context_depth", "context_depth", "codebook_start"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+        if not 0 <= self.warp < 1:
+            raise ValueError(f"warp must be at least 0 and below 1, got {self.warp}.")
         if self.noise_db is not None and self.noise_db[0] > self.noise_db[1]:
             raise ValueError(f"noise_db must be a range from low to high, got {self.noise_db}.")
-        if self.codebook_start < 0:
-            raise ValueError(f"codebook_start must be at least 0, got {self.codebook_start}.")
-        if not self.token_rate_hz > 0:
-            raise ValueError(f"token_rate_hz must be above 0, got {self.token_rate_hz}.")
-        samples = self.rate_hz / self.token_rate_hz
-        if samples % MEL_FRAMES_PER_TOKEN:
-            raise ValueError(
-                f"{self.token_rate_hz:g} tokens per second at {self.rate_hz:,} Hz are {samples:g} "
-                f"samples per token, which must be a multiple of {MEL_FRAMES_PER_TOKEN}: use "
-                "another token_rate_hz."
-            )
+        check_token_rate(self.rate_hz, self.token_rate_hz)
         self.vq_config()
 
     @property
@@ -114,6 +119,7 @@ class CTCTokenizerConfig:
         )
 
     def validate_data(self, data: AudioDataConfig) -> None:
+        data.check_mono("A semantic tokenizer")
         if data.length < self.hop:
             raise ValueError(
                 f"Examples of {data.length} samples are shorter than one token of {self.hop} "
@@ -127,6 +133,12 @@ class CTCTokenizerConfig:
     def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of one example: (frames,)."""
         return (num_frames(data.length, self.hop),)
+
+    def build_context(self, depth: int) -> Conformer | FrameNorm:
+        """Build Conformer blocks and a norm after them."""
+        if depth == 0:
+            return FrameNorm(self.dim)
+        return ConformerConfig(kernel=self.context_kernel).build(self.dim, depth, self.heads)
 
     def build(self) -> CTCTokenizer:
         return CTCTokenizer(self)
@@ -151,14 +163,12 @@ class CTCTokenizer(AudioTokenizer):
         self.encoder = nn.ModuleList(
             ConvolutionBlock(config.encoder_kernel, config.dim) for _ in range(config.encoder_depth)
         )
-        self.norm = Norm(config.dim)
+        self.encoder_context = config.build_context(config.encoder_context_depth)
         self.to_code = linear(config.dim, config.code_dim)
         self.quantizer: VQ = config.vq_config().build(config.code_dim)
         self.start = DelayedStart(config.codebook_start)
         self.from_code = linear(config.code_dim, config.dim)
-        self.context = ConformerConfig(kernel=config.context_kernel).build(
-            config.dim, config.context_depth, config.heads
-        )
+        self.context = config.build_context(config.context_depth)
         self.head = linear(config.dim, self.vocab.num_labels)
 
     @property
@@ -172,15 +182,16 @@ class CTCTokenizer(AudioTokenizer):
         *,
         longest: int | None = None,
         noise: Tensor | None = None,
+        warp_B: Tensor | None = None,
     ) -> CharacterReconstruction:
         """Return logits of characters, codes and the commitment penalty.
 
         Samples after `longest` are padding of the whole batch; it need not be read from a device.
-        `noise` is added to the samples, in training.
+        In training, `noise` is added to the samples, and frequencies are scaled by `warp_B`.
         """
         if noise is not None:
             samples = samples + noise
-        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, longest)
+        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B, longest, warp_B)
         with full_precision(samples.device.type):
             quantized = self.quantizer(latent_BTC, mask_BT)
             self.start.note_step()
@@ -222,7 +233,11 @@ class CTCTokenizer(AudioTokenizer):
         return [self.vocab.decode(one) for one in labels]
 
     def encode_latents(
-        self, samples: Tensor, lengths_B: Tensor | None, longest: int | None = None
+        self,
+        samples: Tensor,
+        lengths_B: Tensor | None,
+        longest: int | None = None,
+        warp_B: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return latents (B, T, C) on the unit sphere and the mask (B, T) of real frames."""
         check_audio_batch(samples)
@@ -232,34 +247,32 @@ class CTCTokenizer(AudioTokenizer):
         lengths_B = lengths_B.to(samples.device)
         samples = samples[..., : int(lengths_B.max()) if longest is None else longest]
         mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
-        x_BTW = self.to_states(self.normalized_mel(samples[:, 0], lengths_B, mask_BT))
+        x_BTW = self.to_states(self.normalized_mel(samples[:, 0], lengths_B, mask_BT, warp_B))
         for block in self.encoder:
             x_BTW = block(x_BTW, mask_BT)
+        x_BTW = self.encoder_context(x_BTW, mask_BN=mask_BT)
         with full_precision(samples.device.type):
-            return l2_normalize(self.to_code(self.norm(to_fp32(x_BTW)))), mask_BT
+            return l2_normalize(self.to_code(to_fp32(x_BTW))), mask_BT
 
-    def normalized_mel(self, samples_BN: Tensor, lengths_B: Tensor, mask_BT: Tensor) -> Tensor:
+    def normalized_mel(
+        self,
+        samples_BN: Tensor,
+        lengths_B: Tensor,
+        mask_BT: Tensor,
+        warp_B: Tensor | None = None,
+    ) -> Tensor:
         """Return log-mel bands with mean 0 and variance 1 over each recording, (B, T, 2 M)."""
-        config, frames = self.config, mask_BT.shape[1]
-        mel_hop = self.hop // MEL_FRAMES_PER_TOKEN
-        is_real = torch.arange(samples_BN.shape[1], device=samples_BN.device) < lengths_B[:, None]
-        with full_precision(samples_BN.device.type), torch.no_grad():
-            samples_BN = F.pad(samples_BN * is_real, (0, frames * self.hop - samples_BN.shape[1]))
-            mel_BFM = log_mel_spectrogram(
-                samples_BN,
-                rate_hz=config.rate_hz,
-                window=max(mel_hop, round(WINDOW_SECONDS * config.rate_hz)),
-                hop=mel_hop,
-                bands=config.bands,
-            ).mT
-            mel_BTM = mel_BFM.unflatten(1, (frames, MEL_FRAMES_PER_TOKEN))
-            mask_BT11 = mask_BT[..., None, None]
-            count_B = MEL_FRAMES_PER_TOKEN * mask_BT.sum(1).clamp_min(1)[:, None, None, None]
-            mean = (mel_BTM * mask_BT11).sum((1, 2), keepdim=True) / count_B
-            centred = (mel_BTM - mean) * mask_BT11
-            variance = centred.square().sum((1, 2), keepdim=True) / count_B
-            normalized = (centred / (variance + 1e-2).sqrt()).flatten(2)
-        return normalized.to(self.to_states.weight.dtype)
+        config = self.config
+        mel_BTM = normalized_mel(
+            samples_BN,
+            lengths_B,
+            mask_BT,
+            rate_hz=config.rate_hz,
+            hop=self.hop,
+            bands=config.bands,
+            warp_B=warp_B,
+        )
+        return mel_BTM.to(self.to_states.weight.dtype)
 
     def blank_logits(self, mask_BT: Tensor) -> Tensor:
         """Return logits by which padding has no character, (B, T, V)."""
@@ -276,57 +289,8 @@ class CTCTokenizer(AudioTokenizer):
         return [self.vocab.encode(text) for text in texts]
 
 
-class ConvolutionBlock(nn.Module):
-    """A convolution over frames and a feed-forward layer, each added to its input."""
+class FrameNorm(Norm):
+    """A norm of each frame, with the arguments of a Conformer."""
 
-    def __init__(self, kernel: int, dim: int):
-        super().__init__()
-        self.convolution = Convolution(kernel, dim)
-        self.feed_forward = FeedForward(dim)
-
-    def forward(self, x_BTW: Tensor, mask_BT: Tensor) -> Tensor:
-        x_BTW = x_BTW + self.convolution(x_BTW, mask_BT[:, None, None, :])
-        return x_BTW + self.feed_forward(x_BTW)
-
-
-class DelayedStart(nn.Module):
-    """Count training steps up to a number; like a codebook, it changes only by `commit`.
-
-    The count is read only when it may be reached, because reading waits for a device.
-    """
-
-    def __init__(self, steps: int):
-        super().__init__()
-        self.steps = steps
-        self.has_step = self._is_reached = False
-        self._min_remaining = 0
-        """No fewer steps remain, and possibly more: a device undoes a step that is not finite."""
-        self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
-        self.steps_done: Tensor
-
-    @property
-    def is_reached(self) -> bool:
-        if self.steps_done.is_meta:  # of a plan, which has no values
-            return True
-        if not self._is_reached and self._min_remaining <= 0:
-            self._min_remaining = self.steps - int(self.steps_done)
-            self._is_reached = self._min_remaining <= 0
-        return self._is_reached
-
-    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._is_reached, self._min_remaining = False, 0
-
-    def note_step(self) -> None:
-        self.has_step = self.has_step or self.training
-
-    def rollback(self) -> None:
-        """Do not count a step that was skipped."""
-        self.has_step = False
-
-    @torch.no_grad()
-    def commit(self, dist: ProcessGroup, step: int) -> None:
-        if self.has_step:
-            self.steps_done += 1
-            self._min_remaining -= 1
-        self.rollback()
+    def forward(self, x_BTW: Tensor, mask_BN: Tensor | None = None) -> Tensor:
+        return super().forward(x_BTW)

@@ -1,7 +1,7 @@
 """Audio from a folder, or synthetic: examples of one rate and length with captions or transcripts.
 
 Where a training example starts is drawn from its generator, and only that part of the file is
-decoded. Channels are averaged to one.
+decoded. Channels are averaged to one, or kept as left and right.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class AudioDataConfig(DataConfig):
     """The sampling rate; files of another rate are resampled."""
     seconds: float = 2.0
     """The length of an example."""
+    channels: int = 1
+    """Channels of an example: 1 averages those of a file, and 2 is stereo, where a mono file has
+    two equal channels and more than two are averaged."""
     samples: int | None = None
     """The exact length of an example in samples; None uses `seconds`."""
     crop: Literal["random", "centre", "start"] = "random"
@@ -93,6 +96,8 @@ class AudioDataConfig(DataConfig):
                 f"rate_hz must be between {lowest:,} and {highest:,} samples per second, got "
                 f"{self.rate_hz}."
             )
+        if self.channels not in (1, 2):
+            raise ValueError(f"channels must be 1 (mono) or 2 (stereo), got {self.channels}.")
         if not MIN_SECONDS <= self.seconds < math.inf:
             raise ValueError(f"seconds must be at least {MIN_SECONDS:g}, got {self.seconds}.")
         if self.samples is not None and self.samples < 1:
@@ -121,6 +126,7 @@ class AudioDataConfig(DataConfig):
             samples=self.length,
             rate_hz=self.rate_hz,
             loudness_db=self.loudness_db,
+            channels=self.channels,
             seed=self.synthetic_seed,
         )
 
@@ -133,7 +139,16 @@ class AudioDataConfig(DataConfig):
 
     def preprocessing(self) -> dict[str, object]:
         """The length is left out: a codec encodes audio of any length."""
-        return {"rate_hz": self.rate_hz, "loudness_db": self.loudness_db}
+        mono: dict[str, object] = {"rate_hz": self.rate_hz, "loudness_db": self.loudness_db}
+        return mono if self.channels == 1 else mono | {"channels": self.channels}
+
+    def check_mono(self, model: str) -> None:
+        """Raise ValueError if the examples are stereo, for a model of mono audio."""
+        if self.channels != 1:
+            raise ValueError(
+                f"{model} has one channel, but the audio has {self.channels}: use --data.channels "
+                "1, which averages the channels."
+            )
 
     def without_augmentation(self) -> AudioDataConfig:
         return replace(self, crop="centre") if self.crop == "random" else self
@@ -163,7 +178,7 @@ class AudioDataConfig(DataConfig):
                 "Expected an Audio, a path or an array (samples,) or (channels, samples) of int16 "
                 f"or of floats in [-1, 1], got {found}."
             )
-        samples = audio.to_mono().resample(self.rate_hz).samples
+        samples = audio.to_channels(self.channels).resample(self.rate_hz).samples
         samples = normalize_loudness(samples, self.loudness_db)
         return AudioExample(samples, samples.shape[1], self.rate_hz, "")
 
@@ -212,9 +227,10 @@ class AudioFolderDataset(FileDataset):
     def load_piece(self, index: int, start: int, count: int) -> AudioExample:
         """Load a piece; with `loudness_db`, all pieces get the gain of the whole file."""
         path, rate_hz = self.files.file(index), self.config.rate_hz
-        samples = read_segment(path, start / rate_hz, count, rate_hz).samples
+        channels = self.config.channels
+        samples = read_segment(path, start / rate_hz, count, rate_hz, channels).samples
         if self.config.loudness_db is not None:
-            level = measure_level(path)
+            level = measure_level(path, channels)
             gain = loudness_gain(level.rms, level.peak, self.config.loudness_db)
             samples = (samples * np.float32(gain)).clip(-1, 1)
         return AudioExample(samples, samples.shape[1], rate_hz, "")
@@ -269,4 +285,5 @@ class AudioFolderDataset(FileDataset):
         config = self.config
         num_later = max(0, math.floor(seconds * config.rate_hz) - config.length)
         start = min(num_later, int(position * (num_later + 1)))
-        return read_segment(path, start / config.rate_hz, config.length, config.rate_hz)
+        start_seconds = start / config.rate_hz
+        return read_segment(path, start_seconds, config.length, config.rate_hz, config.channels)

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from tessera.modalities.image.media import Image
-from tessera.nn.masked_transformer import TokenSpec
+from tessera.nn.token_embedding import TokenSpec
 from tessera.nn.token_layout import Layout
 
 TOLERANCE_FRAMES = 2

@@ -123,6 +123,7 @@ class AudioReport(Report):
             *self.length_lines(),
             *count_lines("rates", self.rates),
             *count_lines("channels", self.channels),
+            *self.channel_lines(),
             *count_lines("codecs", self.codecs),
             *self.caption_lines("audio file"),
             *unmatched_lines("audio files", self.captions_without_file),
@@ -134,6 +135,10 @@ class AudioReport(Report):
             *list_problems("damaged", self.damaged, "audio file", "used up to the damage"),
             *self.unusable_lines("audio file"),
         ]
+
+    def channel_lines(self) -> Iterator[str]:
+        if self.channels.keys() - {"mono"}:
+            yield "  several channels are averaged, unless a codec has --data.channels 2"
 
     def length_lines(self) -> Iterator[str]:
         if self.lengths is not None:

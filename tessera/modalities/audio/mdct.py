@@ -9,7 +9,8 @@ are as many coefficients as samples, with the same energy.
 sample, so the transform is causal; the inverse completes h samples only with the next MDCT frame,
 and its output is therefore h samples late.
 
-B batch, N samples, T frames, M MDCT frames, h coefficients of an MDCT frame.
+B batch, N samples, C channels, T frames, M MDCT frames, h coefficients of an MDCT frame, R = B C
+rows.
 """
 
 from __future__ import annotations
@@ -37,43 +38,48 @@ class MDCTLayer(nn.Module):
 
     basis: Tensor
 
-    def __init__(self, hop: int, stack: int):
+    def __init__(self, hop: int, stack: int, channels: int = 1):
         super().__init__()
-        self.hop, self.stack = hop, stack
+        self.hop, self.stack, self.channels = hop, stack, channels
         self.register_buffer("basis", mdct_basis(hop).float(), persistent=False)
 
     @property
     def frame(self) -> int:
-        """Samples, and coefficients, of one frame."""
+        """Samples, and coefficients, of one channel of a frame."""
         return self.hop * self.stack
 
 
 class MDCT(MDCTLayer):
-    """From samples (B, N, 1) to coefficients (B, T, stack * h); zeros precede the first sample."""
+    """From samples (B, N, C) to coefficients (B, T, C * stack * h), one channel after the other.
 
-    def forward(self, x_BN1: Tensor, stream: StreamingState) -> Tensor:
-        x_BN = to_fp32(x_BN1).squeeze(2)
+    Zeros precede the first sample.
+    """
+
+    def forward(self, x_BNC: Tensor, stream: StreamingState) -> Tensor:
+        x_RN = to_fp32(x_BNC).mT.flatten(0, 1)
         past = stream.get(self)
-        x_BN = F.pad(x_BN, (self.hop, 0)) if past is None else torch.cat([past, x_BN], dim=1)
-        frames = (x_BN.shape[1] - self.hop) // self.frame
-        stream.set(self, x_BN[:, frames * self.frame :])
+        x_RN = F.pad(x_RN, (self.hop, 0)) if past is None else torch.cat([past, x_RN], dim=1)
+        frames = (x_RN.shape[1] - self.hop) // self.frame
+        stream.set(self, x_RN[:, frames * self.frame :])
         if not frames:
-            return x_BN1.new_zeros(len(x_BN1), 0, self.frame)
-        windows_BMW = x_BN[:, : frames * self.frame + self.hop].unfold(1, 2 * self.hop, self.hop)
-        with full_precision(x_BN.device.type):
-            return (windows_BMW @ self.basis).reshape(len(x_BN), frames, self.frame)
+            return x_BNC.new_zeros(len(x_BNC), 0, self.channels * self.frame)
+        windows_RMW = x_RN[:, : frames * self.frame + self.hop].unfold(1, 2 * self.hop, self.hop)
+        with full_precision(x_RN.device.type):
+            spectra_RTF = (windows_RMW @ self.basis).reshape(len(x_RN), frames, self.frame)
+        return spectra_RTF.unflatten(0, (-1, self.channels)).transpose(1, 2).flatten(2)
 
 
 class InverseMDCT(MDCTLayer):
-    """From coefficients (B, T, stack * h) to samples (B, N, 1), late by h samples."""
+    """From coefficients (B, T, C * stack * h) to samples (B, N, C), late by h samples."""
 
-    def forward(self, x_BTC: Tensor, stream: StreamingState) -> Tensor:
-        with full_precision(x_BTC.device.type):
-            windows_BMW = to_fp32(x_BTC).reshape(len(x_BTC), -1, self.hop) @ self.basis.mT
-        begins_BMh, ends_BMh = windows_BMW.chunk(2, dim=2)
+    def forward(self, x_BTF: Tensor, stream: StreamingState) -> Tensor:
+        x_RTF = to_fp32(x_BTF).unflatten(2, (self.channels, self.frame)).transpose(1, 2)
+        with full_precision(x_BTF.device.type):
+            windows_RMW = x_RTF.reshape(len(x_BTF) * self.channels, -1, self.hop) @ self.basis.mT
+        begins_RMh, ends_RMh = windows_RMW.chunk(2, dim=2)
         past = stream.get(self)
         if past is None:
-            past = ends_BMh.new_zeros(len(x_BTC), 1, self.hop)
-        stream.set(self, ends_BMh[:, -1:])
-        overlaps_BMh = torch.cat([past, ends_BMh[:, :-1]], dim=1)
-        return (begins_BMh + overlaps_BMh).reshape(len(x_BTC), -1, 1)
+            past = ends_RMh.new_zeros(len(ends_RMh), 1, self.hop)
+        stream.set(self, ends_RMh[:, -1:])
+        overlaps_RMh = torch.cat([past, ends_RMh[:, :-1]], dim=1)
+        return (begins_RMh + overlaps_RMh).reshape(len(x_BTF), self.channels, -1).mT

@@ -1,7 +1,7 @@
 """One piece of audio in memory: load it from any common file, convert it, plot it and save it.
 
-Models receive audio as float32 of shape (1, N) in [-1, 1], where 1 is full scale. Files are read in
-`io/files.py`, and plots are drawn in `plot.py`.
+Models receive audio as float32 of shape (C, N) in [-1, 1], where 1 is full scale and C is 1, or 2
+for stereo. Files are read in `io/files.py`, and plots are drawn in `plot.py`.
 
 C channels, N samples per channel.
 """
@@ -21,7 +21,7 @@ import numpy as np
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile, resolve_suffix
 from tessera.data.notebook import data_uri, to_html
-from tessera.modalities.audio.io.base import import_soundfile, import_soxr
+from tessera.modalities.audio.io.base import import_soundfile, import_soxr, mix_channels
 from tessera.modalities.audio.io.files import probe, read_samples
 from tessera.modalities.audio.plot import plot_audio
 from tessera.modalities.image.media import Image
@@ -55,7 +55,7 @@ PAUSE_SECONDS = 0.4
 @dataclass
 class AudioExample:
     samples: np.ndarray
-    """(1, N) float32 in [-1, 1]."""
+    """(C, N) float32 in [-1, 1]."""
     length: int
     """Number of real samples; padding follows them."""
     rate_hz: int
@@ -66,7 +66,7 @@ class AudioExample:
 @dataclass
 class AudioBatch:
     samples: torch.Tensor
-    """(B, 1, N) float32 in [-1, 1]."""
+    """(B, C, N) float32 in [-1, 1]."""
     lengths: torch.Tensor
     """(B,) int64: number of real samples of each example."""
     rate_hz: int
@@ -88,7 +88,7 @@ def collate(examples: Sequence[AudioExample]) -> AudioBatch:
 
 
 def pad_samples(samples: np.ndarray, count: int) -> np.ndarray:
-    """Pad (1, n) with zeros at the end to (1, count)."""
+    """Pad (C, n) with zeros at the end to (C, count)."""
     return np.pad(samples, ((0, 0), (0, count - samples.shape[1])))
 
 
@@ -233,9 +233,14 @@ class Audio:
 
     @classmethod
     def side_by_side(cls, left: Audio, right: Audio) -> Audio:
-        """Join an original and its reconstruction: one after the other, with plots side by side."""
-        left, right = left.to_mono(), right.to_mono().resample(left.rate_hz)
-        pause = np.zeros((1, round(PAUSE_SECONDS * left.rate_hz)), np.float32)
+        """Join an original and its reconstruction: one after the other, with plots side by side.
+
+        Both are stereo, or else both are mono.
+        """
+        channels = 2 if len(left.samples) == len(right.samples) == 2 else 1
+        left, right = left.to_channels(channels), right.to_channels(channels)
+        right = right.resample(left.rate_hz)
+        pause = np.zeros((channels, round(PAUSE_SECONDS * left.rate_hz)), np.float32)
         return AudioPair(
             np.concatenate([left.samples, pause, right.samples], axis=1), left.rate_hz, left, right
         )
@@ -246,9 +251,13 @@ class Audio:
 
     def to_mono(self) -> Audio:
         """Average the channels."""
-        if len(self.samples) == 1:
+        return self.to_channels(1)
+
+    def to_channels(self, channels: int) -> Audio:
+        """Convert to mono or stereo: another number of channels is averaged, and repeated."""
+        if len(self.samples) == channels:
             return self
-        return Audio(self.samples.mean(axis=0, keepdims=True), self.rate_hz)
+        return Audio(mix_channels(self.samples, channels), self.rate_hz)
 
     def resample(self, rate_hz: int) -> Audio:
         """Convert to another sampling rate."""
@@ -301,8 +310,10 @@ class AudioPair(Audio):
         return Image.side_by_side(self.left.plot(), self.right.plot())
 
 
-def read_segment(path: AnyFile, start_seconds: float, count: int, rate_hz: int) -> Audio:
-    """Read `count` samples at `rate_hz`, mixed to one channel; fewer where the file ends.
+def read_segment(
+    path: AnyFile, start_seconds: float, count: int, rate_hz: int, channels: int = 1
+) -> Audio:
+    """Read `count` samples at `rate_hz` of 1 or 2 channels; fewer where the file ends.
 
     Only the segment and the margin of the resampling filter are decoded, and the samples equal
     those of the resampled whole file. For this, reading begins at a sample that lies on the time
@@ -316,7 +327,7 @@ def read_segment(path: AnyFile, start_seconds: float, count: int, rate_hz: int) 
     first = max(0, start // step - margin)
     end = -(-(start + count) // step) + margin
     samples = read_samples(path, first * file_step, (end - first) * file_step)
-    segment = Audio(samples, file_rate_hz).to_mono().resample(rate_hz)
+    segment = Audio(samples, file_rate_hz).to_channels(channels).resample(rate_hz)
     skip = start - first * step
     if skip >= segment.samples.shape[1]:
         raise UnreadableFile(f"{path}: it ends before {start_seconds:.2f} s")

@@ -86,7 +86,8 @@ class PretrainedCodecConfig:
         return int(1000 * self.model_config["target_bandwidths"][-1] // bits)
 
     def validate_data(self, data: AudioDataConfig) -> None:
-        """Raise ValueError if the examples have another rate or no samples."""
+        """Raise ValueError if the examples are stereo, have another rate or no samples."""
+        data.check_mono("A pretrained codec")
         if data.rate_hz != self.rate_hz:
             raise ValueError(
                 f"The data has a rate of {data.rate_hz} Hz, but the pretrained codec needs "

@@ -10,7 +10,6 @@ from tessera.recipes.presets import (
     CriticChoice,
     Preset,
     build_critic_config,
-    build_quantizer_config,
     discriminator_optimizer,
     engine_defaults,
     has_adversary,
@@ -21,28 +20,18 @@ from tessera.recipes.presets import (
 if TYPE_CHECKING:
     from tessera.modalities.audio.ctc import CTCTokenizerConfig
     from tessera.modalities.audio.dataset import AudioDataConfig
-    from tessera.modalities.audio.discriminators import (
-        BandDiscriminatorConfig,
-        PeriodDiscriminatorConfig,
-    )
     from tessera.modalities.audio.features import (
         MFCCFeaturesConfig,
         SpeechFeaturesConfig,
         VoiceFeaturesConfig,
     )
-    from tessera.modalities.audio.soundstream import SoundStreamConfig
-    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
-    from tessera.nn.quantize import ResidualConfig
+    from tessera.modalities.audio.hubert import HubertTokenizerConfig
     from tessera.run.config import Run
 
 AudioQuantizerChoice = Literal["vq", "fsq", "lfq"]
 CodecNetworkChoice = Literal["auto", "spectral", "soundstream"]
+SpeakerEmbeddingChoice = Literal["off", "on"]
 CodecRateChoice = Literal["preset", "16000", "24000", "44100", "48000"]
-
-SOUNDSTREAM = (
-    "SoundStream (Zeghidour 2021, arXiv 2107.03312): 24 kHz, strides 2, 4, 5 and 8, 8 residual "
-    "quantizers of 1,024 codes at 75 frames per second, 6 kbit/s; 8.4 M parameters."
-)
 
 SOUNDSTORM = (
     "SoundStorm (Borsos 2023, arXiv 2305.09636): a Conformer of 12 layers, dimension 1,024, 16 "
@@ -93,6 +82,7 @@ def audio_codec(
     """
     if codec != "own":
         return _build_pretrained_codec_run(codec)
+    from tessera.modalities.audio.codec_presets import at_rate, codec_preset, mel_windows
     from tessera.modalities.audio.reconstruction import (
         AudioAdversaryConfig,
         AudioReconstructionConfig,
@@ -100,15 +90,9 @@ def audio_codec(
     )
     from tessera.run.config import Run
 
-    builders = {
-        "tiny": _codec_tiny,
-        "small": _codec_small,
-        "base": _codec_base,
-        "paper": _codec_paper,
-    }
-    parts = builders[preset](quantizer)
+    parts = codec_preset(preset, quantizer)
     if rate != "preset":
-        parts = _at_rate(parts, int(rate))
+        parts = at_rate(parts, int(rate))
     is_spectral = network == "spectral" or (network == "auto" and preset in ("tiny", "small"))
     lr = parts.spectral_lr if is_spectral and parts.spectral_lr is not None else parts.lr
     optimizer = replace(
@@ -134,7 +118,7 @@ def audio_codec(
                 samples=SPECTRAL_SAMPLES if is_spectral else SOUNDSTREAM_SAMPLES,
                 samples_cutoff_hz=SPECTRAL_CUTOFF_HZ if is_spectral else None,
                 mel=SPECTRAL_MEL if is_spectral else parts.soundstream_mel,
-                mel_windows=_mel_windows(parts.data.rate_hz),
+                mel_windows=mel_windows(parts.data.rate_hz),
             ),
             adversary=discriminators,
             optimizer=optimizer,
@@ -149,213 +133,6 @@ def audio_codec(
         ),
         reference=parts.reference,
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class _CodecPreset:
-    spectral: SpectralCodecConfig
-    soundstream: SoundStreamConfig
-    period_discriminator: PeriodDiscriminatorConfig
-    band_discriminator: BandDiscriminatorConfig
-    data: AudioDataConfig
-    steps: int
-    batch_size: int
-    lr: float
-    spectral_lr: float | None = None
-    """The learning rate of the spectral network, if it is another one."""
-    soundstream_mel: float = 1.0
-    """The weight of the mel distance for the network on samples."""
-    sample_count: int = 8
-    num_workers: int = 0
-    reference: str = ""
-
-
-def _codec_tiny(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-    from tessera.modalities.audio.discriminators import (
-        BandDiscriminatorConfig,
-        PeriodDiscriminatorConfig,
-    )
-    from tessera.modalities.audio.soundstream import SoundStreamConfig
-    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
-
-    levels = _build_residual_config(quantizer, bits=6, code_dim=8, num_quantizers=2)
-    return _CodecPreset(
-        spectral=SpectralCodecConfig(
-            mdct_hop=10,
-            dim=16,
-            encoder_depth=1,
-            decoder_depth=1,
-            kernel_size=3,
-            quantizer=_with_free_lengths(levels),
-        ),
-        soundstream=SoundStreamConfig(
-            dim=4,
-            max_channels=16,
-            strides=(4, 5),
-            dilations=(1,),
-            plain_stages=1,
-            quantizer=levels,
-        ),
-        period_discriminator=PeriodDiscriminatorConfig(periods=(2, 5), dim=4, max_channels=64),
-        band_discriminator=BandDiscriminatorConfig(dim=4, windows=(256,)),
-        data=AudioDataConfig(rate_hz=8_000, seconds=0.5, num_synthetic=24, val_fraction=0.25),
-        steps=20,
-        batch_size=4,
-        lr=2e-3,
-        sample_count=4,
-    )
-
-
-def _codec_small(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-    from tessera.modalities.audio.discriminators import (
-        BandDiscriminatorConfig,
-        PeriodDiscriminatorConfig,
-    )
-    from tessera.modalities.audio.soundstream import SoundStreamConfig
-    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
-
-    levels = _build_residual_config(quantizer, bits=8, dropout=0.25)
-    return _CodecPreset(
-        spectral=SpectralCodecConfig(mdct_hop=160, dim=256, quantizer=_with_free_lengths(levels)),
-        soundstream=SoundStreamConfig(
-            dim=16,
-            max_channels=128,
-            strides=(8, 5, 4, 2),
-            plain_stages=1,
-            quantizer=levels,
-        ),
-        period_discriminator=PeriodDiscriminatorConfig(periods=(2, 5), dim=8, max_channels=128),
-        band_discriminator=BandDiscriminatorConfig(dim=8, windows=(256,)),
-        data=AudioDataConfig(rate_hz=16_000, seconds=1.0),
-        steps=1200,
-        batch_size=8,
-        lr=1e-3,
-        # With 1e-3 the SI-SDR was 6.7 dB after 51 CPU seconds on telephone prompts, with 2e-3 7.4.
-        spectral_lr=2e-3,
-        # A short run must fit the phase before the spectral loss helps: with a weight of 1,
-        # synthetic audio stayed at -35 dB for 1,200 steps.
-        soundstream_mel=0.3,
-    )
-
-
-def _codec_base(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-    from tessera.modalities.audio.discriminators import (
-        BandDiscriminatorConfig,
-        PeriodDiscriminatorConfig,
-    )
-    from tessera.modalities.audio.soundstream import SoundStreamConfig
-    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
-
-    levels = _build_residual_config(quantizer, bits=10)
-    return _CodecPreset(
-        spectral=SpectralCodecConfig(
-            mdct_hop=160,
-            dim=768,
-            encoder_depth=6,
-            decoder_depth=10,
-            quantizer=_with_free_lengths(levels),
-        ),
-        soundstream=SoundStreamConfig(
-            dim=32,
-            max_channels=512,
-            strides=(2, 4, 5, 8),
-            quantizer=levels,
-        ),
-        period_discriminator=PeriodDiscriminatorConfig(
-            periods=(2, 3, 5, 7, 11), dim=32, max_channels=512
-        ),
-        band_discriminator=BandDiscriminatorConfig(dim=32),
-        data=AudioDataConfig(rate_hz=24_000, seconds=1.0),
-        steps=200_000,
-        batch_size=32,
-        lr=3e-4,
-        num_workers=8,
-    )
-
-
-def _codec_paper(quantizer: AudioQuantizerChoice) -> _CodecPreset:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-    from tessera.modalities.audio.discriminators import (
-        BandDiscriminatorConfig,
-        PeriodDiscriminatorConfig,
-    )
-    from tessera.modalities.audio.soundstream import SoundStreamConfig
-    from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
-
-    levels = _build_residual_config(quantizer, bits=10)
-    return _CodecPreset(
-        spectral=SpectralCodecConfig(
-            mdct_hop=160,
-            dim=768,
-            encoder_depth=6,
-            decoder_depth=10,
-            quantizer=_with_free_lengths(levels),
-        ),
-        soundstream=SoundStreamConfig(
-            dim=32,
-            max_channels=512,
-            strides=(2, 4, 5, 8),
-            activation="elu",
-            quantizer=levels,
-        ),
-        period_discriminator=PeriodDiscriminatorConfig(
-            periods=(2, 3, 5, 7, 11), dim=32, max_channels=512
-        ),
-        band_discriminator=BandDiscriminatorConfig(dim=32),
-        data=AudioDataConfig(rate_hz=24_000, seconds=2.0),
-        steps=1_000_000,
-        batch_size=64,
-        lr=1e-4,
-        num_workers=8,
-        reference=SOUNDSTREAM,
-    )
-
-
-def _build_residual_config(
-    quantizer: AudioQuantizerChoice,
-    *,
-    bits: int,
-    code_dim: int = 32,
-    num_quantizers: int = 8,
-    dropout: float = 0.5,
-) -> ResidualConfig:
-    """Return a residual quantizer with about 2^bits codes per level; `code_dim` applies to vq."""
-    from tessera.nn.quantize import ResidualConfig, VQConfig
-
-    level = (
-        VQConfig(codebook_size=2**bits, code_dim=code_dim)
-        if quantizer == "vq"
-        else build_quantizer_config(quantizer, bits)
-    )
-    return ResidualConfig(quantizer=level, num_quantizers=num_quantizers, dropout=dropout)
-
-
-def _at_rate(parts: _CodecPreset, rate_hz: int) -> _CodecPreset:
-    """Return a preset for another sampling rate, with MDCT frames of 10 ms, two per frame."""
-    spectral = replace(parts.spectral, mdct_hop=rate_hz // 100, stack=2)
-    return replace(parts, spectral=spectral, data=replace(parts.data, rate_hz=rate_hz))
-
-
-def _mel_windows(rate_hz: int) -> tuple[int, ...]:
-    """Return the windows of the loss, twice as long where the rate is about twice as high."""
-    scale = 2 if rate_hz > 32_000 else 1
-    return tuple(scale * window for window in (64, 128, 256, 512, 1024, 2048))
-
-
-def _with_free_lengths(levels: ResidualConfig) -> ResidualConfig:
-    """Return a residual quantizer whose latents are not normalised to the unit sphere.
-
-    The spectral network computes on coefficients, whose scale is the loudness. With normalised
-    latents, telephone prompts had a SI-SDR of -1 dB after 51 CPU seconds, without 5.9 dB.
-    """
-    from tessera.nn.quantize import VQConfig
-
-    if not isinstance(levels.quantizer, VQConfig):
-        return levels
-    return replace(levels, quantizer=replace(levels.quantizer, normalised=False))
 
 
 def _build_pretrained_codec_run(folder: str) -> Run:
@@ -398,13 +175,19 @@ def audio_semantic(
             base (one GPU) or paper (as published).
         features: The features: mel (k-means on MFCC with deltas, without transcripts), ctc (a small
             speech recogniser that is trained on transcripts, whose tokens have less of the
-            speaker), voice (k-means on a speaker network, needs tessera[voice]), or the local
+            speaker), hubert (a network that is trained to predict masked speech, without
+            transcripts), voice (k-means on a speaker network, needs tessera[voice]), or the local
             folder of a Hugging Face speech model such as HuBERT.
-        token_rate_hz: The tokens per second, for mel and ctc; by default 50, and 100 in tiny.
+        token_rate_hz: The tokens per second, for mel, ctc and hubert; by default 50, and 100 in
+            tiny.
     """
-    parts = _semantic_preset(preset)
+    from tessera.modalities.audio.semantic_presets import semantic_preset
+
+    parts = semantic_preset(preset)
     if features == "ctc":
         return _build_ctc_run(preset, parts.ctc, token_rate_hz)
+    if features == "hubert":
+        return _build_hubert_run(preset, parts.hubert, token_rate_hz)
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.modalities.audio.features import SpeechFeaturesConfig, VoiceFeaturesConfig
     from tessera.modalities.audio.semantic import SemanticConfig
@@ -452,8 +235,8 @@ def _with_token_rate(
 
     if not isinstance(features, MFCCFeaturesConfig):
         raise UserError(
-            "--token-rate-hz is for the features mel and ctc: the token rate of a pretrained "
-            "network is fixed."
+            "--token-rate-hz is for the features mel, ctc and hubert: the token rate of a "
+            "pretrained network is fixed."
         )
     return replace(features, token_rate_hz=token_rate_hz)
 
@@ -484,79 +267,37 @@ def _build_ctc_run(preset: Preset, model: CTCTokenizerConfig, token_rate_hz: flo
     )
 
 
+def _build_hubert_run(
+    preset: Preset, model: HubertTokenizerConfig, token_rate_hz: float | None
+) -> Run:
+    from tessera.modalities.audio.semantic_reconstruction import SemanticTokenizerConfig
+    from tessera.run.config import Run
+
+    if token_rate_hz is not None:
+        model = replace(model, token_rate_hz=token_rate_hz)
+    steps = {"tiny": 20, "small": 2500, "base": 50_000, "paper": 200_000}[preset]
+    return Run(
+        recipe="audio-semantic",
+        task=SemanticTokenizerConfig(
+            model=model,
+            optimizer=transformer_optimizer(preset, warmup_steps=max(5, steps // 20)),
+        ),
+        data=replace(_build_speech_data(preset, model.rate_hz), crop="random"),
+        engine=engine_defaults(
+            preset,
+            steps=steps,
+            batch_size=4 if preset == "tiny" else 16 if preset == "small" else 64,
+            num_workers=8 if preset in ("base", "paper") else 0,
+            sample_count=8,
+        ),
+    )
+
+
 def _build_transcribed_data(preset: Preset, rate_hz: int) -> AudioDataConfig:
     """Return data whose captions are transcripts: whole recordings, of up to some seconds."""
     data = _build_speech_data(preset, rate_hz)
     seconds = {"tiny": 0.8, "small": 4.0}.get(preset, 15.0)
     return replace(data, seconds=seconds, synthetic_content="speech", crop="start", on_long="skip")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _SemanticPreset:
-    mfcc: MFCCFeaturesConfig
-    """The features of `mel`, in windows of 25 ms."""
-    ctc: CTCTokenizerConfig
-    """The recogniser of `ctc`."""
-    vocab_size: int
-    normalization_steps: int
-    steps: int
-    batch_size: int
-    num_workers: int = 0
-
-
-def _semantic_preset(preset: Preset) -> _SemanticPreset:
-    from tessera.modalities.audio.ctc import CTCTokenizerConfig
-    from tessera.modalities.audio.features import MFCCFeaturesConfig
-
-    if preset == "tiny":
-        return _SemanticPreset(
-            mfcc=MFCCFeaturesConfig(rate_hz=8_000, token_rate_hz=100.0),
-            ctc=CTCTokenizerConfig(
-                rate_hz=8_000,
-                token_rate_hz=100.0,
-                bands=16,
-                dim=32,
-                encoder_depth=1,
-                context_depth=1,
-                context_kernel=5,
-                heads=2,
-                vocab_size=16,
-                code_dim=8,
-                codebook_start=3,
-            ),
-            vocab_size=16,
-            normalization_steps=3,
-            steps=20,
-            batch_size=4,
-        )
-    if preset == "small":
-        return _SemanticPreset(
-            mfcc=MFCCFeaturesConfig(rate_hz=16_000),
-            ctc=CTCTokenizerConfig(rate_hz=16_000, codebook_start=1000),
-            vocab_size=256,
-            normalization_steps=20,
-            steps=400,
-            batch_size=16,
-        )
-    return _SemanticPreset(
-        mfcc=MFCCFeaturesConfig(rate_hz=24_000),
-        ctc=CTCTokenizerConfig(
-            rate_hz=24_000,
-            bands=80,
-            dim=512,
-            encoder_depth=6,
-            context_depth=8,
-            heads=8,
-            vocab_size=1024,
-            code_dim=32,
-            codebook_start=20_000,
-        ),
-        vocab_size=512 if preset == "base" else 1024,
-        normalization_steps=100,
-        steps=10_000 if preset == "base" else 50_000,
-        batch_size=64,
-        num_workers=8,
-    )
 
 
 def _build_speech_data(preset: Preset, rate_hz: int) -> AudioDataConfig:
@@ -581,6 +322,7 @@ def audio_soundstorm(
     tokenizer: str = "runs/audio-codec",
     semantic: str = "runs/audio-semantic",
     critic: CriticChoice = "off",
+    speaker_embedding: SpeakerEmbeddingChoice = "off",
 ) -> Run:
     """Train a semantic-to-audio model (SoundStorm): codec tokens in the voice of a prompt.
 
@@ -591,10 +333,14 @@ def audio_soundstorm(
         semantic: The run directory of the semantic tokenizer whose tokens are the condition.
         critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
             small network on the hidden states of the model) or own (a separate transformer).
+        speaker_embedding: A summary of the voice prompt, by a small encoder of its tokens that is
+            trained with the model, as a condition of all frames: on or off. Off leaves the prompt
+            to attention.
     """
     from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
     from tessera.nn.conformer import ConformerConfig
     from tessera.nn.masked_transformer import MaskedTransformerConfig
+    from tessera.nn.prefix_encoder import PrefixEncoderConfig
     from tessera.objectives.masking import LevelMaskingConfig
     from tessera.run.config import Run
     from tessera.sampling.maskgit import MaskedSampling
@@ -618,6 +364,7 @@ def audio_soundstorm(
                 heads=parts.heads,
                 text=None,
                 conformer=ConformerConfig(),
+                prefix=PrefixEncoderConfig(dim=parts.dim) if speaker_embedding == "on" else None,
                 absolute_positions=False,
             ),
             critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),

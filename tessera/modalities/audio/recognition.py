@@ -82,19 +82,22 @@ class CTCTask(TokenizerTask):
         self.model.vocab.train_from(captions)
 
     def prepare_inputs(self, batch: Batch[AudioBatch]) -> dict[str, Inputs]:
-        """Draw the noise of each example, and look up its labels."""
+        """Draw noise and the scale of the frequencies of each example, and look up its labels."""
         lengths = batch.examples.lengths.tolist()
         inputs = super().prepare_inputs(batch) | {
             "longest": self.pad_length(max(lengths), batch.examples.samples.shape[2]),
             "frames": [num_frames(length, self.model.hop) for length in lengths],
             "targets": CTCTargets.from_labels(self.model.labels(batch.examples.captions)),
         }
-        noise_db = self.model.config.noise_db
-        if noise_db is None:
-            return inputs
-        rows = zip(batch.examples.samples, batch.generators(), strict=True)
-        noise = [draw_noise(samples_1N, noise_db, generator) for samples_1N, generator in rows]
-        return inputs | {"noise": torch.stack(noise)}
+        config, generators = self.model.config, batch.generators()
+        if config.noise_db is not None:
+            rows = zip(batch.examples.samples, generators, strict=True)
+            noise = [draw_noise(samples_1N, config.noise_db, one) for samples_1N, one in rows]
+            inputs["noise"] = torch.stack(noise)
+        if config.warp:
+            exponent_B = torch.stack([2 * torch.rand((), generator=one) - 1 for one in generators])
+            inputs["warp_B"] = (1 + config.warp) ** exponent_B
+        return inputs
 
     def reconstruction_loss(self, batch: Batch[AudioBatch], step: int) -> Loss:
         kwargs = self.train_kwargs(batch)

@@ -1,13 +1,18 @@
 """Reconstruction of audio: adapter, loss, metrics and discriminators of the tokenizer objective.
 
-Audio is (B, 1, N) in [-1, 1]. Of a short example only the first `lengths` samples are valid and
+Audio is (B, C, N) in [-1, 1]. Of a short example only the first `lengths` samples are valid and
 silence follows, which counts in no loss and no metric.
+
+Stereo has two channels, left and right. Losses and spectral distances are the mean of both,
+discriminators get each of them as an example; SI-SDR and the ratio of levels have the samples of
+both as one signal; speech is detected and measured in their average. `side_rms_ratio` is the level
+of the side, half of left minus right, in relation to that of the original.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -16,10 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.task import Alarm, Batch, BestMetric
-from tessera.losses.spectral import mel_distance_B, stft_distance_B
+from tessera.losses.spectral import STFT_WINDOWS, mel_distance_B, stft_distance_B
 from tessera.metrics.audio import si_sdr_B
 from tessera.metrics.codebook import codebook_bits
 from tessera.metrics.speech import stoi_B
+from tessera.modalities.audio.codec import to_mid_side
 from tessera.modalities.audio.discriminators import (
     BandDiscriminatorConfig,
     PeriodDiscriminatorConfig,
@@ -68,7 +74,7 @@ class WaveformAdapter(MediaAdapter):
 
     def num_bytes(self, examples: AudioBatch) -> int:
         """Return the size of the samples with 16 bits."""
-        return 2 * int(examples.lengths.sum())
+        return 2 * examples.samples.shape[1] * int(examples.lengths.sum())
 
     def encode_pieces(self, model: AudioTokenizer, pieces: Iterable[AudioBatch]) -> Tensor:
         dtype = next(model.parameters()).dtype
@@ -89,10 +95,10 @@ class AudioAdapter(WaveformAdapter):
 
     def to_media(self, output: Tensor) -> list[Audio]:
         """Convert output to audio; trailing zeros, which a codec writes as padding, are cut."""
-        return [self.to_audio(samples_1N, find_end(samples_1N)) for samples_1N in output]
+        return [self.to_audio(samples_CN, find_end(samples_CN)) for samples_CN in output]
 
-    def to_audio(self, samples_1N: Tensor, length: int) -> Audio:
-        return Audio(samples_1N[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz)
+    def to_audio(self, samples_CN: Tensor, length: int) -> Audio:
+        return Audio(samples_CN[:, : max(1, length)].detach().float().cpu().numpy(), self.rate_hz)
 
     def original(self, examples: AudioBatch) -> Audio:
         return self.to_audio(examples.samples[0], int(examples.lengths[0]))
@@ -106,10 +112,10 @@ class AudioAdapter(WaveformAdapter):
             frames = max(1, MAX_WHOLE_SAMPLES // model.hop)
             outputs = (model.decode(part) for part in codes[None].split(frames, dim=1))
         for output in outputs:
-            samples_1N = self.bound(output)[0, :, :length]
-            length -= samples_1N.shape[1]
-            if samples_1N.shape[1]:
-                yield self.to_audio(samples_1N, samples_1N.shape[1])
+            samples_CN = self.bound(output)[0, :, :length]
+            length -= samples_CN.shape[1]
+            if samples_CN.shape[1]:
+                yield self.to_audio(samples_CN, samples_CN.shape[1])
 
     def show_pairs(self, output: Tensor, batch: Batch[AudioBatch]) -> list[Audio]:
         """Return each original followed by its reconstruction."""
@@ -122,7 +128,7 @@ class AudioAdapter(WaveformAdapter):
 
 
 def join_chunks(chunks: Iterable[Tensor], hop: int) -> Iterator[Tensor]:
-    """Join chunks (1, 1, n) to parts of whole frames, of about MAX_WHOLE_SAMPLES."""
+    """Join chunks (1, C, n) to parts of whole frames, of about MAX_WHOLE_SAMPLES."""
     parts: list[Tensor] = []
     for chunk in chunks:
         parts.append(chunk)
@@ -239,47 +245,60 @@ class AudioReconstructionLoss(ReconstructionLoss):
         if config.mel:
             terms["mel"] = config.mel * self.mel_B(output, batch).mean()
         if config.stft:
-            distance_B = stft_distance_B(
-                output, examples.samples, lengths_B=examples.lengths, windows=config.stft_windows
-            )
-            terms["stft"] = config.stft * distance_B.mean()
+            terms["stft"] = config.stft * self.stft_B(output, batch, config.stft_windows).mean()
         return terms
 
     def mel_B(self, output: Tensor, batch: Batch[AudioBatch]) -> Tensor:
-        return mel_distance_B(
-            output,
-            batch.examples.samples,
+        distance_R = mel_distance_B(
+            split_channels(output),
+            split_channels(batch.examples.samples),
             rate_hz=self.config.rate_hz,
-            lengths_B=batch.examples.lengths,
+            lengths_B=batch.examples.lengths.repeat_interleave(output.shape[1]),
             windows=self.config.mel_windows,
         )
+        return mean_over_channels(distance_R, output)
+
+    def stft_B(self, output: Tensor, batch: Batch[AudioBatch], windows: Sequence[int]) -> Tensor:
+        distance_R = stft_distance_B(
+            split_channels(output),
+            split_channels(batch.examples.samples),
+            lengths_B=batch.examples.lengths.repeat_interleave(output.shape[1]),
+            windows=windows,
+        )
+        return mean_over_channels(distance_R, output)
 
     def eval_step(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
         original, lengths_B = batch.examples.samples, batch.examples.lengths
-        rms_B, output_rms_B = (rms(audio, lengths_B) for audio in (original, output))
-        audible_B = rms_B > MIN_RMS
-        si_sdr = si_sdr_B(output, original, lengths_B=lengths_B).double()
-        rms_ratio_B = (output_rms_B / rms_B.clamp_min(MIN_RMS)).double()
-        return self.speech_sums(output, batch) | {
-            "audible": audible_B.sum(),
-            "si_sdr": si_sdr[audible_B].sum(),
-            "rms_ratio": rms_ratio_B[audible_B].sum(),
+        pair = interleave_channels(output), interleave_channels(original)
+        si_sdr = si_sdr_B(*pair, lengths_B=output.shape[1] * lengths_B).double()
+        levels = sum_levels(rms(output, lengths_B), rms(original, lengths_B))
+        sums = {
+            "audible": levels.audible_B.sum(),
+            "si_sdr": si_sdr[levels.audible_B].sum(),
+            "rms_ratio": levels.ratio,
             "mel": self.mel_B(output, batch).double().sum(),
-            "stft": stft_distance_B(output, original, lengths_B=lengths_B).double().sum(),
+            "stft": self.stft_B(output, batch, STFT_WINDOWS).double().sum(),
             "seconds": lengths_B.double().sum() / self.config.rate_hz,
         }
+        if output.shape[1] == 2:
+            side = sum_levels(
+                *(rms(to_mid_side(one)[:, 1:], lengths_B) for one in (output, original))
+            )
+            sums |= {"wide": side.audible_B.sum(), "side_rms_ratio": side.ratio}
+        return self.speech_sums(output, batch) | sums
 
     def speech_sums(self, output: Tensor, batch: Batch[AudioBatch]) -> dict[str, Tensor]:
         """Return STOI and, where it is installed and supports the rate, PESQ of speech."""
-        examples, rate_hz = batch.examples, self.config.rate_hz
+        lengths_B, rate_hz = batch.examples.lengths, self.config.rate_hz
+        made, real = (audio.mean(1, keepdim=True) for audio in (output, batch.examples.samples))
         is_speech = [
             self.is_speech(samples_1N[0, :length])
-            for samples_1N, length in zip(examples.samples, examples.lengths.tolist(), strict=True)
+            for samples_1N, length in zip(real, lengths_B.tolist(), strict=True)
         ]
         chosen = torch.tensor(is_speech, device=output.device)
         if not chosen.any():
             return {}
-        made, real, lengths_B = output[chosen], examples.samples[chosen], examples.lengths[chosen]
+        made, real, lengths_B = made[chosen], real[chosen], lengths_B[chosen]
         stoi = stoi_B(made, real, rate_hz=rate_hz, lengths_B=lengths_B).double()
         defined = stoi.isfinite()
         sums = {"speech": defined.sum(), "stoi": stoi[defined].sum()}
@@ -309,6 +328,8 @@ class AudioReconstructionLoss(ReconstructionLoss):
             "stft_distance": float(totals["stft"] / totals["examples"]),
             "rms_ratio": float(totals["rms_ratio"] / audible),
         }
+        if totals.get("wide", 0) > 0:
+            metrics["side_rms_ratio"] = float(totals["side_rms_ratio"] / totals["wide"])
         bits = codebook_bits(totals["codes"])
         metrics["kilobits_per_second"] = float(bits / totals["seconds"] / 1000)
         if totals.get("speech", 0) > 0:
@@ -318,17 +339,49 @@ class AudioReconstructionLoss(ReconstructionLoss):
         return metrics
 
 
+@dataclass
+class Levels:
+    """Sums over the examples of a batch that are not silent."""
+
+    audible_B: Tensor
+    ratio: Tensor
+
+
+def sum_levels(output_rms_B: Tensor, rms_B: Tensor) -> Levels:
+    """Add up the ratios of levels of outputs and originals."""
+    audible_B = rms_B > MIN_RMS
+    ratio_B = (output_rms_B / rms_B.clamp_min(MIN_RMS)).double()
+    return Levels(audible_B, ratio_B[audible_B].sum())
+
+
+def split_channels(audio_BCN: Tensor) -> Tensor:
+    """Return each channel as an example, (B C, 1, N)."""
+    return audio_BCN.flatten(0, 1)[:, None]
+
+
+def mean_over_channels(values_R: Tensor, audio_BCN: Tensor) -> Tensor:
+    """Return the mean over the channels of each example, (B,)."""
+    return values_R.unflatten(0, audio_BCN.shape[:2]).mean(1)
+
+
+def interleave_channels(audio_BCN: Tensor) -> Tensor:
+    """Return the samples of all channels as one signal, (B, 1, N C); padding stays at the end."""
+    return audio_BCN.mT.reshape(len(audio_BCN), 1, -1)
+
+
 def sample_difference_B(
-    a_B1N: Tensor, b_B1N: Tensor, lengths_B: Tensor, kernel_W: Tensor | None = None
+    a_BCN: Tensor, b_BCN: Tensor, lengths_B: Tensor, kernel_W: Tensor | None = None
 ) -> Tensor:
     """Return the mean absolute difference of the valid samples, filtered by a kernel if given."""
-    valid_B1N = valid_samples(a_B1N, lengths_B)
-    difference = (to_fp32(a_B1N) - to_fp32(b_B1N)) * valid_B1N
+    valid_B1N = valid_samples(a_BCN, lengths_B)
+    difference = (to_fp32(a_BCN) - to_fp32(b_BCN)) * valid_B1N
     if kernel_W is not None:
+        channels = difference.shape[1]
         with full_precision(difference.device.type):
-            kernel_11W = kernel_W.to(difference)[None, None]
-            difference = F.conv1d(difference, kernel_11W, padding="same") * valid_B1N
-    return difference.abs().sum((1, 2)) / lengths_B
+            kernel_C1W = kernel_W.to(difference).expand(channels, 1, -1)
+            filtered = F.conv1d(difference, kernel_C1W, padding="same", groups=channels)
+            difference = filtered * valid_B1N
+    return difference.abs().sum((1, 2)) / (difference.shape[1] * lengths_B)
 
 
 def low_pass_kernel(cutoff_hz: float, rate_hz: int) -> Tensor:
@@ -339,25 +392,26 @@ def low_pass_kernel(cutoff_hz: float, rate_hz: int) -> Tensor:
     return kernel / kernel.sum()
 
 
-def rms(audio_B1N: Tensor, lengths_B: Tensor) -> Tensor:
-    """Return the root mean square of the valid samples, (B,)."""
-    valid = to_fp32(audio_B1N) * valid_samples(audio_B1N, lengths_B)
-    return (valid.square().sum((1, 2)) / lengths_B).sqrt()
+def rms(audio_BCN: Tensor, lengths_B: Tensor) -> Tensor:
+    """Return the root mean square of the valid samples of all channels, (B,)."""
+    valid = to_fp32(audio_BCN) * valid_samples(audio_BCN, lengths_B)
+    return (valid.square().sum((1, 2)) / (audio_BCN.shape[1] * lengths_B)).sqrt()
 
 
-def valid_samples(audio_B1N: Tensor, lengths_B: Tensor) -> Tensor:
-    return torch.arange(audio_B1N.shape[2], device=audio_B1N.device) < lengths_B[:, None, None]
+def valid_samples(audio_BCN: Tensor, lengths_B: Tensor) -> Tensor:
+    """Return which samples are not padding, (B, 1, N)."""
+    return torch.arange(audio_BCN.shape[2], device=audio_BCN.device) < lengths_B[:, None, None]
 
 
-def find_end(samples_1N: Tensor) -> int:
-    """Return the index after the last sample that is not zero."""
-    (nonzero,) = samples_1N[0].nonzero(as_tuple=True)
+def find_end(samples_CN: Tensor) -> int:
+    """Return the index after the last sample that is not zero in some channel."""
+    (nonzero,) = samples_CN.any(0).nonzero(as_tuple=True)
     return int(nonzero[-1]) + 1 if len(nonzero) else 0
 
 
-def view_valid(audio_B1N: Tensor, batch: Batch[AudioBatch]) -> Tensor:
-    """Return the input of the discriminators: silence after the end."""
-    return audio_B1N * valid_samples(audio_B1N, batch.examples.lengths)
+def view_valid(audio_BCN: Tensor, batch: Batch[AudioBatch]) -> Tensor:
+    """Return the input of the discriminators: each channel, with silence after the end."""
+    return split_channels(audio_BCN * valid_samples(audio_BCN, batch.examples.lengths))
 
 
 DiscriminatorConfig = PeriodDiscriminatorConfig | ScaleDiscriminatorConfig | BandDiscriminatorConfig

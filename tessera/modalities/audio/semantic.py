@@ -92,7 +92,8 @@ class SemanticConfig:
         )
 
     def validate_data(self, data: AudioDataConfig) -> None:
-        """Raise ValueError if the examples have another rate or are shorter than one frame."""
+        """Raise ValueError unless the examples are mono, of this rate, and at least a frame."""
+        data.check_mono("A semantic tokenizer")
         if data.rate_hz != self.rate_hz:
             raise ValueError(
                 f"The data has a rate of {data.rate_hz} Hz, but the features need {self.rate_hz} "

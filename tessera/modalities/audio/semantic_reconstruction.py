@@ -16,6 +16,8 @@ from torch import Tensor
 from tessera.engine.task import Batch, BestMetric, DataSettings
 from tessera.metrics.codebook import codebook_bits
 from tessera.modalities.audio.ctc import CTCTokenizerConfig
+from tessera.modalities.audio.hubert import HubertTokenizerConfig
+from tessera.modalities.audio.hubert_task import HubertTask
 from tessera.modalities.audio.media import AudioBatch
 from tessera.modalities.audio.recognition import CTCTask, RecognitionConfig
 from tessera.modalities.audio.reconstruction import WaveformAdapter
@@ -110,7 +112,9 @@ def draw_features(features_TD: np.ndarray, reference_TD: np.ndarray) -> Image:
 
 @dataclass(frozen=True, kw_only=True)
 class SemanticTokenizerConfig(TokenizerConfig):
-    model: SemanticConfig | CTCTokenizerConfig = field(default_factory=SemanticConfig)
+    model: SemanticConfig | CTCTokenizerConfig | HubertTokenizerConfig = field(
+        default_factory=SemanticConfig
+    )
     reconstruction: SemanticReconstructionConfig | RecognitionConfig = field(
         default_factory=SemanticReconstructionConfig
     )
@@ -127,10 +131,18 @@ class SemanticTokenizerConfig(TokenizerConfig):
         if self.uses_captions:
             check_transcripts(data)
 
+    def describe_missing_captions(self, missing: int, total: int) -> str:
+        return (
+            f"{missing:,} of {total:,} recordings have no transcript: the codebook is trained on "
+            "them, and the text is not."
+        )
+
     def build_adapter(self) -> SemanticAdapter:
         return SemanticAdapter()
 
     def build(self, **dependencies: object) -> TokenizerTask:
+        if isinstance(self.model, HubertTokenizerConfig):
+            return HubertTask(self)
         return CTCTask(self) if self.uses_captions else TokenizerTask(self)
 
 

@@ -18,6 +18,7 @@ from tessera.engine.task import Batch, Media
 from tessera.modalities.audio.external_tokens import TokenStreams
 from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
 from tessera.modalities.audio.media import Audio
+from tessera.modalities.audio.voice_prompt import check_voice
 from tessera.objectives.generation import (
     MediaInputs,
     PromptEncoder,
@@ -98,6 +99,7 @@ class SoundStormTaskConfig(MaskedConfig):
         codes, semantic = self.encode_recording(inputs.like, inputs.seconds, encoder)
         prompt, prompt_semantic = codes[:, :0], semantic[:, :0]
         if inputs.prompt_audio is not None:
+            check_voice(inputs.prompt_audio)
             prompt, prompt_semantic = self.encode_recording(inputs.prompt_audio, None, encoder)
         trim = prompt.shape[1]
         start = torch.cat([prompt, torch.zeros_like(codes)], dim=1)

@@ -96,7 +96,7 @@ class SoundStreamConfig(AudioCodecConfig):
 
 def build_encoder(config: SoundStreamConfig) -> StreamingSequential:
     channels = config.stage_channels
-    layers: list[nn.Module] = [CausalConv1d(1, channels[0], 7)]
+    layers: list[nn.Module] = [CausalConv1d(config.channels, channels[0], 7)]
     for stage, stride in enumerate(config.strides):
         layers += build_residual_units(stage, config)
         layers += [
@@ -120,7 +120,9 @@ def build_decoder(config: SoundStreamConfig) -> StreamingSequential:
         ]
         layers += build_residual_units(stage, config)
     return StreamingSequential(
-        *layers, build_activation(channels[0], config), CausalConv1d(channels[0], 1, 7)
+        *layers,
+        build_activation(channels[0], config),
+        CausalConv1d(channels[0], config.channels, 7),
     )
 
 

@@ -71,24 +71,24 @@ class SpectralCodecConfig(AudioCodecConfig):
         return self.mdct_hop
 
     def emphasis(self) -> Tensor:
-        """Return the factors of the coefficients of one frame."""
+        """Return the factors of the coefficients of one frame, of all channels."""
         frequencies = (torch.arange(self.mdct_hop) + 0.5) / self.mdct_hop
-        return (INPUT_GAIN * (1 + 16 * frequencies) ** self.tilt).repeat(self.stack)
+        return (INPUT_GAIN * (1 + 16 * frequencies) ** self.tilt).repeat(self.channels * self.stack)
 
     def build_encoder(self) -> StreamingSequential:
         return StreamingSequential(
-            MDCT(self.mdct_hop, self.stack),
+            MDCT(self.mdct_hop, self.stack, self.channels),
             Emphasis(self.emphasis()),
-            FrameLinear(self.hop, self.dim),
+            FrameLinear(self.channels * self.hop, self.dim),
             *[ConvNeXtBlock(self) for _ in range(self.encoder_depth)],
         )
 
     def build_decoder(self) -> StreamingSequential:
         return StreamingSequential(
             *[ConvNeXtBlock(self) for _ in range(self.decoder_depth)],
-            FrameLinear(self.dim, self.hop),
+            FrameLinear(self.dim, self.channels * self.hop),
             Emphasis(1 / self.emphasis()),
-            InverseMDCT(self.mdct_hop, self.stack),
+            InverseMDCT(self.mdct_hop, self.stack, self.channels),
         )
 
 

@@ -150,6 +150,7 @@ class SyntheticAudio(SyntheticDataset):
     samples: int
     rate_hz: int
     loudness_db: float | None = None
+    channels: int = 1
 
     def caption(self, index: int) -> str:
         """Return the caption of an example without rendering it."""
@@ -157,7 +158,8 @@ class SyntheticAudio(SyntheticDataset):
 
     def signature(self, index: int) -> str:
         """Return everything besides its number that an example depends on."""
-        return f"{self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
+        mono = f"{self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
+        return mono if self.channels == 1 else f"{mono} {self.channels} channels"
 
     def piece(self, index: int) -> Piece:
         return sample_piece(self.seed, self.number(index))
@@ -167,11 +169,20 @@ class SyntheticAudio(SyntheticDataset):
         piece = self.piece(index)
         noise_rng = np.random.default_rng([self.seed, self.number(index), 1])
         samples = piece.render(self.samples, self.rate_hz, noise_rng)
+        if self.channels == 2:
+            samples = pan(samples, self.seed, self.number(index))
         samples = normalize_loudness(samples, self.loudness_db)
         return AudioExample(samples, self.samples, self.rate_hz, piece.caption)
 
     def collate(self, examples: list[AudioExample]) -> AudioBatch:
         return collate(examples)
+
+
+def pan(samples_1N: np.ndarray, seed: int, number: int) -> np.ndarray:
+    """Place an example between left and right, (2, N)."""
+    angle = np.random.default_rng([seed, number, 2]).uniform(0, np.pi / 2)
+    gains_21 = np.array([[np.cos(angle)], [np.sin(angle)]], np.float32)
+    return gains_21 * samples_1N
 
 
 # ---- sampling

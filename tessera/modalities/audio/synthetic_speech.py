@@ -21,6 +21,7 @@ from tessera.modalities.audio.media import (
     normalize_loudness,
     pad_samples,
 )
+from tessera.modalities.audio.synthetic import pan
 from tessera.modalities.audio.synthetic_voices import (
     ONSETS,
     SPEAKERS,
@@ -77,6 +78,7 @@ class SyntheticSpeech(SyntheticDataset):
     """The maximum length of an example."""
     rate_hz: int
     loudness_db: float | None = None
+    channels: int = 1
 
     def name(self, index: int) -> str:
         speaker = self.utterance(index).speaker.name.split()[1].replace("'s", "")
@@ -87,7 +89,8 @@ class SyntheticSpeech(SyntheticDataset):
 
     def signature(self, index: int) -> str:
         """Return everything besides its number that an example depends on."""
-        return f"speech {self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
+        mono = f"speech {self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
+        return mono if self.channels == 1 else f"{mono} {self.channels} channels"
 
     def utterance(self, index: int) -> Utterance:
         return sample_utterance(self.seed, self.number(index), self.samples / self.rate_hz)
@@ -97,6 +100,8 @@ class SyntheticSpeech(SyntheticDataset):
         utterance = self.utterance(index)
         noise_rng = np.random.default_rng([self.seed, self.number(index), 1])
         samples = utterance.render(self.samples, self.rate_hz, noise_rng)
+        if self.channels == 2:
+            samples = pan(samples, self.seed, self.number(index))
         samples = normalize_loudness(samples, self.loudness_db)
         length = samples.shape[1]
         return AudioExample(

@@ -84,6 +84,9 @@ class TextToSemanticTaskConfig(AutoregressiveConfig, TokenizedGeneratorConfig):
         super().validate_data(data)
         check_transcripts(data)
 
+    def describe_missing_captions(self, missing: int, total: int) -> str:
+        return f"{missing:,} of {total:,} recordings have no transcript and are left out."
+
     def prepare_dataset(
         self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
     ) -> ExampleDataset:

@@ -1,9 +1,9 @@
 """The base class of audio tokenizers, and the validation of their inputs.
 
-Audio is (B, 1, N) in [-1, 1]; each frame of `hop` samples becomes one or more tokens, and the last
-frame is padded with zeros.
+Audio is (B, C, N) in [-1, 1], where C is 1, or 2 for stereo; each frame of `hop` samples becomes
+one or more tokens, and the last frame is padded with zeros.
 
-B batch, N samples, T frames, L codebooks of a residual quantizer.
+B batch, C channels, N samples, T frames, L codebooks of a residual quantizer.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class AudioTokenizer(nn.Module):
     quantizer: FrameQuantizer
 
     def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Encode (B, 1, N) as codes (B, T, L) or (B, T), with -1 in frames of padding."""
+        """Encode (B, C, N) as codes (B, T, L) or (B, T), with -1 in frames of padding."""
         raise NotImplementedError
 
     def decode(self, codes: Tensor) -> Tensor:
@@ -75,12 +75,13 @@ class AudioTokenizer(nn.Module):
             )
 
 
-def check_audio_batch(samples: Tensor) -> None:
-    """Raise ValueError unless `samples` is a float tensor of shape (B, 1, N)."""
-    if samples.ndim != 3 or samples.shape[1] != 1 or not samples.is_floating_point():
+def check_audio_batch(samples: Tensor, channels: int = 1) -> None:
+    """Raise ValueError unless `samples` is a float tensor of shape (B, channels, N)."""
+    if samples.ndim != 3 or samples.shape[1] != channels or not samples.is_floating_point():
+        advice = "Average the channels to get one." if channels == 1 else "Give left and right."
         raise ValueError(
-            f"Expected audio of shape (batch, 1, samples) as floats in [-1, 1], but got shape "
-            f"{tuple(samples.shape)} and type {samples.dtype}. Average the channels to get one."
+            f"Expected audio of shape (batch, {channels}, samples) as floats in [-1, 1], but got "
+            f"shape {tuple(samples.shape)} and type {samples.dtype}. {advice}"
         )
 
 

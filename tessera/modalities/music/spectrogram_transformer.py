@@ -132,7 +132,8 @@ class SpectrogramTransformerConfig:
             raise ValueError(f"drop must be at least 0 and less than 1, got {self.drop}.")
 
     def validate_data(self, data: AudioDataConfig) -> None:
-        """Raise ValueError if the data has another sampling rate."""
+        """Raise ValueError if the data is stereo or has another sampling rate."""
+        data.check_mono("This model")
         if data.rate_hz != self.rate_hz:
             raise ValueError(
                 f"The audio has a sampling rate of {data.rate_hz:,} Hz, but the model expects "

@@ -87,6 +87,7 @@ def test_an_incomplete_frame_is_padded_with_zeros_and_cropped_again(config, samp
 @dataclass
 class AudioData:
     length: int
+    channels: int = 1
 
 
 def test_hop_codebooks_and_token_grid(config):

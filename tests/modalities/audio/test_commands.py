@@ -17,6 +17,7 @@ from tessera.data.tokens import read_tokens
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_codec, audio_soundstorm
 from tessera.modalities.audio.synthetic import SyntheticAudio
+from tessera.modalities.audio.synthetic_speech import SyntheticSpeech
 from tests.cli_runner import run_invalid, tessera
 from tests.runs import engine_in, train
 
@@ -309,6 +310,48 @@ def test_invalid_flags_beside_like_are_rejected(
 ) -> None:
     like = ("--like", audio_files / "2.wav")
     assert expected in run_invalid("sample", runs / "soundstorm", *like, *flags)
+
+
+def test_prompts_without_a_voice_are_rejected(
+    runs: Path, audio_files: Path, tmp_path: Path
+) -> None:
+    tone = 0.3 * np.sin(np.arange(800) / 5)
+    for name, samples, expected in (
+        ("short.wav", tone, "short.wav has 0.10 s, too little for a voice: give a recording of"),
+        ("silence.wav", np.zeros(8_000), "silence.wav is silent: give a recording of somebody"),
+    ):
+        soundfile.write(tmp_path / name, samples, RATE_HZ)
+        flags = ("--like", audio_files / "2.wav", "--prompt-audio", tmp_path / name)
+        assert expected in run_invalid("sample", runs / "soundstorm", *flags)
+
+
+def test_a_codec_of_another_rate_is_rejected(runs: Path, tmp_path: Path) -> None:
+    tokenizers = ("--tokenizer", runs / "codec", "--semantic", runs / "semantic")
+    flags = ("--preset", "tiny", "--data.rate-hz", "16000", "--out", tmp_path / "run")
+    message = run_invalid("train", "audio-soundstorm", *flags, *tokenizers)
+    assert "was trained on examples preprocessed as" in message
+    assert "--data.rate-hz 8000" in message
+
+
+def test_recordings_without_a_transcript_are_reported(tmp_path: Path) -> None:
+    """A recogniser trains its codebook on them; text to speech leaves them out."""
+    data = tmp_path / "data"
+    data.mkdir()
+    dataset = SyntheticSpeech(6, samples=6_400, rate_hz=RATE_HZ, seed=2)
+    for number in range(6):
+        example = dataset.item(number, np.random.default_rng(0))
+        soundfile.write(data / f"{number}.wav", example.samples[0, : example.length], RATE_HZ)
+        if number < 4:
+            (data / f"{number}.txt").write_text(example.caption, encoding="utf-8")
+    common = ("--data", data, "--data.val-fraction", "0", "--preset", "tiny", "--steps", "1")
+    recogniser = tmp_path / "recogniser"
+    result = tessera("train", "audio-semantic", "--features", "ctc", *common, "--out", recogniser)
+    assert result.code == 0, result
+    assert "2 of 6 recordings have no transcript: the codebook is trained on them" in result.out
+    flags = ("--tokenizer", recogniser, "--soundstorm", "none", "--out", tmp_path / "speech")
+    result = tessera("train", "audio-text2semantic", *common, *flags)
+    assert result.code == 0, result
+    assert "2 of 6 recordings have no transcript and are left out." in result.out
 
 
 @pytest.mark.parametrize(

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from tessera.engine.distributed import Distributed
-from tessera.modalities.audio.ctc import CTCTokenizer, CTCTokenizerConfig, DelayedStart
+from tessera.engine.task import Batch
+from tessera.losses.spectrogram import log_mel_spectrogram
+from tessera.modalities.audio.ctc import CTCTokenizer, CTCTokenizerConfig
 from tessera.modalities.audio.dataset import AudioDataConfig
+from tessera.modalities.audio.media import AudioBatch
+from tessera.modalities.audio.normalized_mel import warp_frequencies
 from tessera.modalities.audio.recipes import audio_semantic
 from tessera.modalities.audio.recognition import draw_noise
+from tessera.nn.delayed_start import DelayedStart
 
 CONFIG = CTCTokenizerConfig(
     rate_hz=8_000,
@@ -110,6 +116,49 @@ def test_noise_follows_the_amplitude_at_the_requested_ratios() -> None:
     steady = samples_1N.square().mean().sqrt() / 10
     assert float(quiet.std()) == pytest.approx(float((steady**2 + 0.005**2).sqrt()), rel=0.02)
     assert float(loud.std()) == pytest.approx(float((steady**2 + 0.05**2).sqrt()), rel=0.02)
+
+
+def test_frequencies_are_scaled_by_the_drawn_factor() -> None:
+    """A tone of 1 kHz at 1.15 times its frequency has the bands of one of 1.15 kHz."""
+    time = torch.arange(8_000) / 16_000
+    tones = torch.stack([torch.sin(2 * torch.pi * hz * time) for hz in (1_000.0, 1_150.0)])
+    settings = {"rate_hz": 16_000, "window": 400, "hop": 160, "bands": 40}
+    low, high = log_mel_spectrogram(tones, **settings).mT.unbind(0)
+    factor = torch.tensor([1.15, 1.0])
+    warped, same = warp_frequencies(torch.stack([low, low]), factor, 16_000)
+    torch.testing.assert_close(same, low, rtol=1e-3, atol=1e-3)
+    assert warped[25].argmax() == high[25].argmax() != low[25].argmax()
+
+
+def test_the_scale_of_frequencies_is_drawn_for_each_example() -> None:
+    run = audio_semantic("tiny", features="ctc")
+    task: Any = run.task.build()
+    samples = random_audio(800, count=40)
+    examples = AudioBatch(samples, torch.full((40,), 800), 8_000, [""] * 40)
+    batch = Batch(examples, [str(i) for i in range(40)], list(range(40)))
+    factor_B = task.prepare_inputs(batch)["warp_B"]
+    assert factor_B.min() >= 1 / 1.15 and factor_B.max() <= 1.15 and factor_B.std() > 0.05
+    one = Batch(replace(examples, samples=samples[3:4]), ["3"], [3])
+    assert task.prepare_inputs(one)["warp_B"] == factor_B[3]
+
+
+@pytest.mark.parametrize("settings", [(0, 1), (1, 0), (2, 0)])
+def test_the_quantizer_can_be_before_or_after_the_context(settings: tuple[int, int]) -> None:
+    before, after = settings
+    config = replace(CONFIG, encoder_context_depth=before, context_depth=after)
+    torch.manual_seed(0)
+    model, audio = config.build(), random_audio(3_200)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    model.vocab.train_from(["abcdefgh"])
+    for _ in range(3):
+        train_step(model, audio)
+    output = model.eval()(audio)
+    torch.testing.assert_close(output.output, model.decode(output.codes))
+    states, mask = torch.randn(2, 20, 16), torch.ones(2, 20, dtype=torch.bool)
+    changed = torch.cat([states[:, :15], -states[:, 15:]], dim=1)
+    first, second = (model.encoder_context(one, mask_BN=mask)[:, :5] for one in (states, changed))
+    assert torch.equal(first, second) is (before == 0)
 
 
 @pytest.mark.parametrize("rate_hz", [8_000, 16_000, 24_000, 44_100])

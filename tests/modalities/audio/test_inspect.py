@@ -114,7 +114,7 @@ def test_the_printed_lines_show_the_same_numbers(folder):
     assert f"{folder}: 12 audio files, 8 usable" in lines
     assert "lengths: 1.00 to 3.00 s, median 1.00 s; total 0:00:1" in lines
     assert "rates: 16,000 Hz (6), 44,100 Hz (2)" in lines
-    assert "channels: mono (7), stereo (1)" in lines
+    assert "channels: mono (7), stereo (1)\n  several channels are averaged, unless" in lines
     assert "silent: 2 audio files, with nothing to learn from\n  dc.wav: all of its " in lines
     assert "unusable: 4 audio files" in lines
     assert json.loads(inspect_folder(folder).as_json())["usable"] == 8

@@ -48,6 +48,13 @@ class Block:
         return self.start + self.samples.shape[1]
 
 
+def mix_channels(samples_CN: np.ndarray, channels: int) -> np.ndarray:
+    """Return samples of 1 or 2 channels: another number of them is averaged, and repeated."""
+    if len(samples_CN) == channels:
+        return samples_CN
+    return np.repeat(samples_CN.mean(axis=0, keepdims=True), channels, axis=0)
+
+
 class Reader(Protocol):
     def info(self) -> AudioInfo: ...
 

@@ -27,6 +27,7 @@ from tessera.modalities.audio.io.base import (
     Block,
     Reader,
     import_soundfile,
+    mix_channels,
 )
 from tessera.modalities.audio.io.stream import AudioStreamReader
 from tessera.modalities.audio.io.wav import declared_ratio
@@ -58,7 +59,7 @@ class AudioScan:
 
 @dataclass(frozen=True)
 class Level:
-    """The level of a whole file, mixed to one channel."""
+    """The level of a whole file, over the channels that are used."""
 
     rms: float
     peak: float
@@ -90,10 +91,10 @@ def scan_blocks(path: AnyFile, on_block: Callable[[np.ndarray], None]) -> AudioS
         return _scan_blocks(file_signature(path), on_block)
 
 
-def measure_level(path: AnyFile) -> Level:
-    """Decode the whole file and measure its level. Cached until the file changes."""
+def measure_level(path: AnyFile, channels: int) -> Level:
+    """Decode the whole file and measure the level of 1 or 2 channels, until the file changes."""
     with add_path(path):
-        return _measure_level(file_signature(path))
+        return _measure_level(file_signature(path), channels)
 
 
 def read_samples(path: AnyFile, start: int = 0, count: int | None = None) -> np.ndarray:
@@ -198,13 +199,13 @@ def _scan_blocks(signature: FileSignature, on_block: Callable[[np.ndarray], None
 
 
 @lru_cache(maxsize=1 << 16)
-def _measure_level(signature: FileSignature) -> Level:
+def _measure_level(signature: FileSignature, channels: int) -> Level:
     count, squares, peak = 0, 0.0, 0.0
     for block in ReadableBlocks(open_reader(signature.file).blocks(0)):
-        mono = validate_samples(block.samples).mean(axis=0)
-        count += len(mono)
-        squares += float(np.square(mono, dtype=np.float64).sum())
-        peak = max(peak, float(np.abs(mono).max(initial=0)))
+        mixed = mix_channels(validate_samples(block.samples), channels)
+        count += mixed.size
+        squares += float(np.square(mixed, dtype=np.float64).sum())
+        peak = max(peak, float(np.abs(mixed).max(initial=0)))
     return Level((squares / max(1, count)) ** 0.5, peak)
 
 
