@@ -1,13 +1,14 @@
 """Make a folder of synthetic voices that speak known sentences, for the speech recipes.
 
-    python examples/voices.py OUT [--sentences 60] [--test-sentences 50]
+    python examples/voices.py OUT [--sentences 60] [--test-sentences 50] [--dev-sentences 0]
 
 OUT/train has one folder for each of 24 voices, with `--sentences` FLAC files at 16 kHz and a
 metadata.jsonl with their transcripts. OUT/test has `--test-sentences` sentences that are not in
 OUT/train, spoken by 8 voices: 4 of OUT/train, and 4 that are in OUT/test only. All of them speak
 the same sentences, so that it can be measured what tokens contain of the content and of the
-speaker. The voices are those of the programs espeak-ng, with its variants at several pitches, and
-flite: `apt-get install espeak-ng flite`.
+speaker. OUT/dev, for choices, has `--dev-sentences` further sentences by 8 voices of OUT/train. The
+voices are those of the programs espeak-ng, with its variants at several pitches, and flite:
+`apt-get install espeak-ng flite`.
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ TEST_VOICES = (
     espeak("en-gb+max", 40),
 )
 """Voices of OUT/test only."""
+DEV_VOICES = tuple(TRAIN_VOICES[i] for i in (1, 12, 7, 8, 14, 21, 18, 19))
+"""Voices of OUT/train that speak the sentences of OUT/dev."""
 SHARED_VOICES = (TRAIN_VOICES[0], TRAIN_VOICES[6], TRAIN_VOICES[13], TRAIN_VOICES[20])
 """Voices of OUT/train that also speak the sentences of OUT/test."""
 
@@ -113,12 +116,14 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
     parser.add_argument("--sentences", type=int, default=60, help="for each voice of OUT/train")
     parser.add_argument("--test-sentences", type=int, default=50, help="for each voice of OUT/test")
+    parser.add_argument("--dev-sentences", type=int, default=0, help="for each voice of OUT/dev")
     args = parser.parse_args()
     check_tools()
     rng = random.Random(0)
     train_count = len(TRAIN_VOICES) * args.sentences
-    sentences = make_sentences(rng, train_count + args.test_sentences)
-    for_test = sentences[train_count:]
+    dev_start = train_count + args.test_sentences
+    sentences = make_sentences(rng, dev_start + args.dev_sentences)
+    for_test, for_dev = sentences[train_count:dev_start], sentences[dev_start:]
     by_voice = {
         voice: sentences[i * args.sentences : (i + 1) * args.sentences]
         for i, voice in enumerate(TRAIN_VOICES)
@@ -126,6 +131,8 @@ def main() -> None:
     count = write_voices(by_voice, args.out / "train")
     by_test_voice = dict.fromkeys((*SHARED_VOICES, *TEST_VOICES), for_test)
     count += write_voices(by_test_voice, args.out / "test")
+    if for_dev:
+        count += write_voices(dict.fromkeys(DEV_VOICES, for_dev), args.out / "dev")
     print(
         f"{count:,} recordings with transcripts are in {args.out}: try `tessera train ... --data "
         f"{args.out / 'train'}`"
