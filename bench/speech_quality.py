@@ -53,7 +53,7 @@ def load_held_out(codec: Tokenizer, data: str | None, count: int) -> list[Audio]
             load_synthetic(dataset, index) for index in evenly_spaced(len(dataset), count)
         )
     else:
-        every = (load_audio(dataset.file(i), config.rate_hz) for i in range(len(dataset)))
+        every = (load_audio(dataset.files.file(i), config.rate_hz) for i in range(len(dataset)))
     long = [audio for audio in every if audio.seconds >= MIN_SECONDS]
     if not long:
         raise SystemExit(

@@ -186,7 +186,7 @@ def train_steps(engine: Engine, count: int) -> None:
     steps = engine.steps()
     for _ in range(count):
         next(steps)
-    engine.ensure_saved()
+    engine.saver.ensure_saved(engine.global_step)
     steps.close()
 
 

@@ -92,12 +92,6 @@ class MaskedSampling:
     choice_temperature: float = 4.5
     """Scale of the Gumbel noise on the scores in the first step; it decreases linearly to 0 in the
     last (Besnier 2023, arXiv 2310.14400)."""
-    corrector_steps: int = 0
-    """Number of corrector steps after decoding (Campbell 2022, arXiv 2205.14987): each masks
-    random tokens again and predicts them from all others, which removes what several tokens that
-    were sampled in the same step contradict each other in."""
-    corrector_fraction: float = 0.25
-    """Fraction of the tokens that a corrector step masks."""
     top_k: int = 0
     """Number of most likely tokens to sample from; 0 for all."""
     top_p: float = 1.0
@@ -115,12 +109,6 @@ class MaskedSampling:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and at least 0, got {value}.")
-        if self.corrector_steps < 0:
-            raise ValueError(f"corrector_steps must be at least 0, got {self.corrector_steps}.")
-        if not 0 < self.corrector_fraction <= 1:
-            raise ValueError(
-                f"corrector_fraction must be above 0 and at most 1, got {self.corrector_fraction}."
-            )
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 for all tokens), got {self.top_k}.")
         if any(steps < 1 for steps in self.decoding_steps_per_level):
@@ -222,14 +210,10 @@ def maskgit_decode(
     tokens = tokens_BNS.masked_fill(masked_BNS, mask_token_id)
     all_tokens = config.build_stage(torch.ones_like(masked_BNS[0]), config.decoding_steps)
     stages = stages or [all_tokens]
-    decoder.on_step = on_step
-    decoder.num_steps = sum(stage.decoding_steps + config.corrector_steps for stage in stages)
+    decoder.on_step, decoder.num_steps = on_step, sum(stage.decoding_steps for stage in stages)
     for stage in stages:
-        stage_masked = masked_BNS & stage.tokens_NS
-        tokens = decoder.decode_stage(tokens, stage_masked, stage)
+        tokens = decoder.decode_stage(tokens, masked_BNS & stage.tokens_NS, stage)
         decoder.steps_before += stage.decoding_steps
-        tokens = decoder.correct_stage(tokens, stage_masked, stage)
-        decoder.steps_before += config.corrector_steps
     return tokens
 
 
@@ -247,9 +231,9 @@ class MaskGITDecoder:
     critic: CriticFn | None
     on_step: OnStep | None = None
     num_steps: int = 0
-    """The number of decoding and corrector steps of all stages."""
+    """The number of decoding steps of all stages."""
     steps_before: int = 0
-    """The number of those that are done."""
+    """The number of decoding steps of earlier stages."""
 
     def decode_stage(self, tokens: Tensor, stage_masked: Tensor, stage: DecodingStage) -> Tensor:
         """Sample the tokens where `stage_masked` is True, (B, N, S)."""
@@ -258,12 +242,20 @@ class MaskGITDecoder:
         for step in range(stage.decoding_steps):
             if not any(num_masked):
                 break
-            progress = step / stage.decoding_steps
+            progress, temperature = step / stage.decoding_steps, stage.temperature_at(step)
+            index_M = masked.flatten().nonzero()[:, 0]
             token_uniform, order_uniform = self.sample_uniforms(tokens, num_masked)
-            prediction = self.predict(
-                tokens, masked, token_uniform, progress, stage.temperature_at(step)
+            logits_MV = self.logits_fn(tokens, masked, progress)
+            candidates = (
+                FilteredLogits(logits_MV, None)
+                if temperature == 0  # filters always keep the most likely token
+                else filter_top_k_p(logits_MV, self.config.top_k, self.config.top_p)
             )
-            tokens = prediction.write_to(tokens)
+            uniform_M = token_uniform.flatten().index_select(0, index_M)
+            sampled_M = candidates.token_ids(
+                sample_from_logits(candidates.logits_MK, uniform_M, temperature)
+            )
+            tokens = tokens.flatten().index_copy(0, index_M, sampled_M).view_as(tokens)
             if self.on_step is not None:
                 self.on_step(self.steps_before + step + 1, self.num_steps, tokens)
             num_masked = [
@@ -275,51 +267,13 @@ class MaskGITDecoder:
             ]
             if any(num_masked):
                 scale = self.config.choice_temperature * (1 - (step + 1) / stage.decoding_steps)
+                prediction = StepPrediction(masked, index_M, logits_MV, sampled_M)
                 scores = self.scores(
                     tokens, stage_masked, prediction, ScaledGumbel(order_uniform, scale), progress
                 )
                 masked = lowest_k(scores, num_masked)
                 tokens = tokens.masked_fill(masked, self.mask_token_id)
         return tokens
-
-    def correct_stage(self, tokens: Tensor, stage_masked: Tensor, stage: DecodingStage) -> Tensor:
-        """Sample random subsets of the stage's tokens again, (B, N, S)."""
-        totals = stage_masked.flatten(1).sum(1).tolist()
-        counts = [math.ceil(self.config.corrector_fraction * total) for total in totals]
-        progress = (stage.decoding_steps - 1) / stage.decoding_steps
-        for step in range(self.config.corrector_steps if any(counts) else 0):
-            token_uniform, order_uniform = self.sample_uniforms(tokens, counts)
-            masked = lowest_k(order_uniform.masked_fill(~stage_masked, math.inf), counts)
-            tokens = tokens.masked_fill(masked, self.mask_token_id)
-            prediction = self.predict(
-                tokens, masked, token_uniform, progress, stage.final_temperature
-            )
-            tokens = prediction.write_to(tokens)
-            if self.on_step is not None:
-                self.on_step(self.steps_before + step + 1, self.num_steps, tokens)
-        return tokens
-
-    def predict(
-        self,
-        tokens: Tensor,
-        masked: Tensor,
-        token_uniform: Tensor,
-        progress: float,
-        temperature: float,
-    ) -> StepPrediction:
-        """Sample the masked tokens from the logits of the network."""
-        index_M = masked.flatten().nonzero()[:, 0]
-        logits_MV = self.logits_fn(tokens, masked, progress)
-        candidates = (
-            FilteredLogits(logits_MV, None)
-            if temperature == 0  # filters always keep the most likely token
-            else filter_top_k_p(logits_MV, self.config.top_k, self.config.top_p)
-        )
-        uniform_M = token_uniform.flatten().index_select(0, index_M)
-        sampled_M = candidates.token_ids(
-            sample_from_logits(candidates.logits_MK, uniform_M, temperature)
-        )
-        return StepPrediction(masked, index_M, logits_MV, sampled_M)
 
     def sample_uniforms(self, tokens: Tensor, num_masked: list[int]) -> Tensor:
         """Sample two uniform numbers per token from its example's generator, (2, B, N, S).
@@ -368,10 +322,6 @@ class StepPrediction:
     """Their indices into the flattened (B x N x S) tokens."""
     logits_MV: Tensor
     tokens_M: Tensor
-
-    def write_to(self, tokens_BNS: Tensor) -> Tensor:
-        """Return the tokens with the sampled ones in their places."""
-        return tokens_BNS.flatten().index_copy(0, self.index_M, self.tokens_M).view_as(tokens_BNS)
 
 
 @dataclass

@@ -32,7 +32,7 @@ PARAMETERS = {
 """Name -> its parameters. A new parameter goes at the end; removing one breaks tasks of others."""
 
 METHODS = {
-    "Engine": "open run steps evaluate checkpoint restore snapshot",
+    "Engine": "open run steps evaluate checkpoint restore",
     "ProcessGroup": "all_reduce_sum all_gather_rows",
     "Source": "name item collate",
     "Task": "prepare_text eval_step compute_metrics sample",

@@ -294,9 +294,9 @@ def test_captions_are_dropped_with_the_configured_probability():
     recorded: list[bool] = []
     condition = task.network.condition
 
-    def record(texts: Any, dropped: Any, cond_codes: Any = None) -> Any:
+    def record(texts: Any, *others: Any) -> Any:
         recorded.extend((~texts.has_text_B).tolist())
-        return condition(texts, dropped, cond_codes)
+        return condition(texts, *others)
 
     task.network.condition = record
     for first in range(0, 800, 100):

@@ -494,51 +494,6 @@ def test_schedule_of_a_level_counts_only_its_masked_tokens(order):
     assert torch.equal(tokens, tokens_before) and torch.equal(masked, masked_before)
 
 
-# ---- corrector steps
-
-
-def agree_with_visible(tokens_BNS: Tensor, masked_BNS: Tensor, progress: float) -> Tensor:
-    """Prefer the most frequent visible token for every masked one; all alike without any."""
-    visible_BV = torch.stack([(tokens_BNS == token).flatten(1).sum(1) for token in range(11)], 1)
-    logits_BV = 50.0 * (visible_BV == visible_BV.amax(1, keepdim=True)).float()
-    return logits_BV[:, None, None].expand(*masked_BNS.shape, -1)[masked_BNS]
-
-
-@pytest.mark.parametrize("steps, agrees", [(0, False), (40, True)])
-def test_corrector_steps_resolve_tokens_that_contradict_each_other(steps, agrees):
-    config = MaskedSampling(decoding_steps=1, corrector_steps=steps, corrector_fraction=0.5)
-    tokens = maskgit_decode(
-        *all_masked(), agree_with_visible, config, make_generators(3), mask_token_id=MASK
-    )
-    assert (len(tokens.unique()) == 1) is agrees
-
-
-def test_corrector_steps_mask_a_fraction_of_the_generated_tokens_only():
-    table, config = random_table(), MaskedSampling(decoding_steps=2, corrector_steps=3)
-    tokens, masked = all_masked()
-    tokens[:], masked[:, :3] = 7, False
-    seen: list[tuple[int, int]] = []
-    codes = maskgit_decode(
-        tokens,
-        masked,
-        table,
-        config,
-        make_generators(1),
-        mask_token_id=MASK,
-        on_step=lambda step, total, _: seen.append((step, total)),
-    )
-    assert [count for (count,) in table.counts][2:] == [3, 3, 3]  # a quarter of 10, rounded up
-    assert (codes[:, :3] == 7).all() and (codes < VOCABULARY).all()
-    assert seen == [(step, 5) for step in range(1, 6)]
-
-
-def test_corrected_samples_do_not_depend_on_the_batch():
-    config = MaskedSampling(decoding_steps=2, corrector_steps=4)
-    table = random_table()
-    together = decode_all(table, config, (1, 2))
-    assert torch.equal(together[1:], decode_all(table, config, (2,)))
-
-
 # ---- invalid options
 
 
@@ -549,8 +504,6 @@ def test_corrected_samples_do_not_depend_on_the_batch():
         {"temperature": -1.0},
         {"final_temperature": -1.0},
         {"choice_temperature": -0.1},
-        {"corrector_steps": -1},
-        {"corrector_fraction": 0.0},
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.5},

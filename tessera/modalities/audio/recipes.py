@@ -333,9 +333,9 @@ def audio_soundstorm(
         semantic: The run directory of the semantic tokenizer whose tokens are the condition.
         critic: The token critic, by which sampling can choose the tokens to keep: off, head (a
             small network on the hidden states of the model) or own (a separate transformer).
-        speaker_embedding: A summary of the voice prompt, by a small encoder of its tokens that is
-            trained with the model, as a condition of all frames: on or off. Off leaves the prompt
-            to attention.
+        speaker_embedding: The summary of the voice prompt as a condition of all frames, by a small
+            encoder of its tokens that is trained with the model: on, or off, which leaves the
+            prompt to attention.
     """
     from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
     from tessera.nn.conformer import ConformerConfig

@@ -270,7 +270,7 @@ def test_repr_is_one_short_line():
     audio = Audio(np.zeros((2, 24_000), np.float32), 16_000)
     assert repr(audio) == "Audio(seconds=1.50, channels=2, rate_hz=16000)"
     pair = Audio.side_by_side(audio, audio)
-    assert repr(pair) == "AudioPair(seconds=3.40, channels=1, rate_hz=16000)"
+    assert repr(pair) == "AudioPair(seconds=3.40, channels=2, rate_hz=16000)"
 
 
 # ---- plots

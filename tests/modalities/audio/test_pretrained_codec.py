@@ -14,6 +14,7 @@ import torch
 import transformers
 from torch import Tensor
 
+from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.pretrained_codec import PretrainedCodecConfig
 from tessera.run.config import decode, encode
 
@@ -85,6 +86,8 @@ def random_audio(samples: int = 400, count: int = 3, seed: int = 0) -> Tensor:
 class AudioData:
     length: int
     rate_hz: int = 8000
+    channels: int = 1
+    check_mono = AudioDataConfig.check_mono
 
 
 def run_library(kind: str, samples: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.features import MFCCFeaturesConfig, VoiceFeaturesConfig
 from tessera.modalities.audio.semantic import SemanticConfig, SemanticTokenizer
 from tessera.run.config import decode, encode
@@ -33,6 +34,8 @@ TINY = SemanticConfig(
 class AudioData:
     length: int
     rate_hz: int = 16_000
+    channels: int = 1
+    check_mono = AudioDataConfig.check_mono
 
 
 def make_tones(count: int = 6, samples: int = 400, seed: int = 0) -> Tensor:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.music.mulan import MAX_SCALE, MuLaN, MuLaNConfig
 from tessera.modalities.music.spectrogram_transformer import (
     MEAN,
@@ -257,7 +258,7 @@ def test_another_sampling_rate_raises_an_error_with_both_flags() -> None:
     with pytest.raises(
         ValueError, match="--data.rate-hz 8000, or --task.model.audio.rate-hz 16000"
     ):
-        MuLaNConfig(audio=AUDIO).validate_data(SimpleNamespace(rate_hz=16000))
+        MuLaNConfig(audio=AUDIO).validate_data(AudioDataConfig(rate_hz=16000))
 
 
 # ---- texts as token ids
