@@ -12,6 +12,7 @@ prompt, not on the other samples.
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,6 +31,7 @@ from tessera.data.loader import EvalLoader
 from tessera.data.sample_metrics import Reference
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Media, Task
+from tessera.modalities import recipes
 from tessera.objectives.generation import (
     Generated,
     GenerationRequest,
@@ -235,8 +237,7 @@ class Generator(Pretrained):
             check_not_external(self.task)
         known = {field.name for field in dataclasses.fields(config.inputs_class)}
         if unsupported := [name for name in given if name not in known]:
-            flag = unsupported[0].replace("_", "-")
-            raise UserError(f"This run does not support --{flag}: leave it out.")
+            raise UserError(f"This run does not support {describe_input(unsupported[0])}")
         with as_user_error(ValueError):
             return config.encode_prompt(config.inputs_class(**given), self)
 
@@ -397,6 +398,15 @@ class Generator(Pretrained):
 
 
 # ---- helpers
+
+
+def describe_input(name: str) -> str:
+    """Describe an input of other recipes as a flag, and an unknown one as a keyword."""
+    if any(name in recipe.media_inputs for recipe in recipes().values()):
+        return f"--{name.replace('_', '-')}: leave it out."
+    parameters = inspect.signature(Generator.generate).parameters
+    known = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    return f"the keyword {name!r}{did_you_mean(name, known)}"
 
 
 def get_generator_task(trained: TrainedRun) -> GeneratorTask:

@@ -3,7 +3,8 @@
 Networks and two synthetic examples are on torch's meta device, which has shapes and no data, so
 the largest presets are planned in seconds on any computer. FLOPs are counted by torch during a
 forward and a backward pass of each update; activations are the tensors that autograd keeps between
-them, in fp32. Buffers of the allocator and of libraries come on top.
+them, in fp32; with --checkpoint-activations, one block's come on top at a time. So do buffers of
+the allocator and of libraries.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from tessera.api.tokenizer import Tokenizer
 from tessera.data.dataset import ExampleDataset
 from tessera.data.tokens import TokenDataset
 from tessera.engine.distributed import Distributed
+from tessera.engine.modes import checkpoint_activations
 from tessera.engine.task import Batch, Task, Update, prepare_batch
 from tessera.objectives.generation import TokenizedGeneratorConfig, TokenizerProtocol
 from tessera.recipes.registry import RECIPES, default_dependency, get_recipe, read_run, recipe_name
@@ -123,6 +125,9 @@ def plan_run(run: Run, preset: str = "small", world_size: int = 1) -> Plan:
     with META:
         task = run.build_task(tokenizers)
     task = task.to(META)
+    if run.engine.checkpoint_activations:
+        for update in task.updates:
+            checkpoint_activations(update.trains)
     batch = prepare_batch(task, load_batch(run, tokenizers), META)
     engine = run.engine
     return Plan(

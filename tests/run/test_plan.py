@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,6 +49,16 @@ def test_the_numbers_equal_those_of_a_real_step(case):
         assert (real.name, real.parameters) == (planned.name, planned.parameters)
         assert real.flops == pytest.approx(planned.flops, rel=0.01)
         assert real.activation_bytes == pytest.approx(planned.activation_bytes, rel=0.05)
+
+
+def test_checkpointing_keeps_fewer_activations_and_computes_more():
+    run = CASES["images-maskgit"]()
+    plans = [
+        plan_run(replace(run, engine=replace(run.engine, checkpoint_activations=on)), "tiny")
+        for on in (False, True)
+    ]
+    assert plans[1].activation_bytes < 0.8 * plans[0].activation_bytes
+    assert plans[1].flops_per_step > 1.1 * plans[0].flops_per_step
 
 
 def test_optimizer_states_are_those_of_the_optimizer():
