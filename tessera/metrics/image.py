@@ -65,8 +65,21 @@ def chroma_B(images: Tensor) -> Tensor:
     It is the distance of a pixel from grey in the plane of its colour differences: 0 for grey
     images, and at most 1.1.
     """
-    differences = colour_differences(images.clamp(-1, 1))
-    return torch.linalg.vector_norm(differences, dim=1).flatten(1).mean(1)
+    return mean_norm_B(colour_differences(images.clamp(-1, 1)))
+
+
+def chroma_error_B(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean distance of two images in the plane of the colour differences, (B,).
+
+    Unlike a difference of their chroma, it also measures a wrong hue.
+    """
+    output, target = output.clamp(-1, 1), target.clamp(-1, 1)
+    return mean_norm_B(colour_differences(output) - colour_differences(target))
+
+
+def mean_norm_B(vectors: Tensor) -> Tensor:
+    """Return the mean length of the vectors (B, C, H, W) of all pixels, (B,)."""
+    return torch.linalg.vector_norm(vectors, dim=1).flatten(1).mean(1)
 
 
 def colour_differences(images: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def images_vqgan(
         task=ImageTokenizerConfig(
             model=parts.model,
             reconstruction=ImageReconstructionConfig(
-                chroma_weight=0.0 if preset == "tiny" else 1.0,
+                chroma_weight=0.0 if preset == "tiny" else 8.0,
                 perceptual=build_perceptual_config(
                     perceptual,
                     auto=preset != "tiny",

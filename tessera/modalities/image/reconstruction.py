@@ -19,6 +19,7 @@ from tessera.losses.pixels import l1, l2
 from tessera.metrics.image import (
     SSIM_WINDOW,
     chroma_B,
+    chroma_error_B,
     colour_differences,
     frechet_distance,
     moments,
@@ -92,8 +93,8 @@ class ImageReconstructionConfig(ReconstructionConfig):
     pixel: Literal["l1", "l2"] = "l1"
     """The pixel loss: mean absolute or mean squared difference."""
     chroma_weight: float = 0.0
-    """The weight of the pixel loss of the two colour differences, on top of that of the channels;
-    0 disables it, and grey images have none."""
+    """The weight of the squared error of the two colour differences, on top of the pixel loss; 0
+    disables it, and grey images have none."""
     perceptual: PerceptualConfig | None = None
     """A loss on the features of a pretrained network; None disables it."""
     measure_features: bool = False
@@ -160,7 +161,10 @@ class ImageReconstructionLoss(ReconstructionLoss):
         pixel = l1 if self.config.pixel == "l1" else l2
         terms = {"pixel": pixel(output, target)}
         if self.config.chroma_weight and target.shape[1] >= 3:
-            chroma = pixel(colour_differences(output), colour_differences(target))
+            # Squared, because the mean absolute error of several hues with one code is smallest at
+            # their median, and each of the others is drawn away from it no more strongly than by
+            # a small error: docs/images-vqgan.md has the measurements.
+            chroma = l2(colour_differences(output), colour_differences(target))
             terms["chroma"] = self.config.chroma_weight * chroma
         if self.perceptual is not None and self.config.perceptual is not None:
             terms["perceptual"] = perceptual_term(
@@ -186,6 +190,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
                 f"{name}/chroma": chroma_B(images).double().sum()
                 for name, images in (("reconstruction", output), ("real", target))
             }
+            sums["chroma_error"] = chroma_error_B(output, target).double().sum()
         if min(target.shape[2:]) >= SSIM_WINDOW:
             sums["ssim"] = ssim_B(output, target).double().sum()
         if self.feature_network is not None:
@@ -203,6 +208,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
         # grey images have none, up to rounding
         if totals.get("real/chroma", 0) > 1e-3 * totals["examples"]:
             metrics["chroma"] = float(totals["reconstruction/chroma"] / totals["real/chroma"])
+            metrics["chroma_error"] = float(totals["chroma_error"] / totals["real/chroma"])
         if has_features and totals["examples"] > 1:  # one example has no covariance
             real, fake = (select_prefix(totals, name) for name in ("real/", "reconstruction/"))
             metrics["frechet_lite0"] = frechet_distance(real, fake)

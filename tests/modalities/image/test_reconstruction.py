@@ -67,7 +67,7 @@ def test_small_grey_and_transparent_images_have_every_metric(
 ) -> None:
     target = random_images(4)[..., :size, :size].repeat(1, 2, 1, 1)[:, :channels]
     metrics = evaluate(loss, -target, target, batch_size=2)
-    colour = {"chroma"} if channels == 4 else set()
+    colour = {"chroma", "chroma_error"} if channels == 4 else set()
     assert metrics.keys() == {"psnr", "ssim", "pixel", "perceptual", "frechet_lite0"} | colour
     assert metrics["perceptual"] > 0
 
@@ -80,7 +80,7 @@ def test_metrics_that_cannot_measure_a_size_are_left_out() -> None:
     assert evaluate(config.build(), images, images, batch_size=2).keys() == {
         "psnr",
         "pixel",
-        "chroma",
+        "chroma", "chroma_error",
     }
     assert "8 pixels are too small for the SSIM and perceptual" in config.notice(data)
     assert "too small" not in config.notice(ImageDataConfig(size=16))
@@ -93,7 +93,14 @@ def test_single_image_has_all_metrics_but_the_frechet_distance(
 ) -> None:
     """A small folder may hold out a single image, which has no covariance."""
     metrics = evaluate(loss, random_images(1), random_images(1, seed=1), batch_size=1)
-    assert metrics.keys() == {"psnr", "ssim", "pixel", "perceptual", "chroma"}
+    assert metrics.keys() == {
+        "psnr",
+        "ssim",
+        "pixel",
+        "perceptual",
+        "chroma",
+        "chroma_error",
+    }
 
 
 def test_chroma_is_that_of_reconstructions_relative_to_originals(
@@ -105,6 +112,20 @@ def test_chroma_is_that_of_reconstructions_relative_to_originals(
     assert evaluate(loss, half, target, batch_size=3)["chroma"] == pytest.approx(0.5, rel=1e-4)
     assert evaluate(loss, grey, target, batch_size=3)["chroma"] == pytest.approx(0, abs=1e-4)
     assert "chroma" not in evaluate(loss, target, grey, batch_size=3)
+
+
+def test_chroma_error_measures_a_wrong_hue_of_the_same_chroma(
+    loss: ImageReconstructionLoss,
+) -> None:
+    luma = 0.299 * 0.5 + 0.114 * 0.2
+    reddish = torch.tensor([0.5, 0.0, 0.2]) - luma  # colour differences without luma
+    target, opposite = (
+        one.view(1, 3, 1, 1).expand(4, 3, 32, 32) for one in (reddish, -reddish)
+    )
+    metrics = evaluate(loss, opposite, target, batch_size=3)
+    assert metrics["chroma"] == pytest.approx(1, rel=1e-4)
+    assert metrics["chroma_error"] == pytest.approx(2, rel=1e-4)
+    assert evaluate(loss, target, target, batch_size=3)["chroma_error"] == 0
 
 
 def perceptual_terms(fraction: float, seeds: list[int]) -> float:
