@@ -159,6 +159,6 @@ def test_chroma_loss_ignores_brightness_and_grey_images() -> None:
     assert chroma(target + 0.25, target) == pytest.approx(0, abs=1e-6)
     # A shift of blue by 0.1 changes the differences by 0.1 * 0.886 / 1.772 and 0.1 * 0.114 / 1.402.
     bluer = target + torch.tensor([0.0, 0.0, 0.1])[:, None, None]
-    assert chroma(bluer, target) == pytest.approx(0.05 + 0.1 * 0.114 / 1.402, rel=1e-3)
+    assert chroma(bluer, target) == pytest.approx(0.05**2 + (0.0114 / 1.402) ** 2, rel=1e-3)
     grey = Batch(ImageBatch(target[:, :1], []), [""] * 3, [0] * 3)
     assert "chroma" not in loss.losses(target[:, :1], grey)
