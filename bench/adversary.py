@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -45,6 +45,7 @@ from adversary_process import (
     train_rank,
     train_with_faults,
 )
+from adversary_table import Row, current_commit, format_table, save_rows
 
 from tessera.cli.launch import find_free_port
 from tessera.modalities import recipes
@@ -62,21 +63,6 @@ IMPORTED = (
 )
 """What commands import when they need it, before the forks: each would do so again, which were 1.5
 of the 2 s of a tiny run."""
-
-
-@dataclass
-class Row:
-    """One line of the table."""
-
-    section: str
-    what: str
-    tried: int = 0
-    unit: str = ""
-    problems: list[str] = field(default_factory=list)
-    remark: str = ""
-
-    def fail(self, problem: str) -> None:
-        self.problems.append(problem)
 
 
 @dataclass
@@ -173,7 +159,7 @@ def train_on_two(folder: Path, command: list[str]) -> Outcome:
 
 def attack_with_kills(attack: Attack) -> Row:
     """Kill runs at file operations and by the clock; each must end equal to its reference."""
-    row = Row("kills", "SIGKILL at an operation or by the clock, then resumed", unit="kills")
+    row = Row("SIGKILL at an operation or by the clock, then resumed", unit="kills")
     runs = Counter[int]()
     chosen = attack.recipes
     for number in attack.until_end():
@@ -223,9 +209,7 @@ def kill_once(attack: Attack, command: list[str], run: Path, operations: int, np
 
 def attack_with_faults(attack: Attack) -> Row:
     """Let operations fail, each once; the run ends in order and can be resumed to the same end."""
-    row = Row(
-        "faults", "EIO, ENOSPC, EDQUOT or EROFS at one operation, then resumed", unit="faults"
-    )
+    row = Row("EIO, ENOSPC, EDQUOT or EROFS at one operation, then resumed", unit="faults")
     at = dict.fromkeys(attack.recipes, 0)
     for number in attack.until_end():
         open_recipes = [name for name in attack.recipes if at[name] >= 0]
@@ -256,7 +240,7 @@ def attack_with_faults(attack: Attack) -> Row:
 
 def attack_with_signals(attack: Attack) -> Row:
     """Signal groups of processes at any time: a checkpoint is there if a step was finished."""
-    row = Row("signals", "SIGTERM or SIGINT to a process group with workers", unit="signals")
+    row = Row("SIGTERM or SIGINT to a process group with workers", unit="signals")
     for number in attack.until_end():
         recipe = attack.recipes[number % len(attack.recipes)]
         run = attack.new_run()
@@ -292,11 +276,10 @@ def attack_with_files(attack: Attack) -> list[Row]:
     """Read damaged files: none may crash, hang, take gigabytes or raise another error."""
     rows = []
     for medium in inputs.MEDIA:
-        row = Row("files", f"damaged {medium} files, read and inspected", unit="files")
+        row = Row(f"damaged {medium} files, read and inspected", unit="files")
         folder = attack.work_dir / medium
         sources = inputs.write_sources(medium, folder)
         deadline = time.monotonic() + attack.seconds / len(inputs.MEDIA)
-        peak = slowest = 0.0
         while row.tried < attack.count and time.monotonic() < deadline:
             size = min(250, attack.count - row.tried)
             seed = attack.rng.randrange(1 << 62)
@@ -305,21 +288,20 @@ def attack_with_files(attack: Attack) -> list[Row]:
             outcome = child.wait(10 * 60)
             done = inputs.read_report(report)
             row.tried += done.files
-            slowest, peak = max(slowest, done.slowest), max(peak, outcome.memory_mb)
+            row.measure(slowest_s=done.slowest, peak_MB=outcome.memory_mb)
             if outcome.code != 0 or done.slowest > inputs.MAX_SECONDS:
                 row.fail(
                     f"seed {seed}: {outcome.code} {done.slowest:.1f} s\n{outcome.output[-2000:]}"
                 )
             if outcome.memory_mb > inputs.MAX_MEMORY_MB:
                 row.fail(f"seed {seed}: {outcome.memory_mb:,.0f} MB")
-        row.remark = f"slowest {slowest:.1f} s, peak {peak:,.0f} MB"
         rows.append(row)
     return rows
 
 
 def attack_with_commands(attack: Attack) -> Row:
     """Run odd command lines."""
-    row = Row("commands", "odd command lines", unit="commands")
+    row = Row("odd command lines", unit="commands")
     run = attack.tokenizer("images-maskgit", "tokenizer")
     folder = attack.work_dir / "odd"
     shutil.rmtree(folder, ignore_errors=True)
@@ -335,7 +317,7 @@ def attack_with_commands(attack: Attack) -> Row:
 
 def attack_with_configurations(attack: Attack) -> Row:
     """Load runs whose config.json was changed at random."""
-    row = Row("configurations", "config.json with changed values or bytes", unit="files")
+    row = Row("config.json with changed values or bytes", unit="files")
     trained = [attack.tokenizer("images-maskgit", "tokenizer")]
     trained += [attack.reference(name)[0] for name in attack.recipes if "maskgit" in name][:1]
     for number in attack.until_end():
@@ -354,7 +336,7 @@ def attack_with_configurations(attack: Attack) -> Row:
 
 def attack_endurance(attack: Attack) -> Row:
     """Train with everything on; memory and descriptors must not grow after the first third."""
-    row = Row("endurance", "one run with workers, adversary, validation and samples", unit="s")
+    row = Row("one run with workers, adversary, validation and samples", unit="s")
     run = attack.new_run()
     flags = ["--steps", "1000000", "--num-workers", "2", "--adversary", "on", "--quantizer", "vq"]
     every = ["--validate-every", "20", "--sample-every", "20", "--checkpoint-every", "20"]
@@ -393,15 +375,6 @@ SECTIONS: dict[str, Callable[[Attack], Row | list[Row]]] = {
 }
 
 
-def format_table(rows: list[Row]) -> str:
-    lines = ["| attack | tried | broken | remark |", "|---|---|---|---|"]
-    lines += [
-        f"| {row.what} | {row.tried:,} {row.unit} | {len(row.problems)} | {row.remark} |"
-        for row in rows
-    ]
-    return "\n".join(lines)
-
-
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -412,6 +385,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1_000_000, help="of attempts in a section")
     parser.add_argument("--recipes", nargs="+", default=list(recipes()), help="of the runs")
     parser.add_argument("--work-dir", type=Path, help="keep everything in this folder")
+    parser.add_argument("--results", type=Path, help="add the rows to those of this JSON file")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rows: list[Row] = []
@@ -423,14 +397,23 @@ def main(arguments: list[str] | None = None) -> int:
         for name in args.sections:
             rng = random.Random(f"{args.seed} {name}")
             attack = Attack(work_dir, rng, args.seconds, args.count, args.recipes)
+            start = cpu_seconds()
             found = SECTIONS[name](attack)
-            for row in found if isinstance(found, list) else [found]:
-                rows.append(row)
-                print(format_table([row]).splitlines()[-1], flush=True)
+            found = found if isinstance(found, list) else [found]
+            for row in found:
+                row.cpu_seconds = (cpu_seconds() - start) / len(found)
+                row.seeds, row.commits = [args.seed], [current_commit(Path(__file__).parent)]
                 for problem in row.problems[:5]:
-                    print(f"\n{row.section}: {problem}", flush=True)
-    print("\n" + format_table(rows))
+                    print(f"\n{name}: {problem}", flush=True)
+            rows = save_rows(args.results or work_dir / "results.json", found)
+            print(format_table(rows), flush=True)
     return 1 if any(row.problems for row in rows) else 0
+
+
+def cpu_seconds() -> float:
+    """Return the CPU time of this process and of its children that have ended."""
+    times = os.times()
+    return sum(times[:4])
 
 
 if __name__ == "__main__":
