@@ -6,14 +6,16 @@
 Each section runs for `--seconds` of wall time or until its `--count`, whichever comes first, and
 adds a row to the table: what was tried, how often, and how often a promise of docs/reliability.md
 was broken. The first broken promises are printed with what reproduces them. Exit code 1 if there
-are any.
+are any. With `--results FILE` the rows of several calls, with other seeds, are added up in a file.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import inspect
+import itertools
 import os
 import random
 import shutil
@@ -21,10 +23,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -33,17 +33,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import adversary_inputs as inputs
 import kills
+import psutil
 import torch
+from adversary_faults import ERRORS, Fault, is_preloaded, run_preloaded
 from adversary_process import (
-    ERRORS,
     Child,
-    Operations,
     Outcome,
+    exec_tessera,
     run_child,
     run_tessera,
     start_child,
     train_rank,
-    train_with_faults,
+    train_with_fault,
 )
 from adversary_table import Row, current_commit, format_table, save_rows
 
@@ -54,11 +55,17 @@ from tessera.recipes.registry import default_dependency, get_recipe
 RUN = "run"
 FLAGS = (
     "--preset tiny --steps 4 --batch-size 4 --log-every 1 --validate-every 2 --sample-every 4 "
-    "--sample-count 1 --checkpoint-every 2 --keep-last 1 --data.num-synthetic 16"
+    "--sample-count 1 --checkpoint-every 1 --keep-last 1 --data.num-synthetic 16"
 ).split()
+TOKENIZERS = {
+    ("images-maskgit-superres", "tokenizer"): ["--data.size", "32"],
+    ("audio-text2semantic", "tokenizer"): ["--features", "ctc"],
+}
+"""The flags of tokenizers that are not trained by the defaults of their recipe."""
 IMPORTED = (
     "torch._dynamo",  # by the constructor of an optimizer
-    *("tessera.run.train", "tessera.cli.flags", "tessera.cli.sample", "tessera.api.generator"),
+    *("tessera.run.train", "tessera.cli.main", "tessera.cli.sample", "tessera.api.generator"),
+    *("tessera.objectives.masked", "tessera.objectives.autoregressive", "tessera.text.learned"),
     *(f"tessera.modalities.{name}.reconstruction" for name in ("image", "video", "audio", "mesh")),
 )
 """What commands import when they need it, before the forks: each would do so again, which were 1.5
@@ -75,11 +82,11 @@ class Attack:
     count: int
     recipes: list[str]
 
-    def until_end(self) -> Iterator[int]:
-        """Count attempts until the time or the number is used up."""
+    def attempts(self, row: Row) -> Iterator[int]:
+        """Count attempts until the time is used up or a row has its number."""
         deadline = time.monotonic() + self.seconds
-        for number in range(self.count):
-            if time.monotonic() > deadline:
+        for number in itertools.count():
+            if row.tried >= self.count or time.monotonic() > deadline:
                 return
             yield number
 
@@ -94,36 +101,30 @@ class Attack:
             if name in parameters:
                 run = self.tokenizer(recipe, name)
                 given += [f"--{name.replace('_', '-')}", str(run)]
+        if "soundstorm" in parameters:
+            given += ["--soundstorm", "none"]
         return ["train", recipe, *FLAGS, *given, *flags, "--out", RUN]
 
     def tokenizer(self, recipe: str, name: str) -> Path:
         """Train the tokenizer of a recipe, once."""
         default = default_dependency(recipe, name)
         wanted = default if default in recipes() else "images-vqgan"
-        is_large = recipe == "images-maskgit-superres" and name == "tokenizer"
-        run = self.work_dir / f"{wanted}{'-large' if is_large else ''}"
+        special = TOKENIZERS.get((recipe, name), [])
+        run = self.work_dir / f"{wanted}{''.join(special)}"
         if not run.exists():
-            size = ["--data.size", "32"] if is_large else []
-            check(run_child(run_tessera, "train", wanted, *FLAGS, *size, "--out", str(run)))
+            check(run_child(run_tessera, "train", wanted, *FLAGS, *special, "--out", str(run)))
         return run
 
-    def reference(self, recipe: str, *flags: str) -> tuple[Path, int]:
-        """Train a run that is never disturbed; return it and the number of its operations."""
-        run = self.work_dir / f"reference-{recipe}{''.join(flags)}" / RUN
-        counted = run.with_suffix(".count")
+    def reference(self, recipe: str, *flags: str, nproc: int = 1) -> Reference:
+        """Train a run that is never disturbed, once; its operations are logged."""
+        run = self.work_dir / f"reference-{recipe}{''.join(flags)}-{nproc}" / RUN
+        log = run.with_suffix(".log")
         if not run.exists():
             run.parent.mkdir()
-            watched = Operations(str(run), count_file=counted)
-            check(run_child(train_with_faults, watched, self.command(recipe, *flags)))
-        return run, int(counted.read_text())
-
-    def reference_of_two(self, recipe: str, *flags: str) -> Path:
-        """Train a run in two processes that is never disturbed."""
-        run = self.work_dir / f"reference-{recipe}{''.join(flags)}-two" / RUN
-        if not run.exists():
-            run.parent.mkdir()
-            check(train_on_two(run.parent, self.command(recipe, *flags)))
-        return run
+            watched = Fault(run, log=log)
+            check(train(run.parent, self.command(recipe, *flags), nproc, watched))
+        operations = [line.partition(" ")[2] for line in log.read_text().splitlines()]
+        return Reference(run, operations)
 
     def new_run(self) -> Path:
         """Return the path of a run in an empty folder."""
@@ -131,6 +132,15 @@ class Attack:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         return folder / RUN
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A run that was never disturbed."""
+
+    run: Path
+    operations: list[str]
+    """The paths of the operations that change files, in order."""
 
 
 def check(outcome: Outcome) -> None:
@@ -142,16 +152,32 @@ def train_in(folder: Path, command: list[str]) -> None:
     run_tessera(*command, folder=folder)
 
 
-def start_ranks(folder: Path, command: list[str]) -> list[Child]:
-    """Start a command in two processes that train together."""
+def exec_in(folder: Path, command: list[str], environment: dict[str, str]) -> None:
+    exec_tessera(*command, folder=folder, **environment)
+
+
+def start_ranks(folder: Path, command: list[str], fault: Fault | None = None) -> list[Child]:
+    """Start a command in two processes that train together; the main one may have a fault."""
     port = find_free_port()
-    return [start_child(train_rank, folder, rank, 2, port, command) for rank in range(2)]
+    faults = (fault, None)
+    return [
+        start_child(train_rank, folder, rank, 2, port, command, faults[rank]) for rank in (0, 1)
+    ]
 
 
-def train_on_two(folder: Path, command: list[str]) -> Outcome:
-    """Train in two processes; return the outcome of the first that failed, or of the main one."""
-    outcomes = [child.wait(600) for child in start_ranks(folder, command)]
-    return next((one for one in outcomes if one.code != 0), outcomes[0])
+def train(folder: Path, command: list[str], nproc: int, fault: Fault | None = None) -> Outcome:
+    """Train to the end or to a fault; return the outcome of the main process.
+
+    If it is killed, so is the other process, as the launcher does.
+    """
+    if nproc == 1:
+        return run_child(train_with_fault, fault or Fault(folder / RUN), folder, command)
+    main, other = start_ranks(folder, command, fault)
+    outcome = main.wait(600)
+    if outcome.code != 0:
+        other.signal(signal.SIGKILL)
+    ended = other.wait(600)
+    return ended if outcome.code == 0 and ended.code != 0 else outcome
 
 
 # ---- sections
@@ -159,117 +185,168 @@ def train_on_two(folder: Path, command: list[str]) -> Outcome:
 
 def attack_with_kills(attack: Attack) -> Row:
     """Kill runs at file operations and by the clock; each must end equal to its reference."""
-    row = Row("SIGKILL at an operation or by the clock, then resumed", unit="kills")
-    runs = Counter[int]()
-    chosen = attack.recipes
-    for number in attack.until_end():
-        recipe = chosen[number % len(chosen)]
-        nproc = 2 if number % 7 == 6 else 1
-        workers = ["--num-workers", str(number % 2)]
-        reference, operations = attack.reference(recipe, *workers)
-        if nproc == 2:
-            reference = attack.reference_of_two(recipe, *workers)
+    row = Row("SIGKILL at a file operation or by the clock, then resumed", unit="kills")
+    for number in attack.attempts(row):
+        recipe = attack.recipes[number % len(attack.recipes)]
+        nproc, workers = 1 + (number % 5 == 4), number % 2
+        flags = ["--num-workers", str(workers)]
+        reference = attack.reference(recipe, *flags, nproc=nproc)
         run = attack.new_run()
-        command = attack.command(recipe, *workers)
-        for _ in range(attack.rng.randint(1, 4)):
-            if kill_once(attack, command, run, operations, nproc):
-                row.tried += 1
-        finish = train_on_two if nproc == 2 else partial(run_child, train_in)
-        outcome = finish(run.parent, command)
-        runs[nproc] += 1
+        command = attack.command(recipe, *flags)
+        for _ in range(attack.rng.randint(3, 6)):
+            how = kill_once(attack, command, reference, run, nproc)
+            if how is None:
+                break
+            row.tried += 1
+            row.counts.update([how, f"with {nproc} process(es) and {workers} worker(s)"])
+        outcome = train(run.parent, command, nproc)
+        row.counts["runs"] += 1
         if outcome.code != 0:
             row.fail(f"{recipe}: exit code {outcome.code}\n{outcome.output[-2000:]}")
-        elif found := kills.list_differences(reference, run):
-            row.fail(f"{recipe}, {workers}, {nproc} process(es): {found[:3]}")
-    row.remark = (
-        f"{runs[1]} runs on one process and {runs[2]} on two, of {len(chosen)} recipes, "
-        "half of them with a worker"
-    )
+        elif found := kills.list_differences(reference.run, run):
+            row.fail(f"{recipe}, {flags}, {nproc} process(es): {found[:3]}")
+        print_progress(row, recipe)
     return row
 
 
-def kill_once(attack: Attack, command: list[str], run: Path, operations: int, nproc: int) -> bool:
-    """Start a command and kill it; return whether it was killed before it ended."""
-    if nproc == 2:
-        children = start_ranks(run.parent, command)
-        if not children[0].ends_within(attack.rng.uniform(0.3, 4.0)):
-            children[attack.rng.randrange(2)].signal(signal.SIGKILL)
+def kill_once(
+    attack: Attack, command: list[str], reference: Reference, run: Path, nproc: int
+) -> str | None:
+    """Start a command and kill it; return how, or None if it ended before."""
+    at = 1 + int(len(reference.operations) * attack.rng.random() ** 2)
+    fault = Fault(run, at)
+    choice = attack.rng.random()
+    if choice < 0.06:
+        how = "in a new Python"
+        launched = [*command, "--nproc", str(nproc)] if nproc > 1 else command
+        environment = fault.environment if nproc == 1 else {}
+        child = start_child(exec_in, run.parent, launched, environment)
+        if nproc > 1 and not child.ends_within(attack.rng.uniform(3.0, 12.0)):
+            child.signal(signal.SIGKILL)
+        outcome = child.wait(600)
+    elif choice < 0.3:
+        how = "by the clock"
+        children = (
+            start_ranks(run.parent, command)
+            if nproc == 2
+            else [start_child(train_in, run.parent, command)]
+        )
+        if not children[0].ends_within(attack.rng.uniform(0.0, 2.0 * nproc)):
+            children[attack.rng.randrange(nproc)].signal(signal.SIGKILL)
             for child in children:  # as the launcher does
                 child.signal(signal.SIGKILL)
-        outcomes = [child.wait(600) for child in children]
-        return any(outcome.code == -signal.SIGKILL for outcome in outcomes)
-    if attack.rng.random() < 0.3:
-        child = start_child(train_in, run.parent, command)
-        if not child.ends_within(attack.rng.uniform(0.0, 2.5)):
-            child.signal(signal.SIGKILL)
-        return child.wait(600).code == -signal.SIGKILL
-    at = 1 + int(operations * attack.rng.random() ** 2)
-    return run_child(train_with_faults, Operations(str(run), at), command).code == -signal.SIGKILL
+        outcome = [child.wait(600) for child in children][0]
+    else:
+        how = "at an operation"
+        outcome = train(run.parent, command, nproc, fault)
+    return how if outcome.code == -signal.SIGKILL else None
 
 
 def attack_with_faults(attack: Attack) -> Row:
-    """Let operations fail, each once; the run ends in order and can be resumed to the same end."""
-    row = Row("EIO, ENOSPC, EDQUOT or EROFS at one operation, then resumed", unit="faults")
-    at = dict.fromkeys(attack.recipes, 0)
-    for number in attack.until_end():
-        open_recipes = [name for name in attack.recipes if at[name] >= 0]
-        if not open_recipes:
+    """Let each operation of the last save fail; the run can be resumed to the same end.
+
+    The errors take turns. An operation fails once, and in a second run so do those after it.
+    """
+    row = Row("EIO, ENOSPC, EDQUOT or EROFS at each operation of a save, resumed", unit="faults")
+    planned = [
+        (recipe, at, is_lasting)
+        for recipe in attack.recipes
+        for at in operations_of_last_save(attack.reference(recipe, "--num-workers", "0"))
+        for is_lasting in (False, True)
+    ]
+    for number in attack.attempts(row):
+        if number >= len(planned):
             break
-        recipe = open_recipes[number % len(open_recipes)]
-        reference, operations = attack.reference(recipe)
-        at[recipe] += 1
+        recipe, at, is_lasting = planned[number]
+        command = attack.command(recipe, "--num-workers", "0")
         run = attack.new_run()
-        command = attack.command(recipe)
-        fault = Operations(str(run), at[recipe], attack.rng.choice(ERRORS))
-        outcome = run_child(train_with_faults, fault, command)
+        error = ERRORS[(number // 2 + is_lasting) % len(ERRORS)]
+        fault = Fault(run / "checkpoints", at, error, is_lasting)
+        outcome = train(run.parent, command, 1, fault)
+        where = f"{recipe}, operation {at}, {os.strerror(error)}, lasting {is_lasting}"
         row.tried += 1
+        row.counts["that last"] += is_lasting
+        row.counts["that end the run with a message"] += outcome.code != 0
         if not outcome.is_orderly:
-            row.fail(f"{recipe}, operation {fault.at}: {outcome.code}\n{outcome.output[-2000:]}")
-        again = run_child(train_in, run.parent, command)
-        differences = list(kills.compare_checkpoints(reference, run)) if again.code == 0 else []
-        if again.code != 0 or differences:
-            row.fail(
-                f"{recipe}, operation {fault.at}, resumed: {again.output[-1500:]}{differences}"
-            )
-        if at[recipe] >= operations:
-            at[recipe] = -1
-    finished = sum(count == -1 for count in at.values())
-    row.remark = f"all operations of {finished} of {len(at)} recipes"
+            row.fail(f"{where}: {outcome.code}\n{outcome.output[-2000:]}")
+        again = train(run.parent, command, 1) if outcome.code else outcome
+        reference = attack.reference(recipe, "--num-workers", "0")
+        found = [] if again.code else kills.list_differences(reference.run, run)
+        if again.code or found:
+            row.fail(f"{where}, resumed: {again.output[-1500:]}{found}")
+        print_progress(row, where)
+    row.counts["operations of all recipes"] = len(planned) // 2
     return row
 
 
-def attack_with_signals(attack: Attack) -> Row:
+def operations_of_last_save(reference: Reference) -> range:
+    """Return the numbers of the operations of the last save among those in checkpoints/."""
+    folder = str(reference.run / "checkpoints")
+    saving = [path for path in reference.operations if path.startswith(folder)]
+    last = kills.list_checkpoints(reference.run)[-1]
+    first = next(number for number, path in enumerate(saving, start=1) if f"-{last}" in path)
+    return range(first, len(saving) + 1)
+
+
+def attack_with_signals(attack: Attack) -> list[Row]:
     """Signal groups of processes at any time: a checkpoint is there if a step was finished."""
-    row = Row("SIGTERM or SIGINT to a process group with workers", unit="signals")
-    for number in attack.until_end():
+    late = Row("SIGTERM or SIGINT to a process group with workers, in training", unit="signals")
+    early = Row("the same before the first step, also while workers start", unit="signals")
+    for number in attack.attempts(late):
         recipe = attack.recipes[number % len(attack.recipes)]
         run = attack.new_run()
-        flags = ["--steps", "100000", "--checkpoint-every", "100000", "--num-workers", "2"]
+        flags = ["--steps", "100000", "--checkpoint-every", "7", "--num-workers", "2"]
         command = attack.command(recipe, *flags)
-        code = signal.SIGTERM if number % 4 else signal.SIGINT
-        if number % 10 == 9:
-            children = start_ranks(run.parent, command)
-        else:
-            children = [start_child(train_in, run.parent, command)]
-        if children[0].ends_within(attack.rng.uniform(0.05, 3.0)):
+        code = signal.SIGTERM if number % 5 else signal.SIGINT
+        children, how = start_group(run.parent, command, attack.rng.random())
+        row = early if number % 4 == 3 else late
+        metrics = run / "metrics.jsonl"
+        if row is late:
+            while not has_content(metrics) and not children[0].ends_within(0.02):
+                pass
+        delay = attack.rng.uniform(0.0, 1.0)
+        if children[0].ends_within(delay):
             row.fail(f"{recipe} ended before the signal: {children[0].wait(1).output[-1500:]}")
             continue
         for child in children:
             child.signal_group(code)
         row.tried += 1
-        for outcome in [child.wait(600) for child in children]:
-            metrics = run / "metrics.jsonl"
-            has_stepped = metrics.exists() and metrics.stat().st_size > 0
-            has_checkpoint = any((run / "checkpoints").glob("[0-9]*"))
-            lost = has_stepped and not has_checkpoint
-            # Before the first instruction of a command, the signal itself ends the process.
-            is_stopped = outcome.code in (128 + code, -code)
-            if not is_stopped or "Traceback" in outcome.output or lost:
-                row.fail(
-                    f"{recipe}, {code.name}: {outcome.code}, checkpoint {has_checkpoint}\n"
-                    f"{outcome.output[-2000:]}"
-                )
-    return row
+        outcomes = [child.wait(600) for child in children]
+        has_checkpoint = any((run / "checkpoints").glob("[0-9]*"))
+        row.counts.update([code.name, how])
+        row.counts["with a checkpoint"] += has_checkpoint
+        # Before the first instruction of a command, the signal itself ends the process.
+        are_stopped = all(one.code in (128 + code, -code) for one in outcomes)
+        has_traceback = any("Traceback" in one.output for one in outcomes)
+        if not are_stopped or has_traceback or (has_content(metrics) and not has_checkpoint):
+            row.fail(
+                f"{recipe}, {code.name}, {how}: {[one.code for one in outcomes]}, checkpoint "
+                f"{has_checkpoint}\n" + "\n".join(one.output[-2000:] for one in outcomes)
+            )
+        print_progress(row, recipe)
+    return [late, early]
+
+
+def start_group(folder: Path, command: list[str], choice: float) -> tuple[list[Child], str]:
+    """Start a command in one process, in two, or with the launcher and a new Python."""
+    if choice < 0.05:
+        launched = [*command, "--nproc", "2"]
+        return [start_child(exec_in, folder, launched, {})], "in a new Python with --nproc 2"
+    if choice < 0.1:
+        return [start_child(exec_in, folder, command, {})], "in a new Python"
+    if choice < 0.25:
+        return start_ranks(folder, command), "with two processes"
+    return [start_child(train_in, folder, command)], "with one process"
+
+
+def has_content(file: Path) -> bool:
+    return file.exists() and file.stat().st_size > 0
+
+
+def print_progress(row: Row, what: str) -> None:
+    print(
+        f"{row.tried} {row.unit}, {len(row.problems)} broken: {what}", file=sys.stderr, flush=True
+    )
 
 
 def attack_with_files(attack: Attack) -> list[Row]:
@@ -305,63 +382,88 @@ def attack_with_commands(attack: Attack) -> Row:
     run = attack.tokenizer("images-maskgit", "tokenizer")
     folder = attack.work_dir / "odd"
     shutil.rmtree(folder, ignore_errors=True)
-    for _ in attack.until_end():
+    for _ in attack.attempts(row):
         folder.mkdir(exist_ok=True)
         arguments = inputs.odd_command(attack.rng, run)
         outcome = run_child(train_in, folder, arguments, seconds=600, memory_mb=16_000)
         row.tried += 1
+        row.counts[f"with exit code {outcome.code}"] += 1
         if not outcome.is_orderly:
             row.fail(f"{arguments}: {outcome.code}\n{outcome.output[-2000:]}")
     return row
 
 
 def attack_with_configurations(attack: Attack) -> Row:
-    """Load runs whose config.json was changed at random."""
+    """Sample from runs, and resume them, after their config.json was changed at random."""
     row = Row("config.json with changed values or bytes", unit="files")
-    trained = [attack.tokenizer("images-maskgit", "tokenizer")]
-    trained += [attack.reference(name)[0] for name in attack.recipes if "maskgit" in name][:1]
-    for number in attack.until_end():
-        source = trained[number % len(trained)]
+    for number in attack.attempts(row):
+        recipe = attack.recipes[number % len(attack.recipes)]
         run = attack.new_run()
-        shutil.copytree(source, run)
+        shutil.copytree(attack.reference(recipe, "--num-workers", "0").run, run)
         inputs.mutate_config(run / "config.json", attack.rng)
-        command = ["sample", str(run), "--count", "1", "--out", str(run / "out")]
-        outcome = run_child(run_tessera, *command, seconds=600, memory_mb=16_000)
+        command = ["sample", str(run), "--count", "1", "--out", str(run.with_name("out"))]
+        if number % 5 == 4:
+            command = attack.command(recipe, "--num-workers", "0")
+        outcome = run_child(train_in, run.parent, command, seconds=600, memory_mb=16_000)
         row.tried += 1
+        row.counts[f"with exit code {outcome.code}"] += 1
         if not outcome.is_orderly:
             text = (run / "config.json").read_text(errors="replace")[:1500]
-            row.fail(f"{outcome.code}\n{outcome.output[-1500:]}\n{text}")
+            row.fail(f"{recipe}: {outcome.code}\n{outcome.output[-1500:]}\n{text}")
     return row
 
 
 def attack_endurance(attack: Attack) -> Row:
     """Train with everything on; memory and descriptors must not grow after the first third."""
-    row = Row("one run with workers, adversary, validation and samples", unit="s")
+    row = Row("one run with workers, adversary, EMA, validation, samples and checkpoints", unit="s")
     run = attack.new_run()
     flags = ["--steps", "1000000", "--num-workers", "2", "--adversary", "on", "--quantizer", "vq"]
     every = ["--validate-every", "20", "--sample-every", "20", "--checkpoint-every", "20"]
     command = attack.command("images-vqgan", *flags, *every)
     child = start_child(train_in, run.parent, command)
-    samples: list[tuple[float, int]] = []
+    sizes: list[Sizes] = []
     start = time.monotonic()
     while time.monotonic() < start + attack.seconds and not child.ends_within(2.0):
-        status = Path(f"/proc/{child.pid}/statm").read_text().split()
-        memory = int(status[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
-        samples.append((memory, len(os.listdir(f"/proc/{child.pid}/fd"))))
+        sizes.append(measure_sizes(child.pid))
     child.signal(signal.SIGTERM)
     outcome = child.wait(600)
     row.tried = round(time.monotonic() - start)
-    third = len(samples) // 3
-    early, late = samples[third : 2 * third], samples[2 * third :]
-    if outcome.code != 143:
+    if outcome.code != 128 + signal.SIGTERM:
         row.fail(f"exit code {outcome.code}\n{outcome.output[-2000:]}")
-    if early and late:
-        growth = max(m for m, _ in late) - max(m for m, _ in early)
-        descriptors = max(d for _, d in late) - max(d for _, d in early)
-        row.remark = f"{growth:+.0f} MB and {descriptors:+d} descriptors in the last third"
-        if growth > 30 or descriptors > 2:
-            row.fail(row.remark)
+    third = len(sizes) // 3
+    middle, late = largest_sizes(sizes[third : 2 * third]), largest_sizes(sizes[2 * third :])
+    row.counts["steps"] = max(map(int, kills.list_checkpoints(run)))
+    row.measure(
+        growth_of_memory_in_the_last_third_MB=late.memory_mb - middle.memory_mb,
+        peak_MB=late.memory_mb,
+        growth_in_descriptors=late.descriptors - middle.descriptors,
+        open_descriptors=late.descriptors,
+    )
+    if late.memory_mb > middle.memory_mb + 30 or late.descriptors > middle.descriptors + 2:
+        row.fail(row.remark)
     return row
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a run and its workers use."""
+
+    memory_mb: float
+    descriptors: int
+
+
+def measure_sizes(pid: int) -> Sizes:
+    main = psutil.Process(pid)
+    memory, descriptors = 0, 0
+    for process in [main, *main.children(recursive=True)]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            memory += process.memory_info().rss
+            descriptors += process.num_fds()
+    return Sizes(memory / 2**20, descriptors)
+
+
+def largest_sizes(sizes: list[Sizes]) -> Sizes:
+    return Sizes(max(one.memory_mb for one in sizes), max(one.descriptors for one in sizes))
 
 
 SECTIONS: dict[str, Callable[[Attack], Row | list[Row]]] = {
@@ -387,6 +489,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work-dir", type=Path, help="keep everything in this folder")
     parser.add_argument("--results", type=Path, help="add the rows to those of this JSON file")
     args = parser.parse_args(arguments)
+    if not is_preloaded():
+        return run_preloaded([sys.executable, __file__, *(arguments or sys.argv[1:])])
     torch.set_num_threads(1)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -397,12 +501,12 @@ def main(arguments: list[str] | None = None) -> int:
         for name in args.sections:
             rng = random.Random(f"{args.seed} {name}")
             attack = Attack(work_dir, rng, args.seconds, args.count, args.recipes)
-            start = cpu_seconds()
+            start, commit = cpu_seconds(), current_commit(Path(__file__).parent)
             found = SECTIONS[name](attack)
             found = found if isinstance(found, list) else [found]
             for row in found:
                 row.cpu_seconds = (cpu_seconds() - start) / len(found)
-                row.seeds, row.commits = [args.seed], [current_commit(Path(__file__).parent)]
+                row.seeds, row.commits = [args.seed], [commit]
                 for problem in row.problems[:5]:
                     print(f"\n{name}: {problem}", flush=True)
             rows = save_rows(args.results or work_dir / "results.json", found)

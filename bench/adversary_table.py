@@ -1,11 +1,11 @@
-"""The table of adversary.py: one row a kind of attack, summed over parts that ran at other times."""
+"""The table of adversary.py: one row a kind of attack, summed over several calls."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -60,7 +60,7 @@ def save_rows(file: Path, rows: list[Row]) -> list[Row]:
         row.counts = Counter(row.counts)
     for row in rows:
         merged.setdefault(row.what, Row(row.what, row.unit)).add(row)
-    file.write_text(json.dumps([asdict(row) for row in merged.values()], indent=1))
+    file.write_text(json.dumps([vars(row) for row in merged.values()], indent=1))
     return list(merged.values())
 
 
