@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import importlib
 import inspect
 import itertools
@@ -372,6 +373,7 @@ def attack_with_files(attack: Attack) -> list[Row]:
                 )
             if outcome.memory_mb > inputs.MAX_MEMORY_MB:
                 row.fail(f"seed {seed}: {outcome.memory_mb:,.0f} MB")
+            print_progress(row, medium)
         rows.append(row)
     return rows
 
@@ -498,6 +500,7 @@ def main(arguments: list[str] | None = None) -> int:
         work_dir.mkdir(parents=True, exist_ok=True)
         for module in IMPORTED:
             importlib.import_module(module)
+        gc.freeze()  # else each fork copies what its collections touch, a quarter of its time
         for name in args.sections:
             rng = random.Random(f"{args.seed} {name}")
             attack = Attack(work_dir, rng, args.seconds, args.count, args.recipes)
