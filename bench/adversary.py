@@ -83,17 +83,17 @@ def attack_with_files(attack: Attack) -> list[Row]:
 def attack_with_commands(attack: Attack) -> Row:
     """Run odd command lines."""
     row = Row("odd command lines", unit="commands")
-    run = attack.tokenizer("images-maskgit", "tokenizer")
-    folder = attack.work_dir / "odd"
-    shutil.rmtree(folder, ignore_errors=True)
+    trained = attack.tokenizer("images-maskgit", "tokenizer")
     for _ in attack.attempts(row):
-        folder.mkdir(exist_ok=True)
+        run = attack.new_run()
+        shutil.copytree(trained, run)
         arguments = inputs.odd_command(attack.rng, run)
-        outcome = run_child(train_in, folder, arguments, seconds=600, memory_mb=16_000)
+        outcome = run_child(train_in, run.parent, arguments, seconds=600, memory_mb=16_000)
         row.tried += 1
         row.counts[f"with exit code {outcome.code}"] += 1
         if not outcome.is_orderly:
             row.fail(f"{arguments}: {outcome.code}\n{outcome.output[-2000:]}")
+        print_progress(row, str(arguments))
     return row
 
 
@@ -114,6 +114,7 @@ def attack_with_configurations(attack: Attack) -> Row:
         if not outcome.is_orderly:
             text = (run / "config.json").read_text(errors="replace")[:1500]
             row.fail(f"{recipe}: {outcome.code}\n{outcome.output[-1500:]}\n{text}")
+        print_progress(row, recipe)
     return row
 
 
