@@ -46,6 +46,8 @@ IMPORTED = (
     "torch._dynamo",  # by the constructor of an optimizer
     *("tessera.run.train", "tessera.cli.main", "tessera.cli.sample", "tessera.api.generator"),
     *("tessera.objectives.masked", "tessera.objectives.autoregressive", "tessera.text.learned"),
+    *("tessera.cli.flags", "tessera.run.dry_run", "tessera.run.resolve", "tessera.run.token_cache"),
+    *("tessera.engine.optim.muon", "tessera.engine.optim.lion", "tessera.run.dependencies"),
     *(f"tessera.modalities.{name}.reconstruction" for name in ("image", "video", "audio", "mesh")),
 )
 """What commands import when they need it, before the forks: each would do so again, which were 1.5
