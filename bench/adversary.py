@@ -155,7 +155,7 @@ def main(arguments: list[str] | None = None) -> int:
         gc.freeze()  # else each fork copies what its collections touch, a quarter of its time
         for name in args.sections:
             rng = random.Random(f"{args.seed} {name}")
-            attack = Attack(work_dir, rng, args.seconds, args.count, args.recipes)
+            attack = Attack(work_dir, args.seed, rng, args.seconds, args.count, args.recipes)
             start, commit = cpu_seconds(), current_commit(Path(__file__).parent)
             found = SECTIONS[name](attack)
             found = found if isinstance(found, list) else [found]

@@ -51,6 +51,7 @@ class Attack:
     """What all sections share."""
 
     work_dir: Path
+    seed: int
     rng: random.Random
     seconds: float
     count: int
