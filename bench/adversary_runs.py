@@ -110,7 +110,8 @@ def attack_with_faults(attack: Attack) -> Row:
         where = f"{recipe}, operation {at}, {os.strerror(error)}, lasting {is_lasting}"
         row.tried += 1
         row.counts["that last"] += is_lasting
-        row.counts["that end the run with a message"] += outcome.code != 0
+        row.counts["named in the output"] += os.strerror(error) in outcome.output
+        row.counts["that end the run"] += outcome.code != 0
         if not outcome.is_orderly:
             row.fail(f"{where}: {outcome.code}\n{outcome.output[-2000:]}")
         again = train(run.parent, command, 1) if outcome.code else outcome
@@ -119,7 +120,7 @@ def attack_with_faults(attack: Attack) -> Row:
         if again.code or found:
             row.fail(f"{where}, resumed: {again.output[-1500:]}{found}")
         print_progress(row, where)
-    row.counts["operations of all recipes"] = len(planned)
+    row.counts["operations not reached"] = max(0, len(planned) - row.tried)
     return row
 
 
