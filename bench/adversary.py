@@ -1,12 +1,12 @@
 """Attack the package with kills, failing disks, signals, damaged files and odd input.
 
-    python bench/adversary.py [kills faults signals files commands configurations endurance]
-        [--seed 0] [--seconds 60] [--work-dir DIR]
+    python bench/adversary.py [SECTION ...] [--seed 0] [--seconds 60] [--work-dir DIR]
 
 Each section runs for `--seconds` of wall time or until its `--count`, whichever comes first, and
 adds a row to the table: what was tried, how often, and how often a promise of docs/reliability.md
 was broken. The first broken promises are printed with what reproduces them. Exit code 1 if there
 are any. With `--results FILE` the rows of several calls, with other seeds, are added up in a file.
+SIGTERM ends a section after its present attempt.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import importlib
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
@@ -31,7 +32,7 @@ import adversary_inputs as inputs
 import torch
 from adversary_attack import Attack, print_progress, train_in
 from adversary_faults import is_preloaded, run_preloaded
-from adversary_process import run_child, start_child
+from adversary_process import run_child
 from adversary_runs import (
     attack_endurance,
     attack_with_faults,
@@ -54,32 +55,25 @@ IMPORTED = (
 of the 2 s of a tiny run."""
 
 
-def attack_with_files(attack: Attack) -> list[Row]:
+def attack_with_files(medium: str, attack: Attack) -> Row:
     """Read damaged files: none may crash, hang, take gigabytes or raise another error."""
-    rows = []
-    for medium in inputs.MEDIA:
-        row = Row(f"damaged {medium} files, read and inspected", unit="files")
-        folder = attack.work_dir / medium
-        sources = inputs.write_sources(medium, folder)
-        deadline = time.monotonic() + attack.seconds / len(inputs.MEDIA)
-        while row.tried < attack.count and time.monotonic() < deadline:
-            size = min(250, attack.count - row.tried)
-            seed = attack.rng.randrange(1 << 62)
-            report = folder / "report.txt"
-            child = start_child(inputs.read_mutations, medium, sources, seed, size, report)
-            outcome = child.wait(10 * 60)
-            done = inputs.read_report(report)
-            row.tried += done.files
-            row.measure(slowest_s=done.slowest, peak_MB=outcome.memory_mb)
-            if outcome.code != 0 or done.slowest > inputs.MAX_SECONDS:
-                row.fail(
-                    f"seed {seed}: {outcome.code} {done.slowest:.1f} s\n{outcome.output[-2000:]}"
-                )
-            if outcome.memory_mb > inputs.MAX_MEMORY_MB:
-                row.fail(f"seed {seed}: {outcome.memory_mb:,.0f} MB")
-            print_progress(row, medium)
-        rows.append(row)
-    return rows
+    row = Row(f"damaged {medium} files, read and inspected", unit="files")
+    folder = attack.work_dir / medium
+    sources = inputs.write_sources(medium, folder)
+    for _ in attack.attempts(row):
+        size = min(250, attack.count - row.tried)
+        seed = attack.rng.randrange(1 << 62)
+        report = folder / "report.txt"
+        outcome = run_child(inputs.read_mutations, medium, sources, seed, size, report)
+        done = inputs.read_report(report)
+        row.tried += done.files
+        row.measure(slowest_s=done.slowest, peak_MB=outcome.memory_mb)
+        if outcome.code != 0 or done.slowest > inputs.MAX_SECONDS:
+            row.fail(f"seed {seed}: {outcome.code} {done.slowest:.1f} s\n{outcome.output[-2000:]}")
+        if outcome.memory_mb > inputs.MAX_MEMORY_MB:
+            row.fail(f"seed {seed}: {outcome.memory_mb:,.0f} MB")
+        print_progress(row, medium)
+    return row
 
 
 def attack_with_commands(attack: Attack) -> Row:
@@ -124,7 +118,7 @@ SECTIONS: dict[str, Callable[[Attack], Row | list[Row]]] = {
     "kills": attack_with_kills,
     "faults": attack_with_faults,
     "signals": attack_with_signals,
-    "files": attack_with_files,
+    **{f"{medium}-files": partial(attack_with_files, medium) for medium in inputs.MEDIA},
     "commands": attack_with_commands,
     "configurations": attack_with_configurations,
     "endurance": attack_endurance,
@@ -135,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("sections", nargs="*", default=list(SECTIONS), help="which to run")
+    parser.add_argument("sections", nargs="*", help=f"which to run, of {', '.join(SECTIONS)}")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=60, help="of each section")
     parser.add_argument("--count", type=int, default=1_000_000, help="of attempts in a section")
@@ -143,6 +137,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--work-dir", type=Path, help="keep everything in this folder")
     parser.add_argument("--results", type=Path, help="add the rows to those of this JSON file")
     args = parser.parse_args(arguments)
+    if unknown := set(args.sections) - set(SECTIONS):
+        parser.error(
+            f"unknown sections {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}"
+        )
     if not is_preloaded():
         return run_preloaded([sys.executable, __file__, *(arguments or sys.argv[1:])])
     torch.set_num_threads(1)
@@ -153,14 +151,15 @@ def main(arguments: list[str] | None = None) -> int:
         for module in IMPORTED:
             importlib.import_module(module)
         gc.freeze()  # else each fork copies what its collections touch, a quarter of its time
-        for name in args.sections:
+        for name in args.sections or SECTIONS:
             rng = random.Random(f"{args.seed} {name}")
             attack = Attack(work_dir, args.seed, rng, args.seconds, args.count, args.recipes)
+            signal.signal(signal.SIGTERM, attack.interrupt)
             start, commit = cpu_seconds(), current_commit(Path(__file__).parent)
             found = SECTIONS[name](attack)
             found = found if isinstance(found, list) else [found]
             for row in found:
-                row.cpu_seconds = (cpu_seconds() - start) / len(found)
+                row.cpu_seconds = row.cpu_seconds or cpu_seconds() - start
                 row.seeds, row.commits = [args.seed], [commit]
                 for problem in row.problems[:5]:
                     print(f"\n{name}: {problem}", flush=True)

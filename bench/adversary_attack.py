@@ -56,12 +56,17 @@ class Attack:
     seconds: float
     count: int
     recipes: list[str]
+    is_interrupted: bool = False
+
+    def interrupt(self, *_: object) -> None:
+        """End the section after the present attempt, as a handler of a signal."""
+        self.is_interrupted = True
 
     def attempts(self, row: Row) -> Iterator[int]:
         """Count attempts until the time is used up or a row has its number."""
         deadline = time.monotonic() + self.seconds
         for number in itertools.count():
-            if row.tried >= self.count or time.monotonic() > deadline:
+            if row.tried >= self.count or time.monotonic() > deadline or self.is_interrupted:
                 return
             yield number
 

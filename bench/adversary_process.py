@@ -90,6 +90,7 @@ def start_child(function: Callable[..., Any], *args: Any, memory_mb: int = 0) ->
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)

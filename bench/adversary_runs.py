@@ -13,7 +13,7 @@ import kills
 import psutil
 from adversary_attack import Attack, Reference, print_progress, start_ranks, train, train_in
 from adversary_faults import ERRORS, Fault
-from adversary_process import Child, exec_tessera, start_child
+from adversary_process import Child, Outcome, exec_tessera, start_child
 from adversary_table import Row
 
 # ---- kills
@@ -29,13 +29,14 @@ def attack_with_kills(attack: Attack) -> Row:
         reference = attack.reference(recipe, *flags, nproc=nproc)
         run = attack.new_run()
         command = attack.command(recipe, *flags)
-        for _ in range(attack.rng.randint(3, 6)):
-            how = kill_once(attack, command, reference, run, nproc)
-            if how is None:
+        for _ in range(attack.rng.randint(4, 8)):
+            how, outcome = kill_once(attack, command, reference, run, nproc)
+            if outcome.code != -signal.SIGKILL:
                 break
             row.tried += 1
             row.counts.update([how, f"with {nproc} process(es) and {workers} worker(s)"])
-        outcome = train(run.parent, command, nproc)
+        if outcome.code == -signal.SIGKILL:
+            outcome = train(run.parent, command, nproc)
         row.counts["runs"] += 1
         if outcome.code != 0:
             row.fail(f"{recipe}: exit code {outcome.code}\n{outcome.output[-2000:]}")
@@ -51,9 +52,12 @@ def exec_in(folder: Path, command: list[str], environment: dict[str, str]) -> No
 
 def kill_once(
     attack: Attack, command: list[str], reference: Reference, run: Path, nproc: int
-) -> str | None:
-    """Start a command and kill it; return how, or None if it ended before."""
-    at = 1 + int(len(reference.operations) * attack.rng.random() ** 2)
+) -> tuple[str, Outcome]:
+    """Start a command and kill it, unless it ends before; return how, and the outcome.
+
+    Early operations are more likely: a run that is resumed has fewer of them.
+    """
+    at = 1 + int(len(reference.operations) * attack.rng.random() ** 3)
     fault = Fault(run, at)
     choice = attack.rng.random()
     if choice < 0.06:
@@ -79,7 +83,7 @@ def kill_once(
     else:
         how = "at an operation"
         outcome = train(run.parent, command, nproc, fault)
-    return how if outcome.code == -signal.SIGKILL else None
+    return how, outcome
 
 
 # ---- failing operations
@@ -160,6 +164,7 @@ def attack_with_signals(attack: Attack) -> list[Row]:
             child.signal_group(code)
         row.tried += 1
         outcomes = [child.wait(600) for child in children]
+        row.cpu_seconds += sum(one.cpu_seconds for one in outcomes)
         has_checkpoint = any((run / "checkpoints").glob("[0-9]*"))
         row.counts.update([code.name, how])
         row.counts["with a checkpoint"] += has_checkpoint
