@@ -34,14 +34,14 @@ def attack_with_kills(attack: Attack) -> Row:
             if outcome.code != -signal.SIGKILL:
                 break
             row.tried += 1
-            row.counts.update([how, f"with {nproc} process(es) and {workers} worker(s)"])
+            row.counts.update([how, f"with --nproc {nproc} --num-workers {workers}"])
         if outcome.code == -signal.SIGKILL:
             outcome = train(run.parent, command, nproc)
         row.counts["runs"] += 1
         if outcome.code != 0:
             row.fail(f"{recipe}: exit code {outcome.code}\n{outcome.output[-2000:]}")
         elif found := kills.list_differences(reference.run, run):
-            row.fail(f"{recipe}, {flags}, {nproc} process(es): {found[:3]}")
+            row.fail(f"{recipe}, {flags}, --nproc {nproc}: {found[:3]}")
         print_progress(row, recipe)
     return row
 
