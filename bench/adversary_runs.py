@@ -79,7 +79,8 @@ def kill_once(
             children[attack.rng.randrange(nproc)].signal(signal.SIGKILL)
             for child in children:  # as the launcher does
                 child.signal(signal.SIGKILL)
-        outcome = [child.wait(600) for child in children][0]
+        outcomes = [child.wait(600) for child in children]
+        outcome = min(outcomes, key=lambda one: one.code)  # killed rather than cut off
     else:
         how = "at an operation"
         outcome = train(run.parent, command, nproc, fault)
