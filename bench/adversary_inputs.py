@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import random
 import shutil
@@ -18,6 +19,7 @@ import numpy as np
 import PIL.Image
 import trimesh
 
+from tessera.cli.commands import COMMANDS
 from tessera.data.dataset import DataConfig, read_item
 from tessera.data.errors import UnreadableFile, guard_reading
 from tessera.modalities.audio.dataset import AudioDataConfig
@@ -202,26 +204,40 @@ FLAGS = (
     "--weights --prompt --samples --task.model.dim --ema.decay --top --how --medium --json --mask "
     "--max-skipped-steps --data.channels --preset --quantizer --data.rescan"
 ).split()
-COMMANDS = "train sample tokenize evaluate index search check".split()
-OTHER_COMMANDS = ["recipes", "demo", "import", "trian", "", "--help"]
+OTHER_COMMANDS = ["recipes", "demo", "import", "view", "trian", "", "--help"]
+RECIPES = ("images-vqgan", "images-maskgit", "audio-codec", "meshes-tree", "image", "a:b")
 
 
 def odd_command(rng: random.Random, run: Path) -> list[str]:
-    """Return a command line with a few odd words; trainings have few steps."""
-    command = rng.choice(3 * COMMANDS + OTHER_COMMANDS)
-    if command == "demo":
-        return ["demo", "--medium", rng.choice(ODD_TEXTS)]
+    """Return a command line with a few odd words; trainings have few steps.
+
+    Most flags are those of the command, so that odd values get further than to its parser.
+    """
+    values = [*ODD_TEXTS, str(run), str(run / "samples"), str(run / "config.json"), "1", "2", "16"]
+    command = rng.choice(
+        [*3 * [name for name in COMMANDS if name not in OTHER_COMMANDS], *OTHER_COMMANDS]
+    )
+    if command in ("demo", "view"):
+        return [command, "--medium" if command == "demo" else "--export", rng.choice(ODD_TEXTS)]
     words = [command]
+    if command == "pack":
+        values.remove("/")  # valid, and it takes hours
     if command == "train":
-        recipe = rng.choice(("images-vqgan", "images-vqgan", "audio-codec", "image", "a:b"))
+        recipe = rng.choice(RECIPES)
         words += [recipe, "--preset", "tiny", "--steps", "1", "--out", "odd-run"]
-    elif rng.random() < 0.8:
-        words.append(rng.choice((str(run), *ODD_TEXTS)))
+    elif rng.random() < 0.9:
+        words.append(str(run) if rng.random() < 0.6 else rng.choice(values))
+    own = [*FLAGS] if command in ("train", *OTHER_COMMANDS) else list_flags(command)
     for _ in range(rng.randrange(1, 4)):
-        words.append(rng.choice(FLAGS))
+        words.append(rng.choice(own if rng.random() < 0.8 else FLAGS))
         if rng.random() < 0.9:
-            words.append(rng.choice((str(run), *ODD_TEXTS)))
+            words.append(rng.choice(values))
     return words
+
+
+def list_flags(command: str) -> list[str]:
+    parameters = inspect.signature(COMMANDS[command]).parameters.values()
+    return [f"--{one.name.replace('_', '-')}" for one in parameters if one.kind is one.KEYWORD_ONLY]
 
 
 # ---- configurations

@@ -1,14 +1,12 @@
-"""Processes for adversary.py: forked children with faults at chosen file operations.
+"""Processes for adversary.py: children in a process group of their own, with their output.
 
-Starting Python and importing torch takes seconds, so everything is imported once, and each attempt
-is a fork of this process. File operations are observed through Python's audit events; those without
-an event (fsync, and the files that safetensors writes) are wrapped in the child.
+Starting Python and importing torch takes seconds, so everything is imported once, and most attempts
+are forks of this process. A share of them starts Python anew (`exec_tessera`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import resource
 import select
@@ -17,13 +15,13 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-WRITE_EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate"}
-ERRORS = (errno.EIO, errno.ENOSPC, errno.EDQUOT, errno.EROFS)
+from adversary_faults import Fault
+
 ESCAPED = 99
 """The exit code of a child in which an exception was not turned into a message."""
 
@@ -92,6 +90,7 @@ def start_child(function: Callable[..., Any], *args: Any, memory_mb: int = 0) ->
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
@@ -130,65 +129,24 @@ def run_tessera(*arguments: str, folder: Path | None = None, **environment: str)
     main(list(arguments))
 
 
-# ---- faults at file operations
+def exec_tessera(*arguments: str, folder: Path, **environment: str) -> None:
+    """Replace this process by the command line, which imports everything anew."""
+    os.chdir(folder)
+    command = [sys.executable, "-m", "tessera", *arguments]
+    os.execve(sys.executable, command, os.environ | environment)
 
 
-@dataclass
-class Operations:
-    """Counts the operations that change files below a folder, and fails at one of them."""
-
-    folder: str
-    at: int = 0
-    """The number of the operation; 0 for none."""
-    error: int = 0
-    """The error that it raises; 0 kills the process."""
-    count: int = 0
-    count_file: Path | None = None
-
-    def reach(self) -> None:
-        self.count += 1
-        if self.count != self.at:
-            if self.count_file is not None:
-                self.count_file.write_text(str(self.count))
-            return
-        if self.error == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        raise OSError(self.error, os.strerror(self.error))
-
-    def audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        is_write = event in WRITE_EVENTS or (
-            event == "open" and isinstance(arguments[2], int) and arguments[2] & os.O_ACCMODE
-        )
-        if is_write and isinstance(arguments[0], (str, os.PathLike)):
-            path = os.path.abspath(os.fspath(arguments[0]))
-            if path.startswith(self.folder) and path != str(self.count_file):
-                self.reach()
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Watch the operations of this process, which ends with the context."""
-        from tessera.engine import checkpoint
-
-        def first(function: Callable[..., Any]) -> Callable[..., Any]:
-            def call(*args: Any, **kwargs: Any) -> Any:
-                self.reach()
-                return function(*args, **kwargs)
-
-            return call
-
-        sys.addaudithook(self.audit)
-        os.fsync = first(os.fsync)
-        checkpoint.save_file = first(checkpoint.save_file)
-        yield
+def train_with_fault(fault: Fault, folder: Path, arguments: list[str]) -> None:
+    fault.arm()
+    run_tessera(*arguments, folder=folder)
 
 
-def train_with_faults(operations: Operations, arguments: list[str]) -> None:
-    with operations.watched():
-        run_tessera(*arguments, folder=Path(operations.folder).parent)
-
-
-def train_rank(folder: Path, rank: int, world_size: int, port: int, arguments: list[str]) -> None:
+def train_rank(
+    folder: Path, rank: int, world_size: int, port: int, arguments: list[str], fault: Fault | None
+) -> None:
     """Train as one of several processes."""
+    if fault is not None:
+        fault.arm()
     run_tessera(
         *arguments,
         folder=folder,

@@ -30,6 +30,7 @@ from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.media import Image
 from tessera.modalities.mesh.dataset import MeshDataConfig
 from tessera.modalities.video.dataset import VideoDataConfig
+from tessera.modalities.video.io.animation import Animation
 from tessera.run.errors import UserError
 from tests.cli_runner import tessera
 
@@ -181,6 +182,21 @@ def test_an_animation_that_unfolds_to_too_many_pixels_is_not_decoded(tmp_path):
     start = time.process_time()
     assert "40 frames of 9000 x 9000 pixels" in find_reason(VideoDataConfig(), file)
     assert time.process_time() - start < 10
+
+
+def test_a_frame_that_enlarges_an_animation_too_much_is_not_decoded(tmp_path):
+    file = tmp_path / "a.gif"
+    frames = [PIL.Image.new("L", (8, 8), color=n) for n in (0, 50, 100)]
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=20)
+    data = bytearray(file.read_bytes())
+    header = b"," + struct.pack("<HHHH", 0, 0, 8, 8)
+    second = data.index(header, data.index(header) + 1)
+    data[second + 5 : second + 9] = struct.pack("<HH", 9_000, 12_000)
+    file.write_bytes(data)
+    read = Animation(file).frames(0.0, None)
+    assert next(read).pixels().shape == (8, 8, 3)
+    with pytest.raises(UnreadableFile, match="declares 9000 x 12000 pixels"):
+        next(read)
 
 
 def test_an_image_above_the_limit_is_not_decoded(tmp_path, monkeypatch):

@@ -105,15 +105,27 @@ def stop_process(number: int, frame: FrameType | None) -> None:
     """Handle SIGINT and SIGTERM outside of a run: end with the usual exit code.
 
     An exception inside an import leaves modules half initialised, and one of several processes
-    would end in an error of the connection to the others, so these exit at once.
+    would end in an error of the connection to the others, so these exit at once. So does a process
+    in which Python ignores the exception, as in destructors and generators that are closed by them.
     """
     if is_launched() or is_importing(frame):
-        sys.stdout.flush()
-        os.write(2, b"tessera: stopped\n")
-        os._exit(128 + number)
+        exit_at_once(number)
+
+    def exit_if_ignored(ignored: sys.UnraisableHookArgs) -> None:
+        if issubclass(ignored.exc_type, (KeyboardInterrupt, SystemExit)):
+            exit_at_once(number)
+        sys.__unraisablehook__(ignored)
+
+    sys.unraisablehook = exit_if_ignored
     if number == signal.SIGINT:
         raise KeyboardInterrupt
     sys.exit(128 + number)
+
+
+def exit_at_once(number: int) -> NoReturn:
+    sys.stdout.flush()
+    os.write(2, b"tessera: stopped\n")
+    os._exit(128 + number)
 
 
 def is_importing(frame: FrameType | None) -> bool:

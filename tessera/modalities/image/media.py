@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -299,10 +300,17 @@ def decode(data: bytes, min_side: int | None = None) -> PIL.Image.Image:
 
 
 def open_header(data: bytes) -> PIL.Image.Image:
-    """Read the header of an image; its size is checked by `check_image_size`, not by Pillow."""
+    """Read the header of an image; its size is checked by `check_image_size`."""
+    with no_size_warnings():
+        return PIL.Image.open(BytesIO(data), formats=FORMATS)
+
+
+@contextmanager
+def no_size_warnings() -> Iterator[None]:
+    """Suppress the warnings of Pillow about large images; `check_image_size` has its own limit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
-        return PIL.Image.open(BytesIO(data), formats=FORMATS)
+        yield
 
 
 def check_image_size(image: PIL.Image.Image, frames: int = 1) -> None:

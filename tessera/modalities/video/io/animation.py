@@ -13,7 +13,13 @@ import PIL.Image
 from tessera.data.budget import read_file
 from tessera.data.errors import UnreadableFile
 from tessera.data.files import AnyFile
-from tessera.modalities.image.media import check_image_size, decode, open_header, to_rgb
+from tessera.modalities.image.media import (
+    check_image_size,
+    decode,
+    no_size_warnings,
+    open_header,
+    to_rgb,
+)
 from tessera.modalities.video.io.base import (
     DEFAULT_RATE_HZ,
     THUMBNAIL,
@@ -59,9 +65,12 @@ class Animation:
             yield Frame(0.0, 1 / DEFAULT_RATE_HZ, lambda: downscale(still, min_side))
             return
         end = 0.0
-        for number in range(getattr(image, "n_frames", 1)):
+        count = getattr(image, "n_frames", 1)
+        for number in range(count):
             with wrap_decoder_errors():
-                image.seek(number)
+                with no_size_warnings():
+                    image.seek(number)
+                check_image_size(image, count)  # each frame of a GIF can enlarge it
                 image.load()
                 start, end = end, end + frame_duration(image)
                 pixels = downscale(to_rgb(image), min_side) if end > since else None
