@@ -80,7 +80,8 @@ def test_metrics_that_cannot_measure_a_size_are_left_out() -> None:
     assert evaluate(config.build(), images, images, batch_size=2).keys() == {
         "psnr",
         "pixel",
-        "chroma", "chroma_error",
+        "chroma",
+        "chroma_error",
     }
     assert "8 pixels are too small for the SSIM and perceptual" in config.notice(data)
     assert "too small" not in config.notice(ImageDataConfig(size=16))
@@ -119,9 +120,7 @@ def test_chroma_error_measures_a_wrong_hue_of_the_same_chroma(
 ) -> None:
     luma = 0.299 * 0.5 + 0.114 * 0.2
     reddish = torch.tensor([0.5, 0.0, 0.2]) - luma  # colour differences without luma
-    target, opposite = (
-        one.view(1, 3, 1, 1).expand(4, 3, 32, 32) for one in (reddish, -reddish)
-    )
+    target, opposite = (one.view(1, 3, 1, 1).expand(4, 3, 32, 32) for one in (reddish, -reddish))
     metrics = evaluate(loss, opposite, target, batch_size=3)
     assert metrics["chroma"] == pytest.approx(1, rel=1e-4)
     assert metrics["chroma_error"] == pytest.approx(2, rel=1e-4)
