@@ -1,4 +1,4 @@
-"""bench/speech_quality.py: which files are measured, and that the metrics rank them correctly.
+"""bench/speech_quality.py and speaking.py: which files are measured, and how metrics rank them.
 
 The two pretrained networks are in packages that the tests do not need; simple functions replace
 them.
@@ -37,6 +37,12 @@ class FakeSpeakerEncoder:
         features = mfcc(torch.from_numpy(samples_N)[None], rate_hz=16_000, window=640, hop=320)
         mean = features[0, 1:].mean(1)
         return mean / mean.norm()
+
+
+@pytest.fixture
+def speaking(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("speaking")
 
 
 @pytest.fixture
@@ -140,3 +146,16 @@ def test_mel_filters_have_equal_areas_and_rising_peaks(bench):
     filters = importlib.import_module("speech_metrics").slaney_filters()
     torch.testing.assert_close(filters[20:].sum(1) * 40.0, torch.ones(20), rtol=0.02, atol=0)
     assert (filters.argmax(1).diff() >= 0).all() and filters.shape == (40, 201)
+
+
+def test_the_nearest_voice_is_the_most_similar_reference(speaking):
+    references = {"low": torch.tensor([1.0, 0.0]), "high": torch.tensor([0.0, 1.0])}
+    embeddings = [torch.tensor([0.8, 0.6]), torch.tensor([0.8, 0.6])]
+    results = speaking.compare_voices(embeddings, ["low", "high"], references)
+    assert results == pytest.approx({"nearest_voice": 0.5, "speaker_similarity": 0.7})
+
+
+def test_speech_without_any_pitch_counts_as_wrong(speaking):
+    errors = [float("nan"), float("nan"), 0.01]
+    kind = speaking.Kind(texts=["a"], pitch_errors=errors, dnsmos=[2.0])
+    assert speaking.summarize(kind, ["a"])["median_pitch_error"] == 1.0
