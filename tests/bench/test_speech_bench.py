@@ -159,3 +159,18 @@ def test_speech_without_any_pitch_counts_as_wrong(speaking):
     errors = [float("nan"), float("nan"), 0.01]
     kind = speaking.Kind(texts=["a"], pitch_errors=errors, dnsmos=[2.0])
     assert speaking.summarize(kind, ["a"])["median_pitch_error"] == 1.0
+
+
+def test_a_band_that_is_lost_has_a_low_correlation(bench):
+    original = speech(1, 0).samples[0]
+    spectrum = np.fft.rfft(original)
+    hertz = np.fft.rfftfreq(len(original), 1 / 16_000)
+    noise = np.fft.rfft(0.05 * np.random.default_rng(0).normal(size=len(original)))
+    is_lost = (hertz > 800) & (hertz < 1400)
+    decoded = np.fft.irfft(np.where(is_lost, noise, spectrum), len(original))
+    correlations = bench.envelope_correlations(original, decoded.astype(np.float32))
+    by_band = dict(zip(bench.ENVELOPE_BANDS_HZ, correlations, strict=True))
+    lost = [value for hertz, value in by_band.items() if 900 < hertz < 1250]
+    kept = [value for hertz, value in by_band.items() if hertz < 600 or hertz > 1800]
+    assert max(lost) < 0.5 and min(kept) > 0.95
+    assert bench.envelope_correlations(original, np.zeros_like(original)) == [None] * 16
