@@ -1,15 +1,15 @@
 """Text to speech on held-out sentences: what the recogniser reads, the voice, and the time.
 
-    python bench/speaking.py RUN --data DIR [--voices NAME ...] [--sentences 12]
+    python bench/speaking.py RUN --data DIR [--voices NAME ...] [--sentences 12] [--soundstorm RUN]
 
-RUN is of audio-text2semantic, and DIR has one folder for each voice with recordings and transcripts
-that were not trained on, such as `OUT/test` of examples/voices.py. For each voice, each sentence is
-spoken with another recording of that voice as the prompt. Reported are, for the recordings
-("real"), their reconstructions by the codec, and the speech that is generated: the character error
-of the run's own recogniser; the error of the median pitch against that of the prompt; how often the
-nearest voice by speaker embedding is the right one, among all voices, each of which is the mean of
-its last 8 recordings; and DNSMOS. The last line is the CPU time per second of speech.
-`speech_metrics.py` lists the packages to install.
+RUN is of audio-text2semantic, with SoundStorm in its directory or in another one, and DIR has one
+folder for each voice with recordings and transcripts that were not trained on, such as `OUT/test`
+of examples/voices.py. For each voice, each sentence is spoken with another recording of that voice
+as the prompt. Reported are, for the recordings ("real"), their reconstructions by the codec, and
+the speech that is generated: the character error of the run's own recogniser; the error of the
+median pitch against that of the prompt; how often the nearest voice by speaker embedding is the
+right one, among all voices, each of which is the mean of its last 8 recordings; and DNSMOS. The
+last line is the CPU time per second of speech. `speech_metrics.py` lists the packages to install.
 """
 
 from __future__ import annotations
@@ -145,13 +145,14 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="a run of audio-text2semantic")
     parser.add_argument("--data", required=True, help="a folder with a folder for each voice")
+    parser.add_argument("--soundstorm", metavar="RUN", help="a run of audio-soundstorm")
     parser.add_argument("--voices", nargs="*", default=[], help="only these voices")
     parser.add_argument("--sentences", type=int, default=12, help="sentences for each voice")
     parser.add_argument("--out", type=Path, help="write the speech to this folder")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    speaker = Speaker.load(args.run)
+    speaker = Speaker.load(args.run, args.soundstorm)
     examples = read_examples(speaker, args.data, args.voices)
     results = evaluate(speaker, examples, args.sentences, args.out)
     for name, value in results.items():
