@@ -1,14 +1,15 @@
 """Text to speech on held-out sentences: what the recogniser reads, the voice, and the time.
 
-    python bench/speaking.py RUN --data DIR [--voices NAME ...] [--sentences 12]
+    python bench/speaking.py RUN --data DIR [--voices NAME ...] [--sentences 12] [--soundstorm RUN]
 
-RUN is of audio-text2semantic, and DIR has one folder for each voice with recordings and transcripts
-that were not trained on, such as `OUT/test` of examples/voices.py. For each voice, each sentence is
-spoken with another recording of that voice as the prompt. Reported are the character error of the
-run's own recogniser on the recordings, on their reconstruction by the codec and on the speech that
-is generated; the error of the median pitch against that of the prompt; how often the nearest voice
-by speaker embedding is that of the prompt, among all voices; DNSMOS; and the CPU time per second of
-speech. `speech_metrics.py` lists the packages to install.
+RUN is of audio-text2semantic, with SoundStorm in its directory or in another one, and DIR has one
+folder for each voice with recordings and transcripts that were not trained on, such as `OUT/test`
+of examples/voices.py. For each voice, each sentence is spoken with another recording of that voice
+as the prompt. Reported are, for the recordings ("real"), their reconstructions by the codec, and
+the speech that is generated: the character error of the run's own recogniser; the error of the
+median pitch against that of the prompt; how often the nearest voice by speaker embedding is the
+right one, among all voices, each of which is the mean of its last 8 recordings; and DNSMOS. The
+last line is the CPU time per second of speech. `speech_metrics.py` lists the packages to install.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import argparse
 import json
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,16 @@ def read_examples(speaker: Speaker, folder: str, voices: list[str]) -> list[Exam
     return [one for one in found if not voices or one.voice in voices]
 
 
+@dataclass
+class Kind:
+    """What is measured of the recordings, of their reconstructions, or of generated speech."""
+
+    texts: list[str] = field(default_factory=list)
+    embeddings: list[torch.Tensor] = field(default_factory=list)
+    pitch_errors: list[float] = field(default_factory=list)
+    dnsmos: list[float] = field(default_factory=list)
+
+
 def evaluate(
     speaker: Speaker, examples: list[Example], num_sentences: int, out: Path | None
 ) -> Any:
@@ -55,53 +66,72 @@ def evaluate(
     for one in examples:
         by_voice.setdefault(one.voice, []).append(one)
     encode_speaker, rate = SpeakerEncoder(), DNSMOS()
-    texts: dict[str, list[str]] = {"expected": [], "real": [], "codec": [], "speech": []}
-    embeddings: list[tuple[str, torch.Tensor]] = []
-    pitch_errors, scores, cpu_seconds, spoken_seconds = [], [], 0.0, 0.0
+    kinds = {"real": Kind(), "codec": Kind(), "speech": Kind()}
+    expected: list[str] = []
+    voices: list[str] = []
+    cpu_seconds, spoken_seconds = 0.0, 0.0
     references = {
-        voice: torch.stack([encode_speaker(load(one.path)) for one in some[:8]]).mean(0)
+        voice: torch.stack([encode_speaker(load(one.path)) for one in some[-8:]]).mean(0)
         for voice, some in by_voice.items()
     }
     for voice, some in by_voice.items():
         for number, example in enumerate(some[:num_sentences]):
             prompt = some[(number + 1) % len(some)]
             start = time.process_time()
-            audio = speaker.speak(example.text, voice=prompt.path, seed=number).media[0]
+            speech = speaker.speak(example.text, voice=prompt.path, seed=number).media[0]
             cpu_seconds += time.process_time() - start
-            assert isinstance(audio, Audio)
-            spoken_seconds += audio.seconds
+            assert isinstance(speech, Audio)
+            spoken_seconds += speech.seconds
             if out is not None:
-                audio.save(out / voice / f"{number:02d}.wav")
+                speech.save(out / voice / f"{number:02d}.wav")
             real = Audio.load(example.path)
-            codes = speaker.codec.encode(real)
-            texts["expected"].append(normalize_text(example.text))
-            texts["real"].append(speaker.transcribe(real))
-            texts["codec"].append(speaker.transcribe(speaker.codec.to_media(codes)[0]))  # type: ignore[arg-type]
-            texts["speech"].append(speaker.transcribe(audio))
-            samples = audio.resample(RATE_HZ).samples[0]
-            embeddings.append((voice, encode_speaker(samples)))
-            scores.append(rate(samples))
+            codec = speaker.codec.to_media(speaker.codec.encode(real))[0]
+            expected.append(normalize_text(example.text))
+            voices.append(voice)
             pitch = median_pitch_hz(load(prompt.path), RATE_HZ)
-            pitch_errors.append(abs(median_pitch_hz(samples, RATE_HZ) / pitch - 1))
-    names = list(references)
-    table = torch.stack([references[name] for name in names])
-    nearest = [names[int((table @ embedding).argmax())] == voice for voice, embedding in embeddings]
-    own = [float(references[voice] @ embedding) for voice, embedding in embeddings]
-    for line in range(min(4, len(texts["expected"]))):
-        print(*(f"{name:9}{texts[name][line]}" for name in texts), sep="\n", end="\n\n")
-    return {
-        "sentences": len(own),
-        "voices": len(names),
-        **{
-            f"character_error_{name}": character_error(texts[name], texts["expected"])
-            for name in ("real", "codec", "speech")
-        },
-        "median_pitch_error": float(np.median(pitch_errors)),
-        "nearest_voice": float(np.mean(nearest)),
-        "nearest_voice_chance": 1 / len(names),
-        "speaker_similarity": float(np.mean(own)),
-        "dnsmos": float(np.mean(scores)),
+            for kind, audio in zip(kinds.values(), (real, codec, speech), strict=True):
+                assert isinstance(audio, Audio)
+                samples = audio.to_mono().resample(RATE_HZ).samples[0]
+                kind.texts.append(speaker.transcribe(audio))
+                kind.embeddings.append(encode_speaker(samples))
+                kind.pitch_errors.append(abs(median_pitch_hz(samples, RATE_HZ) / pitch - 1))
+                kind.dnsmos.append(rate(samples))
+    for line in range(min(4, len(expected))):
+        rows = {"expected": expected, **{name: kind.texts for name, kind in kinds.items()}}
+        print(*(f"{name:9}{row[line]}" for name, row in rows.items()), sep="\n", end="\n\n")
+    results: dict[str, float] = {"sentences": len(expected), "voices": len(references)}
+    for name, kind in kinds.items():
+        results |= {f"{key}_{name}": value for key, value in summarize(kind, expected).items()}
+        results |= {
+            f"{key}_{name}": value
+            for key, value in compare_voices(kind.embeddings, voices, references).items()
+        }
+    return results | {
+        "nearest_voice_chance": 1 / len(references),
         "cpu_seconds_per_second": cpu_seconds / spoken_seconds,
+    }
+
+
+def summarize(kind: Kind, expected: list[str]) -> dict[str, float]:
+    # NaN is the pitch of audio without any voiced part: it counts as a large error.
+    errors = np.nan_to_num(kind.pitch_errors, nan=1.0)
+    return {
+        "character_error": character_error(kind.texts, expected),
+        "median_pitch_error": float(np.median(errors)),
+        "dnsmos": float(np.mean(kind.dnsmos)),
+    }
+
+
+def compare_voices(
+    embeddings: list[torch.Tensor], voices: list[str], references: dict[str, torch.Tensor]
+) -> dict[str, float]:
+    """Return how often the nearest reference is that of the own voice, and the similarity to it."""
+    names = list(references)
+    similarity = torch.stack(embeddings) @ torch.stack([references[name] for name in names]).T
+    own = torch.tensor([names.index(voice) for voice in voices])
+    return {
+        "nearest_voice": float((similarity.argmax(1) == own).double().mean()),
+        "speaker_similarity": float(similarity.gather(1, own[:, None]).mean()),
     }
 
 
@@ -115,17 +145,18 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("run", metavar="RUN", help="a run of audio-text2semantic")
     parser.add_argument("--data", required=True, help="a folder with a folder for each voice")
+    parser.add_argument("--soundstorm", metavar="RUN", help="a run of audio-soundstorm")
     parser.add_argument("--voices", nargs="*", default=[], help="only these voices")
     parser.add_argument("--sentences", type=int, default=12, help="sentences for each voice")
     parser.add_argument("--out", type=Path, help="write the speech to this folder")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    speaker = Speaker.load(args.run)
+    speaker = Speaker.load(args.run, args.soundstorm)
     examples = read_examples(speaker, args.data, args.voices)
     results = evaluate(speaker, examples, args.sentences, args.out)
     for name, value in results.items():
-        print(f"{name:<26}{value:8.3f}")
+        print(f"{name:<28}{value:8.3f}")
     if args.json is not None:
         args.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -139,6 +139,39 @@ def slaney_filters() -> Tensor:
     return (triangles * 2 / (high - low)).float()
 
 
+ENVELOPE_WINDOW, ENVELOPE_HOP = 512, 256
+ENVELOPE_BANDS_HZ = tuple(150 * 2 ** (number / 3) for number in range(16))
+"""The centres of bands of a third of an octave, from 150 Hz to 4.8 kHz."""
+
+
+def envelope_correlations(original_N: np.ndarray, decoded_N: np.ndarray) -> list[float | None]:
+    """Return the correlation over time of the levels of two signals at 16 kHz in each band.
+
+    Bands that a codec leaves out, or fills with something else, have a low one. STOI is a mean of
+    such correlations over short segments. It is None in bands in which a signal is constant.
+    """
+    pair = zip(band_levels(original_N), band_levels(decoded_N), strict=True)
+    return [float(np.corrcoef(a, b)[0, 1]) if min(a.std(), b.std()) > 0 else None for a, b in pair]
+
+
+def band_levels(samples_N: np.ndarray) -> list[np.ndarray]:
+    """Return the root of the energy of each band in each frame."""
+    window = torch.hann_window(ENVELOPE_WINDOW)
+    spectrum_KF = torch.stft(
+        torch.from_numpy(samples_N),
+        ENVELOPE_WINDOW,
+        ENVELOPE_HOP,
+        window=window,
+        return_complex=True,
+    ).abs()
+    hertz_K = torch.linspace(0, RATE_HZ / 2, ENVELOPE_WINDOW // 2 + 1)
+    edge = 2 ** (1 / 6)
+    return [
+        spectrum_KF[(hertz_K >= hertz / edge) & (hertz_K < hertz * edge)].norm(dim=0).numpy()
+        for hertz in ENVELOPE_BANDS_HZ
+    ]
+
+
 PITCH_RANGE_HZ = (60.0, 400.0)
 PITCH_WINDOW_SECONDS, PITCH_HOP_SECONDS = 0.04, 0.02
 MIN_PERIODICITY = 0.5

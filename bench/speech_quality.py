@@ -6,7 +6,9 @@ prompts.
 
 The first form reads the held-out audio of a codec's run, or of DIR, and reports for reconstructions
 from the given numbers of quantizers: SI-SDR, mel distance, STOI and PESQ against the original;
-DNSMOS, and that of the original; and speaker similarity (the cosine of Resemblyzer's embeddings).
+the correlation of the level in each third of an octave, which shows what part of the spectrum is
+lost; DNSMOS, and that of the original; and speaker similarity (the cosine of Resemblyzer's
+embeddings).
 The second form reads generated audio and the prompts of the same name, and reports DNSMOS of both
 and speaker similarity. Speaker similarity by chance is reported too: each file against the original
 of another. `speech_metrics.py` lists the packages to install.
@@ -24,7 +26,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from speech_metrics import DNSMOS, RATE_HZ, SpeakerEncoder
+from speech_metrics import (
+    DNSMOS,
+    ENVELOPE_BANDS_HZ,
+    RATE_HZ,
+    SpeakerEncoder,
+    envelope_correlations,
+)
 
 from tessera.api.tokenizer import Tokenizer
 from tessera.data.discovery import find_files
@@ -99,6 +107,13 @@ def compare_signals(original: Audio, decoded: Audio) -> dict[str, float | None]:
     }
 
 
+def compare_bands(original: Audio, decoded: Audio) -> dict[str, float | None]:
+    """Compute the correlation of the level of each band."""
+    pair = (audio.resample(RATE_HZ).samples[0] for audio in (original, decoded))
+    values = zip(ENVELOPE_BANDS_HZ, envelope_correlations(*pair), strict=True)
+    return {f"level_{round(hertz)}_hz": value for hertz, value in values}
+
+
 @dataclass
 class SpeechFeatures:
     """What the networks compute from some audio."""
@@ -156,7 +171,7 @@ def evaluate_codec(args: argparse.Namespace, networks: SpeechNetworks) -> dict[s
     for count in sorted({min(count, available) for count in args.num_quantizers or [available]}):
         decoded = [reconstruct(codec, audio, count) for audio in originals]
         pairs = zip(originals, decoded, strict=True)
-        metrics = mean_metrics([compare_signals(*pair) for pair in pairs])
+        metrics = mean_metrics([compare_signals(*pair) | compare_bands(*pair) for pair in pairs])
         results[count] = metrics | networks.compare(features, decoded)
         print(format_metrics(f"{count} of {available} quantizers", results[count]), flush=True)
     return {"files": len(originals), "seconds": seconds, "num_quantizers": results}

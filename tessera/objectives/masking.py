@@ -5,8 +5,10 @@ B batch, N positions, S tokens in a position.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -99,6 +101,9 @@ class LevelMaskingConfig:
     """The schedule of the mask ratio, evaluated at a random time; at least one token is masked."""
     prompt: bool = True
     """Show a prefix of random length in all levels, as the voice prompt of a sample."""
+    coarse_bias: float = 0.0
+    """How much more often coarse levels are drawn: level q has a probability proportional to
+    1 / q^coarse_bias. 0 draws all levels equally often, as published."""
     keep: float = 0.0
     """The fraction of masked tokens that are shown unchanged and predicted all the same."""
     replace: float = 0.0
@@ -107,6 +112,11 @@ class LevelMaskingConfig:
     def __post_init__(self) -> None:
         check_schedule(self.schedule)
         check_fractions(self.keep, self.replace)
+        if not 0 <= self.coarse_bias < math.inf:
+            raise ValueError(
+                f"coarse_bias must be at least 0 and finite, got {self.coarse_bias}: use 0 to draw "
+                "all levels equally often."
+            )
 
     def validate_quantizers(self, num_quantizers: int) -> None:
         if num_quantizers < 2:
@@ -119,6 +129,12 @@ class LevelMaskingConfig:
         """Return the mean number of predicted tokens of an example: one level, after the prompt."""
         ratio = mean_mask_ratio(self.schedule) * (0.5 if self.prompt else 1.0)
         return layout.num_positions * ratio
+
+    def choose_level(self, u: float, num_levels: int) -> int:
+        """Return the level, from 0, for a uniform number."""
+        weights = [q**-self.coarse_bias for q in range(1, num_levels + 1)]
+        threshold = u * sum(weights)
+        return min(sum(total <= threshold for total in accumulate(weights)), num_levels - 1)
 
     def draw_region(self, layout: Layout, generator: torch.Generator) -> Tensor | None:
         """Return None: all tokens are generated."""
@@ -136,7 +152,7 @@ class LevelMaskingConfig:
         count, num_levels = shape
         time, u_level, u_prompt = torch.rand(3, generator=generator).tolist()
         order_N = torch.rand(count, generator=generator)
-        level = int(u_level * num_levels)
+        level = self.choose_level(u_level, num_levels)
         start = int(u_prompt * count) if self.prompt else 0
         num_masked = max(1, round(mask_ratio(self.schedule, time) * (count - start)))
         loss_mask = torch.zeros(shape, dtype=torch.bool)

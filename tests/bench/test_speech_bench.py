@@ -1,4 +1,4 @@
-"""bench/speech_quality.py: which files are measured, and that the metrics rank them correctly.
+"""bench/speech_quality.py and speaking.py: which files are measured, and how metrics rank them.
 
 The two pretrained networks are in packages that the tests do not need; simple functions replace
 them.
@@ -37,6 +37,12 @@ class FakeSpeakerEncoder:
         features = mfcc(torch.from_numpy(samples_N)[None], rate_hz=16_000, window=640, hop=320)
         mean = features[0, 1:].mean(1)
         return mean / mean.norm()
+
+
+@pytest.fixture
+def speaking(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCH))
+    return importlib.import_module("speaking")
 
 
 @pytest.fixture
@@ -140,3 +146,31 @@ def test_mel_filters_have_equal_areas_and_rising_peaks(bench):
     filters = importlib.import_module("speech_metrics").slaney_filters()
     torch.testing.assert_close(filters[20:].sum(1) * 40.0, torch.ones(20), rtol=0.02, atol=0)
     assert (filters.argmax(1).diff() >= 0).all() and filters.shape == (40, 201)
+
+
+def test_the_nearest_voice_is_the_most_similar_reference(speaking):
+    references = {"low": torch.tensor([1.0, 0.0]), "high": torch.tensor([0.0, 1.0])}
+    embeddings = [torch.tensor([0.8, 0.6]), torch.tensor([0.8, 0.6])]
+    results = speaking.compare_voices(embeddings, ["low", "high"], references)
+    assert results == pytest.approx({"nearest_voice": 0.5, "speaker_similarity": 0.7})
+
+
+def test_speech_without_any_pitch_counts_as_wrong(speaking):
+    errors = [float("nan"), float("nan"), 0.01]
+    kind = speaking.Kind(texts=["a"], pitch_errors=errors, dnsmos=[2.0])
+    assert speaking.summarize(kind, ["a"])["median_pitch_error"] == 1.0
+
+
+def test_a_band_that_is_lost_has_a_low_correlation(bench):
+    original = speech(1, 0).samples[0]
+    spectrum = np.fft.rfft(original)
+    hertz = np.fft.rfftfreq(len(original), 1 / 16_000)
+    noise = np.fft.rfft(0.05 * np.random.default_rng(0).normal(size=len(original)))
+    is_lost = (hertz > 800) & (hertz < 1400)
+    decoded = np.fft.irfft(np.where(is_lost, noise, spectrum), len(original))
+    correlations = bench.envelope_correlations(original, decoded.astype(np.float32))
+    by_band = dict(zip(bench.ENVELOPE_BANDS_HZ, correlations, strict=True))
+    lost = [value for hertz, value in by_band.items() if 900 < hertz < 1250]
+    kept = [value for hertz, value in by_band.items() if hertz < 600 or hertz > 1800]
+    assert max(lost) < 0.5 and min(kept) > 0.95
+    assert bench.envelope_correlations(original, np.zeros_like(original)) == [None] * 16

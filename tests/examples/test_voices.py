@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def voices(monkeypatch):
     spec.loader.exec_module(module)
 
     def synthesize(voice, sentence: str) -> Audio:
-        hertz = 100 + 10 * sum(map(ord, voice.name)) % 300
+        hertz = 100 + 7 * sum(map(ord, f"{voice.voice} {voice.pitch}")) % 300
         seconds = np.arange(80 * len(sentence)) / module.RATE_HZ
         tone = np.sin(2 * np.pi * hertz * seconds).astype(np.float32)
         return module.trim(Audio(np.pad(0.3 * tone, 9_000)[None], module.RATE_HZ))
@@ -52,6 +53,19 @@ def test_sentences_and_voices_of_the_test_are_held_out(voices, tmp_path, monkeyp
     assert not set(texts["train"]) & set(texts["test"])
     assert len(set(texts["train"])) == 48 and len(set(texts["test"])) == 3
     assert len(folders["test"] & folders["train"]) == len(folders["test"] - folders["train"]) == 4
+
+
+def test_a_variant_that_the_program_ignores_is_an_error(voices, monkeypatch):
+    synthesize = voices.synthesize
+
+    def ignore_variant(voice, sentence: str) -> Audio:
+        is_british = voice.voice.startswith("en+")
+        return synthesize(replace(voice, voice="en") if is_british else voice, sentence)
+
+    voices.check_variants()
+    monkeypatch.setattr(voices, "synthesize", ignore_variant)
+    with pytest.raises(SystemExit, match=r"espeak-ng speaks en\+f4 as it speaks en, but all"):
+        voices.check_variants()
 
 
 def test_silence_is_trimmed_and_the_peak_is_equal(voices):

@@ -179,6 +179,19 @@ def test_levels_are_drawn_uniformly_and_independently_of_settings():
     assert [predicted_level(masked) for _, masked in others] == levels
 
 
+def test_coarse_bias_draws_coarse_levels_more_often():
+    levels = [predicted_level(masked) for _, masked in mask_examples(900, coarse_bias=1.0)]
+    total = sum(1 / q for q in range(1, LEVELS + 1))
+    expected = [900 / q / total for q in range(1, LEVELS + 1)]
+    assert all(abs(levels.count(q) - count) < 60 for q, count in enumerate(expected))
+
+
+@pytest.mark.parametrize("bias", [-0.5, float("nan"), float("inf")])
+def test_coarse_bias_must_be_a_number_from_0(bias):
+    with pytest.raises(ValueError, match="coarse_bias must be at least 0"):
+        LevelMaskingConfig(coarse_bias=bias)
+
+
 @pytest.mark.parametrize("prompt", [True, False])
 def test_mean_number_of_predicted_tokens_is_the_expected_one(prompt):
     masked = mask_examples(1500, positions=100, prompt=prompt)
