@@ -16,8 +16,9 @@ import shutil
 import stat
 import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -306,11 +307,11 @@ class RunDirectory:
 
         Damaged lines are left out; `truncate_after` names and removes them.
         """
-        lines = [*read_lines(self.metrics), *self._unwritten]
+        lines = chain(read_lines(self.metrics), self._unwritten)
         if kind is None:
             return [record for record in parse_lines(lines) if has_step(record)]
-        likely = [line for line in lines if f'"{kind}"' in line]  # parse only what can match
-        records = [record for record in parse_lines(likely) if record.get("kind") == kind]
+        likely = (line for line in lines if f'"{kind}"' in line)  # parse only what can match
+        records = (record for record in parse_lines(likely) if record.get("kind") == kind)
         return [record for record in records if has_step(record)]
 
     def truncate_after(self, step: int) -> list[str]:
@@ -321,8 +322,8 @@ class RunDirectory:
         last_steps = {"metrics.jsonl": step, "alarms.jsonl": step, "nonfinite.jsonl": step - 1}
         notices = []
         for name, last in last_steps.items():
-            lines = read_lines(self.path / name)
-            parsed = [parse_lines([line]) for line in lines]
+            lines = list(read_lines(self.path / name))
+            parsed = [list(parse_lines([line])) for line in lines]
             damaged = [n for n, one in enumerate(parsed, 1) if not one or not has_step(one[0])]
             if damaged and damaged != [len(lines)]:  # a kill can cut the last line short
                 shown = ", ".join(map(str, damaged[:10]))
@@ -354,7 +355,7 @@ class RunDirectory:
             append_text(self.path / file_name, json.dumps(record) + "\n")
 
     def read_notes(self, file_name: str) -> list[Json]:
-        return parse_lines(read_lines(self.path / file_name))
+        return list(parse_lines(read_lines(self.path / file_name)))
 
     # ---- samples
 
@@ -373,23 +374,29 @@ class RunDirectory:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def read_lines(path: Path) -> list[str]:
-    """Return the lines of a file; bytes that are no UTF-8 make their line damaged, not the file."""
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a file; bytes that are no UTF-8 make their line damaged, not the file.
+
+    A long run reads metrics.jsonl at each validation: the whole file at once would let its memory
+    grow with its length, by 4 kB per step in a run that logs every step.
+    """
     if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return [line for line in text.split("\n") if line]
+        return
+    with open(path, encoding="utf-8", errors="replace", newline="\n") as file:
+        for line in file:
+            if line := line.rstrip("\n"):
+                yield line
 
 
-def parse_lines(lines: list[str]) -> list[Json]:
+def parse_lines(lines: Iterable[str]) -> Iterator[Json]:
     """Parse lines of JSON objects; lines that are cut short or damaged are left out."""
-    records = []
     for line in lines:
-        with contextlib.suppress(ValueError, RecursionError):
+        try:
             record = json.loads(line)
-            if isinstance(record, dict):
-                records.append(record)
-    return records
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def has_step(record: Json) -> bool:
