@@ -8,6 +8,7 @@ import os
 import resource
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,6 +115,7 @@ def test_locking_on_a_full_disk_is_a_user_error(run):
 
 HOLD_LOCK = """
 import sys
+import tracemalloc
 from tessera.run.directory import RunDirectory
 directory = RunDirectory(sys.argv[1])
 directory.lock()
@@ -362,3 +364,18 @@ def test_earlier_samples_are_moved_into_numbered_folders(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["earlier-001", "earlier-002"]
     assert move_earlier_samples(tmp_path) is None, "moved samples are not moved again"
     assert next_free_folder(tmp_path, "earlier") == tmp_path / "earlier-003"
+
+
+def test_reading_validations_needs_no_memory_for_the_other_records(tmp_path):
+    directory = RunDirectory(tmp_path)
+    line = json.dumps({"step": 1, "kind": "train", "text": "x" * 1000}) + "\n"
+    validation = json.dumps({"step": 2, "kind": "validation"}) + "\n"
+    directory.metrics.write_text(line * 4000 + validation, encoding="utf-8")
+    tracemalloc.start()
+    try:
+        records = directory.read_records("validation")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert records == [{"step": 2, "kind": "validation"}]
+    assert peak_bytes < 400_000  # of a file of 4 MB
