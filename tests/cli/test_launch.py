@@ -29,7 +29,7 @@ print("after")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_inside_a_destructor_ends_the_process(number):
     command = [sys.executable, "-c", PROGRAM, str(int(number))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 128 + number, done.stderr
     assert done.stdout == "before\n"
     assert done.stderr == "tessera: stopped\n"
