@@ -81,8 +81,11 @@ def start_child(function: Callable[..., Any], *args: Any, memory_mb: int = 0) ->
     """Fork a process group of its own that calls a function, with its output in a file."""
     output = tempfile.TemporaryFile()  # noqa: SIM115
     start = time.monotonic()
+    # Until the child has its own handlers, a signal would call those of this process there.
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         with contextlib.suppress(PermissionError):
             os.setpgid(pid, pid)
         return Child(pid, output, start)
@@ -91,6 +94,7 @@ def start_child(function: Callable[..., Any], *args: Any, memory_mb: int = 0) ->
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
