@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -237,7 +237,7 @@ class Generator(Pretrained):
             check_not_external(self.task)
         known = {field.name for field in dataclasses.fields(config.inputs_class)}
         if unsupported := [name for name in given if name not in known]:
-            raise UserError(f"This run does not support {describe_input(unsupported[0])}")
+            raise UserError(f"This run does not support {describe_input(unsupported[0], known)}")
         with as_user_error(ValueError):
             return config.encode_prompt(config.inputs_class(**given), self)
 
@@ -400,13 +400,16 @@ class Generator(Pretrained):
 # ---- helpers
 
 
-def describe_input(name: str) -> str:
-    """Describe an input of other recipes as a flag, and an unknown one as a keyword."""
+def describe_input(name: str, inputs: Collection[str]) -> str:
+    """Describe an input of other recipes as a flag, and an unknown one as a keyword.
+
+    `inputs` are those that the run supports.
+    """
     if any(name in recipe.media_inputs for recipe in recipes().values()):
         return f"--{name.replace('_', '-')}: leave it out."
     parameters = inspect.signature(Generator.generate).parameters
-    known = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
-    return f"the keyword {name!r}{did_you_mean(name, known)}"
+    keywords = [name for name, one in parameters.items() if one.kind is one.KEYWORD_ONLY]
+    return f"the keyword {name!r}{did_you_mean(name, [*keywords, *inputs])}"
 
 
 def get_generator_task(trained: TrainedRun) -> GeneratorTask:

@@ -56,9 +56,6 @@ MODALITY = Modality(
                 # All of 48 held-out videos were recognised from these tokens of 4 x 4 pixels, and
                 # 64 % of the samples matched; with four times as many tokens of 2 x 2 pixels and
                 # 1,500 steps of the transformer, in similar time, it was 13 %.
-                "--task.model.layers",
-                *("compress_space", "compress_space", "compress_time", "compress_time"),
-                "factorized_residual",
                 "--task.model.decoder-layers",
                 *("compress_space", "factorized_residual", "compress_space"),
                 *("compress_time", "factorized_residual", "compress_time", "factorized_residual"),

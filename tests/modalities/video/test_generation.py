@@ -269,6 +269,7 @@ def test_a_mask_that_changes_over_time_covers_its_latent_frames(
         ({"first_frame": "first.png", "last_frame": "last.png", "frames": 30}, "of 9 frames"),
         ({"like": "clip.mp4"}, "This run does not support --like"),
         ({"temprature": 0.5}, "keyword 'temprature': did you mean 'temperature'?"),
+        ({"frames_givn": 4}, "keyword 'frames_givn': did you mean 'frames_given'?"),
     ],
 )
 def test_invalid_inputs_are_errors_with_a_remedy(
