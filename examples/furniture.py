@@ -10,14 +10,16 @@ sweethome3d-furniture: apt-get downloads about 120 MB, and nothing is installed.
 read in memory, and no path in them is used to write a file. About 80 pieces, many of them plants,
 cannot be simplified that far; they are listed and skipped.
 
-Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box.
-`--max-error` skips pieces whose surface moves by more than this fraction of their longest side, and
-`--only` keeps those whose captions name one of these objects; `--only furniture` is such a list.
+Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box, while a door
+needs 12. `--max-error` gives each piece the fewest triangles with which its surface moves by at
+most this fraction of its longest side, and skips those for which `--max-faces` are too few; `--only`
+keeps those whose captions name one of these objects; `--only furniture` is such a list.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -34,6 +36,7 @@ from debian import check_tools, download, read_entries
 from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.point_clouds import head_noun, sample_points
+from tessera.modalities.mesh.simplify import BOX_FACES
 
 PACKAGE = "sweethome3d-furniture"
 MAX_FACES = 800
@@ -71,7 +74,8 @@ def main() -> None:
         type=float,
         default=math.inf,
         help="how far the surface of a simplified piece may be from the original, as a fraction of "
-        "its longest side (default: any distance)",
+        "its longest side: a piece gets as few triangles as possible, and is left out if "
+        "--max-faces are too few (default: any distance, with --max-faces)",
     )
     arguments = parser.parse_args()
     out = arguments.out
@@ -174,10 +178,34 @@ def load_simplified(
     values = piece.get("modelRotation", "1 0 0 0 1 0 0 0 1").split()
     rotation = np.array(values, dtype=float).reshape(3, 3)
     original = Mesh(mesh.vertices @ rotation.T, mesh.faces).from_y_up()
-    simplified = original.simplify(max_faces)
-    if max_error < math.inf and (error := surface_error(original, simplified)) > max_error:
+    return simplify_within(original, max_faces, max_error)
+
+
+def simplify_within(original: Mesh, max_faces: int, max_error: float) -> Mesh:
+    """Simplify to the fewest triangles that keep the surface within `max_error`, in steps of a
+    factor of the square root of 2.
+
+    Raises:
+        UnreadableFile: If `max_faces` triangles are too few.
+    """
+    largest = original.simplify(max_faces)
+    if max_error == math.inf:
+        return largest
+    if (error := surface_error(original, largest)) > max_error:
         raise UnreadableFile(f"{max_faces} triangles move its surface by {error:.2f} of its length")
-    return simplified
+    for count in face_counts(max_faces):
+        with contextlib.suppress(UnreadableFile):
+            smaller = original.simplify(count)
+            if surface_error(original, smaller) <= max_error:
+                return smaller
+    return largest
+
+
+def face_counts(max_faces: int) -> list[int]:
+    """Return the numbers of triangles to try below `max_faces`, the smallest first: at least those
+    of a box."""
+    counts = [round(max_faces / 2 ** (number / 2)) for number in range(1, 20)]
+    return [count for count in reversed(counts) if count >= BOX_FACES]
 
 
 def surface_error(original: Mesh, simplified: Mesh) -> float:

@@ -1,7 +1,7 @@
 """Meshes from a folder, or synthetic ones: quantised vertices and ordered faces, with captions.
 
-A training mesh may be mirrored, scaled along its axes, rotated about the vertical one and moved in
-its cube, before it is quantised (`modalities/mesh/canonical.py`), and the order of its parts may be
+A training mesh may be warped, mirrored, scaled along its axes, rotated about the vertical one and
+moved in its cube, before it is quantised (`modalities/mesh/canonical.py`), and the order of its parts may be
 shuffled. Synthetic meshes are not augmented, since a caption such as "wide" would become wrong.
 """
 
@@ -40,6 +40,8 @@ not count."""
 CACHED_MESHES = 1 << 12
 """The number of meshes that a process keeps in memory: 30 kB each as read, at 800 faces, or 70 kB
 each as examples."""
+NUM_PIECES = 5
+"""The number of pieces of a warped axis; x and y have as many on either side of the centre."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +68,10 @@ class MeshDataConfig(DataConfig):
     memory."""
     scale: float = 0.0
     """The maximum random scaling of each axis of a training mesh: 0.25 scales by 0.75 to 1.25."""
+    warp: float = 0.0
+    """The strength of a random piecewise-linear warp of each axis of a training mesh, which changes
+    the proportions of its parts: the standard deviation of the logarithm of the scale of a piece,
+    0.5 for example. Left and right, and front and back, are warped alike."""
     rotation: float = 0.0
     """The maximum random rotation about the vertical axis in degrees; 180 allows any."""
     jitter: float = 0.0
@@ -105,6 +111,8 @@ class MeshDataConfig(DataConfig):
             )
         if not 0 <= self.scale < 1:
             raise ValueError(f"scale must be at least 0 and below 1, got {self.scale}.")
+        if not 0 <= self.warp <= 2:
+            raise ValueError(f"warp must be 0 to 2, got {self.warp}.")
         if not 0 <= self.rotation <= 180:
             raise ValueError(f"rotation must be 0 to 180 degrees, got {self.rotation}.")
         if not 0 <= self.jitter <= 1:
@@ -141,7 +149,9 @@ class MeshDataConfig(DataConfig):
         }
 
     def without_augmentation(self) -> MeshDataConfig:
-        return replace(self, scale=0.0, rotation=0.0, jitter=0.0, mirror=False, shuffle_parts=False)
+        return replace(
+            self, scale=0.0, warp=0.0, rotation=0.0, jitter=0.0, mirror=False, shuffle_parts=False
+        )
 
     def sample_metrics(self) -> list[MeshSampleMetric]:
         split = self.without_augmentation().build(captions=True)
@@ -181,7 +191,7 @@ class MeshFolderDataset(FileDataset):
 
     def item(self, index: int, rng: np.random.Generator) -> MeshExample:
         """Draw nine random numbers: three scales, a rotation, three shifts, a reflection and an
-        order."""
+        order; then those of the caption and of the warp."""
         config = self.config
         scale, (rotation,), shift, (side, order) = np.split(rng.uniform(-1, 1, 9), [3, 4, 7])
         caption = self.sample_caption(index, rng)
@@ -192,7 +202,10 @@ class MeshFolderDataset(FileDataset):
                 example = load_example(signature, *settings, config.bins, config.cache_dir)
                 return replace(example, caption=caption)
             mesh = load_mesh_cached(signature, *settings)
-            vertices = augment(mesh.vertices, scale * config.scale, rotation * config.rotation)
+            vertices = mesh.vertices
+            if config.warp:
+                vertices = warp(vertices, config.warp * rng.standard_normal((3, NUM_PIECES)))
+            vertices = augment(vertices, scale * config.scale, rotation * config.rotation)
             moved = Mesh(vertices, mesh.faces)
             if config.mirror and side < 0:
                 moved = mirror(moved)
@@ -249,6 +262,25 @@ load_mesh_cached = lru_cache(maxsize=CACHED_MESHES)(load_mesh)
 def load_mesh_of(dataset: MeshFolderDataset, index: int) -> Mesh:
     """Load a mesh of a dataset as it is before it is quantised."""
     return load_mesh_cached(file_signature(dataset.files.file(index)), *dataset.config.reading())
+
+
+def warp(vertices: np.ndarray, log_scales: np.ndarray) -> np.ndarray:
+    """Stretch pieces of each axis by the exponentials of (3, NUM_PIECES) numbers, within the same
+    bounding box (PolyGen, Nash 2020, arXiv 2002.10880).
+
+    Equal coordinates stay equal, so that boards stay flat and boxes stay boxes. The pieces of x and
+    y are mirrored at the centre, so that a symmetric mesh stays symmetric.
+    """
+    low, high = vertices.min(axis=0), vertices.max(axis=0)
+    warped = []
+    for axis, lengths in enumerate(np.exp(log_scales)):
+        if axis < 2:
+            lengths = np.concatenate([lengths, lengths[::-1]])
+        ends = np.concatenate([[0.0], np.cumsum(lengths)]) / lengths.sum()
+        start, extent = low[axis], high[axis] - low[axis]
+        knots = start + extent * np.linspace(0, 1, len(ends))
+        warped.append(np.interp(vertices[:, axis], knots, start + extent * ends))
+    return np.stack(warped, axis=1)
 
 
 def augment(vertices: np.ndarray, scale: np.ndarray, degrees: float) -> np.ndarray:
