@@ -12,8 +12,8 @@ cannot be simplified that far; they are listed and skipped.
 
 Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box, while a door
 needs 12. `--max-error` gives each piece the fewest triangles with which its surface moves by at
-most this fraction of its longest side, and skips those for which `--max-faces` are too few; `--only`
-keeps those whose captions name one of these objects; `--only furniture` is such a list.
+most this fraction of its longest side, and skips those for which `--max-faces` are too few.
+`--only` keeps those whose captions name one of these objects; `--only furniture` is such a list.
 """
 
 from __future__ import annotations

@@ -179,6 +179,7 @@ class Generator(Pretrained):
         choice_temperature: float | None = None,
         top_k: int | None = None,
         top_p: float | None = None,
+        retries: int | None = None,
         superres_decoding_steps: int | None = None,
         sampling: DataclassInstance | None = None,
         **inputs: str | float | None,
@@ -218,6 +219,7 @@ class Generator(Pretrained):
                 choice_temperature=choice_temperature,
                 top_k=top_k,
                 top_p=top_p,
+                retries=retries,
             ),
             guidance=drop_none(
                 scale=None if guidance is None else float(guidance),

@@ -57,6 +57,7 @@ def sample(
     choice_temperature: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
+    retries: int | None = None,
     superres_decoding_steps: int | None = None,
 ) -> int:
     """Generate samples with a generator, or reconstruct examples with a tokenizer.
@@ -105,6 +106,7 @@ def sample(
         choice_temperature: The temperature of the noise in the order by confidence.
         top_k: Sample from the k most likely tokens only; 0 uses all.
         top_p: Sample from the most likely tokens with this total probability only.
+        retries: How often a mesh that does not end within the maximum length is sampled again.
         superres_decoding_steps: The number of decoding steps of the super-resolution run.
     """
     from tessera.api.generator import Generator, drop_none
@@ -152,6 +154,7 @@ def sample(
             choice_temperature=choice_temperature,
             top_k=top_k,
             top_p=top_p,
+            retries=retries,
             superres_decoding_steps=superres_decoding_steps,
             data=data,
             seconds=seconds,

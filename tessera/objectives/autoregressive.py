@@ -223,19 +223,44 @@ class AutoregressiveTask(GeneratorTask):
 
     @torch.no_grad()
     def generate(self, request: GenerationRequest) -> Tensor:
+        """Return codes (B, *grid); examples that do not end are sampled again, at most
+        `sampling.retries` times."""
         sampling = request.sampling or self.config.sampling
+        generators = request.generators()
+        codes, ended_B = self.sample(request, sampling, generators)
+        for _ in range(sampling.retries):
+            rows = (~ended_B).nonzero()[:, 0]
+            if not len(rows):
+                break
+            again = replace(
+                request.select(rows.tolist()), on_step=merge_steps(request, codes, rows)
+            )
+            # A generator continues where it stopped: the result does not depend on the batch.
+            codes[rows], ended_B[rows] = self.sample(
+                again, sampling, [generators[row] for row in rows.tolist()]
+            )
+        return codes
+
+    def sample(
+        self,
+        request: GenerationRequest,
+        sampling: AutoregressiveSampling,
+        generators: Sequence[torch.Generator],
+    ) -> tuple[Tensor, Tensor]:
+        """Return codes (B, *grid), and which of the examples have ended, (B,)."""
         guidance = request.guidance or self.config.guidance
         device = next(self.model.parameters()).device
         sequence = generate(
             self.start_decoding(request, guidance),
             self.prefix(request).to(device),
             sampling,
-            request.generators(),
+            generators,
             eos_token_id=self.model.eos_token_id,
             max_positions=self.max_positions,
             on_step=self.report_steps(request),
         )
-        return self.pad_codes(sequence.tokens_BNS)
+        # Copies, since tensors of inference mode cannot be changed.
+        return self.pad_codes(sequence.tokens_BNS).clone(), sequence.ended_B.clone()
 
     def pad_codes(self, tokens_BNS: Tensor) -> Tensor:
         """Pad tokens to the maximum number of positions and rearrange them to codes (B, *grid)."""
@@ -271,6 +296,19 @@ class AutoregressiveTask(GeneratorTask):
         condition = self.model.condition(*request.guided_texts(scale))
         start = partial(self.model.start_decoding, condition)
         return start if scale == 1 else with_cfg(start, scale)
+
+
+def merge_steps(request: GenerationRequest, codes: Tensor, rows: Tensor) -> OnStep | None:
+    """Return a function that passes the steps of some rows to `request.on_step`, with the codes of
+    the others."""
+    on_step = request.on_step
+    if on_step is None:
+        return None
+
+    def report(step: int, steps: int, codes_of_rows: Tensor) -> None:
+        on_step(step, steps, codes.index_copy(0, rows, codes_of_rows))
+
+    return report
 
 
 def summed_cross_entropy(predictions: NextTokenPredictions) -> Tensor:

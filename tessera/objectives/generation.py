@@ -107,14 +107,18 @@ class GenerationRequest:
         return len(self.prompts)
 
     def slice(self, start: int, stop: int) -> GenerationRequest:
+        """Return the request for a range of the samples."""
+        return self.select(range(len(self))[start:stop])
+
+    def select(self, rows: Sequence[int]) -> GenerationRequest:
         """Return the request for some of the samples."""
         return replace(
             self,
-            prompts=self.prompts[start:stop],
-            seeds=self.seeds[start:stop],
-            names=self.names[start:stop],
-            cond_codes=None if self.cond_codes is None else self.cond_codes[start:stop],
-            lengths=None if self.lengths is None else self.lengths[start:stop],
+            prompts=[self.prompts[row] for row in rows],
+            seeds=[self.seeds[row] for row in rows],
+            names=[self.names[row] for row in rows] if self.names else (),
+            cond_codes=None if self.cond_codes is None else self.cond_codes[list(rows)],
+            lengths=None if self.lengths is None else [self.lengths[row] for row in rows],
         )
 
     def generators(self) -> list[torch.Generator]:

@@ -41,6 +41,8 @@ class AutoregressiveSampling:
     """Number of most likely tokens to sample from; 0 for all."""
     top_p: float = 1.0
     """Total probability of the most likely tokens to sample from; 1 for all."""
+    retries: int = 0
+    """How often an example that does not end within the maximum length is sampled again."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.temperature < math.inf:
@@ -49,6 +51,8 @@ class AutoregressiveSampling:
             raise ValueError(f"top_k must be at least 0 (0 for all tokens), got {self.top_k}.")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}.")
+        if self.retries < 0:
+            raise ValueError(f"retries must be at least 0, got {self.retries}.")
 
 
 @dataclass

@@ -228,6 +228,7 @@ def test_guidance_extrapolates_from_the_second_half_of_the_batch():
         ({"top_k": -1}, "top_k must be at least 0"),
         ({"top_p": 0.0}, "top_p must be above 0 and at most 1"),
         ({"top_p": 1.1}, "top_p must be above 0 and at most 1"),
+        ({"retries": -1}, "retries must be at least 0"),
     ],
 )
 def test_invalid_options_are_errors(options, message):

@@ -1,8 +1,9 @@
 """Meshes from a folder, or synthetic ones: quantised vertices and ordered faces, with captions.
 
 A training mesh may be warped, mirrored, scaled along its axes, rotated about the vertical one and
-moved in its cube, before it is quantised (`modalities/mesh/canonical.py`), and the order of its parts may be
-shuffled. Synthetic meshes are not augmented, since a caption such as "wide" would become wrong.
+moved in its cube, before it is quantised (`modalities/mesh/canonical.py`), and the order of its
+parts may be shuffled. Synthetic meshes are not augmented, since a caption such as "wide" would
+become wrong.
 """
 
 from __future__ import annotations
@@ -195,6 +196,7 @@ class MeshFolderDataset(FileDataset):
         config = self.config
         scale, (rotation,), shift, (side, order) = np.split(rng.uniform(-1, 1, 9), [3, 4, 7])
         caption = self.sample_caption(index, rng)
+        log_scales = config.warp * rng.standard_normal((3, NUM_PIECES))
         file = self.files.file(index)
         with add_path(str(file)):
             signature, settings = file_signature(file), config.reading()
@@ -202,9 +204,7 @@ class MeshFolderDataset(FileDataset):
                 example = load_example(signature, *settings, config.bins, config.cache_dir)
                 return replace(example, caption=caption)
             mesh = load_mesh_cached(signature, *settings)
-            vertices = mesh.vertices
-            if config.warp:
-                vertices = warp(vertices, config.warp * rng.standard_normal((3, NUM_PIECES)))
+            vertices = warp(mesh.vertices, log_scales) if config.warp else mesh.vertices
             vertices = augment(vertices, scale * config.scale, rotation * config.rotation)
             moved = Mesh(vertices, mesh.faces)
             if config.mirror and side < 0:

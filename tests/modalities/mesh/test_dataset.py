@@ -19,7 +19,7 @@ from tessera.data.errors import UnreadableFile
 from tessera.data.loader import TrainLoader
 from tessera.modalities.mesh.adjacency import find_adjacent_faces
 from tessera.modalities.mesh.canonical import MeshExample, collate
-from tessera.modalities.mesh.dataset import MeshDataConfig, load_example
+from tessera.modalities.mesh.dataset import NUM_PIECES, MeshDataConfig, load_example, warp
 from tessera.modalities.mesh.media import Mesh, read_mesh
 from tessera.modalities.mesh.synthetic import generate_object
 from tessera.run.errors import UserError
@@ -134,6 +134,7 @@ def test_batch_of_single_faces_has_no_edges(tmp_path):
 
 AUGMENTATIONS: dict[str, dict[str, Any]] = {
     "scale": {"scale": 0.3},
+    "warp": {"warp": 0.5},
     "rotation": {"rotation": 180.0},
     "jitter": {"jitter": 0.2},
 }
@@ -175,6 +176,32 @@ def test_scaling_changes_proportions_within_its_range(tmp_path):
     ratios = [min(size) / max(size) for size in sizes]
     assert 0.59 < min(ratios) < 0.75 and max(ratios) > 0.85
     assert {int(np.argmax(size)) for size in sizes} == {0, 1, 2}
+
+
+def test_warping_keeps_the_box_symmetry_and_equal_coordinates(tmp_path):
+    mesh = generate_object(0, 3).mesh
+    write(tmp_path / "one.obj", Mesh(mesh.vertices, mesh.triangles()))
+    plain = MeshDataConfig(path=str(tmp_path), val_fraction=0.0).build().train
+    dataset = MeshDataConfig(path=str(tmp_path), val_fraction=0.0, warp=0.5).build().train
+    original = load(plain)
+    warped = [load(dataset, seed=seed) for seed in range(6)]
+    assert len({one.vertices.tobytes() for one in warped}) == 6
+    for one in warped:
+        assert np.array_equal(one.faces, original.faces)
+        for axis in range(3):
+            before, after = original.vertices[:, axis], one.vertices[:, axis]
+            pairs = sorted(set(zip(before.tolist(), after.tolist(), strict=True)))
+            assert len(pairs) == len(np.unique(before)), "a coordinate is mapped to one other"
+            assert (np.diff([value for _, value in pairs]) >= 0).all(), "their order stays"
+            assert np.ptp(before) == np.ptp(after)
+
+
+def test_warping_is_the_same_on_either_side():
+    sides = np.linspace(-1, 1, 9)
+    log_scales = np.random.default_rng(0).normal(size=(3, NUM_PIECES))
+    x, y, z = warp(np.stack([sides, sides, sides], axis=1), log_scales).T
+    assert np.allclose(x, -x[::-1]) and np.allclose(y, -y[::-1])
+    assert not np.allclose(z, -z[::-1]) and not np.allclose(x, sides)
 
 
 def test_rotation_is_about_the_vertical_axis(tmp_path):
@@ -438,6 +465,8 @@ def test_missing_library_is_reported_at_the_start(monkeypatch, path, missing, se
         {"max_faces": 20},
         {"scale": 1.0},
         {"scale": -0.1},
+        {"warp": -0.1},
+        {"warp": 3.0},
         {"rotation": 181.0},
         {"rotation": float("nan")},
         {"jitter": 1.5},
@@ -458,7 +487,7 @@ def test_quads_cannot_be_simplified():
 
 
 def test_preprocessing_does_not_include_augmentation():
-    config = MeshDataConfig(bins=64, max_faces=100, scale=0.2, rotation=10.0, jitter=0.1)
+    config = MeshDataConfig(bins=64, max_faces=100, scale=0.2, warp=0.5, rotation=10.0, jitter=0.1)
     expected = {
         "bins": 64,
         "max_faces": 100,

@@ -147,6 +147,35 @@ def test_a_sample_does_not_depend_on_its_batch():
         assert torch.equal(alone[0], together[row])
 
 
+def has_ended(codes: Tensor) -> list[bool]:
+    return (codes[:, -1, 0] < 0).tolist()
+
+
+def test_samples_that_do_not_end_are_sampled_again_and_only_these():
+    task = build_task(max_len=30)
+    prompts, seeds = ["a table", "a chair", "", "a bed"] * 4, list(range(16))
+    once = generate(task, prompts, seeds=seeds)
+    assert 0 < sum(has_ended(once)) < 16, "the test needs both"
+    steps: list[Tensor] = []
+    again = generate(
+        task,
+        prompts,
+        seeds=seeds,
+        sampling=AutoregressiveSampling(retries=20),
+        on_step=lambda step, steps_, codes: steps.append(codes.clone()),
+    )
+    assert sum(has_ended(again)) > sum(has_ended(once))
+    for row, ended in enumerate(has_ended(once)):
+        assert torch.equal(once[row], again[row]) == ended
+    assert {len(codes) for codes in steps} == {16}, "the other samples are shown too"
+    kept = has_ended(once).index(True)
+    assert torch.equal(steps[-1][kept], again[kept])
+    row = has_ended(once).index(False)
+    sampling = AutoregressiveSampling(retries=20)
+    alone = generate(task, prompts[row : row + 1], seeds=seeds[row : row + 1], sampling=sampling)
+    assert torch.equal(alone[0], again[row])
+
+
 def test_a_prefix_is_continued_and_open_edges_can_be_continued():
     task = build_task()
     codes = task.get_codes(build_batch(0).examples)
