@@ -367,9 +367,11 @@ class TaskConfig:
     """The class that opens such a run in Python."""
     min_batch_size: ClassVar[int] = 1
     """The smallest batch size that the loss allows."""
-    loads_best: ClassVar[bool] = False
-    """Whether a trained run is loaded at its best checkpoint, by the task's `best_metric`, instead
-    of the newest one: for objectives that overfit small datasets."""
+    @property
+    def loads_best(self) -> bool:
+        """Whether a trained run is loaded at its best checkpoint, by the task's `best_metric`,
+        instead of the newest one: for objectives that overfit small datasets."""
+        return False
 
     @property
     def uses_captions(self) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -100,10 +100,17 @@ class AutoregressiveInputs:
 class AutoregressiveConfig(GeneratorConfig):
     """Base class: a modality declares the type of `model` and builds it for its tokenizer."""
 
-    loads_best: ClassVar[bool] = True
+    load_best: bool = True
+    """Whether the trained run is used at the checkpoint with the best held-out cross-entropy, or
+    else at the last one. On a small dataset the best one is early: later ones have seen the
+    training examples more often, and their samples are more like these."""
     sampling: AutoregressiveSampling = field(default_factory=AutoregressiveSampling)
     guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+
+    @property
+    def loads_best(self) -> bool:
+        return self.load_best
 
     def build_model(self, tokenizer: TokenizerProtocol) -> AutoregressiveModel:
         """Return an nn.Module that is an `AutoregressiveModel`."""

@@ -29,3 +29,19 @@ def test_an_autoregressive_run_is_loaded_at_its_best_checkpoint(tmp_path):
         assert any("Step 2 of 3 is used" in line for line in trained.notices) == (expected == 2)
     metrics.unlink()
     assert load_run(tmp_path).steps == 3
+
+
+def test_load_best_off_loads_the_last_checkpoint(tmp_path):
+    run = meshes_tree("tiny", text="none")
+    engine = dataclasses.replace(
+        run.engine, steps=2, batch_size=2, checkpoint_every=1, validate_every=1, keep_last=2
+    )
+    task = dataclasses.replace(run.task, load_best=False)
+    train(tmp_path, dataclasses.replace(run, engine=engine, task=task))
+    metrics = tmp_path / "metrics.jsonl"
+    lines = [
+        json.dumps({"step": step, "kind": "validation", "val_ema/cross_entropy": step})
+        for step in (1, 2)
+    ]
+    metrics.write_text("".join(f"{line}\n" for line in lines))
+    assert load_run(tmp_path).steps == 2

@@ -362,7 +362,7 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
             dropout=parts.dropout,
             text=build_text_config(preset, text),
         ),
-        sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95),
+        sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95, retries=3),
         guidance=Guidance(scale=2.0),
         optimizer=parts.optimizer(preset),
     )
