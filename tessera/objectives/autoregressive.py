@@ -234,7 +234,7 @@ class AutoregressiveTask(GeneratorTask):
         `sampling.retries` times."""
         sampling = request.sampling or self.config.sampling
         generators = request.generators()
-        codes, ended_B = self.sample(request, sampling, generators)
+        codes, ended_B = self.generate_once(request, sampling, generators)
         for _ in range(sampling.retries):
             rows = (~ended_B).nonzero()[:, 0]
             if not len(rows):
@@ -243,12 +243,12 @@ class AutoregressiveTask(GeneratorTask):
                 request.select(rows.tolist()), on_step=merge_steps(request, codes, rows)
             )
             # A generator continues where it stopped: the result does not depend on the batch.
-            codes[rows], ended_B[rows] = self.sample(
+            codes[rows], ended_B[rows] = self.generate_once(
                 again, sampling, [generators[row] for row in rows.tolist()]
             )
         return codes
 
-    def sample(
+    def generate_once(
         self,
         request: GenerationRequest,
         sampling: AutoregressiveSampling,
