@@ -367,6 +367,7 @@ class TaskConfig:
     """The class that opens such a run in Python."""
     min_batch_size: ClassVar[int] = 1
     """The smallest batch size that the loss allows."""
+
     @property
     def loads_best(self) -> bool:
         """Whether a trained run is loaded at its best checkpoint, by the task's `best_metric`,
