@@ -362,8 +362,8 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
             dropout=parts.dropout,
             text=build_text_config(preset, text),
         ),
-        sampling=AutoregressiveSampling(temperature=0.9, top_p=0.95, retries=3),
-        guidance=Guidance(scale=2.0),
+        sampling=AutoregressiveSampling(temperature=0.7, top_p=0.9, retries=3),
+        guidance=Guidance(scale=1.5),
         optimizer=parts.optimizer(preset),
     )
     return _build_generator_run("meshes-tree", preset, parts, task)
