@@ -1,14 +1,18 @@
 """Count the functions and files of the package that a command executes.
 
     python bench/trace.py train images-vqgan --data images --steps 2 --out runs/trace
+    python bench/trace.py --within Engine.load_batches,Engine.run_step train images-vqgan \
+        --data images --steps 2 --out runs/trace
     python bench/trace.py sample runs/generator --prompt "a red circle" --count 1
 
 Functions are counted once each, in all threads; lambdas, comprehensions, class bodies and generated
-methods of dataclasses are left out. `--list` before the command prints the functions of each file.
+methods of dataclasses are left out. Before the command, `--within NAMES` counts only what the named
+functions execute, themselves included, and `--list` prints the functions of each file.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 import threading
@@ -21,26 +25,41 @@ PACKAGE = Path(__file__).resolve().parent.parent / "tessera"
 
 
 def main(arguments: list[str]) -> None:
-    prints_functions = arguments[:1] == ["--list"]
-    executed = trace_command(arguments[1:] if prints_functions else arguments)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--within", default="", metavar="NAMES", help="qualified names, separated by commas"
+    )
+    parser.add_argument("--list", action="store_true", help="print the functions of each file")
+    parser.add_argument("command", nargs=argparse.REMAINDER, help="a command of tessera")
+    args = parser.parse_args(arguments)
     by_file: dict[str, list[str]] = defaultdict(list)
-    for code in executed:
+    for code in trace_command(args.command, frozenset(filter(None, args.within.split(",")))):
         file = Path(code.co_filename)
         if is_function(code, file):
             by_file[file.relative_to(PACKAGE).as_posix()].append(code.co_qualname)
-    for file, names in sorted(by_file.items()) if prints_functions else ():
-        print(f"{file}: {', '.join(sorted(names))}")
+    for file_name, names in sorted(by_file.items()) if args.list else ():
+        print(f"{file_name}: {', '.join(sorted(names))}")
     print(f"{sum(map(len, by_file.values()))} functions in {len(by_file)} files")
 
 
-def trace_command(arguments: list[str]) -> set[CodeType]:
-    """Run a command of `tessera` and return the code objects of the package that it executed."""
+def trace_command(arguments: list[str], within: frozenset[str]) -> set[CodeType]:
+    """Run a command of `tessera` and return the code objects of the package that it executed,
+    where `within` is not empty only those below a function with one of these names."""
     executed: set[CodeType] = set()
     prefix = f"{PACKAGE}/"
+    depth: dict[int, int] = defaultdict(int)  # of the functions in `within`, for each thread
 
     def record(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call" and frame.f_code.co_filename.startswith(prefix):
-            executed.add(frame.f_code)
+        code, thread = frame.f_code, threading.get_ident()
+        if event not in ("call", "return") or not code.co_filename.startswith(prefix):
+            return
+        is_limit = code.co_qualname in within
+        depth[thread] += is_limit and event == "call"
+        if event == "call" and (not within or depth[thread]):
+            executed.add(code)
+        depth[thread] -= is_limit and event == "return"
 
     threading.setprofile(record)
     sys.setprofile(record)

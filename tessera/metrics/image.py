@@ -77,6 +77,20 @@ def chroma_error_B(output: Tensor, target: Tensor) -> Tensor:
     return mean_norm_B(colour_differences(output) - colour_differences(target))
 
 
+def relative_chroma(totals: Mapping[str, Tensor]) -> dict[str, float]:
+    """Return chroma and chroma error of reconstructions, relative to the chroma of the originals.
+
+    `totals` are sums over examples. Grey originals have no chroma, up to rounding, and then the
+    result is empty.
+    """
+    if totals.get("real/chroma", 0) <= 1e-3 * totals["examples"]:
+        return {}
+    return {
+        "chroma": float(totals["reconstruction/chroma"] / totals["real/chroma"]),
+        "chroma_error": float(totals["chroma_error"] / totals["real/chroma"]),
+    }
+
+
 def mean_norm_B(vectors: Tensor) -> Tensor:
     """Return the mean length of the vectors (B, C, H, W) of all pixels, (B,)."""
     return torch.linalg.vector_norm(vectors, dim=1).flatten(1).mean(1)

@@ -19,8 +19,7 @@ B batch, N samples, T frames, M mel bands, W model dimension, V characters with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from tessera.losses.ctc import BLANK, most_likely_labels
 from tessera.modalities.audio.features import num_frames
 from tessera.modalities.audio.normalized_mel import (
     MEL_FRAMES_PER_TOKEN,
-    check_token_rate,
+    MelTokenizerConfig,
     normalized_mel,
 )
 from tessera.modalities.audio.semantic import masked_mean_B
@@ -43,21 +42,12 @@ from tessera.nn.reconstruction import Reconstruction
 from tessera.nn.transformer import Norm, linear
 from tessera.text.characters import CharacterVocab
 
-if TYPE_CHECKING:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-
 PADDING_LOGIT = 30.0
 """The logit of the blank in frames of padding, where all others are 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CTCTokenizerConfig:
-    rate_hz: int = 16_000
-    """Sampling rate of the audio."""
-    token_rate_hz: float = 50.0
-    """Tokens per second."""
-    bands: int = 40
-    """Number of mel bands."""
+class CTCTokenizerConfig(MelTokenizerConfig):
     dim: int = 128
     """Dimension of all layers."""
     encoder_depth: int = 3
@@ -94,7 +84,8 @@ class CTCTokenizerConfig:
     """The maximum number of different characters of the transcripts."""
 
     def __post_init__(self) -> None:
-        for name in ("bands", "dim", "encoder_depth", "heads", "max_characters"):
+        super().__post_init__()
+        for name in ("dim", "encoder_depth", "heads", "max_characters"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("encoder_context_depth", "context_depth", "codebook_start"):
@@ -104,35 +95,13 @@ class CTCTokenizerConfig:
             raise ValueError(f"warp must be at least 0 and below 1, got {self.warp}.")
         if self.noise_db is not None and self.noise_db[0] > self.noise_db[1]:
             raise ValueError(f"noise_db must be a range from low to high, got {self.noise_db}.")
-        check_token_rate(self.rate_hz, self.token_rate_hz)
         self.vq_config()
-
-    @property
-    def hop(self) -> int:
-        """Samples per token."""
-        return round(self.rate_hz / self.token_rate_hz)
 
     def vq_config(self) -> VQConfig:
         # The commitment is computed here, as a mean over examples of any length.
         return VQConfig(
             codebook_size=self.vocab_size, code_dim=self.code_dim, commitment_weight=0.0
         )
-
-    def validate_data(self, data: AudioDataConfig) -> None:
-        data.check_mono("A semantic tokenizer")
-        if data.length < self.hop:
-            raise ValueError(
-                f"Examples of {data.length} samples are shorter than one token of {self.hop} "
-                "samples: use longer examples."
-            )
-
-    def fit_data(self, data: AudioDataConfig) -> CTCTokenizerConfig:
-        """Return the configuration at the rate of the data; the token rate stays the same."""
-        return replace(self, rate_hz=data.rate_hz)
-
-    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
-        """Return the shape of the token grid of one example: (frames,)."""
-        return (num_frames(data.length, self.hop),)
 
     def build_context(self, depth: int) -> Conformer | FrameNorm:
         """Build Conformer blocks and a norm after them."""

@@ -17,8 +17,7 @@ B batch, N samples, T frames, M mel bands, W model dimension, D dimension of the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,7 +27,7 @@ from tessera.modalities.audio.features import MFCCFeatures, MFCCFeaturesConfig, 
 from tessera.modalities.audio.normalized_mel import (
     MEL_FRAMES_PER_TOKEN,
     WINDOW_SECONDS,
-    check_token_rate,
+    MelTokenizerConfig,
     normalized_mel,
 )
 from tessera.modalities.audio.semantic import (
@@ -44,21 +43,12 @@ from tessera.nn.quantize import VQ, VQConfig
 from tessera.nn.quantize.geometry import l2_normalize
 from tessera.nn.transformer import linear
 
-if TYPE_CHECKING:
-    from tessera.modalities.audio.dataset import AudioDataConfig
-
 FEATURE_CONTEXT = 5
 """Frames whose tokens predict the MFCC of the middle one."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubertTokenizerConfig:
-    rate_hz: int = 16_000
-    """Sampling rate of the audio."""
-    token_rate_hz: float = 50.0
-    """Tokens per second."""
-    bands: int = 40
-    """Number of mel bands."""
+class HubertTokenizerConfig(MelTokenizerConfig):
     dim: int = 128
     """Dimension of all layers."""
     encoder_depth: int = 2
@@ -90,7 +80,8 @@ class HubertTokenizerConfig:
     """The step after which the inner layer is clustered."""
 
     def __post_init__(self) -> None:
-        for name in ("bands", "dim", "context_depth", "heads", "normalization_steps"):
+        super().__post_init__()
+        for name in ("dim", "context_depth", "heads", "normalization_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("encoder_depth", "target_steps", "codebook_start"):
@@ -105,14 +96,8 @@ class HubertTokenizerConfig:
             raise ValueError(f"mask_fraction must be between 0 and 1, got {self.mask_fraction}.")
         if not self.mask_seconds > 0:
             raise ValueError(f"mask_seconds must be above 0, got {self.mask_seconds}.")
-        check_token_rate(self.rate_hz, self.token_rate_hz)
         self.vq_config()
         self.target_config()
-
-    @property
-    def hop(self) -> int:
-        """Samples per token."""
-        return round(self.rate_hz / self.token_rate_hz)
 
     @property
     def mask_frames(self) -> int:
@@ -134,22 +119,6 @@ class HubertTokenizerConfig:
             token_rate_hz=self.token_rate_hz,
             window_seconds=max(WINDOW_SECONDS, 1 / self.token_rate_hz),
         )
-
-    def validate_data(self, data: AudioDataConfig) -> None:
-        data.check_mono("A semantic tokenizer")
-        if data.length < self.hop:
-            raise ValueError(
-                f"Examples of {data.length} samples are shorter than one token of {self.hop} "
-                "samples: use longer examples."
-            )
-
-    def fit_data(self, data: AudioDataConfig) -> HubertTokenizerConfig:
-        """Return the configuration at the rate of the data; the token rate stays the same."""
-        return replace(self, rate_hz=data.rate_hz)
-
-    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
-        """Return the shape of the token grid of one example: (frames,)."""
-        return (num_frames(data.length, self.hop),)
 
     def build(self) -> HubertTokenizer:
         return HubertTokenizer(self)

@@ -8,17 +8,62 @@ B batch, N samples, T frames of tokens, F mel frames, M mel bands.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Self
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.losses.spectrogram import hz_to_mel, log_mel_spectrogram
+from tessera.modalities.audio.features import num_frames
 from tessera.nn.precision import full_precision
+
+if TYPE_CHECKING:
+    from tessera.modalities.audio.dataset import AudioDataConfig
 
 WINDOW_SECONDS = 0.025
 MEL_FRAMES_PER_TOKEN = 2
 MIN_VARIANCE = 1e-2
 """Added to the variance of a band, so that silence stays small."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MelTokenizerConfig:
+    """The input and the token rate of a semantic tokenizer that is trained on mel bands."""
+
+    rate_hz: int = 16_000
+    """Sampling rate of the audio."""
+    token_rate_hz: float = 50.0
+    """Tokens per second."""
+    bands: int = 40
+    """Number of mel bands."""
+
+    def __post_init__(self) -> None:
+        if self.bands < 1:
+            raise ValueError(f"bands must be at least 1, got {self.bands}.")
+        check_token_rate(self.rate_hz, self.token_rate_hz)
+
+    @property
+    def hop(self) -> int:
+        """Samples per token."""
+        return round(self.rate_hz / self.token_rate_hz)
+
+    def validate_data(self, data: AudioDataConfig) -> None:
+        data.check_mono("A semantic tokenizer")
+        if data.length < self.hop:
+            raise ValueError(
+                f"Examples of {data.length} samples are shorter than one token of {self.hop} "
+                "samples: use longer examples."
+            )
+
+    def fit_data(self, data: AudioDataConfig) -> Self:
+        """Return the configuration at the rate of the data; the token rate stays the same."""
+        return replace(self, rate_hz=data.rate_hz)
+
+    def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
+        """Return the shape of the token grid of one example: (frames,)."""
+        return (num_frames(data.length, self.hop),)
 
 
 def check_token_rate(rate_hz: int, token_rate_hz: float) -> None:

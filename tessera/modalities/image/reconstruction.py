@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tessera.engine.task import Alarm, Batch, Frozen
+from tessera.engine.task import Batch, Frozen
 from tessera.losses.pixels import l1, l2
 from tessera.metrics.image import (
     SSIM_WINDOW,
@@ -24,6 +24,7 @@ from tessera.metrics.image import (
     frechet_distance,
     moments,
     psnr_B,
+    relative_chroma,
     relative_contrast,
     ssim_B,
 )
@@ -32,6 +33,7 @@ from tessera.modalities.image.efficientnet_lite import EfficientNetLite
 from tessera.modalities.image.media import Image, ImageBatch
 from tessera.modalities.image.perceptual import (
     ALARMS,
+    PALE_COLOURS,
     PSNR,
     PerceptualConfig,
     perceptual_loss_B,
@@ -130,17 +132,6 @@ class ImageReconstructionConfig(ReconstructionConfig):
         return ImageReconstructionLoss(self)
 
 
-PALE_COLOURS = Alarm(
-    name="pale colours",
-    metric="val_ema/chroma",
-    below=0.7,
-    patience=2,
-    after=500,
-    hint="The reconstructions are much paler than the originals. Use a larger codebook, for "
-    "example --task.model.quantizer.levels 8 8 8 8, or train longer.",
-)
-
-
 class ImageReconstructionLoss(ReconstructionLoss):
     best_metric, alarms = PSNR, (*ALARMS, PALE_COLOURS)
 
@@ -205,10 +196,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
         has_features = self.feature_network is not None
         names = ("psnr", "ssim", "pixel", "perceptual")
         metrics = {n: float(totals[n] / totals["examples"]) for n in names if n in totals}
-        # grey images have none, up to rounding
-        if totals.get("real/chroma", 0) > 1e-3 * totals["examples"]:
-            metrics["chroma"] = float(totals["reconstruction/chroma"] / totals["real/chroma"])
-            metrics["chroma_error"] = float(totals["chroma_error"] / totals["real/chroma"])
+        metrics |= relative_chroma(totals)
         if has_features and totals["examples"] > 1:  # one example has no covariance
             real, fake = (select_prefix(totals, name) for name in ("real/", "reconstruction/"))
             metrics["frechet_lite0"] = frechet_distance(real, fake)

@@ -23,14 +23,18 @@ from tessera.metrics.image import (
     DATA_RANGE,
     MAX_DECIBELS,
     SSIM_WINDOW,
+    chroma_B,
+    chroma_error_B,
     colour_differences,
     psnr_B,
+    relative_chroma,
     relative_contrast,
     ssim_B,
 )
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import (
     ALARMS,
+    PALE_COLOURS,
     PSNR,
     PerceptualConfig,
     perceptual_term,
@@ -120,8 +124,8 @@ class VideoReconstructionConfig(ReconstructionConfig):
     pixel: Literal["l1", "l2"] = "l2"
     """The pixel loss: mean absolute or mean squared difference."""
     chroma_weight: float = 0.0
-    """The weight of the pixel loss of the two colour differences, on top of that of the channels;
-    0 disables it."""
+    """The weight of the squared error of the two colour differences, on top of the pixel loss; 0
+    disables it."""
     motion_weight: float = 0.0
     """The weight of the pixel loss of the differences between neighbouring frames, in which flicker
     and smeared motion are large; 0 disables it."""
@@ -146,7 +150,7 @@ class VideoReconstructionConfig(ReconstructionConfig):
 
 
 class VideoReconstructionLoss(ReconstructionLoss):
-    best_metric, alarms = PSNR, ALARMS
+    best_metric, alarms = PSNR, (*ALARMS, PALE_COLOURS)
 
     def __init__(self, config: VideoReconstructionConfig):
         super().__init__()
@@ -159,8 +163,9 @@ class VideoReconstructionLoss(ReconstructionLoss):
         target = batch.examples.videos
         terms = {"pixel": mean_over_frames_B(self.pixel_loss_BT(output, target), batch).mean()}
         if self.config.chroma_weight:
-            chroma_BT = self.pixel_loss_BT(colour_differences(output), colour_differences(target))
-            chroma = mean_over_frames_B(chroma_BT, batch).mean()
+            # Squared whatever the pixel loss, for the reason in the reconstruction of images.
+            error = colour_differences(output) - colour_differences(target)
+            chroma = mean_over_frames_B(error.square().mean((1, 3, 4)), batch).mean()
             terms["chroma"] = self.config.chroma_weight * chroma
         if self.config.motion_weight and target.shape[2] > 1:
             loss_BT = self.pixel_loss_BT(output.diff(dim=2), target.diff(dim=2))
@@ -188,6 +193,9 @@ class VideoReconstructionLoss(ReconstructionLoss):
             "pixel": self.pixel_loss_BT(output, target),
             "psnr": apply_per_frame(psnr_B, output, target),
             "ssim": apply_per_frame(ssim_B, output, target),
+            "reconstruction/chroma": apply_per_frame(chroma_B, output),
+            "real/chroma": apply_per_frame(chroma_B, target),
+            "chroma_error": apply_per_frame(chroma_error_B, output, target),
         }
         sums = {
             name: mean_over_frames_B(value_BT, batch).double().sum()
@@ -215,6 +223,7 @@ class VideoReconstructionLoss(ReconstructionLoss):
     def compute_metrics(self, totals: dict[str, Tensor]) -> dict[str, float]:
         names = ("psnr", "ssim", "pixel")
         metrics = {name: float(totals[name] / totals["examples"]) for name in names}
+        metrics |= relative_chroma(totals)
         if totals["videos"] > 0:
             metrics["frame_difference_psnr"] = float(totals["motion"] / totals["videos"])
         bits = codebook_bits(totals["codes"])
@@ -235,12 +244,10 @@ def mean_over_motion_B(value_BT: Tensor, batch: Batch[VideoBatch]) -> Tensor:
     return (value_BT * valid_BT).sum(1) / (lengths_B - 1).clamp_min(1)
 
 
-def apply_per_frame(
-    metric_B: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor
-) -> Tensor:
+def apply_per_frame(metric_B: Callable[..., Tensor], *videos: Tensor) -> Tensor:
     """Apply an image metric to every frame, (B, T)."""
-    frames = [videos.transpose(1, 2).flatten(0, 1) for videos in (output, target)]
-    return metric_B(*frames).view(len(output), -1)
+    frames = [one.transpose(1, 2).flatten(0, 1) for one in videos]
+    return metric_B(*frames).view(len(videos[0]), -1)
 
 
 def select_random_frame(videos: Tensor, batch: Batch[VideoBatch]) -> Tensor:

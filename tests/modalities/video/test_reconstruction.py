@@ -123,7 +123,9 @@ def test_padding_does_not_change_any_metric() -> None:
     assert not torch.equal(output, other_output)
     sums = reconstruction.eval_step(output, batch)
     again = reconstruction.eval_step(other_output, other)
-    assert sums.keys() == again.keys() == {"pixel", "psnr", "ssim", "videos", "motion", "pixels"}
+    colour = {"real/chroma", "reconstruction/chroma", "chroma_error"}
+    names = {"pixel", "psnr", "ssim", "videos", "motion", "pixels"}
+    assert sums.keys() == again.keys() == names | colour
     for name, value in sums.items():
         torch.testing.assert_close(again[name], value, msg=name)
     terms, others = reconstruction.losses(output, batch), reconstruction.losses(other_output, other)
@@ -146,6 +148,29 @@ def test_colour_and_motion_losses_measure_only_those() -> None:
         "pixel",
         "chroma",
     }
+
+
+def test_chroma_loss_is_squared_whatever_the_pixel_loss() -> None:
+    batch = build_batch(9, 5)
+    redder = batch.examples.videos + torch.tensor([0.1, 0, 0]).view(3, 1, 1, 1)
+    losses = {
+        pixel: VideoReconstructionConfig(pixel=pixel, chroma_weight=2.0).build()
+        for pixel in ("l1", "l2")
+    }
+    terms = {pixel: float(loss.losses(redder, batch)["chroma"]) for pixel, loss in losses.items()}
+    blue_and_red = ((0.0299 / 1.772) ** 2 + 0.05**2) / 2
+    assert terms["l1"] == terms["l2"] == pytest.approx(2 * blue_and_red, rel=1e-3)
+
+
+def test_chroma_is_that_of_reconstructions_relative_to_originals() -> None:
+    task, batch = build_task(), build_batch(9, 5)
+    target = batch.examples.videos
+    grey = target.mean(1, keepdim=True).expand_as(target)
+    half = compute_metrics(task, (target + grey) / 2, batch)
+    assert half["chroma"] == pytest.approx(0.5, rel=1e-4)
+    assert half["chroma_error"] == pytest.approx(0.5, rel=1e-4)
+    grey_batch = replace(batch, examples=replace(batch.examples, videos=grey))
+    assert "chroma" not in compute_metrics(task, grey, grey_batch)
 
 
 def test_image_has_the_loss_of_the_first_frame_of_its_video() -> None:
@@ -404,6 +429,8 @@ def test_bits_per_pixel_are_those_of_the_codes() -> None:
         "psnr",
         "ssim",
         "pixel",
+        "chroma",
+        "chroma_error",
         "frame_difference_psnr",
         "bits_per_pixel",
         "codebook_usage",
