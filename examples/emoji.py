@@ -1,6 +1,6 @@
 """Make a folder of about 3,400 shaded emoji with captions, for the image recipes.
 
-    python examples/emoji.py OUT
+    python examples/emoji.py OUT [--exclude 1f600 ...]
 
 OUT gets one 256 x 256 image per emoji (1f600.png), and metadata.jsonl with the captions ("grinning
 face"). Images: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d.
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -57,11 +57,19 @@ def run_example(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
-    out = parser.parse_args().out
+    parser.add_argument(
+        "--exclude",
+        nargs="+",
+        default=[],
+        metavar="CODE",
+        help="leave out emoji that begin with these code points, in all their variants",
+    )
+    args = parser.parse_args()
+    out: Path = args.out
     if shutil.which("npm") is None:
         sys.exit("The emoji are in npm packages, but npm is not installed: install Node.js first.")
     with tempfile.TemporaryDirectory() as folder:
-        names = read_names(download(NAMES, Path(folder)))
+        names = exclude(read_names(download(NAMES, Path(folder))), args.exclude)
         count = write_dataset(download(package, Path(folder)), names, out)
     print(f"{count:,} {noun} with captions are in {out}: try `tessera train ... --data {out}`")
 
@@ -96,6 +104,12 @@ def read_names(archive: Path) -> dict[str, str]:
             skin = " and ".join(dict.fromkeys(SKIN_TONES[tone] for tone in tones.split("-")))
             names |= dict.fromkeys(code_points(variant), f"{name}, {skin}")
     return names
+
+
+def exclude(names: dict[str, str], excluded: Iterable[str]) -> dict[str, str]:
+    """Return the names of the emoji that do not begin with one of some code points."""
+    first = {code_point.lower() for code_point in excluded}
+    return {key: name for key, name in names.items() if key.split("-")[0] not in first}
 
 
 def code_points(emoji: dict[str, Any]) -> list[str]:

@@ -96,3 +96,10 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         "deep/out/2764.png",
         "deep/out/metadata.jsonl",
     }
+
+
+def test_excluded_emoji_are_left_out_with_their_variants(emoji):
+    names = {"1f44b": "a", "1f44b-1f3fb": "b", "2764-fe0f": "c", "2764": "d", "1f44": "e"}
+    assert emoji.exclude(names, ["1F44B"]) == {"2764-fe0f": "c", "2764": "d", "1f44": "e"}
+    assert emoji.exclude(names, ["2764", "1f44"]) == {"1f44b": "a", "1f44b-1f3fb": "b"}
+    assert emoji.exclude(names, []) == names
