@@ -81,14 +81,14 @@ ALARMS = (
         after=500,
         hint="The EMA weights reconstruct poorly. Lower --ema.decay for a short run.",
     ),
-)
-
-PALE_COLOURS = Alarm(
-    name="pale colours",
-    metric="val_ema/chroma",
-    below=0.7,
-    patience=2,
-    after=500,
-    hint="The reconstructions are much paler than the originals. Use a larger codebook, for "
-    "example --task.model.quantizer.levels 8 8 8 8, or train longer.",
+    Alarm(
+        name="pale colours",
+        metric="val_ema/chroma",
+        below=0.7,
+        patience=2,
+        after=500,
+        hint="The reconstructions are much paler than the originals. Raise "
+        "--task.reconstruction.chroma-weight, use a larger codebook "
+        "(--task.model.quantizer.levels), or train longer.",
+    ),
 )

@@ -33,7 +33,6 @@ from tessera.modalities.image.efficientnet_lite import EfficientNetLite
 from tessera.modalities.image.media import Image, ImageBatch
 from tessera.modalities.image.perceptual import (
     ALARMS,
-    PALE_COLOURS,
     PSNR,
     PerceptualConfig,
     perceptual_loss_B,
@@ -133,7 +132,7 @@ class ImageReconstructionConfig(ReconstructionConfig):
 
 
 class ImageReconstructionLoss(ReconstructionLoss):
-    best_metric, alarms = PSNR, (*ALARMS, PALE_COLOURS)
+    best_metric, alarms = PSNR, ALARMS
 
     def __init__(self, config: ImageReconstructionConfig):
         super().__init__()

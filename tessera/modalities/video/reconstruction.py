@@ -34,7 +34,6 @@ from tessera.metrics.image import (
 from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
 from tessera.modalities.image.perceptual import (
     ALARMS,
-    PALE_COLOURS,
     PSNR,
     PerceptualConfig,
     perceptual_term,
@@ -150,7 +149,7 @@ class VideoReconstructionConfig(ReconstructionConfig):
 
 
 class VideoReconstructionLoss(ReconstructionLoss):
-    best_metric, alarms = PSNR, (*ALARMS, PALE_COLOURS)
+    best_metric, alarms = PSNR, ALARMS
 
     def __init__(self, config: VideoReconstructionConfig):
         super().__init__()
