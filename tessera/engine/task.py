@@ -369,7 +369,7 @@ class TaskConfig:
     """The smallest batch size that the loss allows."""
 
     @property
-    def loads_best(self) -> bool:
+    def load_best(self) -> bool:
         """Whether a trained run is loaded at its best checkpoint, by the task's `best_metric`,
         instead of the newest one: for objectives that overfit small datasets."""
         return False

@@ -108,10 +108,6 @@ class AutoregressiveConfig(GeneratorConfig):
     guidance: Guidance = field(default_factory=lambda: Guidance(scale=1.0))
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
-    @property
-    def loads_best(self) -> bool:
-        return self.load_best
-
     def build_model(self, tokenizer: TokenizerProtocol) -> AutoregressiveModel:
         """Return an nn.Module that is an `AutoregressiveModel`."""
         raise NotImplementedError

@@ -112,7 +112,7 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
         raise UserError(
             f"The settings in {directory.config} cannot be used ({type(error).__name__}: {error})."
         ) from error
-    best = find_best(directory, task) if run.task.loads_best else None
+    best = find_best(directory, task) if run.task.load_best else None
     if best is not None and best != found.source.parent:
         with suppress(FileNotFoundError):  # pruned by a run that is training: keep the newest
             file = best / WEIGHTS_FILES[weights]
