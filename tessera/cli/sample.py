@@ -106,7 +106,7 @@ def sample(
         choice_temperature: The temperature of the noise in the order by confidence.
         top_k: Sample from the k most likely tokens only; 0 uses all.
         top_p: Sample from the most likely tokens with this total probability only.
-        retries: How often a mesh that does not end within the maximum length is sampled again.
+        retries: How often a sample that does not end within the maximum length is drawn again.
         superres_decoding_steps: The number of decoding steps of the super-resolution run.
     """
     from tessera.api.generator import Generator, drop_none

@@ -115,7 +115,6 @@ def test_locking_on_a_full_disk_is_a_user_error(run):
 
 HOLD_LOCK = """
 import sys
-import tracemalloc
 from tessera.run.directory import RunDirectory
 directory = RunDirectory(sys.argv[1])
 directory.lock()
