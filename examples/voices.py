@@ -1,8 +1,8 @@
 """Make a folder of synthetic voices that speak known sentences, for the speech recipes.
 
-    python examples/voices.py OUT [--sentences 60] [--test-sentences 50] [--dev-sentences 0]
+    python examples/voices.py OUT [--sentences 40] [--test-sentences 50] [--dev-sentences 0]
 
-OUT/train has one folder for each of 24 voices, with `--sentences` FLAC files at 16 kHz and a
+OUT/train has one folder for each of 64 voices, with `--sentences` FLAC files at 16 kHz and a
 metadata.jsonl with their transcripts. OUT/test has `--test-sentences` sentences that are not in
 OUT/train, spoken by 8 voices: 4 of OUT/train, and 4 that are in OUT/test only. All of them speak
 the same sentences, so that it can be measured what tokens contain of the content and of the
@@ -75,6 +75,20 @@ def espeak(voice: str, pitch: int, words_per_minute: int = 165) -> Voice:
     return Voice(name, "espeak-ng", voice, pitch, words_per_minute)
 
 
+# Variants of espeak-ng that sound like people, at pitches that are spread over their range.
+AMERICAN_VARIANTS = (
+    ("Alex", 45), ("Andrea", 60), ("Annie", 70), ("adam", 35), ("aunty", 45), ("benjamin", 30),
+    ("caleb", 50), ("david", 40), ("Denis", 25), ("edward", 55), ("Gene", 20), ("Henrique", 40),
+    ("iven", 30), ("Jacky", 65), ("john", 35), ("Lee", 50), ("Marco", 45), ("michel", 30),
+    ("Mike", 60), ("paul", 25),
+)  # fmt: skip
+BRITISH_VARIANTS = (
+    ("antonio", 35), ("Diogo", 50), ("ed", 40), ("gustave", 25), ("Hugo", 55), ("marcelo", 45),
+    ("Mario", 30), ("miguel", 60), ("pablo", 40), ("pedro", 20), ("quincy", 55), ("rob", 35),
+    ("robert", 50), ("steph2", 75), ("travis", 30), ("victor", 45), ("zac", 65), ("anika", 70),
+    ("sandro", 40), ("shelby", 60),
+)  # fmt: skip
+
 TRAIN_VOICES = (
     espeak("en-us", 30),
     espeak("en-us", 60, 150),
@@ -100,6 +114,8 @@ TRAIN_VOICES = (
     Voice("rms", "flite", "rms"),
     Voice("awb", "flite", "awb"),
     Voice("kal16", "flite", "kal16"),
+    *(espeak(f"en-us+{name}", pitch) for name, pitch in AMERICAN_VARIANTS),
+    *(espeak(f"en+{name}", pitch) for name, pitch in BRITISH_VARIANTS),
 )
 TEST_VOICES = (
     espeak("en-us+m6", 20),
@@ -119,7 +135,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
-    parser.add_argument("--sentences", type=int, default=60, help="for each voice of OUT/train")
+    parser.add_argument("--sentences", type=int, default=40, help="for each voice of OUT/train")
     parser.add_argument("--test-sentences", type=int, default=50, help="for each voice of OUT/test")
     parser.add_argument("--dev-sentences", type=int, default=0, help="for each voice of OUT/dev")
     args = parser.parse_args()

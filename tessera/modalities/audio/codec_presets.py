@@ -59,6 +59,7 @@ def codec_tiny(quantizer: AudioQuantizerChoice) -> CodecPreset:
             encoder_depth=1,
             decoder_depth=1,
             kernel_size=3,
+            bands=6,
             quantizer=with_free_lengths(levels),
         ),
         soundstream=SoundStreamConfig(
@@ -189,6 +190,15 @@ def mel_windows(rate_hz: int) -> tuple[int, ...]:
     """Return the windows of the loss, twice as long where the rate is about twice as high."""
     scale = 2 if rate_hz > 32_000 else 1
     return tuple(scale * window for window in (64, 128, 256, 512, 1024, 2048))
+
+
+def spectral_mel_windows(rate_hz: int) -> tuple[int, ...]:
+    """Return the windows for the spectral network: those about as long as its own.
+
+    Shorter and longer ones resolve what a frame of tokens cannot describe, and take half of the
+    time of the loss.
+    """
+    return mel_windows(rate_hz)[2:5]
 
 
 def with_free_lengths(levels: ResidualConfig) -> ResidualConfig:

@@ -16,6 +16,7 @@ rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -27,10 +28,23 @@ from tessera.nn.precision import full_precision, to_fp32
 
 def mdct_basis(hop: int) -> Tensor:
     """Return the windowed cosines, (2h, h), with the sine window."""
+    return windowed(torch.cos, hop)
+
+
+def mdst_basis(hop: int) -> Tensor:
+    """Return the windowed sines of the same frequencies, (2h, h).
+
+    The energy of both transforms together does not depend on the phase of a sine, as that of the
+    MDCT alone does (Malvar 1999, "A modulated complex lapped transform").
+    """
+    return windowed(torch.sin, hop)
+
+
+def windowed(wave: Callable[[Tensor], Tensor], hop: int) -> Tensor:
     n = torch.arange(2 * hop, dtype=torch.float64)[:, None] + 0.5
     k = torch.arange(hop, dtype=torch.float64) + 0.5
     window = torch.sin(math.pi / (2 * hop) * n)
-    return math.sqrt(2 / hop) * window * torch.cos(math.pi / hop * (n + hop / 2) * k)
+    return math.sqrt(2 / hop) * window * wave(math.pi / hop * (n + hop / 2) * k)
 
 
 class MDCTLayer(nn.Module):
@@ -56,17 +70,26 @@ class MDCT(MDCTLayer):
     """
 
     def forward(self, x_BNC: Tensor, stream: StreamingState) -> Tensor:
+        windows_RMW = self.split_windows(x_BNC, stream)
+        with full_precision(windows_RMW.device.type):
+            return self.join_frames(windows_RMW @ self.basis)
+
+    def split_windows(self, x_BNC: Tensor, stream: StreamingState) -> Tensor:
+        """Return the windows of the frames that these samples complete, (R, M, 2h)."""
         x_RN = to_fp32(x_BNC).mT.flatten(0, 1)
         past = stream.get(self)
         x_RN = F.pad(x_RN, (self.hop, 0)) if past is None else torch.cat([past, x_RN], dim=1)
         frames = (x_RN.shape[1] - self.hop) // self.frame
         stream.set(self, x_RN[:, frames * self.frame :])
         if not frames:
-            return x_BNC.new_zeros(len(x_BNC), 0, self.channels * self.frame)
-        windows_RMW = x_RN[:, : frames * self.frame + self.hop].unfold(1, 2 * self.hop, self.hop)
-        with full_precision(x_RN.device.type):
-            spectra_RTF = (windows_RMW @ self.basis).reshape(len(x_RN), frames, self.frame)
-        return spectra_RTF.unflatten(0, (-1, self.channels)).transpose(1, 2).flatten(2)
+            return x_RN.new_zeros(len(x_RN), 0, 2 * self.hop)
+        return x_RN[:, : frames * self.frame + self.hop].unfold(1, 2 * self.hop, self.hop)
+
+    def join_frames(self, values_RMF: Tensor) -> Tensor:
+        """Return the values of whole frames, (B, T, C * stack * F), one channel after the other."""
+        rows, mdct_frames, width = values_RMF.shape
+        shape = rows // self.channels, self.channels, mdct_frames // self.stack, self.stack * width
+        return values_RMF.reshape(shape).transpose(1, 2).flatten(2)
 
 
 class InverseMDCT(MDCTLayer):

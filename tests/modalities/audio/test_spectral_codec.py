@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,13 @@ import torch
 from tessera.metrics.audio import si_sdr_B
 from tessera.modalities.audio.mdct import MDCT, InverseMDCT, mdct_basis
 from tessera.modalities.audio.recipes import audio_codec
-from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
+from tessera.modalities.audio.spectral_codec import (
+    LEVEL_SCALE,
+    GainShapeLinear,
+    SpectralCodecConfig,
+    SpectralInput,
+    band_weights,
+)
 from tessera.nn.causal_conv import StreamingState
 from tests.modalities.audio.test_codec import SPECTRAL, build_codec, random_audio
 
@@ -43,12 +50,51 @@ def test_decoded_chunks_are_late_by_one_mdct_hop_and_end_complete():
     assert sizes == [15, 40, 10, 5]
 
 
-def test_loudness_passes_through_an_untrained_network():
+def test_twice_the_amplitude_doubles_coefficients_and_raises_all_levels_alike():
+    layer = SpectralInput(replace(SPECTRAL, mdct_hop=20, stack=1, bands=6)).double()
+    audio_BN1 = random_audio(200).mT
+    quiet, loud = (layer(level * audio_BN1, StreamingState()) for level in (0.1, 0.2))
+    torch.testing.assert_close(2 * quiet[..., :20], loud[..., :20])
+    difference = (loud - quiet)[:, 1:, 20:]
+    torch.testing.assert_close(
+        difference, torch.full_like(difference, LEVEL_SCALE * math.log(4)), rtol=1e-2, atol=0
+    )
+
+
+def test_levels_of_a_tone_do_not_depend_on_its_phase():
+    time = torch.arange(480, dtype=torch.float64)
+    layer = SpectralInput(replace(SPECTRAL, mdct_hop=40, stack=1, bands=8)).double()
+    tones_BN1 = torch.stack(
+        [0.5 * torch.sin(0.9 * time + phase) for phase in (0.0, 1.0, 2.0)]
+    ).unsqueeze(2)
+    frames = layer(tones_BN1, StreamingState())[:, 2:-1]
+    levels, coefficients = frames[..., 40:], frames[..., :40]
+    loudest = int(levels[0, 0].argmax())
+    assert (levels[..., loudest] - levels[0, 0, loudest]).abs().max() < 0.01
+    assert (coefficients[0] - coefficients[1]).abs().max() > 10
+
+
+def test_every_coefficient_belongs_to_its_bands_as_a_whole():
+    weights_hK = band_weights(160, 40)
+    torch.testing.assert_close(weights_hK.sum(1), torch.ones(160))
+    centres_K = (weights_hK * torch.arange(160)[:, None]).sum(0) / weights_hK.sum(0)
+    used_K = weights_hK.sum(0) > 0
+    assert (centres_K[used_K].diff() > 0).all(), "bands are ordered by frequency"
+    assert weights_hK[:10].any(1).all() and used_K.sum() > 30
+
+
+def test_the_gain_of_a_band_scales_its_coefficients():
     torch.manual_seed(0)
-    model = replace(SPECTRAL, dim=64).build()
+    config = replace(SPECTRAL, mdct_hop=20, stack=2, bands=4)
+    layer, state = GainShapeLinear(config), torch.randn(1, 3, config.dim)
+    before = layer(state, StreamingState())
     with torch.no_grad():
-        quiet, loud = (model.encode_latent(level * random_audio().float()) for level in (0.1, 0.2))
-    torch.testing.assert_close(2 * quiet, loud)
+        layer.log_gain.bias.view(2, 4)[1] = math.log(3)  # all bands of the second MDCT frame
+        after = layer(state, StreamingState())
+        torch.testing.assert_close(after[..., :20], before[..., :20])
+        torch.testing.assert_close(after[..., 20:], 3 * before[..., 20:])
+        layer.log_gain.bias.fill_(1e4)
+        assert layer(state, StreamingState()).isfinite().all()
 
 
 def test_a_spectral_codec_overfits_tones():
@@ -69,12 +115,12 @@ def test_a_spectral_codec_overfits_tones():
 
 def test_emphasis_of_the_input_is_undone_in_the_output():
     factors = SPECTRAL.emphasis()
-    assert factors[-1] > 5 * factors[0] and len(factors) == SPECTRAL.hop
+    assert factors[-1] > 5 * factors[0] and len(factors) == SPECTRAL.mdct_hop
     config = replace(SPECTRAL, mdct_hop=4, stack=2, dim=8, encoder_depth=0, decoder_depth=0)
     model, audio = config.build(), random_audio(80).float()
     with torch.no_grad():
-        for layer in (model.encoder[-1], model.decoder[0]):
-            layer.weight.copy_(torch.eye(8))
+        model.encoder[-1].weight.copy_(torch.eye(8, model.encoder[-1].in_features))
+        model.decoder[0].weight.copy_(torch.eye(8))
         output = model.decode_latent(model.encode_latent(audio))
     # The last MDCT frame is decoded without the next one.
     torch.testing.assert_close(output[..., :-4], audio[..., :-4], rtol=0, atol=1e-5)
@@ -91,7 +137,8 @@ def test_codec_has_fifty_frames_per_second_at_any_rate(rate):
 
 
 @pytest.mark.parametrize(
-    "setting", ["mdct_hop", "stack", "dim", "kernel_size", "expansion", "decoder_depth", "tilt"]
+    "setting",
+    ["mdct_hop", "stack", "dim", "kernel_size", "expansion", "bands", "decoder_depth", "tilt"],
 )
 def test_invalid_settings_give_an_error(setting):
     with pytest.raises(ValueError, match=f"{setting} must be at least"):
