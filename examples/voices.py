@@ -77,7 +77,7 @@ def espeak(voice: str, pitch: int, words_per_minute: int = 165) -> Voice:
 
 # Variants of espeak-ng that sound like people, at pitches that are spread over their range.
 AMERICAN_VARIANTS = (
-    ("Alex", 45), ("Andrea", 60), ("Annie", 70), ("adam", 35), ("aunty", 45), ("benjamin", 30),
+    ("Alex", 45), ("Andrea", 75), ("Annie", 90), ("adam", 35), ("aunty", 45), ("benjamin", 30),
     ("caleb", 50), ("david", 40), ("Denis", 25), ("edward", 55), ("Gene", 20), ("Henrique", 40),
     ("iven", 30), ("Jacky", 65), ("john", 35), ("Lee", 50), ("Marco", 45), ("michel", 30),
     ("Mike", 60), ("paul", 25),
@@ -85,8 +85,8 @@ AMERICAN_VARIANTS = (
 BRITISH_VARIANTS = (
     ("antonio", 35), ("Diogo", 50), ("ed", 40), ("gustave", 25), ("Hugo", 55), ("marcelo", 45),
     ("Mario", 30), ("miguel", 60), ("pablo", 40), ("pedro", 20), ("quincy", 55), ("rob", 35),
-    ("robert", 50), ("steph2", 75), ("travis", 30), ("victor", 45), ("zac", 65), ("anika", 70),
-    ("sandro", 40), ("shelby", 60),
+    ("robert", 50), ("steph2", 85), ("travis", 30), ("victor", 45), ("zac", 65), ("anika", 70),
+    ("sandro", 40), ("shelby", 80),
 )  # fmt: skip
 
 TRAIN_VOICES = (

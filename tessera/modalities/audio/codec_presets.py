@@ -10,6 +10,7 @@ from tessera.modalities.audio.discriminators import (
     PeriodDiscriminatorConfig,
 )
 from tessera.modalities.audio.recipes import AudioQuantizerChoice
+from tessera.modalities.audio.reconstruction import mel_windows
 from tessera.modalities.audio.soundstream import SoundStreamConfig
 from tessera.modalities.audio.spectral_codec import SpectralCodecConfig
 from tessera.nn.quantize import ResidualConfig, VQConfig
@@ -184,12 +185,6 @@ def at_rate(parts: CodecPreset, rate_hz: int) -> CodecPreset:
     """Return a preset for another sampling rate, with MDCT frames of 10 ms, two per frame."""
     spectral = replace(parts.spectral, mdct_hop=rate_hz // 100, stack=2)
     return replace(parts, spectral=spectral, data=replace(parts.data, rate_hz=rate_hz))
-
-
-def mel_windows(rate_hz: int) -> tuple[int, ...]:
-    """Return the windows of the loss, twice as long where the rate is about twice as high."""
-    scale = 2 if rate_hz > 32_000 else 1
-    return tuple(scale * window for window in (64, 128, 256, 512, 1024, 2048))
 
 
 def spectral_mel_windows(rate_hz: int) -> tuple[int, ...]:

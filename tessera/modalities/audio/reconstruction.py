@@ -191,6 +191,15 @@ class AudioReconstructionConfig(ReconstructionConfig):
         return AudioReconstructionLoss(self)
 
 
+def mel_windows(rate_hz: int) -> tuple[int, ...]:
+    """Return the windows of the metric `mel_distance`, whatever those of the loss are.
+
+    They are twice as long where the rate is about twice as high.
+    """
+    scale = 2 if rate_hz > 32_000 else 1
+    return tuple(scale * window for window in (64, 128, 256, 512, 1024, 2048))
+
+
 class AudioReconstructionLoss(ReconstructionLoss):
     best_metric = BestMetric(name="si_sdr")
     alarms = (
@@ -243,18 +252,18 @@ class AudioReconstructionLoss(ReconstructionLoss):
             )
             terms["samples"] = config.samples * difference_B.mean()
         if config.mel:
-            terms["mel"] = config.mel * self.mel_B(output, batch).mean()
+            terms["mel"] = config.mel * self.mel_B(output, batch, config.mel_windows).mean()
         if config.stft:
             terms["stft"] = config.stft * self.stft_B(output, batch, config.stft_windows).mean()
         return terms
 
-    def mel_B(self, output: Tensor, batch: Batch[AudioBatch]) -> Tensor:
+    def mel_B(self, output: Tensor, batch: Batch[AudioBatch], windows: Sequence[int]) -> Tensor:
         distance_R = mel_distance_B(
             split_channels(output),
             split_channels(batch.examples.samples),
             rate_hz=self.config.rate_hz,
             lengths_B=batch.examples.lengths.repeat_interleave(output.shape[1]),
-            windows=self.config.mel_windows,
+            windows=windows,
         )
         return mean_over_channels(distance_R, output)
 
@@ -276,7 +285,7 @@ class AudioReconstructionLoss(ReconstructionLoss):
             "audible": levels.audible_B.sum(),
             "si_sdr": si_sdr[levels.audible_B].sum(),
             "rms_ratio": levels.ratio,
-            "mel": self.mel_B(output, batch).double().sum(),
+            "mel": self.mel_B(output, batch, mel_windows(self.config.rate_hz)).double().sum(),
             "stft": self.stft_B(output, batch, STFT_WINDOWS).double().sum(),
             "seconds": lengths_B.double().sum() / self.config.rate_hz,
         }

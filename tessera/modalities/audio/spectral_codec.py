@@ -168,7 +168,7 @@ class GainShapeLinear(nn.Module):
 
     @property
     def weight(self) -> nn.Parameter:
-        return self.shape.weight
+        return self.shape.weight  # type: ignore[return-value]
 
     def forward(self, x_BTC: Tensor, stream: StreamingState) -> Tensor:
         shape_BTMh = to_fp32(self.shape(x_BTC, stream)).unflatten(2, (self.mdct_frames, -1))
