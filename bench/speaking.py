@@ -4,11 +4,12 @@
 
 RUN is of audio-text2semantic, with SoundStorm in its directory or in another one, and DIR has one
 folder for each voice with recordings and transcripts that were not trained on, such as `OUT/test`
-of examples/voices.py. For each voice, each sentence is spoken with another recording of that voice
-as the prompt. Reported are, for the recordings ("real"), their reconstructions by the codec, and
+of examples/voices.py. Each voice speaks other sentences, with another recording of that voice as
+the prompt. Reported are, for the recordings ("real"), their reconstructions by the codec, and
 the speech that is generated: the character error of the run's own recogniser; the error of the
 median pitch against that of the prompt; how often the nearest voice by speaker embedding is the
-right one, among all voices, each of which is the mean of its last 8 recordings; and DNSMOS. The
+right one, among all voices, each of which is the mean of 8 recordings that are neither spoken nor
+prompts; and DNSMOS. The
 last line is the CPU time per second of speech. `speech_metrics.py` lists the packages to install.
 """
 
@@ -30,6 +31,9 @@ from tessera.api.speaker import Speaker
 from tessera.metrics.text import character_error
 from tessera.modalities.audio.media import Audio
 from tessera.text.characters import normalize_text
+
+REFERENCES = 8
+"""Recordings of a voice whose mean embedding is its reference."""
 
 
 @dataclass(frozen=True)
@@ -70,13 +74,16 @@ def evaluate(
     expected: list[str] = []
     voices: list[str] = []
     cpu_seconds, spoken_seconds = 0.0, 0.0
-    references = {
-        voice: torch.stack([encode_speaker(load(one.path)) for one in some[-8:]]).mean(0)
-        for voice, some in by_voice.items()
-    }
-    for voice, some in by_voice.items():
+    references = {}
+    for index, (voice, every) in enumerate(by_voice.items()):
+        # The recordings from the first sentence of this voice on: the last of the sentences is
+        # spoken after the next recording, and then come those of the reference.
+        some = every[index * num_sentences :] + every[: index * num_sentences]
+        check_enough(voice, len(some), num_sentences)
+        reference = some[num_sentences + 1 :][:REFERENCES]
+        references[voice] = torch.stack([encode_speaker(load(one.path)) for one in reference])
         for number, example in enumerate(some[:num_sentences]):
-            prompt = some[(number + 1) % len(some)]
+            prompt = some[number + 1]
             start = time.process_time()
             speech = speaker.speak(example.text, voice=prompt.path, seed=number).media[0]
             cpu_seconds += time.process_time() - start
@@ -102,14 +109,24 @@ def evaluate(
     results: dict[str, float] = {"sentences": len(expected), "voices": len(references)}
     for name, kind in kinds.items():
         results |= {f"{key}_{name}": value for key, value in summarize(kind, expected).items()}
+        means = {voice: embeddings.mean(0) for voice, embeddings in references.items()}
         results |= {
             f"{key}_{name}": value
-            for key, value in compare_voices(kind.embeddings, voices, references).items()
+            for key, value in compare_voices(kind.embeddings, voices, means).items()
         }
     return results | {
         "nearest_voice_chance": 1 / len(references),
         "cpu_seconds_per_second": cpu_seconds / spoken_seconds,
     }
+
+
+def check_enough(voice: str, recordings: int, num_sentences: int) -> None:
+    """Exit with a message if a voice has no recordings left for its reference."""
+    if recordings < num_sentences + 2:
+        raise SystemExit(
+            f"{voice} has {recordings} recordings, but {num_sentences} sentences, a prompt and a "
+            f"reference need {num_sentences + 2}: use fewer --sentences."
+        )
 
 
 def summarize(kind: Kind, expected: list[str]) -> dict[str, float]:
