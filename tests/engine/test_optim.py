@@ -19,6 +19,7 @@ from tessera.engine.optim.config import (
     load_optimizer_state,
     optimizer_state,
     set_lr,
+    step_optimizer,
     zero_grad,
 )
 from tessera.engine.optim.muon import combined_factor, iterate_directly, newton_schulz
@@ -166,6 +167,38 @@ def test_adamw_equals_the_adamw_of_torch():
     reference = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-6, foreach=False)
     found = train(ours, config.build(ours), range(12))
     assert_close_weights(found, train(theirs, reference, range(12)))
+
+
+def test_adamw_equals_the_fused_adamw_of_torch_bit_for_bit():
+    """Also with two types, a parameter without a gradient, and a step that is skipped."""
+    ours, theirs = make_network(), make_network()
+    for network in (ours, theirs):
+        network[3].double()
+    config = OptimizerConfig(lr=0.01, weight_decay=0.0)
+    optimizer = config.build(ours)
+    reference = torch.optim.AdamW(
+        theirs.parameters(), lr=0.01, betas=config.betas, weight_decay=0.0, fused=True
+    )
+    for step in range(6):
+        for network, one in ((ours, optimizer), (theirs, reference)):
+            set_gradients(network, step)
+            if step == 0:
+                network[0].bias.grad = None
+            step_optimizer(one, torch.tensor(float(step == 4)))
+    for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(parameter, other)
+        state, expected = optimizer.state[parameter], reference.state[other]
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in expected)
+    assert optimizer.state[ours[3].weight]["step"] == 5, "a skipped step is not counted"
+
+
+def test_the_gradient_norm_equals_that_of_torch_bit_for_bit():
+    network = make_network()
+    set_gradients(network, 0)
+    network[0].bias.grad = None
+    grads = [one.grad for one in network.parameters() if one.grad is not None]
+    assert torch.equal(grad_norm(list(network.parameters())), torch.nn.utils.get_total_norm(grads))
 
 
 def test_adam_equals_the_adam_of_torch():
