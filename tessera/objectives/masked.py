@@ -274,7 +274,7 @@ class MaskedTask(GeneratorTask):
         texts: Sequence[str] | TextInputs | None = None,
         prefix: Prefix | None = None,
     ) -> Condition:
-        """Encode the condition of examples; texts that were prepared know which are dropped."""
+        """Encode the condition of examples; prepared texts state which of them are dropped."""
         cond_codes = self.get_codes(examples, self.conditioner) if self.conditioner else None
         captions = examples.captions if texts is None else texts
         return network.condition(captions, dropped, cond_codes, prefix)
