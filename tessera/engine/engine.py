@@ -201,8 +201,8 @@ class Engine:
         """Accumulate the gradients of all micro-batches and take one optimizer step.
 
         The step has no effect if a value is not finite: on a CPU it is skipped and stateful modules
-        are rolled back; on a device the optimizer's kernel skips it (`found_inf`), and the host reads
-        that later, in `resolve_checks`.
+        are rolled back; on a device the optimizer's kernel skips it (`found_inf`), and the host
+        reads that later, in `resolve_checks`.
         """
         update, optimizer, scaler = state.update, state.optimizer, state.scaler
         logs, losses, is_logged = [], [], self.is_due(self.config.log_every, step + 1)

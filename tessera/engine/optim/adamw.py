@@ -9,7 +9,7 @@ class AdamW(torch.optim.AdamW):
     """`torch.optim.AdamW` with `fused=True`, the same values and the same state.
 
     torch checks and groups all tensors again at every step. Here the parameters of a group have
-    one type and one device: a step of 38 small tensors takes 0.40 instead of 0.49 ms on a CPU.
+    one type and one device: on a CPU, a step of 300 small tensors takes 0.73 instead of 1.19 ms.
     """
 
     @torch.no_grad()
