@@ -82,19 +82,17 @@ class UpdateState:
         if config.shard:
             wrapped: nn.Module = objective
             sharded = ShardedObjective(objective, update.trains, dist)
-            parameters = list(sharded.local.values())
-            optimizer = update.optimizer.build_named(list(sharded.local.items()))
+            parameters = sharded.local
         else:
             wrapped = dist.wrap_ddp(objective, find_unused=update.find_unused)
-            parameters = [one for one in update.trains.parameters() if one.requires_grad]
-            optimizer = update.optimizer.build(update.trains)
+            parameters = {n: p for n, p in update.trains.named_parameters() if p.requires_grad}
         return cls(
             update=update,
             objective=wrapped,
-            optimizer=optimizer,
+            optimizer=update.optimizer.build(parameters),
             sharded=sharded,
             scaler=torch.amp.GradScaler(dist.device.type, enabled=use_scaler),
-            parameters=parameters,
+            parameters=list(parameters.values()),
             train_only=train_only(task, update.trains, update.also_train),
             stateful_modules=[m for m in update.trains.modules() if isinstance(m, StatefulModule)],
         )
