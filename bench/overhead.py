@@ -10,7 +10,7 @@ same batches in memory, so that data loading costs neither anything, and both mu
 same weights and the same EMA, bit for bit.
 
 The timed steps contain no validation, samples or checkpoints; the time of one of each is printed.
-The target is a ratio of at most 1.02 for steps of 15 ms and more.
+The target is a ratio of at most 1.01 for steps of 15 ms and more.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tessera.engine.task import Batch, Task
     from tessera.modalities.image.vqgan import VQGAN
 
-MAX_RATIO, MIN_STEP_MS = 1.02, 15
+MAX_RATIO, MIN_STEP_MS = 1.01, 15
 LR, MAX_GRAD_NORM = 1e-4, 1.0
 
 

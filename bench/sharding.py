@@ -19,6 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tessera.engine.updates import count_memory  # noqa: E402
 from tessera.recipes.registry import get_recipe  # noqa: E402
 from tests.runs import build_tiny, engine_in  # noqa: E402
 from tests.worker_pool import call_together  # noqa: E402
@@ -66,7 +67,8 @@ def measure(name: str, preset: str, shard: bool, out: str) -> None:
     gathered = GatheredBytes()
     steps = trained.steps()
     next(steps)
-    peak, (local, whole) = gathered.peak, trained.count_memory()
+    peak = gathered.peak
+    local, whole = count_memory(trained.task, trained.ema, trained.updates)
     parameters = sum(one.numel() * one.element_size() for one in trained.task.parameters())
     found = {"local": local, "whole": whole, "gathered": peak, "parameters": parameters}
     Path(out, f"{trained.dist.rank}.json").write_text(json.dumps(found))

@@ -66,8 +66,7 @@ def read_folder(tokenizer: Tokenizer, folder: str, limit: int | None) -> list[Sp
 @torch.no_grad()
 def compute_layers(model: CTCTokenizer, samples: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     lengths_B = torch.tensor([samples.shape[2]])
-    mask_BT = model.frame_mask(lengths_B, -(-samples.shape[2] // model.hop))
-    mel_BTM = model.normalized_mel(samples[:, 0], lengths_B, mask_BT)
+    mel_BTM, mask_BT = model.compute_mel(samples, lengths_B)
     x_BTW = model.to_states(mel_BTM)
     layers = {"mel": mel_BTM[0]}
     for block in model.encoder:

@@ -233,10 +233,11 @@ class Generator(Pretrained):
 
     def encode_prompt(self, **inputs: object) -> TokenPrompt | None:
         """Turn media files, under the names of the flags of `tessera sample`, into codes to start
-        from."""
+        from; None if there are none, or if they only provide captions."""
         config, given = self.task.config, drop_none(**inputs)
-        if given:
-            check_not_external(self.task)
+        if not given:
+            return None
+        check_not_external(self.task)
         known = {field.name for field in dataclasses.fields(config.inputs_class)}
         if unsupported := [name for name in given if name not in known]:
             raise UserError(f"This run does not support {describe_input(unsupported[0], known)}")

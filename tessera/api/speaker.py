@@ -76,7 +76,7 @@ class Speaker:
         path = trained.directory.dependencies / "soundstorm" if soundstorm is None else soundstorm
         if soundstorm is None and not Path(path).exists():
             raise UserError(
-                f"The run in {run} was trained without SoundStorm and makes no audio by itself: "
+                f"The run in {run} was trained without SoundStorm and generates only tokens: "
                 "give a run of audio-soundstorm with the same semantic tokens (--soundstorm RUN)."
             )
         return cls(trained, load_run(path, weights))

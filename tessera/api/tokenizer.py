@@ -51,6 +51,8 @@ class Tokenizer(Pretrained):
         self.model = trained.task.model
         self.data = trained.run.data if data is None else data
         """The data it is used on, with the preprocessing of its training data."""
+        self.grid: tuple[int, ...] = trained.task.config.model.grid(self.data)
+        """The shape of the codes of an example, without quantizers."""
         self.vocab_size: int = self.model.vocab_size
         self.num_quantizers: int = self.model.quantizer.num_quantizers
         """The number of codes in one cell of the grid."""
@@ -86,11 +88,6 @@ class Tokenizer(Pretrained):
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
-
-    @property
-    def grid(self) -> tuple[int, ...]:
-        """The shape of the codes of an example, without quantizers."""
-        return self.network.config.model.grid(self.data)
 
     @property
     def seconds(self) -> float | None:

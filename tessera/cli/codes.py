@@ -66,7 +66,7 @@ def decode(
         run: The directory of the tokenizer run that wrote the codes, or of a generator run with
             this tokenizer.
         codes: A folder that `tessera tokenize` wrote.
-        out: The output folder; for a single example also a file, whose ending selects the format.
+        out: The output folder; for a single example also a file, whose suffix selects the format.
         format: The format, such as wav, flac, ogg or mp3 for audio, mp4 or gif for videos, png or
             jpg for images, glb or obj for meshes. By default that of the original if it can be
             written.

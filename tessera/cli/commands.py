@@ -45,7 +45,7 @@ def evaluate(
     samples: int | None = None,
     seed: int = 0,
 ) -> int:
-    """Compute the metrics of the raw and the EMA weights, with the protocol.
+    """Compute the metrics of the raw and the EMA weights, and write them with their protocol.
 
     Args:
         run: The run directory.

@@ -2,7 +2,7 @@
 
 It receives a task and two streams of batches. `global_step`, the number of finished steps,
 determines data, randomness and learning rates. Start reading at `steps` and `run_update`;
-`saving.py` writes and restores checkpoints.
+`updates.py` builds what an update needs, and `saving.py` writes and restores checkpoints.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import tessera.engine.checkpoint as checkpoint
 from tessera.engine.checkpoint import Snapshot
@@ -33,11 +33,7 @@ from tessera.engine.evaluation import (
     make_samples,
     save_samples,
 )
-from tessera.engine.fsdp import (
-    ShardedObjective,
-    count_bytes,
-    global_norm,
-)
+from tessera.engine.fsdp import global_norm
 from tessera.engine.guards import (
     ADVICE,
     ROLLBACK_LR_SCALE,
@@ -52,11 +48,10 @@ from tessera.engine.logging import (
     ThroughputMeter,
     Trackers,
 )
-from tessera.engine.modes import checkpoint_activations, seed, train_only
+from tessera.engine.modes import seed
 from tessera.engine.optim.config import (
     clip_grad_norm,
     grad_norm,
-    optimizer_state,
     restored_if,
     set_lr,
     step_optimizer,
@@ -64,18 +59,11 @@ from tessera.engine.optim.config import (
 )
 from tessera.engine.saving import Saver
 from tessera.engine.signals import Interrupted, Signals
-from tessera.engine.task import (
-    Batch,
-    Objective,
-    Task,
-    Update,
-    check_ownership,
-    prepare_batch,
-)
+from tessera.engine.task import Batch, Task, check_ownership, prepare_batch
+from tessera.engine.updates import UpdateResult, UpdateState, count_memory, gathered, in_update
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
 
-COMPILE_BACKEND = "inductor"
 COMPILED_LENGTHS = 4
 """The number of lengths to which batches of different lengths are padded for compiled losses."""
 
@@ -86,46 +74,6 @@ class TrainStream(Protocol):
     def micro_batches(
         self, first_step: int, steps: int, rank: int, world_size: int
     ) -> Iterator[list[Batch]]: ...
-
-
-@runtime_checkable
-class StatefulModule(Protocol):
-    """A module that is updated from statistics instead of gradients, such as a codebook."""
-
-    def commit(self, dist: Distributed, step: int) -> None: ...
-    def rollback(self) -> None: ...
-    def buffers(self) -> Iterator[Tensor]: ...
-
-
-@dataclass
-class UpdateState:
-    """An update with its optimizer and the modules that carry it out."""
-
-    update: Update
-    objective: nn.Module
-    optimizer: torch.optim.Optimizer
-    scaler: torch.amp.GradScaler
-    parameters: list[nn.Parameter]
-    train_only: train_only
-    stateful_modules: list[StatefulModule]
-    sharded: ShardedObjective | None = None
-    has_run: bool = False
-
-
-@dataclass
-class UpdateResult:
-    """What one update logged in one step, as tensors."""
-
-    logs: list[dict[str, Tensor]]
-    """Loss, terms and metrics of each micro-batch; empty at steps that are not logged."""
-    norm: Tensor
-    lr: float
-
-    def mean_logs(self) -> dict[str, Tensor]:
-        """Return the mean over micro-batches."""
-        if len(self.logs) == 1:
-            return self.logs[0]
-        return {name: torch.stack([one[name] for one in self.logs]).mean() for name in self.logs[0]}
 
 
 class Engine:
@@ -158,7 +106,12 @@ class Engine:
             self.precision = "bf16" if has_bf16 else "fp32"
         self.task = task.to(self.device)
         self.task.num_lengths = COMPILED_LENGTHS if config.compile else None
-        self.updates = {update.name: self.build_update(update) for update in task.updates}
+        self.updates = {
+            update.name: UpdateState.build(
+                update, self.task, config, self.dist, use_scaler=self.precision == "fp16"
+            )
+            for update in task.updates
+        }
         self.ema = EMA(config.ema, task.model, is_sharded=config.shard)
         self.guard = NonFiniteGuard(config.max_skipped_steps)
         self.signals = Signals()
@@ -177,33 +130,6 @@ class Engine:
             directory=directory,
             dist=self.dist,
             printer=self.printer,
-        )
-
-    def build_update(self, update: Update) -> UpdateState:
-        if self.config.checkpoint_activations:
-            checkpoint_activations(update.trains)
-        objective = Objective(update)
-        if self.config.compile:
-            objective.compile_loss(COMPILE_BACKEND)
-        sharded = None
-        if self.config.shard:
-            wrapped: nn.Module = objective
-            sharded = ShardedObjective(objective, update.trains, self.dist)
-            parameters = list(sharded.local.values())
-            optimizer = update.optimizer.build_named(list(sharded.local.items()))
-        else:
-            wrapped = self.dist.wrap_ddp(objective, find_unused=update.find_unused)
-            parameters = [one for one in update.trains.parameters() if one.requires_grad]
-            optimizer = update.optimizer.build(update.trains)
-        return UpdateState(
-            update=update,
-            objective=wrapped,
-            optimizer=optimizer,
-            sharded=sharded,
-            scaler=torch.amp.GradScaler(self.device.type, enabled=self.precision == "fp16"),
-            parameters=parameters,
-            train_only=train_only(self.task, update.trains, update.also_train),
-            stateful_modules=[m for m in update.trains.modules() if isinstance(m, StatefulModule)],
         )
 
     # ---- training
@@ -249,7 +175,7 @@ class Engine:
             self.global_step = step + 1
             self.printer.advance(self.global_step)
             if self.config.shard and step == first_step:
-                local, whole = self.count_memory()
+                local, whole = count_memory(self.task, self.ema, self.updates)
                 self.printer.print(
                     f"Sharded: each process holds {local / 1e6:,.1f} MB of parameters, optimizer "
                     f"state and EMA, {local / whole:.2f} of {whole / 1e6:,.1f} MB."
@@ -275,17 +201,17 @@ class Engine:
         """Accumulate the gradients of all micro-batches and take one optimizer step.
 
         The step has no effect if a value is not finite: on a CPU it is skipped and stateful modules
-        are rolled back; a device decides itself (`found_inf`), and the host reads that later, in
-        `resolve_checks`.
+        are rolled back; on a device the optimizer's kernel skips it (`found_inf`), and the host
+        reads that later, in `resolve_checks`.
         """
         update, optimizer, scaler = state.update, state.optimizer, state.scaler
         logs, losses, is_logged = [], [], self.is_due(self.config.log_every, step + 1)
-        with state.train_only, self.in_update(state):
+        with state.train_only, in_update(self.updates, state):
             if update.prepare is not None:
                 with self.autocast():
                     update.prepare(micro_batches, step, self.dist)
             for number, batch in enumerate(micro_batches, start=1):
-                with self.sync_grads(state, enabled=number == len(micro_batches)):
+                with state.sync_grads(enabled=number == len(micro_batches)):
                     with self.autocast():
                         loss = state.objective(batch, step)
                     total = loss.total()
@@ -298,7 +224,7 @@ class Engine:
         if state.sharded is not None:
             state.sharded.move_grads()
         if not state.has_run:
-            self.check_all_used(state)
+            state.check_all_used()
             state.has_run = True
         scaler.unscale_(optimizer)
         mean_loss = torch.stack(losses).sum() if len(losses) > 1 else losses[0]
@@ -331,38 +257,6 @@ class Engine:
             scaler.update()
         zero_grad(state.parameters)
         return UpdateResult(logs, norm, lr)
-
-    def count_memory(self) -> tuple[int, int]:
-        """Return the bytes of parameters, optimizer state and EMA: of this process, and of all if
-        nothing was sharded."""
-        sharded = [*self.task.parameters()]
-        own = {n: one for n, one in self.task.model.state_dict().items() if one.is_floating_point()}
-        local = [*sharded, *(one for n, one in self.ema.state_dict().items() if n in own)]
-        whole = [*sharded, *own.values()]
-        for state in self.updates.values():
-            moments = optimizer_state(state.optimizer)
-            local += [one for one in moments.values() if one.ndim]
-            parameters = state.update.trains.state_dict()
-            whole += [parameters[n.split("/", 1)[1]] for n, one in moments.items() if one.ndim]
-        return count_bytes(local), sum(one.numel() * one.element_size() for one in whole)
-
-    def check_all_used(self, state: UpdateState) -> None:
-        """Raise UserError if a parameter got no gradient and DDP would wait for it."""
-        update = state.update
-        if self.dist.world_size == 1 or update.find_unused or state.sharded is not None:
-            return
-        unused = [
-            name
-            for name, one in update.trains.named_parameters()
-            if one.requires_grad and one.grad is None
-        ]
-        if unused:
-            shown = ", ".join(unused[:5]) + (f" and {len(unused) - 5} more" * (len(unused) > 5))
-            raise UserError(
-                f"The loss of the update {update.name!r} does not depend on {shown}, but with "
-                "several processes every trained parameter needs a gradient: freeze them with "
-                "requires_grad_(False), or construct the update with find_unused=True."
-            )
 
     def is_due(self, every: int, step: int | None = None) -> bool:
         """Return whether an event is due at this step; every event is due at the last step."""
@@ -425,33 +319,6 @@ class Engine:
             return contextlib.nullcontext()
         dtype = torch.bfloat16 if self.precision == "bf16" else torch.float16
         return torch.autocast(self.device.type, dtype=dtype)
-
-    def sync_grads(
-        self, state: UpdateState, enabled: bool
-    ) -> contextlib.AbstractContextManager[None]:
-        """Synchronise gradients between processes only with the last micro-batch, or with each if
-        they are sharded: gradients that are not yet reduced would be whole ones."""
-        if enabled or self.dist.world_size == 1 or state.sharded is not None:
-            return contextlib.nullcontext()
-        return state.objective.no_sync()  # type: ignore[operator]
-
-    @contextlib.contextmanager
-    def in_update(self, trained: UpdateState) -> Iterator[None]:
-        """Prepare all sharded networks for an update of one of them."""
-        with contextlib.ExitStack() as stack:
-            for state in self.updates.values():
-                if state.sharded is not None:
-                    stack.enter_context(state.sharded.in_update(is_trained=state is trained))
-            yield
-
-    @contextlib.contextmanager
-    def gathered(self) -> Iterator[None]:
-        """Gather the parameters of all sharded networks for evaluation."""
-        with contextlib.ExitStack() as stack:
-            for state in self.updates.values():
-                if state.sharded is not None:
-                    stack.enter_context(state.sharded.gathered())
-            yield
 
     def check_finite(
         self, update: str, loss: Tensor, norm: Tensor, micro_batches: list[Batch], step: int
@@ -526,7 +393,7 @@ class Engine:
         self.printer.show_activity("")
 
     def evaluate(self) -> Evaluation:
-        with self.gathered(), self.autocast():
+        with gathered(self.updates), self.autocast():
             return evaluate_task(self.task, self.validation, self.dist, self.on_eval_batch)
 
     def sample(self) -> None:
@@ -534,7 +401,7 @@ class Engine:
         self.printer.show_activity("sampling")
         count = self.config.sample_count
         try:
-            with self.ema.applied(), self.gathered(), self.autocast():
+            with self.ema.applied(), gathered(self.updates), self.autocast():
                 samples = make_samples(
                     self.task, self.validation, count, self.dist, self.on_eval_batch
                 )

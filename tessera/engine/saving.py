@@ -6,7 +6,6 @@ A checkpoint holds tensors and a few counters; everything else is a function of 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,11 +26,9 @@ from tessera.engine.guards import Diverged, NonFiniteGuard, all_finite
 from tessera.engine.logging import ProgressPrinter
 from tessera.engine.optim.config import load_optimizer_state, optimizer_state
 from tessera.engine.task import Task
+from tessera.engine.updates import UpdateState
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
-
-if TYPE_CHECKING:
-    from tessera.engine.engine import UpdateState
 
 
 class Saver:

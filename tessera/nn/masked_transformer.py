@@ -169,7 +169,7 @@ class TokenTransformer(nn.Module):
         """Encode texts, condition tokens and a given prefix.
 
         Texts that are empty or dropped have no context; texts that the encoder prepared already
-        know which of them are dropped. A model without a summary ignores the prefix.
+        state which of them are dropped. A model without a summary ignores the prefix.
         """
         context = None if self.text is None else self.text.encode(texts, dropped)
         base_embedding = self.position_embedding()

@@ -274,7 +274,7 @@ class MaskedTask(GeneratorTask):
         texts: Sequence[str] | TextInputs | None = None,
         prefix: Prefix | None = None,
     ) -> Condition:
-        """Encode the condition of examples; texts that were prepared know which are dropped."""
+        """Encode the condition of examples; prepared texts state which of them are dropped."""
         cond_codes = self.get_codes(examples, self.conditioner) if self.conditioner else None
         captions = examples.captions if texts is None else texts
         return network.condition(captions, dropped, cond_codes, prefix)
@@ -450,7 +450,9 @@ class MaskedTask(GeneratorTask):
         elif request.lengths is not None:  # of joined examples, or of those in a padded batch
             layout = layout.for_length(max(request.lengths))
         token_batch, masked_BNS = self.initial_tokens(request, layout, device)
-        prefix = Prefix.find(token_batch.tokens_BNS, masked_BNS | ~token_batch.valid_BN1)
+        prefix = None
+        if network.prefix is not None:
+            prefix = Prefix.find(token_batch.tokens_BNS, masked_BNS | ~token_batch.valid_BN1)
         tokens_BNS = maskgit_decode(
             token_batch.tokens_BNS,
             masked_BNS,
@@ -509,7 +511,7 @@ class MaskedTask(GeneratorTask):
         request: GenerationRequest,
         token_batch: TokenBatch,
         device: torch.device,
-        prefix: Prefix,
+        prefix: Prefix | None,
     ) -> Callable[[Tensor, float], Tensor] | None:
         """Return the critic's score of each token as a function for the sampler."""
         critic, backbone = self.model.critic, self.model.critic_backbone

@@ -326,13 +326,14 @@ class TokenizerTask(Task):
         self.discriminators: Mapping[str, Discriminator] = (
             adversary.discriminators() if adversary is not None else {}
         )
+        quantizer = self.model.quantizer
         updates = [
             Update(
                 name="model",
                 trains=self.model,
                 loss=self.reconstruction_loss,
                 optimizer=config.optimizer,
-                prepare=self.set_global_stats,
+                prepare=self.set_global_stats if quantizer.needs_global_stats else None,
             )
         ]
         for name, discriminator in self.discriminators.items():
@@ -461,8 +462,7 @@ class TokenizerTask(Task):
         self, micro_batches: Sequence[Batch], step: int, dist: ProcessGroup
     ) -> None:
         """Pass statistics of the whole step to a quantizer whose penalty is not a mean."""
-        quantizer = self.model.quantizer
-        if not quantizer.needs_global_stats or len(micro_batches) * dist.world_size == 1:
+        if len(micro_batches) * dist.world_size == 1:
             return
         with torch.no_grad():
             stats = [
@@ -471,7 +471,7 @@ class TokenizerTask(Task):
                 )
                 for batch in micro_batches
             ]
-        quantizer.set_global_stats(dist.all_reduce_sum(torch.stack(stats).sum(0)))
+        self.model.quantizer.set_global_stats(dist.all_reduce_sum(torch.stack(stats).sum(0)))
 
     # ---- evaluation and samples
 

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig
     from tessera.nn.quantize import LevelQuantizerConfig
     from tessera.run.config import Run
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
     from tessera.text.learned import LearnedTextConfig
     from tessera.text.pretrained import PretrainedTextConfig
 
@@ -220,11 +218,12 @@ class MaskGITPreset:
     heads: int
     max_positions: int | None
     data: DataConfig
-    sampling: MaskedSampling
-    guidance: Guidance
     steps: int
     batch_size: int
     ema_decay: float
+    decoding_steps: int = 12
+    guidance: float = 3.0
+    """The scale of classifier-free guidance."""
     reference: str = ""
 
 
@@ -240,6 +239,8 @@ def build_maskgit_run(
     """Return the run of a masked generator; `task` is the class of its configuration."""
     from tessera.nn.masked_transformer import MaskedTransformerConfig
     from tessera.run.config import Run
+    from tessera.sampling.guidance import Guidance
+    from tessera.sampling.maskgit import MaskedSampling
 
     optimizer = transformer_optimizer(preset, warmup_steps=max(10, parts.steps // 20))
     return Run(
@@ -255,8 +256,8 @@ def build_maskgit_run(
             ),
             critic=build_critic_config(critic, parts.dim, parts.depth, parts.heads),
             critic_optimizer=replace(optimizer, name="adamw"),
-            sampling=parts.sampling,
-            guidance=parts.guidance,
+            sampling=MaskedSampling(decoding_steps=parts.decoding_steps),
+            guidance=Guidance(scale=parts.guidance),
             optimizer=optimizer,
         ),
         data=parts.data,

@@ -15,8 +15,9 @@ from torch import nn
 from tessera.data.dataset import Split
 from tessera.engine import checkpoint
 from tessera.engine.checkpoint import Snapshot
-from tessera.engine.engine import Engine, UpdateResult
+from tessera.engine.engine import Engine
 from tessera.engine.task import Task
+from tessera.engine.updates import UpdateResult
 from tessera.run.config import Run, encode
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tessera.engine.checkpoint import Snapshot
-from tessera.engine.engine import Engine, UpdateState
+from tessera.engine.engine import Engine
+from tessera.engine.updates import UpdateState
 from tessera.run.directory import Json
 from tessera.run.errors import UserError
 

@@ -60,7 +60,7 @@ def compiling(backend: str) -> Iterator[None]:
         "fail_on_recompile_limit_hit": True,
     }
     with (
-        mock.patch("tessera.engine.engine.COMPILE_BACKEND", backend),
+        mock.patch("tessera.engine.updates.COMPILE_BACKEND", backend),
         torch._dynamo.config.patch(**limits),
     ):
         yield

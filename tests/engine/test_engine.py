@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tessera.engine import checkpoint
 from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
-from tessera.engine.engine import UpdateResult
+from tessera.engine.updates import UpdateResult, UpdateState
 from tessera.run.errors import UserError
 from tests.engine.small_task import small_engine
 from tests.engine.test_guards import make_loss_nan
@@ -77,7 +77,9 @@ def test_stateful_modules_are_committed_or_rolled_back_each_step(tmp_path):
     engine = small_engine(tmp_path, steps=3)
     layer = StatefulLayer()
     engine.task.model.append(layer)
-    engine.updates["model"] = engine.build_update(engine.task.updates[0])
+    engine.updates["model"] = UpdateState.build(
+        engine.task.updates[0], engine.task, engine.config, engine.dist, use_scaler=False
+    )
     make_loss_nan(engine, {1})
     engine.run()
     assert layer.calls == ["commit 0", "rollback", "commit 2"]

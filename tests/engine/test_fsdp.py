@@ -11,6 +11,7 @@ import pytest
 from torch import nn
 
 from tessera.engine.fsdp import is_sharded
+from tessera.engine.updates import count_memory
 from tessera.run.errors import UserError
 from tests.runs import engine_in, read_checkpoint, tiny
 from tests.worker_pool import call_together
@@ -27,7 +28,7 @@ def measure_memory(case: str, shard: bool, out: str) -> None:
         if state.sharded is not None:
             note_gathered(state.sharded.blocks, gathered)
     engine.run()
-    local, whole = engine.count_memory()
+    local, whole = count_memory(engine.task, engine.ema, engine.updates)
     found = {"local": local, "whole": whole, "gathered": gathered}
     folder.with_name(f"{folder.name}-{engine.dist.rank}.json").write_text(json.dumps(found))
 

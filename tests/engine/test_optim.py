@@ -19,6 +19,7 @@ from tessera.engine.optim.config import (
     load_optimizer_state,
     optimizer_state,
     set_lr,
+    step_optimizer,
     zero_grad,
 )
 from tessera.engine.optim.muon import combined_factor, iterate_directly, newton_schulz
@@ -110,6 +111,10 @@ def make_network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(12, 2))
 
 
+def named(network: nn.Module) -> dict[str, nn.Parameter]:
+    return dict(network.named_parameters())
+
+
 def set_gradients(network: nn.Module, step: int) -> None:
     """Set gradients that depend on the step only."""
     generator = torch.Generator().manual_seed(step)
@@ -136,7 +141,7 @@ def assert_close_weights(found: dict[str, Tensor], expected: dict[str, Tensor]) 
 def test_weight_decay_shrinks_matrices_and_no_vectors(name):
     network = make_network()
     before = copy.deepcopy(network.state_dict())
-    optimizer = OptimizerConfig(name=name, lr=0.1, weight_decay=0.5).build(network)
+    optimizer = OptimizerConfig(name=name, lr=0.1, weight_decay=0.5).build(named(network))
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -148,7 +153,7 @@ def test_weight_decay_shrinks_matrices_and_no_vectors(name):
 def test_adam_has_no_weight_decay():
     network = make_network()
     before = copy.deepcopy(network.state_dict())
-    optimizer = OptimizerConfig(name="adam", lr=0.1, weight_decay=0.5).build(network)
+    optimizer = OptimizerConfig(name="adam", lr=0.1, weight_decay=0.5).build(named(network))
     for parameter in network.parameters():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step()
@@ -164,15 +169,47 @@ def test_adamw_equals_the_adamw_of_torch():
     vectors = [p for p in theirs.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.3}, {"params": vectors, "weight_decay": 0.0}]
     reference = torch.optim.AdamW(groups, betas=(0.8, 0.95), eps=1e-6, foreach=False)
-    found = train(ours, config.build(ours), range(12))
+    found = train(ours, config.build(named(ours)), range(12))
     assert_close_weights(found, train(theirs, reference, range(12)))
+
+
+def test_adamw_equals_the_fused_adamw_of_torch_bit_for_bit():
+    """Also with two types, a parameter without a gradient, and a step that is skipped."""
+    ours, theirs = make_network(), make_network()
+    for network in (ours, theirs):
+        network[3].double()
+    config = OptimizerConfig(lr=0.01, weight_decay=0.0)
+    optimizer = config.build(named(ours))
+    reference = torch.optim.AdamW(
+        theirs.parameters(), lr=0.01, betas=config.betas, weight_decay=0.0, fused=True
+    )
+    for step in range(6):
+        for network, one in ((ours, optimizer), (theirs, reference)):
+            set_gradients(network, step)
+            if step == 0:
+                network[0].bias.grad = None
+            step_optimizer(one, torch.tensor(float(step == 4)))
+    for parameter, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(parameter, other)
+        state, expected = optimizer.state[parameter], reference.state[other]
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[key], expected[key]) for key in expected)
+    assert optimizer.state[ours[3].weight]["step"] == 5, "a skipped step is not counted"
+
+
+def test_the_gradient_norm_equals_that_of_torch_bit_for_bit():
+    network = make_network()
+    set_gradients(network, 0)
+    network[0].bias.grad = None
+    grads = [one.grad for one in network.parameters() if one.grad is not None]
+    assert torch.equal(grad_norm(list(network.parameters())), torch.nn.utils.get_total_norm(grads))
 
 
 def test_adam_equals_the_adam_of_torch():
     ours, theirs = make_network(), make_network()
     reference = torch.optim.Adam(theirs.parameters(), betas=(0.8, 0.95), eps=1e-6, foreach=False)
-    optimizer = OptimizerConfig(name="adam", lr=0.01, betas=(0.8, 0.95), eps=1e-6).build(ours)
-    found = train(ours, optimizer, range(12))
+    config = OptimizerConfig(name="adam", lr=0.01, betas=(0.8, 0.95), eps=1e-6)
+    found = train(ours, config.build(named(ours)), range(12))
     assert_close_weights(found, train(theirs, reference, range(12)))
 
 
@@ -184,7 +221,7 @@ def test_lion_equals_the_algorithm_of_its_paper():
     beta1, beta2, lr, weight_decay = 0.9, 0.98, 0.01, 0.4
     optimizer = OptimizerConfig(
         name="lion", lr=lr, betas=(beta1, beta2), weight_decay=weight_decay
-    ).build(network)
+    ).build(named(network))
     for step in range(6):
         set_gradients(network, step)
         for name, parameter in network.named_parameters():
@@ -206,11 +243,11 @@ def test_lion_equals_the_algorithm_of_its_paper():
 def test_optimizer_state_is_restored_by_name_and_exactly(name):
     config = OptimizerConfig(name=name, lr=0.01, weight_decay=0.1)
     uninterrupted, stopped, resumed = make_network(), make_network(), make_network()
-    expected = train(uninterrupted, config.build(uninterrupted), range(10))
-    first = config.build(stopped)
+    expected = train(uninterrupted, config.build(named(uninterrupted)), range(10))
+    first = config.build(named(stopped))
     resumed.load_state_dict(train(stopped, first, range(5)))
     saved = {key: tensor.clone() for key, tensor in optimizer_state(first).items()}
-    second = config.build(resumed)
+    second = config.build(named(resumed))
     load_optimizer_state(second, dict(sorted(saved.items(), reverse=True)))  # in another order
     assert optimizer_state(second).keys() == saved.keys()
     for key, tensor in optimizer_state(second).items():
@@ -237,11 +274,11 @@ def test_restored_moments_have_the_memory_format_of_their_parameter():
             optimizer.step()
             optimizer.zero_grad()
 
-    train_conv(uninterrupted, config.build(uninterrupted), range(6))
-    first = config.build(stopped)
+    train_conv(uninterrupted, config.build(named(uninterrupted)), range(6))
+    first = config.build(named(stopped))
     train_conv(stopped, first, range(3))
     resumed.load_state_dict(stopped.state_dict())
-    second = config.build(resumed)
+    second = config.build(named(resumed))
     load_optimizer_state(
         second, {name: tensor.contiguous() for name, tensor in optimizer_state(first).items()}
     )
@@ -250,7 +287,7 @@ def test_restored_moments_have_the_memory_format_of_their_parameter():
 
 
 def test_optimizer_state_that_fits_no_parameter_is_rejected_by_name():
-    optimizer = OptimizerConfig().build(make_network())
+    optimizer = OptimizerConfig().build(named(make_network()))
     with pytest.raises(ValueError, match="'decoder.weight', which this network does not have"):
         load_optimizer_state(optimizer, {"exp_avg/decoder.weight": torch.zeros(2)})
     with pytest.raises(
@@ -347,8 +384,8 @@ def test_muon_changes_marked_matrices_by_the_learning_rate() -> None:
     before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
     config = OptimizerConfig(name="muon", lr=1e-2, weight_decay=0.1)
     pairs = [
-        (network, config.build(network)),
-        (twin, OptimizerConfig(lr=1e-2, weight_decay=0.1).build(twin)),
+        (network, config.build(named(network))),
+        (twin, OptimizerConfig(lr=1e-2, weight_decay=0.1).build(named(twin))),
     ]
     x = torch.randn(2, 5, 16)
     for one, optimizer in pairs:
@@ -368,17 +405,17 @@ def test_muon_changes_marked_matrices_by_the_learning_rate() -> None:
 
 def test_muon_needs_a_transformer() -> None:
     with pytest.raises(ValueError, match="muon is for the matrices of a transformer"):
-        OptimizerConfig(name="muon").build(nn.Linear(2, 2))
+        OptimizerConfig(name="muon").build(named(nn.Linear(2, 2)))
 
 
 def test_the_state_of_muon_is_restored_exactly() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(Transformer(16, 1, 2), nn.Linear(16, 4))
-    optimizer = OptimizerConfig(name="muon").build(network)
+    optimizer = OptimizerConfig(name="muon").build(named(network))
     network(torch.randn(2, 5, 16)).square().mean().backward()
     optimizer.step()
     saved = {name: value.clone() for name, value in optimizer_state(optimizer).items()}
-    restored = OptimizerConfig(name="muon").build(network)
+    restored = OptimizerConfig(name="muon").build(named(network))
     load_optimizer_state(restored, saved)
     assert optimizer_state(restored).keys() == saved.keys()
     assert any(name.startswith("momentum/") for name in saved)

@@ -278,7 +278,7 @@ def test_the_sample_of_an_example_does_not_depend_on_the_batch():
 
 
 def sample_positions(rows_BTC: Tensor, mask_BT: Tensor) -> Tensor:
-    used = PositionMask(mask_BT.shape, mask_BT.flatten(), mask_BT.device)
+    used = PositionMask(mask_BT.shape, mask_BT.flatten())
     return used.sample_per_example(rows_BTC.flatten(0, 1), SAMPLES_PER_EXAMPLE)
 
 

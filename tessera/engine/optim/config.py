@@ -7,7 +7,7 @@ and never accumulated, so it does not depend on the number of processes or on re
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
@@ -88,51 +88,42 @@ class OptimizerConfig:
             return min_lr + (self.lr - min_lr) * min(1.0, max(0.0, (steps - step) / length))
         return self.lr
 
-    def build(self, network: nn.Module) -> torch.optim.Optimizer:
-        """Build the optimizer over all trainable parameters of a network, ordered by name.
-
-        Parameters with `requires_grad=False` are left out and stay as they are.
-        """
-        return self.build_named([(n, p) for n, p in network.named_parameters() if p.requires_grad])
-
-    def build_named(self, named: list[tuple[str, nn.Parameter]]) -> torch.optim.Optimizer:
+    def build(self, parameters: Mapping[str, nn.Parameter]) -> torch.optim.Optimizer:
         """Build the optimizer over named parameters."""
+        from tessera.engine.optim.adamw import AdamW
         from tessera.engine.optim.lion import Lion
         from tessera.engine.optim.muon import Muon
 
         if self.name == "muon":
-            groups = muon_groups(named, self.weight_decay)
+            groups = muon_groups(parameters, self.weight_decay)
             return Muon(groups, lr=self.lr, betas=self.betas, eps=self.eps)
         weight_decay = self.weight_decay if self.name != "adam" else 0.0
-        decayed = [(n, p) for n, p in named if p.ndim >= 2 and weight_decay]
-        # All others are in one group: each group is a separate call of the fused kernel.
-        others = [(n, p) for n, p in named if p.ndim < 2 or not weight_decay]
+        # Few groups, because each is a separate call of the fused kernel.
+        members: dict[tuple[float, torch.dtype], list[tuple[str, nn.Parameter]]] = {}
+        for name, p in parameters.items():
+            decay = weight_decay if p.ndim >= 2 else 0.0
+            members.setdefault((decay, p.dtype), []).append((name, p))
         groups = [
-            {
-                "params": [p for _, p in members],
-                "names": [n for n, _ in members],
-                "weight_decay": decay,
-            }
-            for members, decay in ((decayed, weight_decay), (others, 0.0))
-            if members
+            {"params": [p for _, p in some], "names": [n for n, _ in some], "weight_decay": decay}
+            for (decay, _), some in members.items()
         ]
         if self.name == "lion":
             return Lion(groups, lr=self.lr, betas=self.betas)
         # The fused kernel takes 1.8 ms for 300 tensors on a CPU, foreach 6.8 and the loop 14.3.
         # Without weight decay AdamW is Adam.
-        return torch.optim.AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
+        return AdamW(groups, lr=self.lr, betas=self.betas, eps=self.eps, fused=True)
 
 
 def muon_groups(
-    named: list[tuple[str, nn.Parameter]], weight_decay: float
+    parameters: Mapping[str, nn.Parameter], weight_decay: float
 ) -> list[dict[str, object]]:
     """Group parameters: matrices marked `use_muon`, other matrices, and vectors."""
-    marked = [(n, p) for n, p in named if getattr(p, "use_muon", False)]
+    marked = [(n, p) for n, p in parameters.items() if getattr(p, "use_muon", False)]
     if not marked:
         raise ValueError(
             "muon is for the matrices of a transformer, and this network has none: use adamw."
         )
-    others = [(n, p) for n, p in named if not getattr(p, "use_muon", False)]
+    others = [(n, p) for n, p in parameters.items() if not getattr(p, "use_muon", False)]
     groups = (
         (marked, weight_decay, True),
         ([(n, p) for n, p in others if p.ndim >= 2], weight_decay, False),
@@ -156,8 +147,10 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def grad_norm(parameters: list[nn.Parameter]) -> Tensor:
+    """Return the norm of all gradients, as `torch.nn.utils.get_total_norm` without its grouping
+    by device, which takes 0.03 ms."""
     grads = [p.grad for p in parameters if p.grad is not None]
-    return torch.nn.utils.get_total_norm(grads, foreach=True)
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
 
 def clip_grad_norm(

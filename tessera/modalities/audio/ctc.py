@@ -21,18 +21,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 from tessera.losses.ctc import BLANK, most_likely_labels
-from tessera.modalities.audio.features import num_frames
 from tessera.modalities.audio.normalized_mel import (
     MEL_FRAMES_PER_TOKEN,
+    MelTokenizer,
     MelTokenizerConfig,
-    normalized_mel,
 )
 from tessera.modalities.audio.semantic import masked_mean_B
-from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
 from tessera.nn.conformer import Conformer, ConformerConfig, ConvolutionBlock
 from tessera.nn.delayed_start import DelayedStart
 from tessera.nn.precision import full_precision, to_fp32
@@ -121,7 +118,7 @@ class CharacterReconstruction(Reconstruction):
     """The number of frames with real samples."""
 
 
-class CTCTokenizer(AudioTokenizer):
+class CTCTokenizer(MelTokenizer):
     config: CTCTokenizerConfig
 
     def __init__(self, config: CTCTokenizerConfig):
@@ -139,10 +136,6 @@ class CTCTokenizer(AudioTokenizer):
         self.from_code = linear(config.code_dim, config.dim)
         self.context = config.build_context(config.context_depth)
         self.head = linear(config.dim, self.vocab.num_labels)
-
-    @property
-    def rate_hz(self) -> int:
-        return self.config.rate_hz
 
     def forward(
         self,
@@ -176,22 +169,9 @@ class CTCTokenizer(AudioTokenizer):
         codes_BT = quantized.codes.masked_fill(~mask_BT, -1)
         return CharacterReconstruction(logits_BTV, codes_BT, penalties, mask_BT.sum(1))
 
-    @torch.no_grad()
-    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Encode (B, 1, N) as codes (B, T), with -1 in frames of padding."""
-        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B)
-        with full_precision(samples.device.type):
-            codes_BT = torch.full(mask_BT.shape, -1, device=samples.device)
-            codes_BT[mask_BT] = self.quantizer.nearest(latent_BTC[mask_BT])
-        return codes_BT
-
     def decode(self, codes: Tensor) -> Tensor:
         """Decode (B, T) to the logits of characters (B, T, V); -1 marks padding."""
-        if codes.ndim != 2:
-            raise ValueError(
-                "Codes of a semantic tokenizer have the shape (batch, frames), but got "
-                f"{tuple(codes.shape)}."
-            )
+        self.check_codes(codes)
         mask_BT = codes >= 0
         logits_BTV = self.character_logits(self.quantizer.decode(codes.clamp_min(0)), mask_BT)
         return logits_BTV.masked_fill(~mask_BT[..., None], 0.0) + self.blank_logits(mask_BT)
@@ -209,39 +189,15 @@ class CTCTokenizer(AudioTokenizer):
         warp_B: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return latents (B, T, C) on the unit sphere and the mask (B, T) of real frames."""
-        check_audio_batch(samples)
-        check_not_empty(samples.shape[2])
-        if lengths_B is None:
-            lengths_B = torch.full(samples.shape[:1], samples.shape[2])
-        lengths_B = lengths_B.to(samples.device)
-        samples = samples[..., : int(lengths_B.max()) if longest is None else longest]
-        mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
-        x_BTW = self.to_states(self.normalized_mel(samples[:, 0], lengths_B, mask_BT, warp_B))
+        if longest is None and lengths_B is not None:
+            longest = int(lengths_B.max())
+        mel_BTM, mask_BT = self.compute_mel(samples[..., :longest], lengths_B, warp_B)
+        x_BTW = self.to_states(mel_BTM)
         for block in self.encoder:
             x_BTW = block(x_BTW, mask_BT)
         x_BTW = self.encoder_context(x_BTW, mask_BN=mask_BT)
         with full_precision(samples.device.type):
             return l2_normalize(self.to_code(to_fp32(x_BTW))), mask_BT
-
-    def normalized_mel(
-        self,
-        samples_BN: Tensor,
-        lengths_B: Tensor,
-        mask_BT: Tensor,
-        warp_B: Tensor | None = None,
-    ) -> Tensor:
-        """Return log-mel bands with mean 0 and variance 1 over each recording, (B, T, 2 M)."""
-        config = self.config
-        mel_BTM = normalized_mel(
-            samples_BN,
-            lengths_B,
-            mask_BT,
-            rate_hz=config.rate_hz,
-            hop=self.hop,
-            bands=config.bands,
-            warp_B=warp_B,
-        )
-        return mel_BTM.to(self.to_states.weight.dtype)
 
     def blank_logits(self, mask_BT: Tensor) -> Tensor:
         """Return logits by which padding has no character, (B, T, V)."""

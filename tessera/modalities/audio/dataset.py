@@ -119,7 +119,7 @@ class AudioDataConfig(DataConfig):
         """The number of samples of an example."""
         return round(self.seconds * self.rate_hz) if self.samples is None else self.samples
 
-    def synthetic_dataset(self) -> SyntheticAudio | SyntheticSpeech:
+    def synthetic_dataset(self) -> SyntheticAudio:
         kind = SyntheticSpeech if self.synthetic_content == "speech" else SyntheticAudio
         return kind(
             self.num_synthetic,

@@ -23,19 +23,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tessera.modalities.audio.features import MFCCFeatures, MFCCFeaturesConfig, num_frames
+from tessera.modalities.audio.features import MFCCFeatures, MFCCFeaturesConfig
 from tessera.modalities.audio.normalized_mel import (
     MEL_FRAMES_PER_TOKEN,
     WINDOW_SECONDS,
+    MelTokenizer,
     MelTokenizerConfig,
-    normalized_mel,
 )
 from tessera.modalities.audio.semantic import (
     FeatureNormalizer,
     FeatureReconstruction,
     masked_mean_B,
 )
-from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
 from tessera.nn.conformer import ConformerConfig, ConvolutionBlock
 from tessera.nn.delayed_start import DelayedStart
 from tessera.nn.precision import full_precision, to_fp32
@@ -140,7 +139,7 @@ class HubertReconstruction(FeatureReconstruction):
     """None without masked frames, or before there are targets."""
 
 
-class HubertTokenizer(AudioTokenizer):
+class HubertTokenizer(MelTokenizer):
     config: HubertTokenizerConfig
 
     def __init__(self, config: HubertTokenizerConfig):
@@ -163,10 +162,6 @@ class HubertTokenizer(AudioTokenizer):
         self.quantizer: VQ = config.vq_config().build(config.dim)
         self.start = DelayedStart(config.codebook_start)
         self.to_features = nn.Conv1d(config.dim, dim, FEATURE_CONTEXT, padding=FEATURE_CONTEXT // 2)
-
-    @property
-    def rate_hz(self) -> int:
-        return self.config.rate_hz
 
     def forward(
         self,
@@ -210,46 +205,16 @@ class HubertTokenizer(AudioTokenizer):
             output_BT2D, codes_BT, penalties, distance_B.detach(), prediction
         )
 
-    @torch.no_grad()
-    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Encode (B, 1, N) as codes (B, T), with -1 in frames of padding."""
+    def encode_latents(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
         mel_BTM, mask_BT = self.compute_mel(samples, lengths_B)
-        latent_BTW = self.clustered_layer(mel_BTM, mask_BT)
-        with full_precision(samples.device.type):
-            codes_BT = torch.full(mask_BT.shape, -1, device=samples.device)
-            codes_BT[mask_BT] = self.quantizer.nearest(latent_BTW[mask_BT])
-        return codes_BT
+        return self.clustered_layer(mel_BTM, mask_BT), mask_BT
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode (B, T) to MFCC (B, T, D); -1 marks padding."""
-        if codes.ndim != 2:
-            raise ValueError(
-                "Codes of a semantic tokenizer have the shape (batch, frames), but got "
-                f"{tuple(codes.shape)}."
-            )
+        self.check_codes(codes)
         with full_precision(codes.device.type):
             latent_BTW = self.quantizer.decode(codes.clamp_min(0)) * (codes >= 0).unsqueeze(-1)
             return self.normalizer.denormalize(self.predict_features(latent_BTW))
-
-    # ---- inputs and targets
-
-    def compute_mel(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return normalized log-mel bands (B, T, 2 M) and the mask (B, T) of real frames."""
-        check_audio_batch(samples)
-        check_not_empty(samples.shape[2])
-        if lengths_B is None:
-            lengths_B = torch.full(samples.shape[:1], samples.shape[2])
-        lengths_B = lengths_B.to(samples.device)
-        mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
-        mel_BTM = normalized_mel(
-            samples[:, 0],
-            lengths_B,
-            mask_BT,
-            rate_hz=self.config.rate_hz,
-            hop=self.hop,
-            bands=self.config.bands,
-        )
-        return mel_BTM.to(self.to_states.weight.dtype), mask_BT
 
     def compute_targets(
         self,

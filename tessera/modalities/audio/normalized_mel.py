@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from tessera.losses.spectrogram import hz_to_mel, log_mel_spectrogram
 from tessera.modalities.audio.features import num_frames
+from tessera.modalities.audio.semantic import FrameTokenizer
+from tessera.modalities.audio.tokenizer import check_audio_batch, check_not_empty
 from tessera.nn.precision import full_precision
 
 if TYPE_CHECKING:
@@ -76,6 +78,37 @@ def check_token_rate(rate_hz: int, token_rate_hz: float) -> None:
             f"{token_rate_hz:g} tokens per second at {rate_hz:,} Hz are {samples:g} samples per "
             f"token, which must be a multiple of {MEL_FRAMES_PER_TOKEN}: use another token_rate_hz."
         )
+
+
+class MelTokenizer(FrameTokenizer):
+    """A semantic tokenizer whose input are normalized mel bands.
+
+    A subclass sets `to_states`, the layer that the bands are the input of.
+    """
+
+    config: MelTokenizerConfig
+    to_states: nn.Linear
+
+    def compute_mel(
+        self, samples: Tensor, lengths_B: Tensor | None, warp_B: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return normalized log-mel bands (B, T, 2 M) and the mask (B, T) of real frames."""
+        check_audio_batch(samples)
+        check_not_empty(samples.shape[2])
+        if lengths_B is None:
+            lengths_B = torch.full(samples.shape[:1], samples.shape[2])
+        lengths_B = lengths_B.to(samples.device)
+        mask_BT = self.frame_mask(lengths_B, num_frames(samples.shape[2], self.hop))
+        mel_BTM = normalized_mel(
+            samples[:, 0],
+            lengths_B,
+            mask_BT,
+            rate_hz=self.config.rate_hz,
+            hop=self.hop,
+            bands=self.config.bands,
+            warp_B=warp_B,
+        )
+        return mel_BTM.to(self.to_states.weight.dtype), mask_BT
 
 
 @torch.no_grad()

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,12 @@ from tessera.modalities.audio.features import (
     VoiceFeaturesConfig,
     num_frames,
 )
-from tessera.modalities.audio.tokenizer import AudioTokenizer, check_audio_batch, check_not_empty
+from tessera.modalities.audio.tokenizer import (
+    AudioTokenizer,
+    FrameConfig,
+    check_audio_batch,
+    check_not_empty,
+)
 from tessera.nn.precision import full_precision, to_fp32
 from tessera.nn.quantize import VQ, ProcessGroup, VQConfig
 from tessera.nn.reconstruction import Reconstruction
@@ -124,7 +129,49 @@ class FeatureReconstruction(Reconstruction):
     would be about 1."""
 
 
-class SemanticTokenizer(AudioTokenizer):
+class RateConfig(FrameConfig, Protocol):
+    """A configuration with a frame size and a sampling rate."""
+
+    @property
+    def rate_hz(self) -> int: ...
+
+
+class FrameTokenizer(AudioTokenizer):
+    """Base class of semantic tokenizers, which have one token for each frame.
+
+    A subclass defines `encode_latents`, whose result its codebook quantizes.
+    """
+
+    config: RateConfig
+    quantizer: VQ
+
+    @property
+    def rate_hz(self) -> int:
+        return self.config.rate_hz
+
+    def encode_latents(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return latents (B, T, C) and the mask (B, T) of frames with real samples."""
+        raise NotImplementedError
+
+    @torch.no_grad()
+    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
+        """Encode (B, 1, N) as codes (B, T), with -1 in frames of padding."""
+        latent_BTC, mask_BT = self.encode_latents(samples, lengths_B)
+        with full_precision(samples.device.type):
+            codes_BT = torch.full(mask_BT.shape, -1, device=samples.device)
+            codes_BT[mask_BT] = self.quantizer.nearest(latent_BTC[mask_BT])
+        return codes_BT
+
+    def check_codes(self, codes: Tensor) -> None:
+        """Raise ValueError unless codes are (B, T)."""
+        if codes.ndim != 2:
+            raise ValueError(
+                "Codes of a semantic tokenizer have the shape (batch, frames), but got "
+                f"{tuple(codes.shape)}."
+            )
+
+
+class SemanticTokenizer(FrameTokenizer):
     config: SemanticConfig
 
     def __init__(self, config: SemanticConfig):
@@ -137,10 +184,6 @@ class SemanticTokenizer(AudioTokenizer):
         self.context_conv = nn.Conv1d(dim, dim, config.context, padding=config.context // 2)
         nn.init.dirac_(self.context_conv.weight)
         nn.init.zeros_(self.context_conv.bias)  # type: ignore[arg-type]
-
-    @property
-    def rate_hz(self) -> int:
-        return self.config.rate_hz
 
     def forward(
         self,
@@ -174,23 +217,13 @@ class SemanticTokenizer(AudioTokenizer):
             output_BT2D, codes_BT, {"distance": distance_B.mean()}, distance_B.detach()
         )
 
-    @torch.no_grad()
-    def encode(self, samples: Tensor, lengths_B: Tensor | None = None) -> Tensor:
-        """Encode (B, 1, N) as codes (B, T), with -1 in frames of padding."""
+    def encode_latents(self, samples: Tensor, lengths_B: Tensor | None) -> tuple[Tensor, Tensor]:
         features_BTD, mask_BT = self.extract_features(samples, lengths_B)
-        with full_precision(samples.device.type):
-            rows_PD = self.normalizer(features_BTD[mask_BT])
-            codes_BT = torch.full(mask_BT.shape, -1, device=samples.device)
-            codes_BT[mask_BT] = self.quantizer.nearest(rows_PD)
-        return codes_BT
+        return self.normalizer(features_BTD), mask_BT
 
     def decode(self, codes: Tensor) -> Tensor:
         """Decode (B, T) to features (B, T, D); -1 marks padding."""
-        if codes.ndim != 2:
-            raise ValueError(
-                f"Codes of a semantic tokenizer have the shape (batch, frames), but got "
-                f"{tuple(codes.shape)}."
-            )
+        self.check_codes(codes)
         with full_precision(codes.device.type):
             latent_BTD = self.quantizer.decode(codes.clamp_min(0)) * (codes >= 0).unsqueeze(-1)
             return self.normalizer.denormalize(self.predict(latent_BTD))

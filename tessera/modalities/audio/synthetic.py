@@ -11,12 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from tessera.data.dataset import SyntheticDataset
 from tessera.data.synthetic import pick
-from tessera.modalities.audio.media import AudioBatch, AudioExample, collate, normalize_loudness
+from tessera.modalities.audio.media import (
+    AudioBatch,
+    AudioExample,
+    collate,
+    normalize_loudness,
+    pad_samples,
+)
 from tessera.modalities.audio.synthetic_instruments import (
     DRUMS,
     INSTRUMENTS,
@@ -145,34 +152,46 @@ class Piece:
         return (mix * gain).astype(np.float32)[None]
 
 
+class SyntheticRecording(Protocol):
+    """A description of a recording that can be rendered."""
+
+    @property
+    def caption(self) -> str: ...
+
+    def render(self, count: int, rate_hz: int, rng: Rng) -> np.ndarray:
+        """Return (1, n) float32 with n at most `count`."""
+
+
 @dataclass(frozen=True)
 class SyntheticAudio(SyntheticDataset):
     samples: int
+    """The maximum length of an example."""
     rate_hz: int
     loudness_db: float | None = None
     channels: int = 1
 
     def caption(self, index: int) -> str:
         """Return the caption of an example without rendering it."""
-        return self.piece(index).caption
+        return self.recording(index).caption
 
     def signature(self, index: int) -> str:
         """Return everything besides its number that an example depends on."""
         mono = f"{self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
         return mono if self.channels == 1 else f"{mono} {self.channels} channels"
 
-    def piece(self, index: int) -> Piece:
+    def recording(self, index: int) -> SyntheticRecording:
         return sample_piece(self.seed, self.number(index))
 
     def item(self, index: int, rng: Rng) -> AudioExample:
         """Render an example; `rng` is not used, because examples have no augmentation."""
-        piece = self.piece(index)
+        recording = self.recording(index)
         noise_rng = np.random.default_rng([self.seed, self.number(index), 1])
-        samples = piece.render(self.samples, self.rate_hz, noise_rng)
+        samples = recording.render(self.samples, self.rate_hz, noise_rng)
         if self.channels == 2:
             samples = pan(samples, self.seed, self.number(index))
         samples = normalize_loudness(samples, self.loudness_db)
-        return AudioExample(samples, self.samples, self.rate_hz, piece.caption)
+        padded, length = pad_samples(samples, self.samples), samples.shape[1]
+        return AudioExample(padded, length, self.rate_hz, recording.caption)
 
     def collate(self, examples: list[AudioExample]) -> AudioBatch:
         return collate(examples)

@@ -12,16 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tessera.data.dataset import SyntheticDataset
 from tessera.data.synthetic import pick
-from tessera.modalities.audio.media import (
-    AudioBatch,
-    AudioExample,
-    collate,
-    normalize_loudness,
-    pad_samples,
-)
-from tessera.modalities.audio.synthetic import pan
+from tessera.modalities.audio.synthetic import SyntheticAudio
 from tessera.modalities.audio.synthetic_voices import (
     ONSETS,
     SPEAKERS,
@@ -55,11 +47,11 @@ class Utterance:
     """Amplitude of the loudest sample."""
 
     @property
-    def text(self) -> str:
+    def caption(self) -> str:
         return " ".join("".join(syllable.text for syllable in word) for word in self.words)
 
-    def render(self, max_samples: int, rate_hz: int, rng: Rng) -> np.ndarray:
-        """Return (1, n) float32 with n at most `max_samples`."""
+    def render(self, count: int, rate_hz: int, rng: Rng) -> np.ndarray:
+        """Return (1, n) float32 with n at most `count`."""
         pause = np.zeros(round(PAUSE_SECONDS * rate_hz))
         parts = [pause]
         for word in self.words:
@@ -67,49 +59,22 @@ class Utterance:
                 self.speaker, word, False, self.pitch_ratio, self.syllable_seconds, rate_hz, rng
             )
             parts += [spoken / max(float(np.abs(spoken).max()), 1e-9), pause]
-        samples = self.peak * np.concatenate(parts)[:max_samples]
+        samples = self.peak * np.concatenate(parts)[:count]
         samples += rng.normal(0.0, NOISE, len(samples))
         return samples.astype(np.float32)[None]
 
 
 @dataclass(frozen=True)
-class SyntheticSpeech(SyntheticDataset):
-    samples: int
-    """The maximum length of an example."""
-    rate_hz: int
-    loudness_db: float | None = None
-    channels: int = 1
-
+class SyntheticSpeech(SyntheticAudio):
     def name(self, index: int) -> str:
-        speaker = self.utterance(index).speaker.name.split()[1].replace("'s", "")
+        speaker = self.recording(index).speaker.name.split()[1].replace("'s", "")
         return f"{speaker}/{super().name(index)}"
 
-    def caption(self, index: int) -> str:
-        return self.utterance(index).text
-
     def signature(self, index: int) -> str:
-        """Return everything besides its number that an example depends on."""
-        mono = f"speech {self.seed} {self.samples} {self.rate_hz} {self.loudness_db}"
-        return mono if self.channels == 1 else f"{mono} {self.channels} channels"
+        return f"speech {super().signature(index)}"
 
-    def utterance(self, index: int) -> Utterance:
+    def recording(self, index: int) -> Utterance:
         return sample_utterance(self.seed, self.number(index), self.samples / self.rate_hz)
-
-    def item(self, index: int, rng: Rng) -> AudioExample:
-        """Render an example; `rng` is not used, because examples have no augmentation."""
-        utterance = self.utterance(index)
-        noise_rng = np.random.default_rng([self.seed, self.number(index), 1])
-        samples = utterance.render(self.samples, self.rate_hz, noise_rng)
-        if self.channels == 2:
-            samples = pan(samples, self.seed, self.number(index))
-        samples = normalize_loudness(samples, self.loudness_db)
-        length = samples.shape[1]
-        return AudioExample(
-            pad_samples(samples, self.samples), length, self.rate_hz, utterance.text
-        )
-
-    def collate(self, examples: list[AudioExample]) -> AudioBatch:
-        return collate(examples)
 
 
 def sample_utterance(seed: int, number: int, max_seconds: float) -> Utterance:

@@ -24,7 +24,7 @@ from PIL.Image import Transpose
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
-from tessera.data.errors import UnreadableFile
+from tessera.data.errors import UnreadableFile, add_path
 from tessera.data.files import AnyFile, resolve_suffix
 from tessera.modalities.image.contact_sheet import (
     BACKGROUND,
@@ -245,14 +245,8 @@ def open_image(path: AnyFile, min_side: int | None = None, channels: int = 3) ->
     Raises:
         UnreadableFile: With the path and the reason.
     """
-    try:
+    with add_path(path):
         return convert(decode(read_file(path), min_side), channels)
-    except UnreadableFile as error:
-        raise UnreadableFile(f"{path}: {error}") from error
-    except OSError as error:
-        raise UnreadableFile(
-            f"{path}: the file cannot be opened ({error.strerror or error})"
-        ) from error
 
 
 def measure_file(path: str | Path) -> dict[str, float]:

@@ -196,25 +196,14 @@ def _vqgan_base(quantizer: QuantizerChoice) -> _VQGANPreset:
 def _vqgan_paper(quantizer: QuantizerChoice) -> _VQGANPreset:
     """Return the first stage of Muse: 256 pixels to 16 x 16 tokens of a codebook of 8,192, here
     2^13 (Chang 2023, section 2.2)."""
-    from tessera.modalities.image.dataset import ImageDataConfig
-    from tessera.modalities.image.discriminator import PatchDiscriminatorConfig
-    from tessera.modalities.image.vqgan import VQGANConfig
-
-    return _VQGANPreset(
-        model=VQGANConfig(
-            dim=128,
-            max_channels=512,
-            layers=4,
-            blocks=(2, 2, 2, 2),
-            attention=True,
-            quantizer=build_quantizer_config(quantizer, 13),
-        ),
-        discriminator=PatchDiscriminatorConfig(dim=64),
-        data=ImageDataConfig(size=256, min_scale=0.7, flip=True),
+    base = _vqgan_base(quantizer)
+    codes = build_quantizer_config(quantizer, 13)
+    return replace(
+        base,
+        model=replace(base.model, attention=True, quantizer=codes),
         steps=1_000_000,
         batch_size=256,
         lr=1e-4,
-        num_workers=8,
         reference=MUSE,
     )
 
@@ -306,8 +295,6 @@ class _MaskGITPreset(MaskGITPreset):
 
 def _maskgit_tiny() -> _MaskGITPreset:
     from tessera.modalities.image.dataset import ImageDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
     return _MaskGITPreset(
         dim=32,
@@ -316,8 +303,7 @@ def _maskgit_tiny() -> _MaskGITPreset:
         max_positions=None,
         data=ImageDataConfig(size=16, crop="centre", num_synthetic=64, val_fraction=0.25),
         superres_size=32,
-        sampling=MaskedSampling(decoding_steps=4, choice_temperature=4.5),
-        guidance=Guidance(scale=3.0),
+        decoding_steps=4,
         steps=20,
         batch_size=8,
         ema_decay=0.9,
@@ -326,8 +312,6 @@ def _maskgit_tiny() -> _MaskGITPreset:
 
 def _maskgit_small() -> _MaskGITPreset:
     from tessera.modalities.image.dataset import ImageDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
     return _MaskGITPreset(
         dim=128,
@@ -343,10 +327,7 @@ def _maskgit_small() -> _MaskGITPreset:
             synthetic_plain=True,
         ),
         superres_size=64,
-        sampling=MaskedSampling(decoding_steps=12, choice_temperature=4.5),
-        guidance=Guidance(
-            scale=1.5
-        ),  # a larger scale makes the samples of a small model incoherent
+        guidance=1.5,  # a larger scale makes the samples of a small model incoherent
         steps=2200,
         batch_size=16,
         ema_decay=0.998,
@@ -355,8 +336,6 @@ def _maskgit_small() -> _MaskGITPreset:
 
 def _maskgit_base() -> _MaskGITPreset:
     from tessera.modalities.image.dataset import ImageDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
     return _MaskGITPreset(
         dim=768,
@@ -365,8 +344,6 @@ def _maskgit_base() -> _MaskGITPreset:
         max_positions=256,
         data=ImageDataConfig(size=256, crop="centre", num_synthetic=4000, val_fraction=0.02),
         superres_size=512,
-        sampling=MaskedSampling(decoding_steps=12, choice_temperature=4.5),
-        guidance=Guidance(scale=3.0),
         steps=200_000,
         batch_size=128,
         ema_decay=0.9999,
@@ -374,21 +351,6 @@ def _maskgit_base() -> _MaskGITPreset:
 
 
 def _maskgit_paper() -> _MaskGITPreset:
-    from tessera.modalities.image.dataset import ImageDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
-
-    return _MaskGITPreset(
-        dim=768,
-        depth=24,
-        heads=8,
-        max_positions=256,
-        data=ImageDataConfig(size=256, crop="centre", num_synthetic=4000, val_fraction=0.02),
-        superres_size=512,
-        sampling=MaskedSampling(decoding_steps=12, choice_temperature=4.5),
-        guidance=Guidance(scale=3.0),
-        steps=1_000_000,
-        batch_size=512,
-        ema_decay=0.9999,
-        reference=MASKGIT,
+    return replace(
+        _maskgit_base(), depth=24, heads=8, steps=1_000_000, batch_size=512, reference=MASKGIT
     )

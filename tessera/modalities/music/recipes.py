@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import (
@@ -148,23 +148,11 @@ def _mulan_base() -> _MuLanPreset:
 
 
 def _mulan_paper() -> _MuLanPreset:
-    from tessera.modalities.music.dataset import MusicDataConfig
-    from tessera.modalities.music.spectrogram_transformer import SpectrogramTransformerConfig
-
-    return _MuLanPreset(
-        audio=SpectrogramTransformerConfig(
-            rate_hz=16_000,
-            window=1024,
-            hop=256,
-            bands=128,
-            patch=(16, 16),
-            dim=768,
-            depth=12,
-            heads=12,
-        ),
-        data=MusicDataConfig(rate_hz=16_000, seconds=10.0, num_synthetic=20_000, val_fraction=0.02),
+    base = _mulan_base()
+    return replace(
+        base,
+        audio=replace(base.audio, dim=768, heads=12),
         steps=500_000,
         batch_size=4096,
-        num_workers=8,
         reference=MULAN,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from tessera.recipes.presets import (
@@ -290,8 +290,6 @@ def videos_maskgit(
 
 def _maskgit_tiny() -> MaskGITPreset:
     from tessera.modalities.video.dataset import VideoDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
     return MaskGITPreset(
         dim=32,
@@ -299,8 +297,7 @@ def _maskgit_tiny() -> MaskGITPreset:
         heads=2,
         max_positions=None,
         data=VideoDataConfig(size=16, frames=5, crop="centre", num_synthetic=32, val_fraction=0.25),
-        sampling=MaskedSampling(decoding_steps=4),
-        guidance=Guidance(scale=3.0),
+        decoding_steps=4,
         steps=20,
         batch_size=4,
         ema_decay=0.9,
@@ -309,8 +306,6 @@ def _maskgit_tiny() -> MaskGITPreset:
 
 def _maskgit_small() -> MaskGITPreset:
     from tessera.modalities.video.dataset import VideoDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
     return MaskGITPreset(
         dim=128,
@@ -318,8 +313,7 @@ def _maskgit_small() -> MaskGITPreset:
         heads=4,
         max_positions=320,  # 17 frames of 8 x 8 positions of 2 x 2 tokens
         data=VideoDataConfig(size=64, frames=9, crop="centre", num_synthetic=4000),
-        sampling=MaskedSampling(decoding_steps=12),
-        guidance=Guidance(scale=1.5),
+        guidance=1.5,
         steps=2000,
         batch_size=16,
         ema_decay=0.998,
@@ -328,8 +322,6 @@ def _maskgit_small() -> MaskGITPreset:
 
 def _maskgit_base() -> MaskGITPreset:
     from tessera.modalities.video.dataset import VideoDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
 
     return MaskGITPreset(
         dim=768,
@@ -337,8 +329,6 @@ def _maskgit_base() -> MaskGITPreset:
         heads=12,
         max_positions=1280,
         data=VideoDataConfig(size=128, frames=17, crop="centre"),
-        sampling=MaskedSampling(decoding_steps=12),
-        guidance=Guidance(scale=3.0),
         steps=200_000,
         batch_size=128,
         ema_decay=0.9999,
@@ -347,20 +337,12 @@ def _maskgit_base() -> MaskGITPreset:
 
 def _maskgit_paper() -> MaskGITPreset:
     """Return a transformer of the size of MAGVIT-L (24 layers, 16 heads, dimension 1,024)."""
-    from tessera.modalities.video.dataset import VideoDataConfig
-    from tessera.sampling.guidance import Guidance
-    from tessera.sampling.maskgit import MaskedSampling
-
-    return MaskGITPreset(
+    return replace(
+        _maskgit_base(),
         dim=1024,
         depth=24,
         heads=16,
-        max_positions=1280,
-        data=VideoDataConfig(size=128, frames=17, crop="centre"),
-        sampling=MaskedSampling(decoding_steps=12),
-        guidance=Guidance(scale=3.0),
         steps=1_000_000,
         batch_size=256,
-        ema_decay=0.9999,
         reference=MAGVIT,
     )

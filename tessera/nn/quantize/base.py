@@ -190,7 +190,7 @@ class Quantizer(nn.Module):
                 f" {tuple(latent.shape[:-1])} that is True at valid positions."
             )
         mask_P = None if mask is None else mask.reshape(-1)
-        return PositionMask(latent.shape[:-1], mask_P, latent.device)
+        return PositionMask(latent.shape[:-1], mask_P)
 
     def project_in(self, latent: Tensor, positions: PositionMask) -> Tensor:
         """Project positions to bounded rows (P, W) of the code dimension."""
@@ -249,23 +249,17 @@ class PositionMask:
     mask is False.
     """
 
-    def __init__(self, shape: torch.Size, mask_P: Tensor | None, device: torch.device) -> None:
+    def __init__(self, shape: torch.Size, mask_P: Tensor | None) -> None:
         self.shape, self.mask_P = shape, mask_P
         """The mask of all positions, flattened; None if all are used."""
-        per_example = prod(shape[1:])
         self.count: Count = prod(shape) if mask_P is None else mask_P.sum()
-        """The number of used positions: a tensor where only the device knows it."""
-        self.per_example_B = (
-            torch.full(shape[:1], per_example, device=device)
-            if mask_P is None
-            else mask_P.reshape(shape[0], per_example).sum(1)
-        )
+        """The number of used positions: with a mask a tensor, which the host need not read."""
 
     def of_examples(self, used_B: Tensor) -> PositionMask:
         """Return the mask in which no position of the other examples is used."""
         used_P = used_B[:, None].expand(len(used_B), prod(self.shape[1:])).reshape(-1)
         mask_P = used_P if self.mask_P is None else self.mask_P & used_P
-        return PositionMask(self.shape, mask_P, used_B.device)
+        return PositionMask(self.shape, mask_P)
 
     def zero_others(self, rows: Tensor) -> Tensor:
         """Return rows (P, ...) with zeros at the positions that are not used."""
@@ -289,16 +283,18 @@ class PositionMask:
         distributed over micro-batches and processes. The shape does not depend on the data, so that
         processes can exchange it.
         """
-        size_B1, rows_BTC = (
-            self.per_example_B.unsqueeze(1),
-            rows_PC.unflatten(0, (self.shape[0], -1)),
-        )
+        rows_BTC = rows_PC.unflatten(0, (self.shape[0], -1))
+        batch_size, length = rows_BTC.shape[:2]
+        if self.mask_P is None:
+            size_B1 = torch.full((batch_size, 1), length, device=rows_PC.device)
+        else:
+            size_B1 = self.mask_P.view(batch_size, length).sum(1, keepdim=True)
         index_R = torch.arange(count, device=rows_PC.device)
         offset_BR = index_R * size_B1.clamp_min(count) // count
         exists_BR = offset_BR < size_B1
         offset_BR = offset_BR.where(exists_BR, 0)
         if self.mask_P is not None:  # the used rows of an example, in their order
-            used_first_BT = self.mask_P.view(rows_BTC.shape[:2]).logical_not().long()
+            used_first_BT = self.mask_P.view(batch_size, length).logical_not().long()
             offset_BR = used_first_BT.argsort(dim=1, stable=True).gather(1, offset_BR)
         index_BRC = offset_BR.unsqueeze(2).expand(-1, -1, rows_BTC.shape[2])
         return rows_BTC.gather(1, index_BRC).where(exists_BR.unsqueeze(2), rows_PC.new_zeros(()))
