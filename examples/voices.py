@@ -1,8 +1,8 @@
 """Make a folder of synthetic voices that speak known sentences, for the speech recipes.
 
-    python examples/voices.py OUT [--sentences 40] [--test-sentences 50] [--dev-sentences 0]
+    python examples/voices.py OUT [--sentences 25] [--test-sentences 50] [--dev-sentences 0]
 
-OUT/train has one folder for each of 64 voices, with `--sentences` FLAC files at 16 kHz and a
+OUT/train has one folder for each of 104 voices, with `--sentences` FLAC files at 16 kHz and a
 metadata.jsonl with their transcripts. OUT/test has `--test-sentences` sentences that are not in
 OUT/train, spoken by 8 voices: 4 of OUT/train, and 4 that are in OUT/test only. All of them speak
 the same sentences, so that it can be measured what tokens contain of the content and of the
@@ -75,7 +75,13 @@ def espeak(voice: str, pitch: int, words_per_minute: int = 165) -> Voice:
     return Voice(name, "espeak-ng", voice, pitch, words_per_minute)
 
 
-# Variants of espeak-ng that sound like people, at pitches that are spread over their range.
+def other_pitch(pitch: int) -> int:
+    """Return a pitch half of the range away."""
+    return pitch + 35 if pitch < 50 else pitch - 40
+
+
+# Variants of espeak-ng that sound like people. Each is two voices, at this pitch and at another
+# one, so that a timbre does not determine the pitch.
 AMERICAN_VARIANTS = (
     ("Alex", 45), ("Andrea", 75), ("Annie", 90), ("adam", 35), ("aunty", 45), ("benjamin", 30),
     ("caleb", 50), ("david", 40), ("Denis", 25), ("edward", 55), ("Gene", 20), ("Henrique", 40),
@@ -116,6 +122,8 @@ TRAIN_VOICES = (
     Voice("kal16", "flite", "kal16"),
     *(espeak(f"en-us+{name}", pitch) for name, pitch in AMERICAN_VARIANTS),
     *(espeak(f"en+{name}", pitch) for name, pitch in BRITISH_VARIANTS),
+    *(espeak(f"en-us+{name}", other_pitch(pitch)) for name, pitch in AMERICAN_VARIANTS),
+    *(espeak(f"en+{name}", other_pitch(pitch)) for name, pitch in BRITISH_VARIANTS),
 )
 TEST_VOICES = (
     espeak("en-us+m6", 20),
@@ -135,7 +143,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
-    parser.add_argument("--sentences", type=int, default=40, help="for each voice of OUT/train")
+    parser.add_argument("--sentences", type=int, default=25, help="for each voice of OUT/train")
     parser.add_argument("--test-sentences", type=int, default=50, help="for each voice of OUT/test")
     parser.add_argument("--dev-sentences", type=int, default=0, help="for each voice of OUT/dev")
     args = parser.parse_args()
