@@ -60,6 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--work", type=Path, required=True, help="the folder of all results")
     parser.add_argument("--minutes", type=float, default=10, help="CPU time of a side")
     parser.add_argument("--seeds", type=int, default=2, help="runs of each side")
+    parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first run")
     parser.add_argument("--sides", nargs="+", help="train only these sides")
     parser.add_argument("--plot", type=Path, help="write the curves to this PNG file")
     parser.add_argument(
@@ -96,7 +97,7 @@ def train_sides(row: Row, sides: list[str], args: argparse.Namespace, judge: Jud
     folder = row_folder(args.work, args.row)
     folder.mkdir(exist_ok=True)
     curves = []
-    for seed in range(args.seeds):
+    for seed in range(args.first_seed, args.first_seed + args.seeds):
         for side in sides:
             budget_s = 60 * args.minutes * row.sides[side].budget
             with tempfile.TemporaryDirectory() as scratch:

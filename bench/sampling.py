@@ -1,15 +1,16 @@
 """Compare sampling settings of a trained image generator by quality and variety.
 
-    python bench/sampling.py RUN [--samples 256] [--seed 0] [--half first] [--out FILE]
+    python bench/sampling.py RUN [--samples 256] [--seed 0] [--split train] [--out FILE]
         [--only NAME ...] [--also "order=halton decoding_steps=24 scale=1" ...]
 
-Each setting generates images for the same held-out captions with the same seeds, and they are
+Each setting generates images for the same captions with the same seeds, and they are
 compared with real images as `tessera evaluate` does. A line of FILE is the result of one setting;
 settings that are there are not repeated. The settings differ from those of the run as stated in
 their names; `--also` adds others, as fields of `MaskedSampling` and `Guidance`. "reconstructions"
 are those of the tokenizer, the best that a generator can reach.
 
-Choose settings on the first half of the held-out images, and report values of the second.
+Choose settings on training images (`--split train`), or on the first half of the held-out images
+(`--half first`) and report values of the second.
 """
 
 from __future__ import annotations
@@ -87,8 +88,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the samples")
     parser.add_argument("--out", type=Path, help="file of results, one line each")
     parser.add_argument(
-        "--half", choices=("first", "second"), help="compare with this half of the held-out images"
+        "--split",
+        choices=("held-out", "train"),
+        default="held-out",
+        help="compare with these images, and use their captions as prompts",
     )
+    parser.add_argument("--half", choices=("first", "second"), help="compare with half of them")
     parser.add_argument(
         "--only", nargs="*", choices=(*SETTINGS, RECONSTRUCTIONS), help="only these settings"
     )
@@ -164,10 +169,13 @@ def compare_settings(
 
 
 def choose_reference(generator: Any, args: argparse.Namespace) -> Any:
-    """Return the held-out images to compare with: the first ones of the requested half."""
-    from tessera.data.sample_metrics import Reference
+    """Return the images to compare with: the first ones of the requested split or half of it."""
+    from tessera.data.sample_metrics import Reference, choose_evenly
 
     everything = Reference.choose(generator.data, generator.takes_prompts, sys.maxsize)
+    if args.split == "train":
+        chosen = choose_evenly(everything.train, sys.maxsize, everything.has_classes)
+        everything = replace(everything, validation=everything.train, chosen=chosen)
     chosen = everything.chosen
     middle = len(chosen) // 2
     halves = {"first": chosen[:middle], "second": chosen[middle:], None: chosen}
@@ -175,7 +183,7 @@ def choose_reference(generator: Any, args: argparse.Namespace) -> Any:
 
 
 def reconstruct(generator: Any, reference: Any) -> tuple[list[Any], list[str]]:
-    """Return the tokenizer's reconstructions of the held-out images, and their captions."""
+    """Return the tokenizer's reconstructions of the reference images, and their captions."""
     from tessera.data.loader import EvalLoader
 
     tokenizer = generator.task.tokenizers["tokenizer"]

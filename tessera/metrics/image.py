@@ -183,6 +183,6 @@ def relative_contrast(output: Tensor, target: Tensor) -> Tensor:
 
     It uses every 16th pixel to be cheap.
     """
-    pair = torch.stack([output[..., ::4, ::4], target[..., ::4, ::4]])
+    pair = torch.stack([output[..., ::4, ::4].clamp(-1, 1), target[..., ::4, ::4]])
     output_B, target_B = pair.float().flatten(2).std(-1, correction=0)
     return (output_B / target_B.clamp_min(1e-3)).mean()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 from pathlib import Path
 
 import pytest
 
+from tessera import Generator
 from tessera.modalities.image.recipes import images_maskgit
 from tests.runs import build_tiny, train
 
@@ -48,3 +50,16 @@ def test_settings_of_the_command_line_are_compared_on_one_half(sampling, tmp_pat
         "sampling": {"order": "halton", "decoding_steps": 2},
         "guidance": {"scale": 1},
     }
+
+
+@pytest.mark.parametrize("split", ["held-out", "train"])
+def test_reference_images_are_those_of_the_split(sampling, tmp_path, split):
+    train(tmp_path / "run", build_tiny(images_maskgit))
+    generator = Generator.load(tmp_path / "run")
+    args = argparse.Namespace(split=split, half=None, samples=4)
+    reference = sampling.choose_reference(generator, args)
+    data = generator.data.without_augmentation().build(True)
+    expected = data.train if split == "train" else data.validation
+    assert len(reference.chosen) == 4 and len(reference.validation) == len(expected)
+    names = {expected.name(index) for index in range(len(expected))}
+    assert {reference.validation.name(index) for index in reference.chosen} <= names

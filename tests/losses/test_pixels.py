@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tessera.losses.pixels import l1, l2
+from tessera.losses.pixels import clip_overshoot, l1, l2
 
 
 def test_losses_are_mean_absolute_and_mean_squared_error():
@@ -38,3 +38,14 @@ def test_half_precision_is_computed_in_float32_and_float64_stays_float64(loss):
 def test_shapes_that_would_be_broadcast_are_errors(loss):
     with pytest.raises(ValueError, match=r"\(2, 3, 4, 4\) and \(1, 3, 4, 4\)"):
         loss(torch.zeros(2, 3, 4, 4), torch.zeros(1, 3, 4, 4))
+
+
+def test_overshoot_of_white_and_black_targets_is_no_error_and_has_no_gradient():
+    target = torch.tensor([1.0, -1.0, 1.0, -1.0, 0.5, 253 / 127.5 - 1])
+    output = torch.tensor([1.3, -1.3, 0.7, -0.7, 1.3, 1.3], requires_grad=True)
+
+    error = clip_overshoot(output, target) - target
+
+    torch.testing.assert_close(error.detach(), torch.tensor([0, 0, -0.3, 0.3, 0.8, 0]))
+    error.abs().sum().backward()
+    assert output.grad is not None and output.grad.tolist() == [0, 0, -1, 1, 1, 0]

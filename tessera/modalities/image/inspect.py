@@ -36,6 +36,13 @@ if TYPE_CHECKING:
     from tessera.modalities.image.reconstruction import ImageTokenizerConfig
 
 
+ALPHA_MODES = ("RGBA", "RGBa", "LA", "La", "PA")
+"""Pillow's modes with an alpha channel."""
+
+MAX_CROPPED = 1.15
+"""The ratio of the sides up to which the square crop of an image is not worth a notice."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ImageFileReport(FileReport):
     """What was found in one image file."""
@@ -66,7 +73,9 @@ class ImageReport(Report):
             f"{format_megabytes(self.bytes)}",
             *self.size_lines(),
             *self.common_size_lines(),
+            *self.aspect_lines(),
             *self.colour_lines(),
+            *self.alpha_lines(),
             *self.caption_lines("image"),
             *unmatched_lines("images", self.captions_without_image),
             *self.duplicate_lines("image"),
@@ -78,6 +87,26 @@ class ImageReport(Report):
         """Yield the colour modes, and how many images are grey."""
         shown = f"; {self.grey:,} grey" if self.grey else ""
         yield from (f"{line}{shown}" for line in count_lines("colours", self.modes))
+
+    def alpha_lines(self) -> Iterator[str]:
+        """Yield how images with an alpha channel are trained on."""
+        count = sum(self.modes.get(mode, 0) for mode in ALPHA_MODES)
+        if count:
+            yield (
+                f"alpha: {count_nouns(count, 'image')}, composited over white; --data.channels 4 "
+                "trains on colour with alpha"
+            )
+
+    def aspect_lines(self) -> Iterator[str]:
+        """Yield the aspect if at least half of the images have one size that is no square."""
+        if self.sizes is None:
+            return
+        width, height, count = self.sizes.common[0]
+        if 2 * count >= self.usable and max(width, height) > MAX_CROPPED * min(width, height):
+            yield (
+                f"aspect: {width} x {height} is cropped to a square; --data.aspect "
+                f"{width / height:.3g} trains on whole images"
+            )
 
     def propose(self, data: ImageDataConfig, task: ImageTokenizerConfig) -> Proposal | None:
         if self.sizes is None:

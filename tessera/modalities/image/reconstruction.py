@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tessera.engine.task import Batch, Frozen
-from tessera.losses.pixels import l1, l2
+from tessera.losses.pixels import clip_overshoot, l1, l2
 from tessera.metrics.image import (
     SSIM_WINDOW,
     chroma_B,
@@ -148,6 +148,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
 
     def losses(self, output: Tensor, batch: Batch[ImageBatch]) -> dict[str, Tensor]:
         target = batch.examples.pixels
+        output = clip_overshoot(output, target)
         pixel = l1 if self.config.pixel == "l1" else l2
         terms = {"pixel": pixel(output, target)}
         if self.config.chroma_weight and target.shape[1] >= 3:
@@ -169,6 +170,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
 
     def eval_step(self, output: Tensor, batch: Batch[ImageBatch]) -> dict[str, Tensor]:
         target = batch.examples.pixels
+        output = output.clamp(-1, 1)  # as it is written
         difference = output - target
         pixel = difference.abs() if self.config.pixel == "l1" else difference.square()
         sums = {
@@ -214,11 +216,12 @@ class ImageAdversaryConfig(AdversaryConfig):
         return replace(self, discriminator=replace(self.discriminator, channels=data.channels))
 
     def discriminators(self) -> dict[str, Discriminator]:
-        return {"discriminator": Discriminator(self.discriminator.build(), view_whole)}
+        return {"discriminator": Discriminator(self.discriminator.build(), view_written)}
 
 
-def view_whole(images: Tensor, batch: Batch[ImageBatch]) -> Tensor:
-    return images
+def view_written(images: Tensor, batch: Batch[ImageBatch]) -> Tensor:
+    """Return images as they are written, without what the reconstruction loss permits outside."""
+    return images.clamp(-1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

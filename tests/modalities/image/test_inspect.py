@@ -69,6 +69,30 @@ def test_usable_files_are_those_that_training_can_read(folder):
             assert source.item(index, RNG).pixels.shape == (3, 8, 8)
 
 
+def test_alpha_and_aspect_are_reported_with_their_flags(tmp_path):
+    for number in range(3):
+        image = gradient(60, 24)
+        image.putalpha(99 + number)
+        image.save(tmp_path / f"{number}.png")
+    gradient(30, 30).save(tmp_path / "square.png")
+    lines = inspect_folder(tmp_path).lines()
+    assert (
+        "aspect: 60 x 24 is cropped to a square; --data.aspect 2.5 trains on whole images" in lines
+    )
+    assert (
+        "alpha: 3 images, composited over white; --data.channels 4 trains on colour with alpha"
+        in lines
+    )
+    config = ImageDataConfig(path=str(tmp_path), size=24, aspect=2.5, channels=4)
+    assert config.full().item(0, RNG).pixels.shape == (4, 24, 64)
+
+
+def test_square_images_and_mixed_sizes_have_no_aspect(tmp_path):
+    for side in (20, 30, 40):
+        gradient(side, 22).save(tmp_path / f"{side}.png")
+    assert not any("aspect" in line or "alpha" in line for line in inspect_folder(tmp_path).lines())
+
+
 def test_report_as_text_and_json(folder):
     report = inspect_folder(folder)
     text = "\n".join(report.lines())

@@ -12,6 +12,7 @@ from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.modalities.image.media import ImageBatch
 from tessera.modalities.image.perceptual import PerceptualConfig
 from tessera.modalities.image.reconstruction import (
+    ImageAdversaryConfig,
     ImageReconstructionConfig,
     ImageReconstructionLoss,
 )
@@ -161,3 +162,30 @@ def test_chroma_loss_ignores_brightness_and_grey_images() -> None:
     assert chroma(bluer, target) == pytest.approx(0.05**2 + (0.0114 / 1.402) ** 2, rel=1e-3)
     grey = Batch(ImageBatch(target[:, :1], []), [""] * 3, [0] * 3)
     assert "chroma" not in loss.losses(target[:, :1], grey)
+
+
+def test_values_beyond_white_and_black_are_no_error() -> None:
+    loss = ImageReconstructionConfig(chroma_weight=8.0, perceptual=PerceptualConfig()).build()
+    target = random_images(2).sign()
+    batch = Batch(ImageBatch(target, []), ["", ""], [0, 1])
+    terms = loss.losses(1.5 * target, batch)
+    assert terms.keys() == {"pixel", "chroma", "perceptual"}
+    assert all(float(term) == 0 for term in terms.values())
+    assert float(loss.losses(0.5 * target, batch)["pixel"]) == pytest.approx(0.5)
+
+
+def test_metrics_are_those_of_images_as_they_are_written(loss: ImageReconstructionLoss) -> None:
+    target, output = random_images(4), 2 * random_images(4, seed=1)
+    assert output.abs().max() > 1
+    written = evaluate(loss, output.clamp(-1, 1), target, batch_size=4)
+    assert evaluate(loss, output, target, batch_size=4) == written
+    batch = Batch(ImageBatch(target.sign(), []), [""] * 4, [0] * 4)
+    contrast = loss.train_metrics(3 * target.sign(), batch)["contrast"]
+    assert float(contrast()) == pytest.approx(1)
+
+
+def test_discriminators_get_images_as_they_are_written() -> None:
+    (discriminator,) = ImageAdversaryConfig().discriminators().values()
+    images = 2 * random_images(2)
+    batch = Batch(ImageBatch(images, []), ["", ""], [0, 1])
+    assert torch.equal(discriminator.view(images, batch), images.clamp(-1, 1))
