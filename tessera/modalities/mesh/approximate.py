@@ -25,7 +25,9 @@ from tessera.modalities.mesh.simplify import Part, box_along, join_parts, split_
 ERRORS = (0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
 """The errors to try, the smallest first."""
 FACE_COUNTS = (16, 20, 28, 40, 56, 80, 112, 160)
-"""The numbers of triangles to try for a part."""
+"""The numbers of triangles to try for a part, exceeded by up to a tenth."""
+DENSE = 2000
+"""A part of more triangles is simplified to so many first."""
 MAX_PARTS = 60
 """A mesh with more parts that can be seen is not approximated."""
 EXACT = 0.01
@@ -37,12 +39,12 @@ FILLED_PART = 0.09
 FILLED_ERROR = 0.04
 """Only parts without another shape within this error are filled with boxes."""
 BOX_ALLOWANCE, FILLED_ALLOWANCE = 2.5, 1.3
-"""How many times the error a box, or several, may have."""
+"""How many times the error the box of a solid part, or several boxes, may have."""
 BOX_COST = 0.6
 """The cost of a triangle of a box; others cost 1."""
 BOX_AREAS = (0.6, 1.6)
-"""The surface of a part that a box may replace, as a fraction of that of the box: less is an open
-sheet or a bent tube, and more is hollow."""
+"""The surface of a solid part as a fraction of that of its box. With less, the part is an open
+sheet or a bent tube, and with more it is hollow and no box replaces it."""
 ROTATED_AREA = 0.75
 """A box is rotated only if its surface is smaller than this fraction of that along the axes."""
 NUM_POINTS, NUM_COMPARED = 2000, 400
@@ -134,12 +136,14 @@ def shapes_of(part: Part, size: float) -> Iterator[Shape]:
     along_axes, box = find_boxes(part)
     fraction = part.area / max(box.area, 1e-12)
     errors = []
-    if BOX_AREAS[0] < fraction < BOX_AREAS[1]:
+    if fraction < BOX_AREAS[1]:
         error = surface_error(points, box, size)
-        solid = box is along_axes and error < BOX_ALLOWANCE * EXACT
-        yield Shape(box, error / BOX_ALLOWANCE, BOX_COST * len(box.faces), solid)
-        errors.append(error / BOX_ALLOWANCE)
-        if error < EXACT:
+        if fraction > BOX_AREAS[0]:
+            error /= BOX_ALLOWANCE
+        solid = box is along_axes and fraction > BOX_AREAS[0] and error < EXACT
+        yield Shape(box, error, BOX_COST * len(box.faces), solid)
+        errors.append(error)
+        if error < EXACT / BOX_ALLOWANCE:
             return
     for simplified in fewer_triangles(part):
         error = surface_error(points, simplified, size)
@@ -166,14 +170,16 @@ def fewer_triangles(part: Part) -> Iterator[Part]:
     """Return a part with increasing numbers of triangles, and as it is if it has few; a closed part
     stays closed."""
     closed = count_edges(part.faces).watertight
+    simplify = require_simplification().simplify
+    if len(part.faces) > DENSE:
+        # Once, instead of for each number of triangles.
+        part = Part(*simplify(part.vertices, part.faces, target_count=DENSE))
     for count in FACE_COUNTS:
         if len(part.faces) <= count:
             yield part
             return
-        smaller = Part(
-            *require_simplification().simplify(part.vertices, part.faces, target_count=count)
-        )
-        if 0 < len(smaller.faces) <= count and (
+        smaller = Part(*simplify(part.vertices, part.faces, target_count=count))
+        if 0 < len(smaller.faces) <= 1.1 * count and (
             not closed or count_edges(smaller.faces).watertight
         ):
             yield smaller
