@@ -1,10 +1,11 @@
 """Approximate the parts of a mesh by boxes and few triangles, within an error.
 
 Each part, a connected component, is replaced by the cheapest of these shapes that stays near
-enough to it: its bounding box, several boxes that fill it, or fewer triangles by quadric error.
-Boxes are preferred, since they are what a model of few meshes generates best. A rounded cushion
-becomes a box, and the frame of a sofa that is one part becomes a seat, a back and arms. Parts that
-are too small to be seen at this error are left out, and so are those inside a box.
+enough to it: its bounding box, an octagonal column, several boxes that fill it, or fewer triangles
+by quadric error. Boxes and columns are preferred, since a model generates them best that was
+trained on few meshes after synthetic ones. A rounded cushion becomes a box, and the frame of a sofa
+that is one part becomes a seat, a back and arms. Parts that are too small to be seen at this error
+are left out, and so are those inside a box.
 
 Errors are fractions of the longest side of the mesh. P counts points.
 """
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.modalities.mesh import synthetic
 from tessera.modalities.mesh.adjacency import count_edges
 from tessera.modalities.mesh.cuboids import fill_with_boxes
 from tessera.modalities.mesh.io import require_simplification
@@ -24,7 +26,7 @@ from tessera.modalities.mesh.simplify import Part, box_along, join_parts, split_
 
 ERRORS = (0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08)
 """The errors to try, the smallest first."""
-FACE_COUNTS = (16, 20, 28, 40, 56, 80, 112, 160)
+FACE_COUNTS = (16, 20, 28, 40, 56, 80)
 """The numbers of triangles to try for a part, exceeded by up to a tenth."""
 DENSE = 2000
 """A part of more triangles is simplified to so many first."""
@@ -37,11 +39,13 @@ SMALLEST_PART = 1.5
 FILLED_PART = 0.09
 """Only parts of at least this fraction of the longest side are filled with boxes."""
 FILLED_ERROR = 0.04
-"""Only parts without another shape within this error are filled with boxes."""
-BOX_ALLOWANCE, FILLED_ALLOWANCE = 2.5, 1.3
-"""How many times the error the box of a solid part, or several boxes, may have."""
-BOX_COST = 0.6
-"""The cost of a triangle of a box; others cost 1."""
+"""Only parts without a box or a column within this error are filled with boxes."""
+BOX_ALLOWANCE, FILLED_ALLOWANCE = 2.5, 1.5
+"""How many times the error the box of a solid part, or a column and several boxes, may have."""
+BOX_COST = 0.4
+"""The cost of a triangle of a box or a column; others cost 1."""
+ROUND = (0.8, 1.25)
+"""The ratio of the horizontal sides of a part that may become a column."""
 BOX_AREAS = (0.6, 1.6)
 """The surface of a solid part as a fraction of that of its box. With less, the part is an open
 sheet or a bent tube, and with more it is hollow and no box replaces it."""
@@ -145,17 +149,39 @@ def shapes_of(part: Part, size: float) -> Iterator[Shape]:
         errors.append(error)
         if error < EXACT / BOX_ALLOWANCE:
             return
-    for simplified in fewer_triangles(part):
-        error = surface_error(points, simplified, size)
-        yield Shape(simplified, error, len(simplified.faces))
+    column = find_column(points)
+    if column is not None:
+        error = surface_error(points, column, size) / FILLED_ALLOWANCE
+        yield Shape(column, error, BOX_COST * len(column.faces))
         errors.append(error)
-        if error < EXACT:
-            break
     long = np.ptp(part.vertices, axis=0).max() >= FILLED_PART * size
     if long and min(errors, default=1.0) > FILLED_ERROR:
         boxes = join_parts(fill_with_boxes(part, size))
-        error = surface_error(points, boxes, size)
-        yield Shape(boxes, error / FILLED_ALLOWANCE, BOX_COST * len(boxes.faces))
+        error = surface_error(points, boxes, size) / FILLED_ALLOWANCE
+        yield Shape(boxes, error, BOX_COST * len(boxes.faces))
+    for simplified in fewer_triangles(part):
+        error = surface_error(points, simplified, size)
+        yield Shape(simplified, error, len(simplified.faces))
+        if error < EXACT:
+            break
+
+
+def find_column(points_P3: np.ndarray) -> Part | None:
+    """Return a column or a frustum of eight sides around the vertical axis; None if the part is not
+    round from above, or flat."""
+    low, high = points_P3.min(axis=0), points_P3.max(axis=0)
+    width, depth, height = (high - low).tolist()
+    if height <= 0 or depth <= 0 or not ROUND[0] < width / depth < ROUND[1]:
+        return None
+    centre = (low + high)[:2] / 2
+    radius_P = np.linalg.norm(points_P3[:, :2] - centre, axis=1)
+    level_P = (points_P3[:, 2] - low[2]) / height
+    ends = [radius_P[level_P < 0.15], radius_P[level_P > 0.85]]
+    if min(len(end) for end in ends) == 0:
+        return None
+    bottom, top = (float(np.quantile(end, 0.95)) for end in ends)
+    mesh = synthetic.column(bottom, float(low[2]), float(high[2]), top=top)
+    return Part(mesh.vertices + [*centre, 0.0], mesh.triangles())
 
 
 def find_boxes(part: Part) -> tuple[Part, Part]:

@@ -12,7 +12,7 @@ from tessera.modalities.mesh.cuboids import cover, fill_inside, fill_with_boxes
 from tessera.modalities.mesh.point_clouds import sample_points
 from tessera.modalities.mesh.simplify import BOX_CORNERS, BOX_TRIANGLES, Part, join_parts
 from tessera.modalities.mesh.synthetic import box as synthetic_box
-from tessera.modalities.mesh.synthetic import extrude_cells
+from tessera.modalities.mesh.synthetic import column, extrude_cells
 
 ROUND = trimesh.creation.icosphere(subdivisions=3)
 
@@ -48,14 +48,23 @@ def test_cushions_become_boxes_with_their_sides():
     np.testing.assert_allclose(simple.vertices.max(axis=0), sofa.vertices.max(axis=0), atol=1e-6)
 
 
+def test_a_round_part_becomes_a_column_of_eight_sides():
+    shade = column(1.0, 0.0, 1.5, top=0.5, sides=32)
+    simple = approximate(shade.vertices, shade.triangles(), max_faces=100, max_error=0.06)
+    assert simple is not None and len(simple.faces) == 28
+    radius = np.linalg.norm(simple.vertices[:, :2], axis=1)
+    np.testing.assert_allclose(radius[simple.vertices[:, 2] < 0.1], 1.0, atol=0.06)
+    np.testing.assert_allclose(radius[simple.vertices[:, 2] > 1.4], 0.5, atol=0.1)
+
+
 def test_the_most_exact_approximation_that_fits_is_returned():
     ball = Part(np.asarray(ROUND.vertices), np.asarray(ROUND.faces))
     counts = [
         len(simple.faces)
-        for limit in (40, 112)
+        for limit in (44, 88)
         if (simple := approximate(ball.vertices, ball.faces, limit, max_error=0.08)) is not None
     ]
-    assert len(counts) == 2 and counts[0] < counts[1] <= 112
+    assert len(counts) == 2 and counts[0] < counts[1] <= 88
     assert approximate(ball.vertices, ball.faces, 40, max_error=0.015) is None
 
 
