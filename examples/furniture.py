@@ -13,7 +13,7 @@ cannot be simplified that far; they are listed and skipped.
 Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box.
 `--max-error` replaces each part by a box, several boxes or few triangles that are within this
 fraction of the longest side, as exactly as `--max-faces` permit, and skips the pieces for which
-they are too few.
+they are too few and those that become one box.
 `--only` keeps those whose captions name one of these objects, and adds the noun as a second
 caption; `--only furniture` is a list of nouns.
 """
@@ -38,6 +38,7 @@ from tessera.data.errors import UnreadableFile
 from tessera.modalities.mesh.approximate import approximate
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.point_clouds import head_noun
+from tessera.modalities.mesh.simplify import BOX_FACES
 
 PACKAGE = "sweethome3d-furniture"
 MAX_FACES = 800
@@ -190,7 +191,7 @@ def simplify_within(original: Mesh, max_faces: int, max_error: float) -> Mesh:
     """Simplify to at most `max_faces` triangles, part by part within `max_error` if it is finite.
 
     Raises:
-        UnreadableFile: If `max_faces` triangles are too few.
+        UnreadableFile: If `max_faces` triangles are too few, or one box is left.
     """
     if max_error == math.inf:
         return original.simplify(max_faces)
@@ -200,6 +201,8 @@ def simplify_within(original: Mesh, max_faces: int, max_error: float) -> Mesh:
             f"{max_faces} triangles are too few to keep its parts within {max_error:g} of its "
             "longest side"
         )
+    if len(simplified.faces) == BOX_FACES:
+        raise UnreadableFile("nothing but a box is left of it")
     return Mesh(simplified.vertices, simplified.faces)
 
 

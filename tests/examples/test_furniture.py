@@ -99,6 +99,13 @@ def test_pieces_of_other_kinds_or_of_another_shape_are_skipped(tmp_path, furnitu
     assert "skipped a-ball.obj: 40 triangles are too few" in capsys.readouterr().out
 
 
+def test_a_piece_that_becomes_one_box_is_skipped(tmp_path, furniture, capsys):
+    plain = trimesh.creation.box().export(file_type="obj")
+    data = catalog(piece(1, "A#chest", "Chest", "a.obj"), **{"a.obj": plain})
+    assert furniture.write_dataset([data], tmp_path / "out", max_faces=40, max_error=0.08) == 0
+    assert "skipped a-chest.obj: nothing but a box is left of it" in capsys.readouterr().out
+
+
 def test_selected_pieces_have_their_noun_as_a_second_caption(tmp_path, furniture):
     properties = piece(1, "A#couch", "Corner Couch", "a.obj", tags="Sofa, Seat") + piece(
         2, "A#bed", "Bed", "a.obj"
