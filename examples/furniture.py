@@ -10,16 +10,17 @@ sweethome3d-furniture: apt-get downloads about 120 MB, and nothing is installed.
 read in memory, and no path in them is used to write a file. About 80 pieces, many of them plants,
 cannot be simplified that far; they are listed and skipped.
 
-Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box, while a door
-needs 12. `--max-error` gives each piece the fewest triangles with which its surface moves by at
-most this fraction of its longest side, and skips those for which `--max-faces` are too few.
-`--only` keeps those whose captions name one of these objects; `--only furniture` is such a list.
+Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box.
+`--max-error` replaces each part by a box, several boxes or few triangles that are within this
+fraction of the longest side, as exactly as `--max-faces` permit, and skips the pieces for which
+they are too few and those that become one box.
+`--only` keeps those whose captions name one of these objects, and adds the noun as a second
+caption; `--only furniture` is a list of nouns.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import re
@@ -34,20 +35,21 @@ import numpy as np
 from debian import check_tools, download, read_entries
 
 from tessera.data.errors import UnreadableFile
+from tessera.modalities.mesh.approximate import approximate
 from tessera.modalities.mesh.media import Mesh
-from tessera.modalities.mesh.point_clouds import head_noun, sample_points
+from tessera.modalities.mesh.point_clouds import head_noun
 from tessera.modalities.mesh.simplify import BOX_FACES
 
 PACKAGE = "sweethome3d-furniture"
 MAX_FACES = 800
 FURNITURE = (
     *("table", "chair", "cabinet", "lamp", "door", "bed", "sofa", "armchair", "desk", "bench"),
-    *("bookcase", "stool", "couch", "shelves", "wardrobe", "rack", "stand", "vanity", "cupboard"),
-    *("shelf", "dresser", "nightstand", "ottoman", "chest", "unit", "window", "light"),
+    *("bookcase", "stool", "wardrobe", "rack", "stand", "vanity", "dresser", "nightstand"),
+    *("ottoman", "chest", "unit", "window", "light"),
 )
 """What `--only furniture` stands for."""
-NUM_POINTS, NUM_COMPARED = 4000, 500
-"""Points on the surface of a mesh, and how many of these are compared with those of the other."""
+SYNONYMS = {"couch": "sofa", "shelves": "bookcase", "shelf": "bookcase", "cupboard": "wardrobe"}
+"""Nouns that are replaced by another one, so that few words name many pieces."""
 SOURCE_TAGS = {"blend swap", "scpts"}
 """Tags that name the source of a piece instead of describing it."""
 
@@ -67,15 +69,15 @@ def main() -> None:
         "--only",
         nargs="+",
         metavar="NOUN",
-        help="objects to keep, by the noun of their captions; furniture for a list of 27",
+        help="objects to keep, by the noun of their captions; furniture for a list of 23",
     )
     parser.add_argument(
         "--max-error",
         type=float,
         default=math.inf,
-        help="how far the surface of a simplified piece may be from the original, as a fraction of "
-        "its longest side: a piece gets as few triangles as possible, and is left out if "
-        "--max-faces are too few (default: any distance, with --max-faces)",
+        help="how far the surface of a simplified part may be from the original, as a fraction of "
+        "the longest side of the piece, up to 0.08: parts become boxes where that is near enough, "
+        "and a piece is left out if --max-faces are too few (default: any distance)",
     )
     arguments = parser.parse_args()
     out = arguments.out
@@ -125,7 +127,9 @@ def write_dataset(
                     print(f"skipped {name}: {error}")
                     continue
                 (out / name).write_text(mesh.to_y_up().to_obj(), encoding="utf-8")
-                lines[name] = json.dumps({"file_name": name, "text": caption}, ensure_ascii=False)
+                captions = [caption] if nouns is None else [caption, head_noun(caption)]
+                text = caption if len(set(captions)) == 1 else captions
+                lines[name] = json.dumps({"file_name": name, "text": text}, ensure_ascii=False)
                 credits[name] = f"- {name}: {piece.get('creator', 'unknown')} ({license_name})"
     (out / "metadata.jsonl").write_text(
         "".join(f"{lines[name]}\n" for name in sorted(lines)), encoding="utf-8"
@@ -162,6 +166,8 @@ def file_name(piece: Piece) -> str:
 def build_caption(piece: Piece) -> str:
     """Join the name and those tags that it does not contain: "bed, double"."""
     name = " ".join(piece.get("name", "").lower().split())
+    *words, noun = name.split() or [""]
+    name = " ".join([*words, SYNONYMS.get(noun, noun)])
     tags = [" ".join(tag.lower().split()) for tag in piece.get("tags", "").split(",")]
     added = dict.fromkeys(tag for tag in tags if tag and tag not in SOURCE_TAGS and tag not in name)
     return ", ".join([name, *added]) if name else ""
@@ -182,47 +188,22 @@ def load_simplified(
 
 
 def simplify_within(original: Mesh, max_faces: int, max_error: float) -> Mesh:
-    """Simplify to the fewest triangles that keep the surface within `max_error`, in steps of a
-    factor of the square root of 2.
+    """Simplify to at most `max_faces` triangles, part by part within `max_error` if it is finite.
 
     Raises:
-        UnreadableFile: If `max_faces` triangles are too few.
+        UnreadableFile: If `max_faces` triangles are too few, or one box is left.
     """
-    largest = original.simplify(max_faces)
     if max_error == math.inf:
-        return largest
-    if (error := surface_error(original, largest)) > max_error:
-        raise UnreadableFile(f"{max_faces} triangles move its surface by {error:.2f} of its length")
-    for count in face_counts(max_faces):
-        with contextlib.suppress(UnreadableFile):
-            smaller = original.simplify(count)
-            if surface_error(original, smaller) <= max_error:
-                return smaller
-    return largest
-
-
-def face_counts(max_faces: int) -> list[int]:
-    """Return the numbers of triangles to try below `max_faces`, the smallest first: at least those
-    of a box."""
-    counts = [round(max_faces / 2 ** (number / 2)) for number in range(1, 20)]
-    return [count for count in reversed(counts) if count >= BOX_FACES]
-
-
-def surface_error(original: Mesh, simplified: Mesh) -> float:
-    """Return the distance that 98 % of the points of either surface keep to the other, as a
-    fraction of the longest side."""
-    size = np.ptp(original.vertices, axis=0).max()
-    one, other = (
-        sample_points(mesh.vertices / size, mesh.triangles(), NUM_POINTS)
-        for mesh in (original, simplified)
-    )
-    return float(max(distance_quantile(one, other), distance_quantile(other, one)))
-
-
-def distance_quantile(points: np.ndarray, surface: np.ndarray) -> float:
-    compared = points[:: NUM_POINTS // NUM_COMPARED]
-    squared = (compared**2).sum(1)[:, None] + (surface**2).sum(1) - 2 * compared @ surface.T
-    return float(np.quantile(np.sqrt(np.maximum(squared.min(axis=1), 0)), 0.98))
+        return original.simplify(max_faces)
+    simplified = approximate(original.vertices, original.triangles(), max_faces, max_error)
+    if simplified is None:
+        raise UnreadableFile(
+            f"{max_faces} triangles are too few to keep its parts within {max_error:g} of its "
+            "longest side"
+        )
+    if len(simplified.faces) == BOX_FACES:
+        raise UnreadableFile("nothing but a box is left of it")
+    return Mesh(simplified.vertices, simplified.faces)
 
 
 if __name__ == "__main__":

@@ -29,10 +29,12 @@ FLAT = 1e-3
 BOX_CORNERS = np.array([[x, y, z] for z in (0, 1) for y in (0, 1) for x in (0, 1)])
 BOX_TRIANGLES = np.array(
     [
-        *([0, 2, 3], [0, 3, 1], [4, 5, 7], [4, 7, 6], [0, 1, 5], [0, 5, 4]),
+        *([0, 2, 1], [1, 2, 3], [4, 5, 7], [4, 7, 6], [0, 1, 5], [0, 5, 4]),
         *([1, 3, 7], [1, 7, 5], [3, 2, 6], [3, 6, 7], [2, 0, 4], [2, 4, 6]),
     ]
 )
+"""The diagonals are those of the boxes of synthetic meshes, so that a model trained on these
+generates such boxes already."""
 
 
 @dataclass(frozen=True)
