@@ -148,6 +148,12 @@ def test_mel_filters_have_equal_areas_and_rising_peaks(bench):
     assert (filters.argmax(1).diff() >= 0).all() and filters.shape == (40, 201)
 
 
+def test_a_voice_needs_recordings_for_sentences_prompt_and_reference(speaking):
+    speaking.check_enough("low", recordings=5, num_sentences=3)
+    with pytest.raises(SystemExit, match="low has 4 recordings, but 3 sentences, a prompt and a"):
+        speaking.check_enough("low", recordings=4, num_sentences=3)
+
+
 def test_the_nearest_voice_is_the_most_similar_reference(speaking):
     references = {"low": torch.tensor([1.0, 0.0]), "high": torch.tensor([0.0, 1.0])}
     embeddings = [torch.tensor([0.8, 0.6]), torch.tensor([0.8, 0.6])]
