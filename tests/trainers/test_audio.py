@@ -195,7 +195,7 @@ def test_optimizer_settings_are_used_and_default_to_the_research_package(tmp_pat
     assert (optimizer.weight_decay, optimizer.max_grad_norm) == (0.0, 0.5)
     trainer = build_trainer(tmp_path / "b", wd=0.5, max_grad_norm=None)
     groups = trainer.engine.updates["model"].optimizer.param_groups
-    assert [group["weight_decay"] for group in groups] == [0.5, 0.0]
+    assert {group["weight_decay"] for group in groups} == {0.5, 0.0}
     assert trainer.run.task.optimizer.max_grad_norm is None
 
 
