@@ -124,9 +124,12 @@ class MinimalLoop:
         import torch
         import torch.nn.functional as F
 
+        from tessera.losses.pixels import clip_overshoot
+
         pixels = next(self.batches).pixels
         reconstruction = self.model(pixels)
-        loss = F.l1_loss(reconstruction.output, pixels) + sum(reconstruction.penalties.values())
+        output = clip_overshoot(reconstruction.output, pixels)
+        loss = F.l1_loss(output, pixels) + sum(reconstruction.penalties.values())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, MAX_GRAD_NORM, foreach=True)
         self.optimizer.step()
