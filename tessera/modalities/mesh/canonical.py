@@ -73,7 +73,7 @@ def quantize_mesh(
         raise UnreadableFile("it has no faces: none is left")
     corners = vertices[faces].reshape(-1, 3)
     positions, indices = np.unique(corners, axis=0, return_inverse=True)
-    quantized = quantize_vertices(positions, bins)
+    quantized = quantize_vertices(positions, indices.reshape(faces.shape), bins)
     # One key for each vertex: faster than comparing rows.
     keys = quantized @ [1, bins, bins**2]
     _, first, merged = np.unique(keys, return_index=True, return_inverse=True)

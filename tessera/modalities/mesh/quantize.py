@@ -3,7 +3,8 @@
 Rounding alone breaks most meshes: a board that is thinner than a bin becomes a sheet with holes
 where its sides were, and a narrow triangle becomes a line, which leaves a slit. Here vertices that
 round to the same bin keep apart where a free bin is near, and the triangle beside a slit is split
-at the vertex that lies on its side.
+at the vertex that lies on its side. A part that is a box along the axes is quantized as a whole:
+its sides get bins, not its corners, so that it stays a box.
 
 V counts vertices, F faces, K the corners of a face.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 from collections import defaultdict
 
 import numpy as np
+
+from tessera.modalities.mesh.adjacency import label_parts
 
 NO_SHIFT = np.zeros(3)
 ROUNDING_TOLERANCE = 1e-6
@@ -29,13 +32,18 @@ NEIGHBOURS = np.array(
     )
 )
 """The 26 bins around a bin, the nearest first."""
+BOX_TOLERANCE = 1e-3
+"""In bins: how far a corner of a box may be from its sides."""
+CORNERS = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)])
 
 
-def quantize_vertices(vertices: np.ndarray, bins: int) -> np.ndarray:
+def quantize_vertices(vertices: np.ndarray, faces_FK: np.ndarray, bins: int) -> np.ndarray:
     """Return (V, 3) int64: bins in a cube that the longest side fills, different ones for different
     vertices where that is possible."""
     scaled = scale_to_cube(vertices, bins)
-    return separate(round_from_centre(scaled, bins), scaled + (bins - 1) / 2, bins)
+    rounded, exact = round_from_centre(scaled, bins), scaled + (bins - 1) / 2
+    fixed_V = quantize_boxes(rounded, exact, faces_FK, bins)
+    return separate(rounded, exact, bins, fixed_V)
 
 
 def round_to_bins(vertices: np.ndarray, bins: int) -> np.ndarray:
@@ -65,23 +73,97 @@ def shift_in_cube(quantized: np.ndarray, bins: int, shift: np.ndarray) -> np.nda
     return quantized + np.clip(offset, -room_below, room_above)
 
 
-def separate(rounded: np.ndarray, exact: np.ndarray, bins: int) -> np.ndarray:
+def quantize_boxes(
+    rounded: np.ndarray, exact: np.ndarray, faces_FK: np.ndarray, bins: int
+) -> np.ndarray:
+    """Quantize the parts that are boxes along the axes, in place in `rounded`.
+
+    Opposite sides get different bins. A box that would share a corner with another one, such as
+    the upper one of two equal boards, gets one side in a bin beside it if that is enough. Sides at
+    the end of the mesh stay, because the mesh would be scaled again without them.
+
+    Returns:
+        (V,) bool: the vertices of these boxes.
+    """
+    fixed_V = np.zeros(len(rounded), dtype=bool)
+    boxes = find_box_parts(exact, faces_FK)
+    if not boxes:
+        return fixed_V
+    ends = np.stack([rounded.min(axis=0), rounded.max(axis=0)])
+    taken: set[int] = set()
+    for members in sorted(boxes, key=lambda members: -np.ptp(exact[members], axis=0).prod()):
+        sides = np.stack([exact[members].min(axis=0), exact[members].max(axis=0)])
+        low, high = rounded[members].min(axis=0), rounded[members].max(axis=0)
+        flat = low == high
+        up = flat & ((sides.mean(axis=0) >= low) | (low == 0)) & (low < bins - 1)
+        quantized = place_box(np.stack([low - (flat & ~up), high + up]), sides, ends, taken, bins)
+        is_high = exact[members] > sides.mean(axis=0)
+        rounded[members] = np.where(is_high, quantized[1], quantized[0])
+        taken.update(corner_keys(quantized, bins))
+        fixed_V[members] = True
+    return fixed_V
+
+
+def find_box_parts(exact: np.ndarray, faces_FK: np.ndarray) -> list[np.ndarray]:
+    """Return the vertices of each part that is a box along the axes."""
+    labels_V = label_parts(faces_FK, len(exact))
+    candidates = np.flatnonzero(np.bincount(labels_V, minlength=len(exact)) == len(CORNERS))
+    boxes = []
+    for label in candidates.tolist():
+        members = np.flatnonzero(labels_V == label)
+        corners = exact[members]
+        low, high = corners.min(axis=0), corners.max(axis=0)
+        is_high = corners > (low + high) / 2
+        off = np.abs(corners - np.where(is_high, high, low)).max()
+        if off < BOX_TOLERANCE and len(np.unique(is_high @ [1, 2, 4])) == len(CORNERS):
+            boxes.append(members)
+    return boxes
+
+
+def place_box(
+    quantized: np.ndarray, sides: np.ndarray, ends: np.ndarray, taken: set[int], bins: int
+) -> np.ndarray:
+    """Return the box (2, 3), or the nearest one without a corner in `taken` if moving one side by
+    one bin is enough."""
+    if taken.isdisjoint(corner_keys(quantized, bins)):
+        return quantized
+    options = []
+    for axis in (2, 1, 0):  # up and down first: things stand on each other
+        for end in (0, 1):
+            for step in (-1, 1):
+                moved = quantized.copy()
+                moved[end, axis] += step
+                inside = 0 <= moved[0, axis] < moved[1, axis] < bins
+                at_end = quantized[end, axis] == ends[end, axis]
+                if inside and not at_end and taken.isdisjoint(corner_keys(moved, bins)):
+                    distance = abs(moved[end, axis] - sides[end, axis])
+                    options.append((round(float(distance), 6), len(options), moved))
+    return min(options)[2] if options else quantized
+
+
+def corner_keys(quantized: np.ndarray, bins: int) -> list[int]:
+    """Return a number for each corner of a box (2, 3)."""
+    corners = np.where(CORNERS, quantized[1], quantized[0])
+    return (corners @ [1, bins, bins**2]).tolist()
+
+
+def separate(rounded: np.ndarray, exact: np.ndarray, bins: int, fixed_V: np.ndarray) -> np.ndarray:
     """Move vertices that share a bin to the free neighbour that is nearest to their exact position.
 
-    In each bin the vertex nearest to its centre stays. Where no neighbour is free, vertices keep
-    their bin and are merged later.
+    In each bin a fixed vertex or the one nearest to its centre stays. Where no neighbour is free,
+    vertices keep their bin and are merged later.
     """
     keys = rounded @ [1, bins, bins**2]
     _, inverse, counts = np.unique(keys, return_inverse=True, return_counts=True)
     crowded = np.flatnonzero(counts[inverse] > 1)
     if not 0 < len(crowded) <= MAX_CROWDED:
         return rounded
-    errors = np.abs(exact - rounded).sum(axis=1)
+    errors = np.where(fixed_V, -1, np.abs(exact - rounded).sum(axis=1))
     order = crowded[np.lexsort((*exact[crowded].T, errors[crowded].round(6), keys[crowded]))]
     taken, result, previous = set(keys.tolist()), rounded.copy(), -1
     for vertex in order.tolist():
         key = int(keys[vertex])
-        if key != previous:  # the first of its bin stays
+        if key != previous or fixed_V[vertex]:  # the first of its bin stays
             previous = key
             continue
         options = rounded[vertex] + NEIGHBOURS

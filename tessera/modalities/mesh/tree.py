@@ -12,9 +12,13 @@ stack is one that the next triangle would contain. One token answers it:
 - `NEW`: no further triangle is attached to any edge on the stack; another part begins.
 
 Edges that a later triangle has closed leave the stack without a token, and so do all edges at the
-end of the sequence. A part begins with the nine coordinates of a triangle. A closed box takes 30
-tokens for its 12 triangles. The triangles that an edge of more than two of them leaves out begin
-parts of their own, on known vertices: any set of triangles has a sequence.
+end of the sequence. A part begins with the nine coordinates of a triangle. The triangles that an
+edge of more than two of them leaves out begin parts of their own, on known vertices: any set of
+triangles has a sequence.
+
+A box along the axes is a part of its own, whatever it touches (`modalities/mesh/boxes.py`): a token
+of `BOX` for the diagonals of its sides, and the coordinates of two opposite corners, 7 tokens for
+12 triangles, where the traversal takes 30.
 
 The tokens are stored in positions of three: the coordinates of a vertex, or another token and two
 of `PAD`. A model needs one step of its transformer for a position, as in TreeMeshGPT (section 3.3).
@@ -31,9 +35,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tessera.modalities.mesh.boxes import NUM_DIAGONALS, Box, Vertex, box_faces, find_boxes
 from tessera.modalities.mesh.canonical import CanonicalMesh, sort_faces
 
-Vertex = tuple[int, int, int]
 Edge = tuple[Vertex, Vertex]
 
 STOP, NEW = 0, 1
@@ -41,23 +45,30 @@ NUM_SIDE = 2
 """The number of open edges at each end of an edge whose vertices have a token of their own."""
 CLOSE = 2
 """The first of 2 * NUM_SIDE tokens: vertices of open edges at u, then at v, the newest first."""
-PAD = CLOSE + 2 * NUM_SIDE
+BOX = CLOSE + 2 * NUM_SIDE
+"""The first of NUM_DIAGONALS tokens: a box along the axes, with these diagonals."""
+PAD = BOX + NUM_DIAGONALS
 """Fills the position of a token that is no coordinate."""
 FIRST_COORDINATE = PAD + 1
 POSITION_SIZE = 3
 """The number of tokens of a position."""
 
-ROOT, EDGE = 0, 9
-"""Slots: the nine coordinates of the first triangle of a part; the answer to an edge, which may be
-a z coordinate; and the y and the x coordinate that follow it."""
-NUM_SLOTS = 12
-AXIS = (0, 1, 2) * 4
+ROOT, EDGE, BOX_LOW, BOX_HIGH = 0, 9, 12, 15
+"""Slots: the nine coordinates of the first triangle of a part, the first of which may be a box; the
+answer to an edge, which may be a z coordinate, and the y and the x coordinate that follow it; and
+the coordinates of the lower and of the higher corner of a box."""
+NUM_SLOTS = 18
+AXIS = (0, 1, 2) * 6
 """The axis of the coordinate that each slot takes: 0 for z, 1 for y, 2 for x."""
 
 NUM_ROLES = 9
 """The points that a model receives as the context of the next position; see
 `Traversal.context`."""
 ABSENT: Vertex = (-1, -1, -1)
+
+
+MIN_BINS = 4
+"""On a smaller grid, triangles can exhaust the vertices that a third one could have."""
 
 
 def vocab_size(bins: int) -> int:
@@ -71,7 +82,8 @@ def slot_masks(bins: int) -> np.ndarray:
     for slot, axis in enumerate(AXIS):
         first = FIRST_COORDINATE + axis * bins
         masks[slot, first : first + bins] = True
-    masks[EDGE, :PAD] = True
+    masks[EDGE, :BOX] = True
+    masks[ROOT, BOX:PAD] = True
     masks[[ROOT, EDGE], -1] = True
     return masks
 
@@ -102,12 +114,15 @@ class Traversal:
         self.candidates: list[Vertex | None] = [None] * (2 * NUM_SIDE)
         """The vertices of the CLOSE tokens at the edge on top of the stack."""
         self.part: list[Vertex] = []
-        """The vertices of the current part that were named by coordinates, in order."""
+        """The vertices of the current part that were named by coordinates, in order; two opposite
+        corners of a box."""
         self.earlier_parts: list[list[Vertex]] = []
         """The same for the parts before it."""
         self.low: Vertex = ABSENT
         self.high: Vertex = ABSENT
         """The corners of the bounding box of all triangles."""
+        self._diagonals = 0
+        """The diagonals of the box whose corners are being named."""
         self._edges: set[Edge] = set()
         self._thirds: defaultdict[Edge, list[Vertex]] = defaultdict(list)
         self._leaving: defaultdict[Vertex, list[Vertex]] = defaultdict(list)
@@ -125,13 +140,19 @@ class Traversal:
         Raises:
             InvalidToken: If the token cannot follow; the state is unchanged.
         """
-        if self.slot == EDGE and 0 <= token < PAD:
+        if self.slot == EDGE and 0 <= token < BOX:
             self._answer(token)
+            return
+        if self.slot == ROOT and BOX <= token < PAD:
+            self._diagonals = token - BOX
+            self.slot = BOX_LOW
             return
         axis = AXIS[self.slot]
         value = token - FIRST_COORDINATE - axis * self.bins
         if not 0 <= value < self.bins:
             raise InvalidToken(f"Token {token} cannot follow here (slot {self.slot}).")
+        if self.slot >= BOX_LOW and not self._first_corner(axis) <= value <= self._last_corner():
+            raise InvalidToken(f"A box has no corner at {value} of axis {axis} here.")
         if axis < 2:
             self.pending.append(value)
             self.slot += 1
@@ -139,8 +160,13 @@ class Traversal:
         vertex = (self.pending[0], self.pending[1], value)
         if self.slot < EDGE:
             self._extend_root(vertex)
-        else:
+        elif self.slot < BOX_LOW:
             self._attach_named(vertex)
+        elif self.slot < BOX_HIGH:
+            self._begin_part(vertex)
+            self.slot += 1
+        else:
+            self._add_box(vertex)
 
     def _answer(self, token: int) -> None:
         if token == STOP:
@@ -161,21 +187,37 @@ class Traversal:
         if vertex in named or (len(named) == 2 and not self.may_add(named[0], named[1], vertex)):
             raise InvalidToken(f"Vertex {vertex} makes no new triangle with area.")
         if first:
-            if self.part:
-                self.earlier_parts.append(self.part)
-            self.part = []
-        self.part.append(vertex)
+            self._begin_part(vertex)
+        else:
+            self.part.append(vertex)
         self.pending = []
         self.slot += 1
         if len(self.part) == 3:
             a, b, c = self.part
-            if not self.faces:
-                self.low = self.high = a
-            self._extend_box(a)
-            self._extend_box(b)
             self._add_face(a, b, c)
             self.stack = [Gate(a, c, b), Gate(c, b, a), Gate(b, a, c)]
             self._advance()
+
+    def _begin_part(self, vertex: Vertex) -> None:
+        if self.part:
+            self.earlier_parts.append(self.part)
+        self.part, self.pending = [vertex], []
+
+    def _add_box(self, high: Vertex) -> None:
+        """Add the triangles of a box that are not there already."""
+        low = self.part[0]
+        self.part.append(high)
+        for u, v, w in box_faces(Box(low, high, self._diagonals)):
+            if self.may_add(u, v, w):
+                self._add_face(u, v, w)
+        self._advance()
+
+    def _first_corner(self, axis: int) -> int:
+        """Return the lowest coordinate that the corner of a box can have."""
+        return 0 if self.slot < BOX_HIGH else self.part[0][axis] + 1
+
+    def _last_corner(self) -> int:
+        return self.bins - 2 if self.slot < BOX_HIGH else self.bins - 1
 
     def _attach_named(self, vertex: Vertex) -> None:
         gate = self.gate
@@ -232,8 +274,11 @@ class Traversal:
         return not is_collinear(u, v, w) and w not in self._thirds.get(undirected(u, v), ())
 
     def _add_face(self, u: Vertex, v: Vertex, w: Vertex) -> None:
+        if not self.faces:
+            self.low = self.high = u
         self.faces.append((u, v, w))
-        self._extend_box(w)
+        for vertex in (u, v, w):
+            self._extend_bounds(vertex)
         for one, other, third in ((u, v, w), (v, w, u), (w, u, v)):
             self._thirds[undirected(one, other)].append(third)
             if (one, other) in self._edges:
@@ -246,7 +291,7 @@ class Traversal:
                 self._entering[other].append(one)
             self._edges.add((one, other))
 
-    def _extend_box(self, vertex: Vertex) -> None:
+    def _extend_bounds(self, vertex: Vertex) -> None:
         (z, y, x), (lz, ly, lx), (hz, hy, hx) = vertex, self.low, self.high
         self.low = (z if z < lz else lz, y if y < ly else ly, x if x < lx else lx)
         self.high = (z if z > hz else hz, y if y > hy else hy, x if x > hx else hx)
@@ -264,10 +309,14 @@ class Traversal:
         if self.slot == EDGE:
             return [CLOSE + k for k, vertex in enumerate(self.candidates) if vertex is None]
         axis = AXIS[self.slot]
+        first = FIRST_COORDINATE + axis * self.bins
+        if self.slot >= BOX_LOW:
+            last = first + self._last_corner() + 1
+            below = range(first, first + self._first_corner(axis))
+            return [*below, *range(last, first + self.bins)]
         if self.slot < 3 or axis == 0:
             return []
         named = self.part if self.slot < EDGE else self.gate[:2]
-        first = FIRST_COORDINATE + axis * self.bins
         if axis == 2:
             return [first + x for x in self._taken_on(self.pending[0], self.pending[1], named)]
         z = self.pending[0]
@@ -275,10 +324,8 @@ class Traversal:
         return [first + y for y in full]
 
     def _risky_lines(self, z: int, named: Sequence[Vertex]) -> Iterable[int]:
-        """Return the y of lines along x that may have no free bin: all others have at least two
-        bins, of which the edge's line and existing triangles exclude at most one each."""
-        if self.bins < 4:
-            return range(self.bins)
+        """Return the y of lines along x that may have no free bin: the line of the edge excludes at
+        most one bin of the others, and existing triangles none."""
         known = self._thirds.get(undirected(*named), ()) if len(named) == 2 else ()
         return {vertex[1] for vertex in (*named, *known) if vertex[0] == z}
 
@@ -312,10 +359,37 @@ class Traversal:
         part with the same number, moved as this part is, and the corners of the bounding box of all
         triangles. At the first triangle of a part: its vertices so far, the vertex of the previous
         part with the same number, its mirror image, that of the part before, the continuation of
-        both, and the last three as above.
+        both, and the last three as above. At the lower corner of a box: the lower and the higher
+        corner of the previous part, the lower one of its mirror image, both corners of the part
+        before, the continuation of the lower ones, and the lower corner of the first part. At the
+        higher corner: the lower one, the higher one for the size of the previous part and for that
+        of the part before, the higher corners of both, the mirror image of the lower one, and the
+        higher corner of the first part.
         """
-        points = self._edge_points() if self.slot >= EDGE else self._root_points()
+        if self.slot >= BOX_LOW:
+            points = self._box_points()
+        elif self.slot >= EDGE:
+            points = self._edge_points()
+        else:
+            points = self._root_points()
         return (self.slot, *points, *self.low, *self.high)
+
+    def _box_points(self) -> tuple[int, ...]:
+        is_high, last = self.slot >= BOX_HIGH, self.bins - 1
+        parts = self.earlier_parts if is_high else [*self.earlier_parts, self.part]
+        parts = [part for part in parts if part]
+        low, high = part_corners(parts[-1]) if parts else (ABSENT, ABSENT)
+        older_low, older_high = part_corners(parts[-2]) if len(parts) > 1 else (ABSENT, ABSENT)
+        first_low, first_high = part_corners(parts[0]) if parts else (ABSENT, ABSENT)
+        if is_high:
+            own = self.part[0]
+            repeated = self._combine(own, high, low) if parts else ABSENT
+            like_older = self._combine(own, older_high, older_low) if len(parts) > 1 else ABSENT
+            mirrored = (high[0], last - own[1], last - own[2])
+            return (*own, *repeated, *high, *mirrored, *older_high, *like_older, *first_high)
+        mirrored = (low[0], last - high[1], last - high[2]) if parts else ABSENT
+        continued = self._combine(low, low, older_low) if len(parts) > 1 else ABSENT
+        return (*low, *high, *mirrored, *older_low, *older_high, *continued, *first_low)
 
     def _edge_points(self) -> tuple[int, ...]:
         u, v, apex = self.stack[-1]
@@ -330,11 +404,12 @@ class Traversal:
         parts = self.earlier_parts if number else [*self.earlier_parts, self.part]
         first = part[0] if part else ABSENT
         second = part[1] if number == 2 else ABSENT
-        before = parts[-1][number] if parts and parts[-1] else ABSENT
-        older = parts[-2][number] if len(parts) > 1 else ABSENT
+        before = nth_vertex(parts[-1], number) if parts else ABSENT
+        older = nth_vertex(parts[-2], number) if len(parts) > 1 else ABSENT
         last = self.bins - 1
         mirrored = ABSENT if before is ABSENT else (before[0], last - before[1], last - before[2])
-        continued = ABSENT if older is ABSENT else self._combine(before, before, older)
+        both = before is not ABSENT and older is not ABSENT
+        continued = self._combine(before, before, older) if both else ABSENT
         repeated = self._repeated(part, number)
         return (*first, *second, *before, *mirrored, *older, *continued, *repeated)
 
@@ -354,6 +429,17 @@ class Traversal:
             0 if y < 0 else last if y > last else y,
             0 if x < 0 else last if x > last else x,
         )
+
+
+def nth_vertex(part: Sequence[Vertex], number: int) -> Vertex:
+    """Return a vertex of a part; ABSENT if it has fewer."""
+    return part[number] if number < len(part) else ABSENT
+
+
+def part_corners(part: Sequence[Vertex]) -> tuple[Vertex, Vertex]:
+    """Return the lowest and the highest corner of the box around a part."""
+    z, y, x = zip(*part)
+    return (min(z), min(y), min(x)), (max(z), max(y), max(x))
 
 
 def undirected(u: Vertex, v: Vertex) -> Edge:
@@ -379,6 +465,12 @@ def encode_mesh(mesh: CanonicalMesh, bins: int) -> list[int]:
             by_edge[u, v].append((number, w))
     traversal, tokens = Traversal(bins), list[int]()
     visited = [False] * len(faces)
+    boxes: dict[int, Box] = {}
+    """Boxes by the first of their triangles, in whose place they are encoded."""
+    for found_box in find_boxes(faces):
+        boxes[min(found_box.numbers)] = found_box.box
+        for number in found_box.numbers:
+            visited[number] = True
 
     def find(gate: Gate) -> tuple[int, Vertex] | None:
         for number, third in by_edge.get((gate.u, gate.v), ()):
@@ -392,10 +484,16 @@ def encode_mesh(mesh: CanonicalMesh, bins: int) -> list[int]:
             tokens.append(token)
 
     for root, face in enumerate(faces):
-        if visited[root]:
+        box = boxes.get(root)
+        if visited[root] and box is None:
             continue
         if traversal.slot == EDGE:
             emit([NEW])
+        if box is not None:
+            emit([BOX + box.diagonals])
+            emit(coordinate_tokens(box.low, bins))
+            emit(coordinate_tokens(box.high, bins))
+            continue
         visited[root] = True
         for vertex in face:
             emit(coordinate_tokens(vertex, bins))

@@ -33,7 +33,7 @@ from tessera.run.errors import UserError
 if TYPE_CHECKING:
     from tessera.modalities.mesh.dataset import MeshDataConfig
 
-VERSION = 2
+VERSION = 3
 """The version of the tokens; it is part of the fingerprint."""
 RECIPE = "meshes-tree"
 

@@ -71,8 +71,8 @@ class TreeTransformerConfig:
                 raise ValueError(
                     f"{name} of a mesh transformer must be at least 1, got {getattr(self, name)}."
                 )
-        if self.bins < 2:
-            raise ValueError(f"bins must be at least 2, got {self.bins}.")
+        if self.bins < tree.MIN_BINS:
+            raise ValueError(f"bins must be at least {tree.MIN_BINS}, got {self.bins}.")
         if self.max_len < 3:
             raise ValueError(
                 f"max_len must be at least 3, the positions of one triangle, got {self.max_len}."

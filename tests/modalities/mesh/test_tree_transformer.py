@@ -215,7 +215,7 @@ def test_a_model_without_text_ignores_prompts():
 @pytest.mark.parametrize(
     ("setting", "message"),
     [
-        ({"bins": 1}, "bins must be at least 2"),
+        ({"bins": 1}, "bins must be at least 4"),
         ({"max_len": 2}, "max_len must be at least 3"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1"),
         ({"depth": 0}, "depth of a mesh transformer must be at least 1"),
