@@ -35,6 +35,8 @@ NEIGHBOURS = np.array(
 BOX_TOLERANCE = 1e-3
 """In bins: how far a corner of a box may be from its sides."""
 CORNERS = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)])
+STEPS = np.array([(low, high) for low in (-1, 0, 1) for high in (-1, 0, 1) if low or high])
+"""The bins by which two opposite sides of a box may move."""
 
 
 def quantize_vertices(vertices: np.ndarray, faces_FK: np.ndarray, bins: int) -> np.ndarray:
@@ -79,7 +81,7 @@ def quantize_boxes(
     """Quantize the parts that are boxes along the axes, in place in `rounded`.
 
     Opposite sides get different bins. A box that would share a corner with another one, such as
-    the upper one of two equal boards, gets one side in a bin beside it if that is enough. Sides at
+    the upper one of two equal boards, gets sides in the bins beside them if that is enough. Sides at
     the end of the mesh stay, because the mesh would be scaled again without them.
 
     Returns:
@@ -123,21 +125,20 @@ def find_box_parts(exact: np.ndarray, faces_FK: np.ndarray) -> list[np.ndarray]:
 def place_box(
     quantized: np.ndarray, sides: np.ndarray, ends: np.ndarray, taken: set[int], bins: int
 ) -> np.ndarray:
-    """Return the box (2, 3), or the nearest one without a corner in `taken` if moving one side by
-    one bin is enough."""
+    """Return the box (2, 3), or the nearest one without a corner in `taken` if moving its sides
+    along one axis by one bin is enough."""
     if taken.isdisjoint(corner_keys(quantized, bins)):
         return quantized
-    options = []
+    options: list[tuple[float, int, np.ndarray]] = []
     for axis in (2, 1, 0):  # up and down first: things stand on each other
-        for end in (0, 1):
-            for step in (-1, 1):
-                moved = quantized.copy()
-                moved[end, axis] += step
-                inside = 0 <= moved[0, axis] < moved[1, axis] < bins
-                at_end = quantized[end, axis] == ends[end, axis]
-                if inside and not at_end and taken.isdisjoint(corner_keys(moved, bins)):
-                    distance = abs(moved[end, axis] - sides[end, axis])
-                    options.append((round(float(distance), 6), len(options), moved))
+        for steps in STEPS:
+            moved = quantized.copy()
+            moved[:, axis] += steps
+            at_end = ((steps != 0) & (quantized[:, axis] == ends[:, axis])).any()
+            inside = 0 <= moved[0, axis] < moved[1, axis] < bins
+            if inside and not at_end and taken.isdisjoint(corner_keys(moved, bins)):
+                distance = np.abs(moved[:, axis] - sides[:, axis]).sum()
+                options.append((round(float(distance), 6), len(options), moved))
     return min(options)[2] if options else quantized
 
 
