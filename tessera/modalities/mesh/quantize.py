@@ -81,8 +81,8 @@ def quantize_boxes(
     """Quantize the parts that are boxes along the axes, in place in `rounded`.
 
     Opposite sides get different bins. A box that would share a corner with another one, such as
-    the upper one of two equal boards, gets sides in the bins beside them if that is enough. Sides at
-    the end of the mesh stay, because the mesh would be scaled again without them.
+    the upper one of two equal boards, gets sides in the bins beside them if that is enough. Sides
+    at the end of the mesh stay, because the mesh would be scaled again without them.
 
     Returns:
         (V,) bool: the vertices of these boxes.
