@@ -37,6 +37,13 @@ class EngineSide:
         next(self._steps)
         return True
 
+    def finish(self) -> Path:
+        """Run what is left of the training, and return the run directory with its checkpoint."""
+        for _ in self._steps:
+            pass
+        self.engine.directory.unlock()
+        return self.engine.directory.path
+
     def outputs(self, final: bool) -> Outputs:
         from tessera.engine.modes import eval_mode
 

@@ -88,6 +88,9 @@ def build_dataset(meshes: MeshSet) -> Any:
         def name(self, index: int) -> str:
             return str(index)
 
+        def signature(self, index: int) -> str:
+            return meshes.path.stem
+
         def item(self, index: int, rng: Any) -> MeshExample:
             return self.examples[index]
 

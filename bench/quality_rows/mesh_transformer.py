@@ -7,6 +7,8 @@ meshes-tree has a tokenizer that is not trained.
 
 ours: the recipe meshes-tree with the defaults of its preset small, on 64 bins and without text.
 ours-third: the same, with a schedule that ends after a third of the budget.
+ours-meshgpt: our MeshGPT, the recipes meshes-autoencoder and meshes-transformer with the defaults
+of their presets small, for half of the budget each; only on request.
 
 NUM_SAMPLES meshes are generated at each validation, and judged by the measures of `tessera
 evaluate`: the fraction that ended and is connected as real meshes are, the fraction of their faces
@@ -122,14 +124,73 @@ def build_ours(setting: Setting) -> Any:
     return build_side(run.engine, build, setting, compute, "recipe meshes-tree, preset small")
 
 
+class MeshGPTSide:
+    """The recipe meshes-autoencoder, then meshes-transformer on its tokens."""
+
+    def __init__(self, setting: Setting):
+        from quality_rows import mesh_autoencoder
+
+        budget_s = TOKENIZER_FRACTION * setting.budget_s
+        self.setting = replace(
+            setting, budget_s=setting.budget_s - budget_s, scratch=setting.scratch / "transformer"
+        )
+        tokenizer = replace(setting, budget_s=budget_s, scratch=setting.scratch / "tokenizer")
+        self.tokenizer = mesh_autoencoder.build_ours(tokenizer)
+        self.transformer: Any = None
+        self.info = replace(
+            self.tokenizer.info,
+            description="recipes meshes-autoencoder and meshes-transformer, presets small; "
+            "parameters of the autoencoder",
+        )
+
+    def step(self) -> bool:
+        if self.transformer is not None:
+            return bool(self.transformer.step())
+        if not self.tokenizer.step():
+            self.transformer = build_transformer(self.setting, self.tokenizer.finish())
+        return True
+
+    def outputs(self, final: bool) -> Outputs:
+        if self.transformer is None:
+            return {"samples": mesh_sets.pad_faces([])}
+        return self.transformer.outputs(final)
+
+
+def build_transformer(setting: Setting, tokenizer: Path) -> Any:
+    from quality_rows.engine_side import build_side
+    from tessera.data.dataset import Split
+    from tessera.modalities.mesh.recipes import meshes_transformer
+    from tessera.run.directory import RunDirectory
+    from tessera.run.train import build_engine
+
+    run = meshes_transformer(tokenizer=str(tokenizer), text="none")
+    dataset = mesh_sets.build_dataset(mesh_sets.train_set(setting.work))
+
+    def build(config: Any, folder: Path) -> Any:
+        split = Split(dataset, dataset)
+        return build_engine(replace(run, engine=config), RunDirectory(folder), split=split)
+
+    def compute(task: Any, final: bool) -> Outputs:
+        return {"samples": generate(task)}
+
+    return build_side(run.engine, build, setting, compute, "recipe meshes-transformer, small")
+
+
 def generate(task: Any) -> Any:
     from tessera.objectives.generation import GenerationRequest
 
     request = GenerationRequest(prompts=[""] * NUM_SAMPLES, seeds=list(range(NUM_SAMPLES)))
-    meshes = task.tokenizers["tokenizer"].decode(task.generate(request))
+    meshes = task.tokenizers["tokenizer"].to_media(task.generate(request))
     return mesh_sets.pad_faces(
-        [mesh_sets.face_coordinates(mesh.vertices, mesh.faces) for mesh in meshes]
+        [mesh_sets.face_coordinates(grid_vertices(mesh), mesh.faces) for mesh in meshes]
     )
+
+
+def grid_vertices(mesh: Any) -> Any:
+    """Return the bin indices of vertices in a cube with a side of 1, (V, 3)."""
+    import numpy as np
+
+    return np.rint((mesh.vertices + 0.5) * (mesh_sets.BINS - 1)).astype(np.int64)
 
 
 # ---- metrics
@@ -195,6 +256,7 @@ ROW = Row(
         "package-2e-4": SideSpec(partial(PackageSide, lr=2e-4), is_package=True, is_optional=True),
         "ours": SideSpec(build_ours),
         "ours-third": SideSpec(build_ours, budget=1 / 3),
+        "ours-meshgpt": SideSpec(MeshGPTSide, is_optional=True),
     },
     metrics=(
         Metric("valid", "valid meshes", higher_is_better=True, decimals=2),
