@@ -82,14 +82,18 @@ def rectangle_faces(rectangle: Rectangle) -> tuple[Face, Face]:
         corner(high_one, high_other),
         corner(low_one, high_other),
     ]
-    # The axes are z, y, x: a ring from the first to the second other axis is clockwise as seen from
-    # the higher end for z and x, and counterclockwise for y.
-    if bool(is_high) != (axis == 1):
+    if is_outward(axis) != bool(is_high):
         ring = [ring[0], ring[3], ring[2], ring[1]]
     a, b, c, d = ring
     if rectangle.diagonal:
         return from_lowest((a, b, d)), from_lowest((b, c, d))
     return from_lowest((a, b, c)), from_lowest((a, c, d))
+
+
+def is_outward(axis: int) -> bool:
+    """Return whether the normal points up the axis if a triangle turns from the first to the second
+    of the other axes; they are in the order z, y, x, which is left-handed."""
+    return axis == 1
 
 
 def from_lowest(face: Face) -> Face:
@@ -170,12 +174,9 @@ def find_rectangle(face: Face) -> Rectangle | None:
     diagonal = 0 if {(low_one, low_other), (high_one, high_other)} <= corners else 1
     if diagonal and not {(low_one, high_other), (high_one, low_other)} <= corners:
         return None
-    spans = (low_one, high_one, low_other, high_other)
-    for is_high in (0, 1):
-        rectangle = Rectangle(2 * axis + is_high, a[axis], spans, diagonal)
-        if from_lowest(face) in rectangle_faces(rectangle):
-            return rectangle
-    return None
+    turn = (b[one] - a[one]) * (c[other] - a[other]) - (b[other] - a[other]) * (c[one] - a[one])
+    side = 2 * axis + (is_outward(axis) == (turn > 0))
+    return Rectangle(side, a[axis], (low_one, high_one, low_other, high_other), diagonal)
 
 
 def ends(a: int, b: int, c: int) -> tuple[int, int]:
