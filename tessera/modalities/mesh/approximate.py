@@ -13,7 +13,7 @@ Errors are fractions of the longest side of the mesh. P counts points.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -42,8 +42,12 @@ FILLED_ERROR = 0.04
 """Only parts without a box or a column within this error are filled with boxes."""
 BOX_ALLOWANCE, FILLED_ALLOWANCE = 2.5, 1.5
 """How many times the error the box of a solid part, or a column and several boxes, may have."""
-BOX_COST = 0.4
-"""The cost of a triangle of a box or a column; others cost 1."""
+BOX_COST, COLUMN_COST = 0.24, 0.4
+"""The cost of a triangle of a box along the axes, by the number of its tokens in `meshes-tree`, and
+of a column, which is easier to generate than other triangles; these cost 1."""
+MAX_COST = 0.25
+"""The largest cost of a mesh for each face that it may have: one of boxes can have them all, and one
+of other triangles a quarter of them."""
 ROUND = (0.8, 1.25)
 """The ratio of the horizontal sides of a part that may become a column."""
 BOX_AREAS = (0.6, 1.6)
@@ -72,29 +76,31 @@ class Choice:
     """The longest side of the part as a fraction of that of the mesh."""
     shapes: list[Shape]
 
-    def cheapest(self, error: float) -> Part | None:
+    def cheapest(self, error: float) -> Shape | None:
         """Return the cheapest shape within an error at its place; None if there is none."""
         exact = [shape for shape in self.shapes if shape.error <= error]
         if not exact:
             return None
-        part = min(exact, key=lambda shape: shape.cost).part
-        return Part(part.vertices + self.origin, part.faces)
+        shape = min(exact, key=lambda shape: shape.cost)
+        return replace(shape, part=Part(shape.part.vertices + self.origin, shape.part.faces))
 
 
 def approximate(
     vertices: np.ndarray, faces: np.ndarray, max_faces: int, max_error: float
 ) -> Part | None:
-    """Return the most exact approximation of at most `max_faces` triangles; None if its error is
-    larger than `max_error`, or if the mesh has too many parts."""
+    """Return the most exact approximation of at most `max_faces` triangles that is not too costly
+    to generate; None if its error is larger than `max_error`, or if the mesh has too many parts."""
     choices = find_shapes(vertices, faces)
     for error in ERRORS if choices else ():
         if error > max_error:
             break
         seen = [choice for choice in choices if choice.length >= SMALLEST_PART * error]
-        parts = [part for choice in seen if (part := choice.cheapest(error)) is not None]
-        complete = 0 < len(parts) == len(seen)
-        if complete and sum(len(part.faces) for part in parts) <= max_faces:
-            return join_parts(parts)
+        shapes = [shape for choice in seen if (shape := choice.cheapest(error)) is not None]
+        is_complete = 0 < len(shapes) == len(seen)
+        num_faces = sum(len(shape.part.faces) for shape in shapes)
+        is_cheap = sum(shape.cost for shape in shapes) <= MAX_COST * max_faces
+        if is_complete and num_faces <= max_faces and is_cheap:
+            return join_parts([shape.part for shape in shapes])
     return None
 
 
@@ -145,14 +151,15 @@ def shapes_of(part: Part, size: float) -> Iterator[Shape]:
         if fraction > BOX_AREAS[0]:
             error /= BOX_ALLOWANCE
         solid = box is along_axes and fraction > BOX_AREAS[0] and error < EXACT
-        yield Shape(box, error, BOX_COST * len(box.faces), solid)
+        cost = BOX_COST if box is along_axes else COLUMN_COST
+        yield Shape(box, error, cost * len(box.faces), solid)
         errors.append(error)
         if error < EXACT / BOX_ALLOWANCE:
             return
     column = find_column(points)
     if column is not None:
         error = surface_error(points, column, size) / FILLED_ALLOWANCE
-        yield Shape(column, error, BOX_COST * len(column.faces))
+        yield Shape(column, error, COLUMN_COST * len(column.faces))
         errors.append(error)
     long = np.ptp(part.vertices, axis=0).max() >= FILLED_PART * size
     if long and min(errors, default=1.0) > FILLED_ERROR:

@@ -363,7 +363,7 @@ def meshes_tree(preset: Preset = "small", text: str = "learned") -> Run:
             text=build_text_config(preset, text),
         ),
         sampling=AutoregressiveSampling(temperature=0.7, top_p=0.9, retries=3),
-        guidance=Guidance(scale=1.5),
+        guidance=Guidance(scale=1.2),
         optimizer=parts.optimizer(preset),
     )
     return _build_generator_run("meshes-tree", preset, parts, task)
