@@ -13,7 +13,8 @@ cannot be simplified that far; they are listed and skipped.
 Few triangles cannot show every piece: a swivel chair of 150 triangles is a tilted box.
 `--max-error` replaces each part by a box, several boxes or few triangles that are within this
 fraction of the longest side, as exactly as `--max-faces` permit, and skips the pieces for which
-they are too few and those that become one box.
+they are too few and those that become one box. Boxes are preferred: at most a quarter of
+`--max-faces` may belong to other shapes.
 `--only` keeps those whose captions name one of these objects, and adds the noun as a second
 caption; `--only furniture` is a list of nouns.
 """

@@ -94,9 +94,9 @@ def test_pieces_of_other_kinds_or_of_another_shape_are_skipped(tmp_path, furnitu
     write = furniture.write_dataset
     assert write([data], tmp_path / "beds", nouns=["bed"]) == 1
     assert (tmp_path / "beds" / "a-bed.obj").exists()
-    assert write([data], tmp_path / "coarse", max_faces=40, max_error=0.08) == 2
-    assert write([data], tmp_path / "exact", max_faces=40, max_error=0.015) == 1
-    assert "skipped a-ball.obj: 40 triangles are too few" in capsys.readouterr().out
+    assert write([data], tmp_path / "coarse", max_faces=160, max_error=0.08) == 2
+    assert write([data], tmp_path / "exact", max_faces=160, max_error=0.015) == 1
+    assert "skipped a-ball.obj: 160 triangles are too few" in capsys.readouterr().out
 
 
 def test_a_piece_that_becomes_one_box_is_skipped(tmp_path, furniture, capsys):

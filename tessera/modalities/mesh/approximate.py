@@ -46,8 +46,8 @@ BOX_COST, COLUMN_COST = 0.24, 0.4
 """The cost of a triangle of a box along the axes, by the number of its tokens in `meshes-tree`, and
 of a column, which is easier to generate than other triangles; these cost 1."""
 MAX_COST = 0.25
-"""The largest cost of a mesh for each face that it may have: one of boxes can have them all, and one
-of other triangles a quarter of them."""
+"""The largest cost of a mesh for each face that it may have: one of boxes can have them all, and
+one of other triangles a quarter of them."""
 ROUND = (0.8, 1.25)
 """The ratio of the horizontal sides of a part that may become a column."""
 BOX_AREAS = (0.6, 1.6)
