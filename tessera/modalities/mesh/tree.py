@@ -362,9 +362,9 @@ class Traversal:
         both, and the last three as above. At the lower corner of a box: the lower and the higher
         corner of the previous part, the lower one of its mirror image, both corners of the part
         before, the continuation of the lower ones, and the lower corner of the first part. At the
-        higher corner: the lower one, the higher one for the size of the previous part and for that
-        of the part before, the higher corners of both, the mirror image of the lower one, and the
-        higher corner of the first part.
+        higher corner: the lower one, the one that gives the box the size of the previous part, the
+        higher corner of that part, the mirror image of the lower one, the higher corner of the part
+        before, the one for its size, and the higher corner of the first part.
         """
         if self.slot >= BOX_LOW:
             points = self._box_points()
