@@ -102,16 +102,20 @@ class PackageSide:
 
 
 def build_ours(setting: Setting) -> Any:
+    from tessera.modalities.mesh.recipes import meshes_tree
+
+    run = meshes_tree(text="none")
+    task = replace(run.task, model=replace(run.task.model, bins=mesh_sets.BINS))
+    return build_generator(replace(run, task=task, data=mesh_sets.data_config()), setting)
+
+
+def build_generator(run: Any, setting: Setting) -> Any:
+    """Build the side of a recipe that generates meshes."""
     from quality_rows.engine_side import build_side
     from tessera.data.dataset import Split
-    from tessera.modalities.mesh.recipes import meshes_tree
     from tessera.run.directory import RunDirectory
     from tessera.run.train import build_engine
 
-    run = meshes_tree(text="none")
-    data = mesh_sets.data_config()
-    task = replace(run.task, model=replace(run.task.model, bins=mesh_sets.BINS))
-    run = replace(run, task=task, data=data)
     dataset = mesh_sets.build_dataset(mesh_sets.train_set(setting.work))
 
     def build(config: Any, folder: Path) -> Any:
@@ -121,7 +125,7 @@ def build_ours(setting: Setting) -> Any:
     def compute(task: Any, final: bool) -> Outputs:
         return {"samples": generate(task)}
 
-    return build_side(run.engine, build, setting, compute, "recipe meshes-tree, preset small")
+    return build_side(run.engine, build, setting, compute, f"recipe {run.recipe}, preset small")
 
 
 class MeshGPTSide:
@@ -147,33 +151,20 @@ class MeshGPTSide:
         if self.transformer is not None:
             return bool(self.transformer.step())
         if not self.tokenizer.step():
-            self.transformer = build_transformer(self.setting, self.tokenizer.finish())
+            self.transformer = self.build_transformer(self.tokenizer.finish())
         return True
+
+    def build_transformer(self, tokenizer: Path) -> Any:
+        from tessera.modalities.mesh.recipes import meshes_transformer
+
+        return build_generator(
+            meshes_transformer(tokenizer=str(tokenizer), text="none"), self.setting
+        )
 
     def outputs(self, final: bool) -> Outputs:
         if self.transformer is None:
             return {"samples": mesh_sets.pad_faces([])}
         return self.transformer.outputs(final)
-
-
-def build_transformer(setting: Setting, tokenizer: Path) -> Any:
-    from quality_rows.engine_side import build_side
-    from tessera.data.dataset import Split
-    from tessera.modalities.mesh.recipes import meshes_transformer
-    from tessera.run.directory import RunDirectory
-    from tessera.run.train import build_engine
-
-    run = meshes_transformer(tokenizer=str(tokenizer), text="none")
-    dataset = mesh_sets.build_dataset(mesh_sets.train_set(setting.work))
-
-    def build(config: Any, folder: Path) -> Any:
-        split = Split(dataset, dataset)
-        return build_engine(replace(run, engine=config), RunDirectory(folder), split=split)
-
-    def compute(task: Any, final: bool) -> Outputs:
-        return {"samples": generate(task)}
-
-    return build_side(run.engine, build, setting, compute, "recipe meshes-transformer, small")
 
 
 def generate(task: Any) -> Any:
