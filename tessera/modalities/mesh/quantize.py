@@ -6,11 +6,12 @@ round to the same bin keep apart where a free bin is near, and the triangle besi
 at the vertex that lies on its side. A part that is a box along the axes is quantized as a whole:
 its sides get bins, not its corners, so that it stays a box.
 
-V counts vertices, F faces, K the corners of a face.
+V counts vertices, F faces, K the corners of a face, S the places of a box.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 
 import numpy as np
@@ -35,8 +36,11 @@ NEIGHBOURS = np.array(
 BOX_TOLERANCE = 1e-3
 """In bins: how far a corner of a box may be from its sides."""
 CORNERS = np.array([[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)])
-STEPS = np.array([(low, high) for low in (-1, 0, 1) for high in (-1, 0, 1) if low or high])
-"""The bins by which two opposite sides of a box may move."""
+STEPS = np.array(
+    sorted(itertools.product((0, -1, 1), repeat=6), key=lambda step: sum(map(abs, step)))
+).reshape(-1, 2, 3)
+"""The bins by which the sides of a box may move, few and vertical ones first: things stand on each
+other."""
 
 
 def quantize_vertices(vertices: np.ndarray, faces_FK: np.ndarray, bins: int) -> np.ndarray:
@@ -125,21 +129,18 @@ def find_box_parts(exact: np.ndarray, faces_FK: np.ndarray) -> list[np.ndarray]:
 def place_box(
     quantized: np.ndarray, sides: np.ndarray, ends: np.ndarray, taken: set[int], bins: int
 ) -> np.ndarray:
-    """Return the box (2, 3), or the nearest one without a corner in `taken` if moving its sides
-    along one axis by one bin is enough."""
+    """Return the box (2, 3), or the nearest one without a corner in `taken` if moving its sides by
+    one bin is enough."""
     if taken.isdisjoint(corner_keys(quantized, bins)):
         return quantized
-    options: list[tuple[float, int, np.ndarray]] = []
-    for axis in (2, 1, 0):  # up and down first: things stand on each other
-        for steps in STEPS:
-            moved = quantized.copy()
-            moved[:, axis] += steps
-            at_end = ((steps != 0) & (quantized[:, axis] == ends[:, axis])).any()
-            inside = 0 <= moved[0, axis] < moved[1, axis] < bins
-            if inside and not at_end and taken.isdisjoint(corner_keys(moved, bins)):
-                distance = np.abs(moved[:, axis] - sides[:, axis]).sum()
-                options.append((round(float(distance), 6), len(options), moved))
-    return min(options)[2] if options else quantized
+    moved_S23 = quantized + STEPS[~((STEPS != 0) & (quantized == ends)).any(axis=(1, 2))]
+    low_S3, high_S3 = moved_S23.transpose(1, 0, 2)
+    moved_S23 = moved_S23[((low_S3 >= 0) & (low_S3 < high_S3) & (high_S3 < bins)).all(axis=1)]
+    distances = np.abs(moved_S23 - sides).sum(axis=(1, 2)).round(6)
+    for moved in moved_S23[np.argsort(distances, kind="stable")]:
+        if taken.isdisjoint(corner_keys(moved, bins)):
+            return moved
+    return quantized
 
 
 def corner_keys(quantized: np.ndarray, bins: int) -> list[int]:
