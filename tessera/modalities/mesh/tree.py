@@ -61,12 +61,7 @@ NUM_SLOTS = 18
 AXIS = (0, 1, 2) * 6
 """The axis of the coordinate that each slot takes: 0 for z, 1 for y, 2 for x."""
 
-NUM_ROLES = 9
-"""The points that a model receives as the context of the next position; see
-`Traversal.context`."""
 ABSENT: Vertex = (-1, -1, -1)
-
-
 MIN_BINS = 4
 """On a smaller grid, triangles can exhaust the vertices that a third one could have."""
 
@@ -348,98 +343,6 @@ class Traversal:
         x, rest = divmod((z - u[0]) * dx, dz) if dz else divmod((y - u[1]) * dx, dy)
         x += u[2]
         return [*taken, x] if not rest and 0 <= x < self.bins else taken
-
-    # ---- context of the next position
-
-    def context(self) -> tuple[int, ...]:
-        """Return the slot and the coordinates of NUM_ROLES points; -1 where there is none.
-
-        At an edge: u, v, the apex of the triangle behind it, the point that completes a
-        parallelogram with these, the newest candidates at u and at v, the vertex of the previous
-        part with the same number, moved as this part is, and the corners of the bounding box of all
-        triangles. At the first triangle of a part: its vertices so far, the vertex of the previous
-        part with the same number, its mirror image, that of the part before, the continuation of
-        both, and the last three as above. At the lower corner of a box: the lower and the higher
-        corner of the previous part, the lower one of its mirror image, both corners of the part
-        before, the continuation of the lower ones, and the lower corner of the first part. At the
-        higher corner: the lower one, the one that gives the box the size of the previous part, the
-        higher corner of that part, the mirror image of the lower one, the higher corner of the part
-        before, the one for its size, and the higher corner of the first part.
-        """
-        if self.slot >= BOX_LOW:
-            points = self._box_points()
-        elif self.slot >= EDGE:
-            points = self._edge_points()
-        else:
-            points = self._root_points()
-        return (self.slot, *points, *self.low, *self.high)
-
-    def _box_points(self) -> tuple[int, ...]:
-        is_high, last = self.slot >= BOX_HIGH, self.bins - 1
-        parts = self.earlier_parts if is_high else [*self.earlier_parts, self.part]
-        parts = [part for part in parts if part]
-        low, high = part_corners(parts[-1]) if parts else (ABSENT, ABSENT)
-        older_low, older_high = part_corners(parts[-2]) if len(parts) > 1 else (ABSENT, ABSENT)
-        first_low, first_high = part_corners(parts[0]) if parts else (ABSENT, ABSENT)
-        if is_high:
-            own = self.part[0]
-            repeated = self._combine(own, high, low) if parts else ABSENT
-            like_older = self._combine(own, older_high, older_low) if len(parts) > 1 else ABSENT
-            mirrored = (high[0], last - own[1], last - own[2])
-            return (*own, *repeated, *high, *mirrored, *older_high, *like_older, *first_high)
-        mirrored = (low[0], last - high[1], last - high[2]) if parts else ABSENT
-        continued = self._combine(low, low, older_low) if len(parts) > 1 else ABSENT
-        return (*low, *high, *mirrored, *older_low, *older_high, *continued, *first_low)
-
-    def _edge_points(self) -> tuple[int, ...]:
-        u, v, apex = self.stack[-1]
-        at_u, at_v = self.candidates[0], self.candidates[NUM_SIDE]
-        opposite = self._combine(u, v, apex)
-        repeated = self._repeated(self.part, len(self.part))
-        return (*u, *v, *apex, *opposite, *(at_u or ABSENT), *(at_v or ABSENT), *repeated)
-
-    def _root_points(self) -> tuple[int, ...]:
-        number = self.slot // 3
-        part = self.part if number else []
-        parts = self.earlier_parts if number else [*self.earlier_parts, self.part]
-        first = part[0] if part else ABSENT
-        second = part[1] if number == 2 else ABSENT
-        before = nth_vertex(parts[-1], number) if parts else ABSENT
-        older = nth_vertex(parts[-2], number) if len(parts) > 1 else ABSENT
-        last = self.bins - 1
-        mirrored = ABSENT if before is ABSENT else (before[0], last - before[1], last - before[2])
-        both = before is not ABSENT and older is not ABSENT
-        continued = self._combine(before, before, older) if both else ABSENT
-        repeated = self._repeated(part, number)
-        return (*first, *second, *before, *mirrored, *older, *continued, *repeated)
-
-    def _repeated(self, part: list[Vertex], number: int) -> Vertex:
-        """Return the vertex of the previous part, moved by the distance of the first vertices."""
-        if not part or not self.earlier_parts or number >= len(self.earlier_parts[-1]):
-            return ABSENT
-        before = self.earlier_parts[-1]
-        return self._combine(before[number], part[0], before[0])
-
-    def _combine(self, a: Vertex, b: Vertex, c: Vertex) -> Vertex:
-        """Return a + b - c, within the grid."""
-        last = self.bins - 1
-        z, y, x = a[0] + b[0] - c[0], a[1] + b[1] - c[1], a[2] + b[2] - c[2]
-        return (
-            0 if z < 0 else last if z > last else z,
-            0 if y < 0 else last if y > last else y,
-            0 if x < 0 else last if x > last else x,
-        )
-
-
-def nth_vertex(part: Sequence[Vertex], number: int) -> Vertex:
-    """Return a vertex of a part; ABSENT if it has fewer."""
-    return part[number] if number < len(part) else ABSENT
-
-
-def part_corners(part: Sequence[Vertex]) -> tuple[Vertex, Vertex]:
-    """Return the lowest and the highest corner of the box around a part."""
-    z, y, x = zip(*part)
-    return (min(z), min(y), min(x)), (max(z), max(y), max(x))
 
 
 def undirected(u: Vertex, v: Vertex) -> Edge:

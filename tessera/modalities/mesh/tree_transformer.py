@@ -33,6 +33,7 @@ from tessera.modalities.mesh.next_token import (
     RowPadding,
     TextConditionedTransformer,
 )
+from tessera.modalities.mesh.tree_context import NUM_ROLES, read_context
 from tessera.nn.causal_transformer import KVCache, build_feed_forward_step, build_norm_step
 from tessera.nn.precision import to_fp32
 from tessera.nn.transformer import FeedForward, Norm, States, linear
@@ -43,7 +44,7 @@ COORDINATE_DIM = 24
 """The embedding dimension of a coordinate: sines and cosines of 12 frequencies at first."""
 GROUP_SIZE = 4
 """The number of examples that the transformer processes together in training."""
-CONTEXT_SIZE = 1 + 3 * tree.NUM_ROLES
+CONTEXT_SIZE = 1 + 3 * NUM_ROLES
 """The slot, and the coordinates of the points."""
 
 
@@ -126,12 +127,12 @@ class TreeTransformer(TextConditionedTransformer):
         self.slot_embedding = nn.Embedding(tree.NUM_SLOTS, dim)
         # One row more for a point that is absent.
         self.coordinate_embedding = nn.Embedding(3 * (bins + 1), COORDINATE_DIM)
-        self.to_input = linear(3 * tree.NUM_ROLES * COORDINATE_DIM, dim)
-        self.match_embedding = linear(2 * tree.NUM_ROLES, dim)
+        self.to_input = linear(3 * NUM_ROLES * COORDINATE_DIM, dim)
+        self.match_embedding = linear(2 * NUM_ROLES, dim)
         self.coordinate_layer = FeedForward(dim, inner=dim)
         self.coordinate_norm = Norm(dim)
         self.head = linear(dim, self.vocab_size + 1)
-        self.pointer = nn.Linear(dim, tree.NUM_ROLES)
+        self.pointer = nn.Linear(dim, NUM_ROLES)
         nn.init.normal_(self.head.weight, std=0.02)
         nn.init.zeros_(self.pointer.weight)
         nn.init.zeros_(self.pointer.bias)
@@ -140,7 +141,7 @@ class TreeTransformer(TextConditionedTransformer):
         with torch.no_grad():
             self.coordinate_embedding.weight.copy_(initial_coordinates(bins).repeat(3, 1))
         masks = torch.as_tensor(tree.slot_masks(bins))
-        axes = torch.arange(3).repeat(tree.NUM_ROLES)
+        axes = torch.arange(3).repeat(NUM_ROLES)
         self.register_buffer("masks", masks, persistent=False)
         self.register_buffer("axes", axes, persistent=False)
         self.masks: Tensor
@@ -233,12 +234,12 @@ class TreeTransformer(TextConditionedTransformer):
         contexts[..., 0] = 0
         for row, length in enumerate(lengths):
             traversal = tree.Traversal(self.config.bins)
-            rows = [traversal.context()]
+            rows = [read_context(traversal)]
             for position in tokens_BNS[row, :length].tolist():
                 for token in position:
                     if token != tree.PAD:
                         traversal.append(token)
-                rows.append(traversal.context())
+                rows.append(read_context(traversal))
             contexts[row, : length + 1] = rows
         return contexts
 
@@ -274,7 +275,7 @@ class TreeTransformer(TextConditionedTransformer):
         """
         first_K, second_K = position_KS[:, 0], position_KS[:, 1]
         second_K = second_K.where(number_K == 2, tree.PAD)
-        points_KR3 = context_KC[:, 1:].unflatten(1, (tree.NUM_ROLES, 3))
+        points_KR3 = context_KC[:, 1:].unflatten(1, (NUM_ROLES, 3))
         offset = tree.FIRST_COORDINATE
         same_z_KR = points_KR3[..., 0] == (first_K - offset)[:, None]
         same_y_KR = points_KR3[..., 1] == (second_K - offset - self.config.bins)[:, None]
@@ -288,8 +289,8 @@ class TreeTransformer(TextConditionedTransformer):
         """Return (M, V + 1) logits, -inf for tokens that a slot cannot have."""
         logits_MV = self.head(states_MW)
         bonus_MR = self.pointer(states_MW)
-        points_MR3 = context_MC[:, 1:].unflatten(1, (tree.NUM_ROLES, 3))
-        axis_MR1 = number_M[:, None, None].expand(-1, tree.NUM_ROLES, 1)
+        points_MR3 = context_MC[:, 1:].unflatten(1, (NUM_ROLES, 3))
+        axis_MR1 = number_M[:, None, None].expand(-1, NUM_ROLES, 1)
         value_MR = points_MR3.gather(2, axis_MR1)[..., 0]
         present_MR = value_MR >= 0
         first_M1 = tree.FIRST_COORDINATE + number_M[:, None] * self.config.bins
@@ -366,9 +367,9 @@ class TreeDecodingState:
 
     def step(self) -> None:
         """Run the transformer on the next position."""
-        contexts = np.array([traversal.context() for traversal in self.traversals])
+        contexts = np.array([read_context(traversal) for traversal in self.traversals])
         self.slots_B, points_BP = contexts[:, 0], contexts[:, 1:]
-        self.points_BR3 = points_BP.reshape(len(contexts), tree.NUM_ROLES, 3)
+        self.points_BR3 = points_BP.reshape(len(contexts), NUM_ROLES, 3)
         x_BW = self.tables.sum_inputs(self.slots_B, points_BP, self.position_BS)
         self.states_BW = self.transformer.decode_step(
             self.padding.pad(x_BW), self.condition, self.cache
@@ -376,21 +377,21 @@ class TreeDecodingState:
 
     def coordinate_states(self) -> Tensor:
         """Return the states from which the second or third coordinates are predicted."""
-        same_BQ = np.zeros((len(self.traversals), 2 * tree.NUM_ROLES), dtype=np.int64)
+        same_BQ = np.zeros((len(self.traversals), 2 * NUM_ROLES), dtype=np.int64)
         rows_B3 = np.full((len(self.traversals), 3), tree.PAD)
         rows_B3[:, 2] = self.model.vocab_size + 1 + self.slots_B + self.number
         for axis in range(self.number):
             tokens_B = rows_B3[:, axis] = self.position_BS[:, axis]
             value_B1 = tokens_B[:, None] - self.tables.first_tokens[axis]
-            start = axis * tree.NUM_ROLES
-            same_BQ[:, start : start + tree.NUM_ROLES] = self.points_BR3[:, :, axis] == value_B1
+            start = axis * NUM_ROLES
+            same_BQ[:, start : start + NUM_ROLES] = self.points_BR3[:, :, axis] == value_B1
         inputs_BW = self.tables.sum_coordinates(rows_B3, same_BQ)
         x_BW = self.states_BW + self.padding.pad(inputs_BW)
         return self.coordinate_norm(x_BW + self.coordinate_layer(x_BW))
 
     def mask_logits(self, logits_BQ: np.ndarray) -> np.ndarray:
         """Add what the pointers predict, and exclude impossible tokens, (B, V + 1)."""
-        tables, count = self.tables, logits_BQ.shape[1] - tree.NUM_ROLES
+        tables, count = self.tables, logits_BQ.shape[1] - NUM_ROLES
         logits_BV = np.full((len(logits_BQ), self.model.vocab_size + 1), -np.inf, np.float32)
         if self.number:
             first = tables.first_tokens[self.number]
@@ -418,9 +419,9 @@ class DecodingTables:
 
     def __init__(self, model: TreeTransformer):
         self.device, self.bins = model.token_embedding.weight.device, model.config.bins
-        rows, num_points = self.bins + 1, 3 * tree.NUM_ROLES
+        rows, num_points = self.bins + 1, 3 * NUM_ROLES
         by_axis = model.coordinate_embedding.weight.unflatten(0, (3, rows))
-        weights = model.to_input.weight.unflatten(1, (tree.NUM_ROLES, 3, COORDINATE_DIM))
+        weights = model.to_input.weight.unflatten(1, (NUM_ROLES, 3, COORDINATE_DIM))
         points = torch.einsum("abe,wrae->rabw", by_axis, weights).flatten(0, 2)
         tokens, slots = model.token_embedding.weight, model.slot_embedding.weight
         self.inputs = torch.cat([points, tokens, slots])
@@ -432,7 +433,7 @@ class DecodingTables:
         self.coordinates = torch.cat([tokens, slots, no_match, model.match_embedding.weight.T])
         """A row for each token, each slot and each match of a point, (rows, W)."""
         self.match_offset = len(tokens) + len(slots)
-        self.match_numbers = np.arange(1, 2 * tree.NUM_ROLES + 1)
+        self.match_numbers = np.arange(1, 2 * NUM_ROLES + 1)
         self.log_masks = np.where(model.masks.cpu().numpy(), 0, -np.inf).astype(np.float32)
         """(slots, V + 1): 0, or -inf for tokens that a slot cannot have."""
         self.first_tokens = [tree.FIRST_COORDINATE + axis * self.bins for axis in range(3)]
@@ -445,7 +446,7 @@ class DecodingTables:
         if number == 0:
             parts = [weight[: start + self.bins], weight[-1:], model.pointer.weight]
         head = torch.cat(parts)
-        return head, F.pad(model.pointer.bias, (len(head) - tree.NUM_ROLES, 0))
+        return head, F.pad(model.pointer.bias, (len(head) - NUM_ROLES, 0))
 
     def sum_inputs(
         self, slots_B: np.ndarray, points_BP: np.ndarray, position_BS: np.ndarray

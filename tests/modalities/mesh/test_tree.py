@@ -15,6 +15,7 @@ from tessera.modalities.mesh.canonical import CanonicalMesh, canonicalize
 from tessera.modalities.mesh.media import Mesh
 from tessera.modalities.mesh.simplify import BOX_CORNERS, BOX_TRIANGLES
 from tessera.modalities.mesh.synthetic import generate_object
+from tessera.modalities.mesh.tree_context import NUM_ROLES, read_context
 from tessera.modalities.mesh.tree_tokenizer import TreeTokenizer
 from tessera.run.errors import UserError
 
@@ -254,8 +255,8 @@ def test_the_context_names_the_points_around_the_edge():
     bins = 16
     tokens = tree.encode_mesh(canonicalize(Mesh(BOX, INSIDE_OUT), bins), bins)
     traversal = replay(tokens[:9], bins)
-    slot, *points = traversal.context()
-    u, v, apex, opposite, *_ = np.reshape(points, (tree.NUM_ROLES, 3)).tolist()
+    slot, *points = read_context(traversal)
+    u, v, apex, opposite, *_ = np.reshape(points, (NUM_ROLES, 3)).tolist()
     assert slot == tree.EDGE and (tuple(u), tuple(v)) == (traversal.gate.u, traversal.gate.v)
     assert sorted(map(tuple, (u, v, apex))) == sorted(traversal.part)
     expected = np.clip(np.add(u, v) - apex, 0, bins - 1)
@@ -272,7 +273,7 @@ def test_a_repeated_part_is_named_in_advance():
     traversal, right = tree.Traversal(bins), []
     for token in tokens:
         if tree.AXIS[traversal.slot] == 0:
-            context = traversal.context()
+            context = read_context(traversal)
         if token >= tree.FIRST_COORDINATE and traversal.earlier_parts and len(traversal.part) >= 1:
             axis = tree.AXIS[traversal.slot]
             repeated = context[1 + 3 * 6 + axis]
@@ -289,7 +290,7 @@ def test_the_corners_of_a_repeated_box_are_named_in_advance():
     tokens = tree.encode_mesh(canonicalize(Mesh(np.concatenate(legs), faces), bins), bins)
     positions, traversal = tree.to_positions(tokens), tree.Traversal(bins)
     for number, position in enumerate(positions):
-        points = np.reshape(traversal.context()[1:], (tree.NUM_ROLES, 3))
+        points = np.reshape(read_context(traversal)[1:], (NUM_ROLES, 3))
         if number > 3 and position[0] >= tree.FIRST_COORDINATE:
             corner = np.subtract(position, tree.coordinate_tokens((0, 0, 0), bins))
             assert (points == corner).any(axis=0).all(), "each coordinate is that of a point"
