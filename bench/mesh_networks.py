@@ -207,8 +207,9 @@ def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> W
     """Generate with the transformer along the edges, of as many blocks as theirs has in both of its
     transformers.
 
-    Tokens that attach no face are excluded, so that every position after the first two is a face: a
-    mesh of this length has SAMPLED_FACES faces.
+    Tokens that attach no face are excluded, and so are boxes, which have four faces for a position,
+    so that every position after the first two is a face: a mesh of this length has SAMPLED_FACES
+    faces.
     """
     from tessera.engine.modes import seed
     from tessera.modalities.mesh import tree
@@ -234,6 +235,7 @@ def build_our_tree_sampler(work_dir: Path, *, meshes: int, batch_size: int) -> W
     )
     task = config.build().eval()
     task.model.masks[:, [tree.STOP, tree.NEW, task.model.eos_token_id]] = False
+    task.model.masks[:, tree.BOX : tree.PAD] = False
     sampling = AutoregressiveSampling(top_k=math.ceil(TOP_FRACTION * task.model.vocab_size))
     guidance, seeds = Guidance(scale=1.0), itertools.count()
 
