@@ -26,6 +26,7 @@ from safetensors.torch import load_file, save_file
 
 from tessera.engine import checkpoint
 from tessera.engine.checkpoint import describe_file, find_corruption, list_steps
+from tessera.modalities.image.dataset import ImageDataConfig
 from tessera.run.directory import RunDirectory
 from tests.cli_runner import read_files, run_invalid, tessera
 
@@ -94,6 +95,21 @@ def test_folder_of_unreadable_files(num_workers, tmp_path):
     assert "could not be read" in message and "not a PNG" in message
     assert "`tessera check` shows" in message
     assert read_files(data) == before and list_steps(tmp_path / "run" / "checkpoints") == []
+
+
+@pytest.mark.parametrize("num_workers", ["0", "2"])
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_unreadable_held_out_set_is_found_before_the_first_step(flags, num_workers, tmp_path):
+    data = write_images(tmp_path / "data", 9)
+    held_out = ImageDataConfig(path=str(data), val_fraction=0.05).build().validation
+    assert len(held_out) == 1
+    (data / held_out.name(0)).write_bytes(b"not an image")
+    command = (*TRAIN, "--data", data, "--data.val-fraction", "0.05", "--batch-size", "4", *flags)
+    message = run_invalid(*command, "--num-workers", num_workers, "--out", tmp_path / "run")
+    assert "The 1 held-out example(s) could not be read" in message
+    assert held_out.name(0) in message and "not a PNG" in message
+    assert "`tessera check` shows" in message
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("num_workers", ["0", "1"])

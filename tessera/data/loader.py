@@ -136,6 +136,25 @@ def check_num_examples(dataset: ExampleDataset, batch_size: int) -> None:
         )
 
 
+def check_held_out(dataset: ExampleDataset, num_workers: int) -> None:
+    """Raise UserError if no held-out example can be read; stop at the first one that can.
+
+    With workers it is read in a worker, since a damaged file may end the process that reads it.
+    """
+    loader = EvalLoader(dataset, seed=0, batch_size=1, num_workers=min(1, num_workers))
+    rejected: list[tuple[str, str]] = []
+    for batch in loader.batches():
+        if len(batch):
+            return
+        rejected += batch.rejected
+    reasons = "".join(f"\n  {name}: {reason}" for name, reason in rejected[:3])
+    raise UserError(
+        f"The {len(dataset)} held-out example(s) could not be read, and validation needs at least "
+        f"one:{reasons}\n`tessera check` shows which files can be used: repair or remove the "
+        "others, or hold out a larger fraction."
+    )
+
+
 @dataclass(kw_only=True)
 class TrainLoader:
     """An endless stream of training examples, from any step on.

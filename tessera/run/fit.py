@@ -14,7 +14,6 @@ from typing import Any, Literal
 from torch import nn
 
 from tessera.data.dataset import ExampleDataset, Split, split_dataset
-from tessera.data.loader import check_num_examples
 from tessera.data.source import DatasetSource, require_items
 from tessera.engine import checkpoint
 from tessera.engine.config import EngineConfig
@@ -24,7 +23,7 @@ from tessera.engine.task import Source, Task
 from tessera.run.config import encode
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError, as_user_error
-from tessera.run.train import claim_directory, open_engine
+from tessera.run.train import check_split, claim_directory, open_engine
 
 
 def fit(
@@ -63,7 +62,7 @@ def fit(
     with as_user_error(ValueError):
         config = EngineConfig(**engine)
     split = build_split(data, validation, val_fraction, collate)
-    check_num_examples(split.train, config.batch_size)
+    check_split(split, config)
     kind = type(task)
     stored: Json = {
         "recipe": None,

@@ -15,7 +15,7 @@ from tessera import __version__
 from tessera.data.dataset import ExampleDataset, Split
 from tessera.data.discovery import Listing, fixed_listing, list_files
 from tessera.data.errors import UnreadableFile
-from tessera.data.loader import EvalLoader, TrainLoader, check_num_examples
+from tessera.data.loader import EvalLoader, TrainLoader, check_held_out, check_num_examples
 from tessera.data.shard_index import INDEX_SUFFIX
 from tessera.data.tokens import TokenDataset
 from tessera.engine.config import EngineConfig
@@ -98,7 +98,7 @@ def build_engine(
     task = task or build_task(run, dependencies)
     if run.engine.init_from is not None and not checkpoint.list_steps(directory.checkpoints):
         load_initial_weights(task, run.engine.init_from)
-    check_num_examples(split.train, run.engine.batch_size)
+    check_split(split, run.engine)
     captions = read_captions(split.train) if run.task.uses_captions else []
     settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
     dist.on_main(lambda: claim_directory(directory, settings))
@@ -114,6 +114,12 @@ def build_engine(
         if dependencies:
             split = prepare_tokens(run, split, dependencies, directory, dist)
     return open_engine(task, split, run.engine, directory, settings, on_log=on_log)
+
+
+def check_split(split: Split, config: EngineConfig) -> None:
+    """Raise UserError if there are too few examples for a batch, or none for a validation."""
+    check_num_examples(split.train, config.batch_size)
+    check_held_out(split.validation, config.num_workers)
 
 
 def open_engine(

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from tessera.data.dataset import ExampleDataset, Split, read_item
 from tessera.data.errors import UnreadableFile
-from tessera.data.loader import check_num_examples
 from tessera.data.source import DatasetSource
 from tessera.engine.config import EngineConfig
 from tessera.engine.distributed import Distributed
@@ -33,7 +32,7 @@ from tessera.engine.task import Batch, BestMetric, Loss, Task, TensorExamples, U
 from tessera.run.config import encode
 from tessera.run.directory import Json, RunDirectory
 from tessera.run.errors import UserError
-from tessera.run.train import claim_directory, open_engine
+from tessera.run.train import check_split, claim_directory, open_engine
 
 MODEL, DISCRIMINATOR, EVALUATION = 0, 1, 2
 """Parts of the seed of a micro-batch, one for each call of a model."""
@@ -280,7 +279,7 @@ class ForeignRun:
 
     def open(self, directory: RunDirectory, on_log: Callable[[Json], None]) -> Engine:
         """Build an engine at the newest checkpoint of the directory, or at step 0."""
-        check_num_examples(self.split.train, self.engine.batch_size)
+        check_split(self.split, self.engine)
         dist = Distributed.from_environment()
         dist.on_main(lambda: claim_directory(directory, self.settings))
         return open_engine(

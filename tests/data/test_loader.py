@@ -25,6 +25,7 @@ from tessera.data.loader import (
     LoadBatch,
     ShuffledDataset,
     TrainLoader,
+    check_held_out,
     check_num_examples,
 )
 from tessera.data.workers import Monitor
@@ -291,6 +292,20 @@ def test_dataset_smaller_than_a_batch_is_rejected_with_both_numbers():
     with pytest.raises(UserError, match=message):
         check_num_examples(Numbers(5), batch_size=8)
     assert len(load_steps(train_loader(Numbers(8)), 0, 3)) == 3, "a single batch is enough"
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_held_out_set_needs_one_readable_example(num_workers):
+    check_held_out(Numbers(5, unreadable={0, 1, 2, 3}), num_workers)
+    message = r"The 5 held-out example\(s\) could not be read.*\n  0.png: 0.png: truncated\n  1.png"
+    with pytest.raises(UserError, match=message):
+        check_held_out(Numbers(5, unreadable=set(range(5))), num_workers)
+
+
+def test_held_out_set_is_read_up_to_its_first_readable_example():
+    dataset = Numbers(5, unreadable={0})
+    check_held_out(dataset, num_workers=0)
+    assert dataset.read == [0, 1]
 
 
 @pytest.mark.parametrize(
