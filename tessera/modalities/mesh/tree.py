@@ -189,6 +189,8 @@ class Traversal:
         self.slot += 1
         if len(self.part) == 3:
             a, b, c = self.part
+            for corner in self.part:
+                self._extend_bounds(corner)
             self._add_face(a, b, c)
             self.stack = [Gate(a, c, b), Gate(c, b, a), Gate(b, a, c)]
             self._advance()
@@ -202,6 +204,8 @@ class Traversal:
         """Add the triangles of a box that are not there already."""
         low = self.part[0]
         self.part.append(high)
+        self._extend_bounds(low)
+        self._extend_bounds(high)
         for u, v, w in box_faces(Box(low, high, self._diagonals)):
             if self.may_add(u, v, w):
                 self._add_face(u, v, w)
@@ -223,6 +227,7 @@ class Traversal:
 
     def _attach(self, vertex: Vertex) -> None:
         gate = self.stack.pop()
+        self._extend_bounds(vertex)
         self._add_face(gate.u, gate.v, vertex)
         self.stack.append(Gate(gate.u, vertex, gate.v))
         self.stack.append(Gate(vertex, gate.v, gate.u))
@@ -269,11 +274,7 @@ class Traversal:
         return not is_collinear(u, v, w) and w not in self._thirds.get(undirected(u, v), ())
 
     def _add_face(self, u: Vertex, v: Vertex, w: Vertex) -> None:
-        if not self.faces:
-            self.low = self.high = u
         self.faces.append((u, v, w))
-        for vertex in (u, v, w):
-            self._extend_bounds(vertex)
         for one, other, third in ((u, v, w), (v, w, u), (w, u, v)):
             self._thirds[undirected(one, other)].append(third)
             if (one, other) in self._edges:
@@ -287,6 +288,9 @@ class Traversal:
             self._edges.add((one, other))
 
     def _extend_bounds(self, vertex: Vertex) -> None:
+        if self.low is ABSENT:
+            self.low = self.high = vertex
+            return
         (z, y, x), (lz, ly, lx), (hz, hy, hx) = vertex, self.low, self.high
         self.low = (z if z < lz else lz, y if y < ly else ly, x if x < lx else lx)
         self.high = (z if z > hz else hz, y if y > hy else hy, x if x > hx else hx)
