@@ -48,14 +48,18 @@ class Rectangle(NamedTuple):
     diagonal: int
 
 
+Rectangles = dict[tuple[int, tuple[int, int, int, int]], dict[int, tuple[int, ...]]]
+"""The rectangles of a side and of spans by their level: the diagonal, and the numbers of both
+triangles."""
+
+
 def box_faces(box: Box) -> list[Face]:
     """Return the 12 triangles of a box, with their normals to the outside."""
     faces: list[Face] = []
     for side in range(NUM_SIDES):
         axis = side // 2
         level = box.high[axis] if side % 2 else box.low[axis]
-        one, other = other_axes(axis)
-        spans = (box.low[one], box.high[one], box.low[other], box.high[other])
+        spans = side_spans(box.low, box.high, axis)
         diagonal = box.diagonals >> side & 1
         faces.extend(rectangle_faces(Rectangle(side, level, spans, diagonal)))
     return faces
@@ -104,20 +108,10 @@ def from_lowest(face: Face) -> Face:
 
 def find_boxes(faces: Sequence[Face]) -> list[FoundBox]:
     """Return boxes that share no triangle."""
-    numbers = {from_lowest(face): number for number, face in enumerate(faces)}
-    rectangles: dict[tuple[int, tuple[int, int, int, int]], dict[int, tuple[int, ...]]]
-    rectangles = defaultdict(dict)
-    for face in numbers:
-        rectangle = find_rectangle(face)
-        if rectangle is None:
-            continue
-        pair = tuple(numbers.get(one, -1) for one in rectangle_faces(rectangle))
-        if min(pair) >= 0:
-            found = rectangles[rectangle.side, rectangle.spans]
-            found.setdefault(rectangle.level, (rectangle.diagonal, *pair))
+    rectangles = collect_rectangles(faces)
     boxes: list[FoundBox] = []
     used: set[int] = set()
-    for (side, spans), bottoms in list(rectangles.items()):
+    for (side, spans), bottoms in rectangles.items():
         tops = rectangles.get((1, spans), {}) if side == 0 else {}
         for low_z in bottoms:
             for high_z in sorted(level for level in tops if level > low_z):
@@ -137,6 +131,20 @@ def find_boxes(faces: Sequence[Face]) -> list[FoundBox]:
                     boxes.append(found_box)
                 break
     return boxes
+
+
+def collect_rectangles(faces: Sequence[Face]) -> Rectangles:
+    numbers = {from_lowest(face): number for number, face in enumerate(faces)}
+    rectangles: Rectangles = defaultdict(dict)
+    for face in numbers:
+        rectangle = find_rectangle(face)
+        if rectangle is None:
+            continue
+        pair = tuple(numbers.get(one, -1) for one in rectangle_faces(rectangle))
+        if min(pair) >= 0:
+            found = rectangles[rectangle.side, rectangle.spans]
+            found.setdefault(rectangle.level, (rectangle.diagonal, *pair))
+    return rectangles
 
 
 def side_spans(low: Vertex, high: Vertex, axis: int) -> tuple[int, int, int, int]:

@@ -113,10 +113,11 @@ def quantize_boxes(
 def find_box_parts(exact: np.ndarray, faces_FK: np.ndarray) -> list[np.ndarray]:
     """Return the vertices of each part that is a box along the axes."""
     labels_V = label_parts(faces_FK, len(exact))
-    candidates = np.flatnonzero(np.bincount(labels_V, minlength=len(exact)) == len(CORNERS))
+    is_candidate_V = np.bincount(labels_V, minlength=len(exact))[labels_V] == len(CORNERS)
+    candidates = np.flatnonzero(is_candidate_V)
+    by_part = candidates[np.argsort(labels_V[candidates], kind="stable")]
     boxes = []
-    for label in candidates.tolist():
-        members = np.flatnonzero(labels_V == label)
+    for members in by_part.reshape(-1, len(CORNERS)):
         corners = exact[members]
         low, high = corners.min(axis=0), corners.max(axis=0)
         is_high = corners > (low + high) / 2
