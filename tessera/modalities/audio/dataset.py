@@ -44,6 +44,12 @@ from tessera.modalities.audio.synthetic import (
 from tessera.modalities.audio.synthetic_speech import SyntheticSpeech
 from tessera.run.errors import UserError, as_user_error
 
+MAX_SPEED = 4.0
+MAX_GAIN_DB = 60.0
+RATE_STEP_HZ = 100
+"""Playback rates are multiples of this: resampling between rates with a large common divisor
+decodes less of a file."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AudioDataConfig(DataConfig):
@@ -65,6 +71,14 @@ class AudioDataConfig(DataConfig):
     """The exact length of an example in samples; None uses `seconds`."""
     crop: Literal["random", "centre", "start"] = "random"
     """The position of a training example in a longer file."""
+    speed: float = 1.0
+    """Play training examples at a random speed between 1 / speed and speed, which changes their
+    pitch too (speed perturbation); 1 leaves them unchanged."""
+    gain_db: float = 0.0
+    """Change the level of training examples by a random gain of up to this many decibels up or
+    down, without clipping; 0 leaves it unchanged."""
+    flip: bool = False
+    """Invert the sign of the samples of every other training example, at random."""
     loudness_db: float | None = None
     """Normalise every example to this root mean square, in decibels of full scale (-24, for
     example); None leaves it unchanged."""
@@ -109,6 +123,15 @@ class AudioDataConfig(DataConfig):
                 f"{MIN_RATE_HZ:,} samples per second or more, got {self.length:,} samples at "
                 f"{self.rate_hz:,}."
             )
+        if not 1 <= self.speed <= MAX_SPEED:
+            raise ValueError(
+                f"speed must be between 1, which leaves examples unchanged, and {MAX_SPEED:g}, got "
+                f"{self.speed:g}."
+            )
+        if not 0 <= self.gain_db <= MAX_GAIN_DB:
+            raise ValueError(
+                f"gain_db must be between 0 and {MAX_GAIN_DB:g}, got {self.gain_db:g}."
+            )
         if self.loudness_db is not None and not -90 <= self.loudness_db <= 0:
             raise ValueError(
                 f"loudness_db must be between -90 and 0, or None, got {self.loudness_db}."
@@ -151,7 +174,29 @@ class AudioDataConfig(DataConfig):
             )
 
     def without_augmentation(self) -> AudioDataConfig:
-        return replace(self, crop="centre") if self.crop == "random" else self
+        crop = "centre" if self.crop == "random" else self.crop
+        return replace(self, crop=crop, speed=1.0, gain_db=0.0, flip=False)
+
+    def draw_playback_rate(self, rng: np.random.Generator) -> int:
+        """Draw the rate at which a file is read, to be played at `rate_hz`.
+
+        Speeds are evenly spread over the logarithm of the pitch.
+        """
+        if self.speed == 1:
+            return self.rate_hz
+        speed = self.speed ** rng.uniform(-1, 1)
+        return max(1, round(self.rate_hz / speed / RATE_STEP_HZ)) * RATE_STEP_HZ
+
+    def augment(self, samples_CN: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Change gain and sign at random, where this is enabled."""
+        factor = 1.0
+        if self.gain_db:
+            peak = float(np.abs(samples_CN).max(initial=0))
+            gain = 10 ** (rng.uniform(-1, 1) * self.gain_db / 20)
+            factor *= min(gain, max(1.0, 1 / peak)) if peak else gain
+        if self.flip:
+            factor *= rng.choice((-1, 1))
+        return samples_CN if factor == 1 else samples_CN * np.float32(factor)
 
     def collate(self, examples: list[AudioExample]) -> AudioBatch:
         longest = max(example.samples.shape[1] for example in examples)
@@ -247,12 +292,13 @@ class AudioFolderDataset(FileDataset):
         """Load an example without its caption."""
         config, u = self.config, rng.random()
         position = {"random": u, "centre": 0.5, "start": 0.0}[config.crop]
-        audio = self.load_part(self.files.file(index), position)
-        samples = normalize_loudness(audio.samples, config.loudness_db)
+        playback_rate_hz = config.draw_playback_rate(rng)
+        audio = self.load_part(self.files.file(index), position, playback_rate_hz)
+        samples = config.augment(normalize_loudness(audio.samples, config.loudness_db), rng)
         length = samples.shape[1]
         return AudioExample(pad_samples(samples, config.length), length, config.rate_hz, "")
 
-    def load_part(self, path: AnyFile, position: float) -> Audio:
+    def load_part(self, path: AnyFile, position: float, playback_rate_hz: int) -> Audio:
         """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
         config = self.config
         info = probe(path)
@@ -261,7 +307,7 @@ class AudioFolderDataset(FileDataset):
                 f"{path}: it has {info.seconds:.2f} s, more than the "
                 f"{config.length / config.rate_hz:.2f} s of an example (--data.seconds)"
             )
-        audio = self.read_part(path, info, position)
+        audio = self.read_part(path, info, position, playback_rate_hz)
         if audio.samples.shape[1] < config.length and config.on_short == "skip":
             raise UnreadableFile(
                 f"{path}: it has {audio.seconds:.2f} s, less than the requested "
@@ -269,21 +315,27 @@ class AudioFolderDataset(FileDataset):
             )
         return audio
 
-    def read_part(self, path: AnyFile, info: AudioInfo, position: float) -> Audio:
+    def read_part(
+        self, path: AnyFile, info: AudioInfo, position: float, playback_rate_hz: int
+    ) -> Audio:
         """Read with the length that the file states, or, if that is wrong, with the decoded one."""
         try:
-            audio = self.read_at(path, info.seconds, position)
-            stated = math.floor(info.seconds * self.config.rate_hz)
+            audio = self.read_at(path, info.seconds, position, playback_rate_hz)
+            stated = math.floor(info.seconds * playback_rate_hz)
             if audio.samples.shape[1] >= min(self.config.length, stated):
                 return audio
         except UnreadableFile:
             pass
-        return self.read_at(path, scan_audio(path).num_samples / info.rate_hz, position)
+        seconds = scan_audio(path).num_samples / info.rate_hz
+        return self.read_at(path, seconds, position, playback_rate_hz)
 
-    def read_at(self, path: AnyFile, seconds: float, position: float) -> Audio:
+    def read_at(
+        self, path: AnyFile, seconds: float, position: float, playback_rate_hz: int
+    ) -> Audio:
         """Read from a sample at the requested rate; all samples are equally likely."""
-        config = self.config
-        num_later = max(0, math.floor(seconds * config.rate_hz) - config.length)
+        length, channels = self.config.length, self.config.channels
+        num_later = max(0, math.floor(seconds * playback_rate_hz) - length)
         start = min(num_later, int(position * (num_later + 1)))
-        start_seconds = start / config.rate_hz
-        return read_segment(path, start_seconds, config.length, config.rate_hz, config.channels)
+        start_seconds = start / playback_rate_hz
+        audio = read_segment(path, start_seconds, length, playback_rate_hz, channels)
+        return Audio(audio.samples, self.config.rate_hz)

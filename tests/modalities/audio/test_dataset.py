@@ -289,3 +289,84 @@ def test_single_file_is_a_dataset_that_can_be_pickled(tmp_path):
     before = dataset.signature(0)
     Audio.load(path).save(tmp_path / "a")
     assert dataset.signature(0) != before
+
+
+# ---- augmentation
+
+
+def write_tone(path: Path, frequency_hz: float, amplitude: float = 0.3) -> Path:
+    times = np.arange(32_000) / 16_000
+    soundfile.write(path, amplitude * np.sin(2 * np.pi * frequency_hz * times), 16_000)
+    return path
+
+
+def peak_hz(example: AudioExample) -> float:
+    """Return the frequency of the largest bin of the spectrum."""
+    valid = example.samples[0, : example.length]
+    spectrum = np.abs(np.fft.rfft(valid * np.hanning(example.length)))
+    return float(spectrum.argmax() * example.rate_hz / example.length)
+
+
+def test_speed_changes_the_pitch_within_its_range_and_keeps_the_length(tmp_path):
+    write_tone(tmp_path / "a.wav", 400)
+    data = AudioDataConfig(path=str(tmp_path), seconds=0.5, val_fraction=0, speed=1.5)
+    examples = [load(data.build(captions=False).train, seed=seed) for seed in range(20)]
+    pitches = [peak_hz(one) for one in examples]
+    assert {(one.samples.shape[1], one.length) for one in examples} == {(8000, 8000)}
+    assert 400 / 1.5 - 3 <= min(pitches) < 330
+    assert 490 < max(pitches) <= 400 * 1.5 + 3
+
+
+def test_a_faster_example_of_a_short_file_is_shorter(tmp_path):
+    write_tone(tmp_path / "a.wav", 400)  # 2 s
+    data = AudioDataConfig(path=str(tmp_path), seconds=4, val_fraction=0, speed=1.5)
+    for seed in range(8):
+        example = load(data.build(captions=False).train, seed=seed)
+        assert example.length == pytest.approx(32_000 * 400 / peak_hz(example), rel=0.01)
+
+
+def test_gain_changes_the_level_within_its_range_and_never_clips(tmp_path):
+    write_tone(tmp_path / "a.wav", 400, amplitude=0.6)
+    data = AudioDataConfig(path=str(tmp_path), seconds=0.5, val_fraction=0, gain_db=12)
+    dataset = data.build(captions=False).train
+    peaks = [np.abs(load(dataset, seed=seed).samples).max() for seed in range(30)]
+    assert 0.6 / 4 - 0.01 <= min(peaks) < 0.25
+    assert 0.9 < max(peaks) <= 1
+
+
+def test_flip_inverts_some_examples_and_changes_nothing_else(tmp_path):
+    write_ramp(tmp_path / "a.wav")
+    data = AudioDataConfig(path=str(tmp_path), samples=1000, val_fraction=0, flip=True)
+    dataset = data.build(captions=False).train
+    expected = np.arange(1000)
+    signs = [np.array(sample_numbers(load(dataset, seed=seed))) for seed in range(12)]
+    assert {tuple(one == expected) for one in signs} != {(True,) * 1000}
+    assert all((one == expected).all() or (one == -expected).all() for one in signs)
+    assert any((one == expected).all() for one in signs)
+
+
+def test_held_out_examples_are_not_augmented(tmp_path):
+    for number in range(8):
+        write_tone(tmp_path / f"{number}.wav", 400)
+    plain = AudioDataConfig(path=str(tmp_path), seconds=0.5, val_fraction=0.4)
+    data = AudioDataConfig(
+        path=str(tmp_path), seconds=0.5, val_fraction=0.4, speed=2, gain_db=20, flip=True
+    )
+    kept, changed = (one.build(captions=False).validation for one in (plain, data))
+    assert len(kept) == len(changed) > 0
+    for index in range(len(kept)):
+        same = [load(one, index, seed=3).samples for one in (kept, changed)]
+        np.testing.assert_array_equal(*same)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speed": 0.5}, "speed must be between 1"),
+        ({"speed": 9}, "speed must be between 1"),
+        ({"gain_db": -3}, "gain_db must be between 0"),
+    ],
+)
+def test_augmentation_out_of_range_is_an_error(settings, message):
+    with pytest.raises(ValueError, match=message):
+        AudioDataConfig(**settings)
