@@ -299,7 +299,10 @@ class AudioFolderDataset(FileDataset):
         return AudioExample(pad_samples(samples, config.length), length, config.rate_hz, "")
 
     def load_part(self, path: AnyFile, position: float, playback_rate_hz: int) -> Audio:
-        """Load the part that starts at `position`: 0 is the first possible start, 1 the last."""
+        """Load the part that starts at `position`: 0 is the first possible start, 1 the last.
+
+        The file is read at `playback_rate_hz`, and the result has `rate_hz`.
+        """
         config = self.config
         info = probe(path)
         if config.on_long == "skip" and info.seconds * config.rate_hz > config.length + 1:
@@ -307,6 +310,11 @@ class AudioFolderDataset(FileDataset):
                 f"{path}: it has {info.seconds:.2f} s, more than the "
                 f"{config.length / config.rate_hz:.2f} s of an example (--data.seconds)"
             )
+        if config.on_long == "skip" and playback_rate_hz > config.rate_hz:
+            # A slower recording must still fit as a whole.
+            fitting_rate_hz = int(config.length / max(info.seconds, 1 / config.rate_hz))
+            fitting_rate_hz -= fitting_rate_hz % RATE_STEP_HZ
+            playback_rate_hz = min(playback_rate_hz, max(config.rate_hz, fitting_rate_hz))
         audio = self.read_part(path, info, position, playback_rate_hz)
         if audio.samples.shape[1] < config.length and config.on_short == "skip":
             raise UnreadableFile(

@@ -325,6 +325,19 @@ def test_a_faster_example_of_a_short_file_is_shorter(tmp_path):
         assert example.length == pytest.approx(32_000 * 400 / peak_hz(example), rel=0.01)
 
 
+def test_a_slower_recording_with_a_transcript_is_never_cut(tmp_path):
+    write_tone(tmp_path / "a.wav", 400)  # 2 s
+    data = AudioDataConfig(
+        path=str(tmp_path), seconds=2.2, val_fraction=0, on_long="skip", speed=1.5
+    )
+    pitches = []
+    for seed in range(12):
+        example = load(data.build(captions=False).train, seed=seed)
+        pitches.append(peak_hz(example))
+        assert example.length == pytest.approx(32_000 * 400 / pitches[-1], rel=0.01)
+    assert min(pitches) < 375
+
+
 def test_gain_changes_the_level_within_its_range_and_never_clips(tmp_path):
     write_tone(tmp_path / "a.wav", 400, amplitude=0.6)
     data = AudioDataConfig(path=str(tmp_path), seconds=0.5, val_fraction=0, gain_db=12)
