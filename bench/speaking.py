@@ -67,7 +67,7 @@ def evaluate(
     speaker: Speaker,
     examples: list[Example],
     num_sentences: int,
-    guidance: float | None,
+    settings: dict[str, Any],
     out: Path | None,
 ) -> Any:
     by_voice: dict[str, list[Example]] = {}
@@ -89,9 +89,9 @@ def evaluate(
         for number, example in enumerate(some[:num_sentences]):
             prompt = some[number + 1]
             start = time.process_time()
-            speech = speaker.speak(
-                example.text, voice=prompt.path, guidance=guidance, seed=number
-            ).media[0]
+            speech = speaker.speak(example.text, voice=prompt.path, seed=number, **settings).media[
+                0
+            ]
             cpu_seconds += time.process_time() - start
             assert isinstance(speech, Audio)
             spoken_seconds += speech.seconds
@@ -172,13 +172,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--voices", nargs="*", default=[], help="only these voices")
     parser.add_argument("--sentences", type=int, default=12, help="sentences for each voice")
     parser.add_argument("--guidance", type=float, help="guidance on the prompt")
+    parser.add_argument("--candidates", type=int, help="candidates of each sentence")
     parser.add_argument("--out", type=Path, help="write the speech to this folder")
     parser.add_argument("--json", type=Path, help="also write the numbers to this file")
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     speaker = Speaker.load(args.run, args.soundstorm)
     examples = read_examples(speaker, args.data, args.voices)
-    results = evaluate(speaker, examples, args.sentences, args.guidance, args.out)
+    settings = {name: getattr(args, name) for name in ("guidance", "candidates")}
+    settings = {name: value for name, value in settings.items() if value is not None}
+    results = evaluate(speaker, examples, args.sentences, settings, args.out)
     for name, value in results.items():
         print(f"{name:<28}{value:8.3f}")
     if args.json is not None:

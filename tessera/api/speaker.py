@@ -7,7 +7,9 @@
 
 The run directory holds all three parts: text to semantic tokens, SoundStorm, which turns these into
 the tokens of a codec in the voice of a recording, and the codec. A long text is spoken sentence by
-sentence. Without a recording the voice of the first sentence is that of all others.
+sentence. Without a recording the voice of the first sentence is that of all others. SoundStorm
+generates several candidates of each sentence, and the one is kept whose voice is most like that of
+the recording and that the recogniser reads with the fewest errors.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from torch import Tensor
 from tessera.api.generator import Generator, make_seeds, override
 from tessera.api.tokenizer import Tokenizer
 from tessera.data.errors import UnreadableFile
+from tessera.metrics.text import character_error
 from tessera.modalities.audio.ctc import CTCTokenizer
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
 from tessera.modalities.audio.text_to_semantic import predict_durations
 from tessera.modalities.audio.text_to_semantic_task import TextToSemanticTask, describe_unreadable
 from tessera.modalities.audio.voice_prompt import check_voice
+from tessera.modalities.audio.voice_similarity import VoiceProfile, measure_voice, voice_distance
 from tessera.objectives.generation import Generated, GenerationRequest, TokenPrompt
 from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, Weights, format_repr, load_run
@@ -42,6 +46,10 @@ PAUSE_SECONDS = 0.25
 """The pause between two sentences."""
 MIN_WORDS = 3
 """A part of a sentence that is too long for the model has at least this many words."""
+CANDIDATES = 4
+"""How many candidates of each sentence SoundStorm generates by default."""
+ERROR_WEIGHT = 3.0
+"""The distance of voices (`voice_similarity.py`) that counts as much as a character error of 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,35 +127,44 @@ class Speaker:
         speed: float = 1.0,
         temperature: float | None = None,
         guidance: float | None = None,
+        candidates: int = CANDIDATES,
         seed: int = 0,
     ) -> Generated:
         """Speak a text, in the voice of a recording if one is given.
 
-        `guidance` above 1 leads away from other voices than that of the recording. The result has
-        one `Audio`, and the codes of the codec for each sentence.
+        `guidance` above 1 leads away from other voices than that of the recording. Of each sentence
+        several `candidates` are generated, and the best one is kept; 1 generates one, in less time.
+        The result has one `Audio`, and the codes of the codec for each sentence.
         """
+        if candidates < 1:
+            raise UserError(f"candidates must be at least 1, got {candidates}.")
         sentences = self.split(text)
         sampling = override(
             self.task.config.sampling,
             {"speed": speed} | ({} if temperature is None else {"temperature": temperature}),
         )
         prompt = None if voice is None else self.read_voice(voice)
-        parts, codes = [], []
+        parts: list[Audio] = []
+        codes: list[Tensor] = []
         for sentence, own_seed in zip(sentences, make_seeds(seed, len(sentences)), strict=True):
             request = GenerationRequest(prompts=[sentence], seeds=[own_seed], sampling=sampling)
             with as_user_error(ValueError):
                 semantic = self.task.generate(request)
             semantic = semantic[:, : int((semantic >= 0).sum())]
-            codes.append(self.generate_codes(semantic, prompt, own_seed, guidance))
-            parts.append(self.codec.to_media(codes[-1][None])[0])
+            seeds = make_seeds(own_seed, candidates)
+            options = self.generate_codes(semantic, prompt, seeds, guidance)
+            chosen, part = self.choose_candidate(options, sentence, prompt)
+            codes.append(chosen)
+            parts.append(part)
             if prompt is None:  # the other sentences have the voice of the first
                 prompt = self.as_prompt(codes[-1][None], semantic)
-        audio = join_audio(parts)  # type: ignore[arg-type]
+        audio = join_audio(parts)
         settings: dict[str, object] = {
             "text": text,
             "sentences": sentences,
             "voice": None if voice is None else str(voice),
             "guidance": guidance,
+            "candidates": candidates,
             "sampling": dataclasses.asdict(sampling),
         }
         return Generated([audio], codes, [text], settings)
@@ -186,10 +203,11 @@ class Speaker:
         self,
         semantic: Tensor,
         prompt: VoicePrompt | None,
-        seed: int,
+        seeds: list[int],
         guidance: float | None = None,
     ) -> Tensor:
-        """Return the codes of the codec for semantic tokens (1, frames), (frames, quantizers)."""
+        """Return codes of the codec for semantic tokens (1, frames): a candidate for each seed,
+        (candidates, frames, quantizers)."""
         assert self.codec.seconds is not None and self.semantic.seconds is not None
         frames = round(semantic.shape[1] * self.semantic.seconds / self.codec.seconds)
         codes = semantic.new_zeros(1, frames, self.codec.num_quantizers)
@@ -206,9 +224,38 @@ class Speaker:
             trim=trim,
         )
         chosen = None if guidance is None else Guidance(scale=guidance)
-        request = GenerationRequest(prompts=[""], seeds=[seed], start=start, guidance=chosen)
+        request = GenerationRequest(
+            prompts=[""] * len(seeds), seeds=seeds, start=start, guidance=chosen
+        )
         with as_user_error(ValueError):
-            return self.soundstorm.task.generate(request)[0, trim:]
+            return self.soundstorm.task.generate(request)[:, trim:]
+
+    def choose_candidate(
+        self, codes: Tensor, sentence: str, prompt: VoicePrompt | None
+    ) -> tuple[Tensor, Audio]:
+        """Return the best of the candidates (candidates, frames, quantizers), and its audio.
+
+        It is the one with the lowest distance to the voice of the prompt, plus the character error
+        of what the recogniser reads in it.
+        """
+        audio: list[Audio] = self.codec.to_media(codes)  # type: ignore[assignment]
+        if len(audio) == 1:
+            return codes[0], audio[0]
+        profile = None if prompt is None else self.measure_prompt(prompt)
+        expected = normalize_text(sentence)
+        scores = [
+            distance_to(profile, one)
+            + ERROR_WEIGHT * character_error([self.transcribe(one)], [expected])
+            for one in audio
+        ]
+        best = int(np.argmin(scores))
+        return codes[best], audio[best]
+
+    def measure_prompt(self, prompt: VoicePrompt) -> VoiceProfile | None:
+        """Measure the voice of a prompt as the codec reconstructs it, as it does candidates."""
+        [audio] = self.codec.to_media(prompt.codes)
+        assert isinstance(audio, Audio)
+        return measure_voice(audio)
 
     # ---- voices
 
@@ -245,6 +292,14 @@ def check_same_tokens(own: object, other: Tokenizer) -> None:
             "The SoundStorm run was trained on the tokens of another semantic tokenizer: give one "
             "that was trained with the same run of audio-semantic."
         )
+
+
+def distance_to(profile: VoiceProfile | None, audio: Audio) -> float:
+    """Return the distance to a voice, infinite for silence; 0 if there is nothing to compare."""
+    if profile is None:
+        return 0.0
+    own = measure_voice(audio)
+    return math.inf if own is None else voice_distance(own, profile)
 
 
 def join_audio(parts: list[Audio]) -> Audio:

@@ -212,6 +212,7 @@ def speak(
     speed: float = 1.0,
     temperature: float | None = None,
     guidance: float | None = None,
+    candidates: int = 4,
     soundstorm: str | None = None,
     seed: int = 0,
     out: str | None = None,
@@ -228,6 +229,8 @@ def speak(
         speed: The speed of speech, from 0.25 to 4.
         temperature: The sampling temperature of the semantic tokens.
         guidance: The scale of guidance on the voice; 1 disables it, at half the cost.
+        candidates: How many candidates of each sentence are generated. The one is kept that is most
+            like the voice and has the fewest errors; 1 takes less time.
         soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
         seed: The seed of the speech.
         out: The output folder; by default a new folder among the samples of the run.
@@ -242,7 +245,13 @@ def speak(
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     speech = speaker.speak(
-        text, voice=voice, speed=speed, temperature=temperature, guidance=guidance, seed=seed
+        text,
+        voice=voice,
+        speed=speed,
+        temperature=temperature,
+        guidance=guidance,
+        candidates=candidates,
+        seed=seed,
     )
     read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
     error = character_error([read], [normalize_text(text)])

@@ -105,6 +105,48 @@ def test_later_sentences_have_the_voice_of_the_first(
     assert count * (speaker.codec.seconds or 0) <= MAX_VOICE_SECONDS
 
 
+def test_the_candidate_most_like_the_voice_is_kept(
+    speaker: Speaker, voice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(speaker, "transcribe", lambda audio: "")
+    prompt = speaker.read_voice(voice)
+    noise = torch.randint(16, prompt.codes.shape, generator=torch.Generator().manual_seed(0))
+    candidates = torch.cat([noise, noise.flip(1), prompt.codes, noise.roll(3, 1)])
+    codes, audio = speaker.choose_candidate(candidates, TEXT, prompt)
+    assert torch.equal(codes, prompt.codes[0])
+    assert audio.samples.shape[1] == len(codes) * (speaker.codec.hop or 0)
+    assert speaker.choose_candidate(noise, TEXT, prompt)[0] is not None  # a single one
+
+
+def test_the_candidate_with_the_fewest_errors_is_kept(
+    speaker: Speaker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = iter(["moo", "mee soo", TEXT, ""])
+    monkeypatch.setattr(speaker, "transcribe", lambda audio: next(texts))
+    candidates = torch.arange(4)[:, None, None].expand(4, 40, speaker.codec.num_quantizers)
+    assert speaker.choose_candidate(candidates, TEXT, None)[0].unique().tolist() == [2]
+
+
+def test_one_candidate_is_the_first_of_several(
+    speaker: Speaker, voice: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    several = []
+    generate = speaker.generate_codes
+
+    def record(semantic, prompt, seeds, guidance):  # type: ignore[no-untyped-def]
+        several.append(generate(semantic, prompt, seeds, guidance))
+        return several[-1]
+
+    monkeypatch.setattr(speaker, "generate_codes", record)
+    one = speaker.speak(TEXT, voice=voice, candidates=1, seed=3)
+    best = speaker.speak(TEXT, voice=voice, candidates=3, seed=3)
+    assert torch.equal(several[1][0], one.codes[0]) and len(several[1]) == 3
+    assert any(torch.equal(candidate, best.codes[0]) for candidate in several[1])
+    assert best.settings["candidates"] == 3
+    with pytest.raises(UserError, match="candidates must be at least 1, got 0"):
+        speaker.speak(TEXT, candidates=0)
+
+
 def test_the_recogniser_reads_a_recording(speaker: Speaker, voice: Path) -> None:
     text = speaker.transcribe(voice)
     assert text == speaker.transcribe(Audio.load(voice)) and set(text) <= set("aehmostw ")

@@ -35,19 +35,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tessera.modalities.audio.pitch import HOP_SECONDS, FrameSpectra, PitchTrack, track_pitch
+
 MIN_SECONDS, MAX_SECONDS = 0.25, 30.0
 """Shorter audio is never classified as speech; of longer audio, the beginning is analysed."""
 MIN_RATE_HZ = 4_000
-WINDOW_SECONDS, HOP_SECONDS = 0.04, 0.01
 SPEECH_BAND_HZ = (300.0, 3_400.0)
 SYLLABLE_HZ, FAST_HZ = (2.0, 8.0), (8.0, 40.0)
-PITCH_HZ = (75.0, 400.0)
-MIN_POWER = 1e-3
-"""Frames with less power, relative to the 95th percentile, are not analysed."""
-MIN_VOICING = 0.6
-"""Autocorrelation of a voiced frame at the pitch period."""
-OCTAVE_COST = 0.01
-"""Preference for the shorter of two pitch periods, per octave."""
 MAX_GLIDE = 1.5
 """Semitones between two frames; more is an octave error or another note."""
 MIN_GLIDES = 5
@@ -90,13 +84,8 @@ def measure_speech(samples: np.ndarray, rate_hz: int) -> SpeechMeasures | None:
     samples_N = samples_N[: round(MAX_SECONDS * rate_hz)]
     if len(samples_N) < MIN_SECONDS * rate_hz or rate_hz < MIN_RATE_HZ:
         return None
-    window, hop = round(WINDOW_SECONDS * rate_hz), round(HOP_SECONDS * rate_hz)
-    hann, size = np.hanning(window), 1 << (2 * window - 1).bit_length()
-    frames = np.lib.stride_tricks.sliding_window_view(samples_N - samples_N.mean(), window)[::hop]
-    power_TF = np.abs(np.fft.rfft(frames * hann, size, axis=1)) ** 2
-    hertz_F = np.fft.rfftfreq(size, 1 / rate_hz)
-    total_T = power_TF.sum(axis=1)
-    active_T = total_T > MIN_POWER * np.percentile(total_T, 95)
+    spectra = FrameSpectra.compute(samples_N, rate_hz)
+    power_TF, hertz_F, active_T = spectra.power_TF, spectra.hertz_F, spectra.active_T
     if not active_T.any():
         return None
     in_band_F = (hertz_F >= SPEECH_BAND_HZ[0]) & (hertz_F <= SPEECH_BAND_HZ[1])
@@ -104,13 +93,12 @@ def measure_speech(samples: np.ndarray, rate_hz: int) -> SpeechMeasures | None:
     band_T = band_TF.sum(axis=1)
     envelope_T = np.sqrt(band_T)
     centroid_T = (band_TF[active_T] @ hertz_F[in_band_F]) / np.maximum(band_T[active_T], 1e-30)
-    low_power_TF = np.where(hertz_F <= SPEECH_BAND_HZ[1], power_TF, 0)
     return SpeechMeasures(
-        band_fraction=float(band_T[active_T].sum() / total_T[active_T].sum()),
+        band_fraction=float(band_T[active_T].sum() / power_TF[active_T].sum()),
         syllable_modulation=modulation_depth(envelope_T, *SYLLABLE_HZ),
         fast_modulation=modulation_depth(envelope_T, *FAST_HZ),
         centroid_spread=float(np.log2(centroid_T + 1).std()),
-        pitch_glide=median_glide(low_power_TF, hann, active_T, rate_hz),
+        pitch_glide=median_glide(track_pitch(spectra)),
     )
 
 
@@ -124,29 +112,8 @@ def modulation_depth(envelope_T: np.ndarray, low_hz: float, high_hz: float) -> f
     return float(np.sqrt(2 * total / (size * np.square(window_T).sum())))
 
 
-def median_glide(
-    power_TF: np.ndarray, window: np.ndarray, active_T: np.ndarray, rate_hz: int
-) -> float:
-    """Return the median absolute change of pitch between voiced frames; 0 if there are few.
-
-    The pitch is the highest peak of the autocorrelation, divided by that of the window (Boersma
-    1993), with parabolic interpolation.
-    """
-    size = 2 * (power_TF.shape[1] - 1)
-    lags = np.arange(int(rate_hz / PITCH_HZ[1]) - 1, int(rate_hz / PITCH_HZ[0]) + 2)
-    window_correlation = np.fft.irfft(np.abs(np.fft.rfft(window, size)) ** 2)
-    correlation = np.fft.irfft(power_TF, axis=1)
-    normalized = correlation[:, lags] / np.maximum(correlation[:, :1], 1e-20)
-    normalized = normalized / (window_correlation[lags] / window_correlation[0])
-    before, at, after = normalized[:, :-2], normalized[:, 1:-1], normalized[:, 2:]
-    peaks = np.where((at > before) & (at >= after), at, -1.0)
-    best_T = (peaks - OCTAVE_COST * np.log2(lags[1:-1] / lags[1])).argmax(axis=1)
-    rows_T = np.arange(len(best_T))
-    left, middle, right = (array[rows_T, best_T] for array in (before, at, after))
-    curvature = np.minimum(left - 2 * middle + right, -1e-9)
-    offset = (0.5 * (left - right) / curvature).clip(-0.5, 0.5)
-    semitones_T = 12 * np.log2(rate_hz / (lags[best_T + 1] + offset))
-    voiced_T = active_T & (peaks[rows_T, best_T] > MIN_VOICING)
-    glides = np.abs(np.diff(semitones_T))[voiced_T[1:] & voiced_T[:-1]]
+def median_glide(pitch: PitchTrack) -> float:
+    """Return the median absolute change of pitch between voiced frames; 0 if there are few."""
+    glides = np.abs(np.diff(pitch.semitones_T))[pitch.voiced_T[1:] & pitch.voiced_T[:-1]]
     glides = glides[glides < MAX_GLIDE]
     return float(np.median(glides)) if len(glides) >= MIN_GLIDES else 0.0
