@@ -53,6 +53,38 @@ def read_examples(speaker: Speaker, folder: str, voices: list[str]) -> list[Exam
     return [one for one in found if not voices or one.voice in voices]
 
 
+@dataclass(frozen=True)
+class VoiceSet:
+    """The recordings of a voice: sentences to speak, a prompt for each, and a reference."""
+
+    voice: str
+    sentences: list[Example]
+    prompts: list[Example]
+    reference: list[Example]
+
+    @classmethod
+    def choose(cls, voice: str, recordings: list[Example], count: int, first: int) -> VoiceSet:
+        """Choose `count` sentences from number `first` on, so that voices speak different ones.
+
+        The prompt of a sentence is the next recording; those after the last prompt are the
+        reference.
+        """
+        check_enough(voice, len(recordings), count)
+        ordered = recordings[first:] + recordings[:first]
+        reference = ordered[count + 1 :][:REFERENCES]
+        return cls(voice, ordered[:count], ordered[1 : count + 1], reference)
+
+
+def choose_sets(examples: list[Example], num_sentences: int) -> list[VoiceSet]:
+    by_voice: dict[str, list[Example]] = {}
+    for one in examples:
+        by_voice.setdefault(one.voice, []).append(one)
+    return [
+        VoiceSet.choose(voice, recordings, num_sentences, number * num_sentences)
+        for number, (voice, recordings) in enumerate(by_voice.items())
+    ]
+
+
 @dataclass
 class Kind:
     """What is measured of the recordings, of their reconstructions, or of generated speech."""
@@ -63,67 +95,75 @@ class Kind:
     dnsmos: list[float] = field(default_factory=list)
 
 
-def evaluate(
-    speaker: Speaker,
-    examples: list[Example],
-    num_sentences: int,
-    settings: dict[str, Any],
-    out: Path | None,
-) -> Any:
-    by_voice: dict[str, list[Example]] = {}
-    for one in examples:
-        by_voice.setdefault(one.voice, []).append(one)
-    encode_speaker, rate = SpeakerEncoder(), DNSMOS()
-    kinds = {"real": Kind(), "codec": Kind(), "speech": Kind()}
-    expected: list[str] = []
-    voices: list[str] = []
-    cpu_seconds, spoken_seconds = 0.0, 0.0
-    references = {}
-    for index, (voice, every) in enumerate(by_voice.items()):
-        # The recordings from the first sentence of this voice on: the last of the sentences is
-        # spoken after the next recording, and then come those of the reference.
-        some = every[index * num_sentences :] + every[: index * num_sentences]
-        check_enough(voice, len(some), num_sentences)
-        reference = some[num_sentences + 1 :][:REFERENCES]
-        references[voice] = torch.stack([encode_speaker(load(one.path)) for one in reference])
-        for number, example in enumerate(some[:num_sentences]):
-            prompt = some[number + 1]
-            start = time.process_time()
-            speech = speaker.speak(example.text, voice=prompt.path, seed=number, **settings).media[
-                0
-            ]
-            cpu_seconds += time.process_time() - start
-            assert isinstance(speech, Audio)
-            spoken_seconds += speech.seconds
-            if out is not None:
-                speech.save(out / voice / f"{number:02d}.wav")
-            real = Audio.load(example.path)
-            codec = speaker.codec.to_media(speaker.codec.encode(real))[0]
-            expected.append(normalize_text(example.text))
-            voices.append(voice)
-            pitch = median_pitch_hz(load(prompt.path), RATE_HZ)
-            for kind, audio in zip(kinds.values(), (real, codec, speech), strict=True):
-                assert isinstance(audio, Audio)
-                samples = audio.to_mono().resample(RATE_HZ).samples[0]
-                kind.texts.append(speaker.transcribe(audio))
-                kind.embeddings.append(encode_speaker(samples))
-                kind.pitch_errors.append(abs(median_pitch_hz(samples, RATE_HZ) / pitch - 1))
-                kind.dnsmos.append(rate(samples))
-    for line in range(min(4, len(expected))):
-        rows = {"expected": expected, **{name: kind.texts for name, kind in kinds.items()}}
-        print(*(f"{name:9}{row[line]}" for name, row in rows.items()), sep="\n", end="\n\n")
-    results: dict[str, float] = {"sentences": len(expected), "voices": len(references)}
-    for name, kind in kinds.items():
-        results |= {f"{key}_{name}": value for key, value in summarize(kind, expected).items()}
-        means = {voice: embeddings.mean(0) for voice, embeddings in references.items()}
-        results |= {
-            f"{key}_{name}": value
-            for key, value in compare_voices(kind.embeddings, voices, means).items()
+class Evaluation:
+    """Speaks sentences, and measures speech, recordings and reconstructions in the same way."""
+
+    def __init__(self, speaker: Speaker, settings: dict[str, Any], out: Path | None):
+        self.speaker, self.settings, self.out = speaker, settings, out
+        self.encode_speaker, self.rate = SpeakerEncoder(), DNSMOS()
+        self.kinds = {"real": Kind(), "codec": Kind(), "speech": Kind()}
+        self.expected: list[str] = []
+        self.voices: list[str] = []
+        self.references: dict[str, torch.Tensor] = {}
+        self.cpu_seconds, self.spoken_seconds = 0.0, 0.0
+
+    def run(self, sets: list[VoiceSet]) -> dict[str, float]:
+        for one in sets:
+            embeddings = [self.encode_speaker(load(example.path)) for example in one.reference]
+            self.references[one.voice] = torch.stack(embeddings).mean(0)
+            pairs = zip(one.sentences, one.prompts, strict=True)
+            for number, (example, prompt) in enumerate(pairs):
+                self.measure_sentence(number, example, prompt)
+        return self.results()
+
+    def measure_sentence(self, number: int, example: Example, prompt: Example) -> None:
+        speech = self.speak(number, example, prompt)
+        real, codec = Audio.load(example.path), self.speaker.codec
+        [reconstruction] = codec.to_media(codec.encode(real))
+        self.expected.append(normalize_text(example.text))
+        self.voices.append(example.voice)
+        pitch = median_pitch_hz(load(prompt.path), RATE_HZ)
+        for kind, audio in zip(self.kinds.values(), (real, reconstruction, speech), strict=True):
+            assert isinstance(audio, Audio)
+            samples = audio.to_mono().resample(RATE_HZ).samples[0]
+            kind.texts.append(self.speaker.transcribe(audio))
+            kind.embeddings.append(self.encode_speaker(samples))
+            kind.pitch_errors.append(abs(median_pitch_hz(samples, RATE_HZ) / pitch - 1))
+            kind.dnsmos.append(self.rate(samples))
+
+    def speak(self, number: int, example: Example, prompt: Example) -> Audio:
+        """Speak a sentence in the voice of a prompt, and note the time."""
+        start = time.process_time()
+        generated = self.speaker.speak(
+            example.text, voice=prompt.path, seed=number, **self.settings
+        )
+        self.cpu_seconds += time.process_time() - start
+        [speech] = generated.media
+        assert isinstance(speech, Audio)
+        self.spoken_seconds += speech.seconds
+        if self.out is not None:
+            speech.save(self.out / example.voice / f"{number:02d}.wav")
+        return speech
+
+    def results(self) -> dict[str, float]:
+        results: dict[str, float] = {
+            "sentences": len(self.expected),
+            "voices": len(self.references),
         }
-    return results | {
-        "nearest_voice_chance": 1 / len(references),
-        "cpu_seconds_per_second": cpu_seconds / spoken_seconds,
-    }
+        for name, kind in self.kinds.items():
+            measured = summarize(kind, self.expected)
+            measured |= compare_voices(kind.embeddings, self.voices, self.references)
+            results |= {f"{key}_{name}": value for key, value in measured.items()}
+        return results | {
+            "nearest_voice_chance": 1 / len(self.references),
+            "cpu_seconds_per_second": self.cpu_seconds / self.spoken_seconds,
+        }
+
+    def print_texts(self, count: int) -> None:
+        """Print what the recogniser reads in some sentences."""
+        rows = {"expected": self.expected} | {name: kind.texts for name, kind in self.kinds.items()}
+        for line in range(min(count, len(self.expected))):
+            print(*(f"{name:9}{row[line]}" for name, row in rows.items()), sep="\n", end="\n\n")
 
 
 def check_enough(voice: str, recordings: int, num_sentences: int) -> None:
@@ -178,10 +218,12 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     speaker = Speaker.load(args.run, args.soundstorm)
-    examples = read_examples(speaker, args.data, args.voices)
+    sets = choose_sets(read_examples(speaker, args.data, args.voices), args.sentences)
     settings = {name: getattr(args, name) for name in ("guidance", "candidates")}
     settings = {name: value for name, value in settings.items() if value is not None}
-    results = evaluate(speaker, examples, args.sentences, settings, args.out)
+    evaluation = Evaluation(speaker, settings, args.out)
+    results = evaluation.run(sets)
+    evaluation.print_texts(4)
     for name, value in results.items():
         print(f"{name:<28}{value:8.3f}")
     if args.json is not None:

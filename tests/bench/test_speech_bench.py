@@ -154,6 +154,21 @@ def test_a_voice_needs_recordings_for_sentences_prompt_and_reference(speaking):
         speaking.check_enough("low", recordings=4, num_sentences=3)
 
 
+def test_voices_speak_different_sentences_after_other_recordings(speaking):
+    examples = [
+        speaking.Example(voice, f"{voice}/{number}.flac", f"sentence {number}")
+        for voice in ("low", "high")
+        for number in range(20)
+    ]
+    low, high = speaking.choose_sets(examples, num_sentences=4)
+    assert not {one.text for one in low.sentences} & {one.text for one in high.sentences}
+    for one in (low, high):
+        assert len(one.sentences) == len(one.prompts) == 4 and len(one.reference) == 8
+        assert all(a != b for a, b in zip(one.sentences, one.prompts, strict=True))
+        spoken = {example.path for example in one.sentences + one.prompts}
+        assert not spoken & {example.path for example in one.reference}
+
+
 def test_the_nearest_voice_is_the_most_similar_reference(speaking):
     references = {"low": torch.tensor([1.0, 0.0]), "high": torch.tensor([0.0, 1.0])}
     embeddings = [torch.tensor([0.8, 0.6]), torch.tensor([0.8, 0.6])]
