@@ -55,6 +55,7 @@ def sample(
     temperature: float | None = None,
     final_temperature: float | None = None,
     choice_temperature: float | None = None,
+    remask: float | None = None,
     top_k: int | None = None,
     top_p: float | None = None,
     retries: int | None = None,
@@ -104,6 +105,7 @@ def sample(
         temperature: The sampling temperature; 0 takes the most likely token.
         final_temperature: The temperature of the last decoding step, reached linearly.
         choice_temperature: The temperature of the noise in the order by confidence.
+        remask: The fraction of kept tokens that are masked and sampled again after each step.
         top_k: Sample from the k most likely tokens only; 0 uses all.
         top_p: Sample from the most likely tokens with this total probability only.
         retries: How often a sample that does not end within the maximum length is drawn again.
@@ -152,6 +154,7 @@ def sample(
             temperature=temperature,
             final_temperature=final_temperature,
             choice_temperature=choice_temperature,
+            remask=remask,
             top_k=top_k,
             top_p=top_p,
             retries=retries,

@@ -92,6 +92,9 @@ class MaskedSampling:
     choice_temperature: float = 4.5
     """Scale of the Gumbel noise on the scores in the first step; it decreases linearly to 0 in the
     last (Besnier 2023, arXiv 2310.14400)."""
+    remask: float = 0.0
+    """Fraction of the tokens kept in earlier decoding steps that are masked again after each step,
+    to be sampled again with more context (ReMDM, Wang 2025, arXiv 2503.00307)."""
     top_k: int = 0
     """Number of most likely tokens to sample from; 0 for all."""
     top_p: float = 1.0
@@ -109,6 +112,13 @@ class MaskedSampling:
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and at least 0, got {value}.")
+        if not 0 <= self.remask < 1:
+            raise ValueError(f"remask must be at least 0 and below 1, got {self.remask}.")
+        if self.remask and self.order == "critic":
+            raise ValueError(
+                'order="critic" masks kept tokens again by their scores: use it without remask, '
+                f"got {self.remask}."
+            )
         if self.top_k < 0:
             raise ValueError(f"top_k must be at least 0 (0 for all tokens), got {self.top_k}.")
         if any(steps < 1 for steps in self.decoding_steps_per_level):
@@ -238,7 +248,7 @@ class MaskGITDecoder:
     def decode_stage(self, tokens: Tensor, stage_masked: Tensor, stage: DecodingStage) -> Tensor:
         """Sample the tokens where `stage_masked` is True, (B, N, S)."""
         totals = stage_masked.flatten(1).sum(1).tolist()
-        num_masked, masked = totals, stage_masked
+        num_masked, num_left, masked = totals, totals, stage_masked
         for step in range(stage.decoding_steps):
             if not any(num_masked):
                 break
@@ -258,22 +268,42 @@ class MaskGITDecoder:
             tokens = tokens.flatten().index_copy(0, index_M, sampled_M).view_as(tokens)
             if self.on_step is not None:
                 self.on_step(self.steps_before + step + 1, self.num_steps, tokens)
-            num_masked = [
+            num_left = [
                 min(
                     num_masked_after(self.config.schedule, step, stage.decoding_steps, total),
                     max(0, before - 1),
                 )
-                for total, before in zip(totals, num_masked, strict=True)
+                for total, before in zip(totals, num_left, strict=True)
             ]
-            if any(num_masked):
+            num_masked = num_left
+            if any(num_left):
                 scale = self.config.choice_temperature * (1 - (step + 1) / stage.decoding_steps)
                 prediction = StepPrediction(masked, index_M, logits_MV, sampled_M)
                 scores = self.scores(
                     tokens, stage_masked, prediction, ScaledGumbel(order_uniform, scale), progress
                 )
-                masked = lowest_k(scores, num_masked)
+                kept_before = stage_masked & ~masked
+                masked = lowest_k(scores, num_left)
+                if self.config.remask:
+                    remasked = self.choose_remasked(kept_before, order_uniform, num_left)
+                    masked = masked | remasked
+                    num_masked = masked.flatten(1).sum(1).tolist()
                 tokens = tokens.masked_fill(masked, self.mask_token_id)
         return tokens
+
+    def choose_remasked(
+        self, kept_BNS: Tensor, uniform_BNS: Tensor, num_left: Sequence[int]
+    ) -> Tensor:
+        """Choose a fraction of the kept tokens at random, (B, N, S); none of a finished example.
+
+        The uniform numbers are those of the order, which kept tokens do not use.
+        """
+        num_kept = kept_BNS.flatten(1).sum(1).tolist()
+        counts = [
+            int(self.config.remask * kept) if left else 0
+            for kept, left in zip(num_kept, num_left, strict=True)
+        ]
+        return lowest_k(uniform_BNS.masked_fill(~kept_BNS, math.inf), counts)
 
     def sample_uniforms(self, tokens: Tensor, num_masked: list[int]) -> Tensor:
         """Sample two uniform numbers per token from its example's generator, (2, B, N, S).

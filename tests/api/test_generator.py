@@ -193,6 +193,7 @@ def test_every_setting_reaches_the_sampler(generator):
         "temperature": 0.8,
         "final_temperature": 0.4,
         "choice_temperature": 1.5,
+        "remask": 0.2,
         "top_k": 20,
         "top_p": 0.9,
     }
@@ -440,6 +441,8 @@ def test_samples_are_saved_with_every_setting(base, tmp_path):
             "0.4",
             "--choice-temperature",
             "1.5",
+            "--remask",
+            "0.2",
         ),
         *("--top-k", "20", "--top-p", "0.9"),
     )
@@ -466,6 +469,7 @@ def test_samples_are_saved_with_every_setting(base, tmp_path):
             "temperature": 0.8,
             "final_temperature": 0.4,
             "choice_temperature": 1.5,
+            "remask": 0.2,
             "top_k": 20,
             "top_p": 0.9,
             "decoding_steps_per_level": [],

@@ -354,12 +354,104 @@ def test_lowest_k_marks_exactly_k_tokens_among_ties(counts):
             assert row[marked].max() <= row[~marked].min()
 
 
+# ---- masking kept tokens again
+
+REMASKING: dict[str, dict[str, typing.Any]] = {
+    order: ORDERS[order] for order in ("confidence", "halton")
+}
+
+
+@pytest.mark.parametrize("order", REMASKING)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_fraction_of_kept_tokens_is_masked_again_in_every_step(schedule, order):
+    table, fraction = random_table(), 0.3
+    config = MaskedSampling(decoding_steps=8, schedule=schedule, order=order, remask=fraction)
+    codes = decode_all(table, config, (1, 2), **REMASKING[order])
+    assert (codes < VOCABULARY).all()
+    left, expected = 16, [16]
+    for step, (before, after) in enumerate(zip(table.masked, table.masked[1:])):
+        left = min(num_masked_after(schedule, step, 8, 16), left - 1)
+        num_remasked = int(fraction * (16 - expected[-1]))
+        assert (after & ~before).flatten(1).sum(1).tolist() == [num_remasked] * 2
+        expected.append(left + num_remasked)
+    assert table.counts == [[count, count] for count in expected]
+    assert num_remasked > 0, "in the last step, too"
+
+
+def test_remasked_tokens_are_random_and_sampled_again():
+    table = random_table()
+    config = MaskedSampling(decoding_steps=6, remask=0.4, choice_temperature=0.0)
+    codes = decode_all(table, config, (1, 2))
+    remasked = [after & ~before for before, after in zip(table.masked, table.masked[1:])]
+    assert any(not torch.equal(first, second) for first, second in remasked)
+    before = zip(table.tokens, remasked, strict=False)
+    assert any((tokens[again] != codes[again]).any() for tokens, again in before)
+
+
+@pytest.mark.parametrize("order", REMASKING)
+def test_samples_do_not_change_if_no_token_is_masked_again(order):
+    """16 tokens: a hundredth of them is none."""
+    table, config = random_table(), MaskedSampling(decoding_steps=6, order=order)
+    without = decode_all(table, config, (1, 2), **REMASKING[order])
+    config = dataclasses.replace(config, remask=0.01)
+    assert torch.equal(decode_all(table, config, (1, 2), **REMASKING[order]), without)
+
+
+@pytest.mark.parametrize("order", REMASKING)
+def test_given_tokens_and_other_stages_are_never_masked_again(order):
+    table, (tokens, masked) = random_table(), all_masked(2)
+    tokens = torch.randint(VOCABULARY, tokens.shape)
+    masked[:, :3] = False
+    config = MaskedSampling(decoding_steps_per_level=(5, 5), order=order, remask=0.6)
+    codes = maskgit_decode(
+        tokens,
+        masked,
+        table,
+        config,
+        make_generators(1, 2),
+        mask_token_id=MASK,
+        stages=config.build_stages(8, 2, CPU),
+        **REMASKING[order],
+    )
+    assert torch.equal(codes[~masked], tokens[~masked]) and (codes < VOCABULARY).all()
+    levels = [int(step_masked[..., 1].any()) for step_masked in table.masked]
+    assert levels == sorted(levels) and set(levels) == {0, 1}
+    for level, step_masked, step_tokens in zip(levels, table.masked, table.tokens):
+        assert not step_masked[:, :3].any() and not step_masked[..., 1 - level].any()
+        assert torch.equal(step_tokens[:, :3], tokens[:, :3])
+        if level:
+            assert torch.equal(step_tokens[..., 0], codes[..., 0]), "the first level is done"
+
+
+def test_remasking_corrects_tokens_that_were_sampled_in_parallel():
+    """All tokens should be equal; several are sampled in the first step, and differ. Later ones
+    follow the majority."""
+
+    def follow_majority(tokens_BNS: Tensor, masked_BNS: Tensor, progress: float) -> Tensor:
+        counts = torch.stack([(tokens_BNS == one).flatten(1).sum(1) for one in (0, 1)], 1)
+        return (10.0 * counts)[:, None, None].expand(*masked_BNS.shape, 2)[masked_BNS]
+
+    def fraction_equal(remask: float) -> float:
+        codes = maskgit_decode(
+            *all_masked(100, 64, 1),
+            follow_majority,
+            MaskedSampling(decoding_steps=12, schedule="linear", remask=remask),
+            make_generators(*range(100)),
+            mask_token_id=2,
+        )
+        return float((codes == codes[:, :1]).flatten(1).all(1).float().mean())
+
+    assert fraction_equal(0.0) < 0.2 < 0.7 < fraction_equal(0.4)
+
+
 # ---- independence of the batch
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_samples_of_a_seed_do_not_depend_on_the_batch(order):
-    config = MaskedSampling(decoding_steps=5, order=order)
+@pytest.mark.parametrize(
+    ("order", "remask"), [*((order, 0.0) for order in ORDERS), ("confidence", 0.3), ("halton", 0.3)]
+)
+def test_samples_of_a_seed_do_not_depend_on_the_batch(order, remask):
+    config = MaskedSampling(decoding_steps=5, order=order, remask=remask)
     table, seeds = random_table(), tuple(range(8))
     train_together = decode_all(table, config, seeds, **ORDERS[order])
     for size in (1, 3):
@@ -371,8 +463,9 @@ def test_samples_of_a_seed_do_not_depend_on_the_batch(order):
     assert len({tuple(one.flatten().tolist()) for one in train_together}) == 8, "each seed differs"
 
 
-def test_samples_do_not_depend_on_masks_of_other_examples():
-    table, config = random_table(), MaskedSampling(decoding_steps=6)
+@pytest.mark.parametrize("remask", [0.0, 0.3])
+def test_samples_do_not_depend_on_masks_of_other_examples(remask):
+    table, config = random_table(), MaskedSampling(decoding_steps=6, remask=remask)
     tokens, masked = all_masked(2)
     masked[0, 1:] = False
     train_together, alone = (
@@ -420,8 +513,9 @@ def test_stages_are_decoded_one_after_the_other(order):
     assert torch.equal(codes[..., 1], table.logits_NSV[:, 1].argmax(-1).expand(2, 8))
 
 
-def test_staged_samples_do_not_depend_on_masks_of_other_examples():
-    table, config = random_table(), MaskedSampling(decoding_steps=6)
+@pytest.mark.parametrize("remask", [0.0, 0.3])
+def test_staged_samples_do_not_depend_on_masks_of_other_examples(remask):
+    table, config = random_table(), MaskedSampling(decoding_steps=6, remask=remask)
     tokens, masked = all_masked(2)
     masked[0, 1:, 0] = False  # one token in the first stage: finished after one step, not three
     stages = [dataclasses.replace(stage, temperature=1.0) for stage in two_stages()]
@@ -504,6 +598,10 @@ def test_schedule_of_a_level_counts_only_its_masked_tokens(order):
         {"temperature": -1.0},
         {"final_temperature": -1.0},
         {"choice_temperature": -0.1},
+        {"remask": -0.1},
+        {"remask": 1.0},
+        {"remask": float("nan")},
+        {"remask": 0.1, "order": "critic"},
         {"top_k": -1},
         {"top_p": 0.0},
         {"top_p": 1.5},
