@@ -170,7 +170,7 @@ def demo(
 
     At the end, it prints the path of a contact sheet of samples and a command to try next.
 
-    Approximate times on two CPU cores: image 8 minutes, video 12 minutes, audio 5 minutes, music 2
+    Approximate times on two CPU cores: image 9 minutes, video 12 minutes, audio 5 minutes, music 2
     minutes, mesh 7 minutes.
 
     Args:
