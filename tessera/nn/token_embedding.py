@@ -58,10 +58,12 @@ class TokenEmbedding(nn.Module):
         )
 
 
-def pad_for_batch_invariance(rows_MW: Tensor) -> Tensor:
-    """Pad to at least four rows.
+MIN_ROWS = 16
+"""Matrix products of fewer rows are rounded differently by some CPUs: of fewer than 4 with AVX2, of
+up to 8 with AVX-512."""
 
-    Some CPUs round matrix products of fewer rows differently, and the sample of a seed would depend
-    on the batch.
-    """
-    return rows_MW if len(rows_MW) >= 4 else nn.functional.pad(rows_MW, (0, 0, 0, 4 - len(rows_MW)))
+
+def pad_for_batch_invariance(rows_MW: Tensor) -> Tensor:
+    """Pad to at least `MIN_ROWS` rows; otherwise the sample of a seed would depend on the batch."""
+    missing = MIN_ROWS - len(rows_MW)
+    return rows_MW if missing <= 0 else nn.functional.pad(rows_MW, (0, 0, 0, missing))

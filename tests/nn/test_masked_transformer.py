@@ -96,7 +96,8 @@ def test_logits_at_equals_logits_of_all_states_with_less_computation(patch, back
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
-def test_cache_recomputes_only_positions_whose_tokens_changed(backbone):
+def test_cache_recomputes_only_positions_whose_tokens_changed(backbone, monkeypatch):
+    monkeypatch.setattr("tessera.nn.token_embedding.MIN_ROWS", 4)
     network, cache = build(patch=2, conformer=BACKBONES[backbone]), FirstLayerCache()
     condition, (tokens, masked) = make_condition(network), make_tokens(network)
     rows = record_row_counts(network.transformer.blocks[0].attention.to_qkv)
