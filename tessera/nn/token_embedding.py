@@ -58,9 +58,9 @@ class TokenEmbedding(nn.Module):
         )
 
 
-MIN_ROWS = 16
-"""Matrix products of fewer rows are rounded differently by some CPUs: of fewer than 4 with AVX2, of
-up to 8 with AVX-512."""
+MIN_ROWS = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 4
+"""Some CPUs round matrix products of fewer rows differently: of fewer than 4 with AVX2, of up to 8
+with AVX-512."""
 
 
 def pad_for_batch_invariance(rows_MW: Tensor) -> Tensor:

@@ -16,12 +16,9 @@ from torch import Tensor, nn
 
 from tessera.nn.causal_transformer import CausalTransformer
 from tessera.nn.precision import to_fp32
+from tessera.nn.token_embedding import MIN_ROWS
 from tessera.nn.transformer import ContextKV, States
 from tessera.text.encoder import TextEncoder, TextInputs
-
-MIN_ROWS = 4
-"""Some CPUs round matrix products of fewer rows differently, and the mesh of a seed would depend on
-the batch size."""
 
 
 @dataclass
