@@ -108,6 +108,10 @@ def in_stereo(run: Run) -> Run:
     return dataclasses.replace(run, data=data, task=run.task.fit_data(data))
 
 
+def train_decoder(run: Run) -> Run:
+    return dataclasses.replace(run, task=dataclasses.replace(run.task, train_only="decoder"))
+
+
 def join_speakers(run: Run) -> Run:
     """Train on two recordings of a speaker, one after the other."""
     task = dataclasses.replace(run.task, prompts="speaker")
@@ -137,6 +141,7 @@ CASES: dict[str, Callable[[], Run]] = {
     "music-mulan sigmoid, two layers": lambda: with_two_layers(music_mulan("tiny", loss="sigmoid")),
     "audio-codec adversarial": lambda: audio_codec("tiny", adversary="on", network="soundstream"),
     "audio-codec stereo": lambda: in_stereo(audio_codec("tiny", adversary="on")),
+    "audio-codec decoder": lambda: train_decoder(audio_codec("tiny", adversary="on")),
     "audio-codec lfq": lambda: audio_codec("tiny", quantizer="lfq"),
     "audio-semantic hubert": lambda: audio_semantic("tiny", features="hubert"),
     "audio-semantic ctc": lambda: audio_semantic("tiny", features="ctc"),

@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tessera.api.tokenizer import Tokenizer
 from tessera.data.discovery import find_files
 from tessera.data.loader import TrainLoader
 from tessera.data.pack import pack_files
@@ -265,6 +266,21 @@ def test_an_update_changes_its_own_network_only(tmp_path: Path) -> None:
             now = other.optimizer.state_dict()["state"][0]
             assert all(torch.equal(now[k], states[key][k]) for k in now) == (key != name)
         assert all(p.grad is None for p in engine.task.parameters())
+
+
+def test_training_only_the_decoder_changes_no_code(tmp_path: Path) -> None:
+    folders = tmp_path / "codec", tmp_path / "decoder"
+    train(folders[0], tiny("audio-codec", steps=4))
+    train(folders[1], tiny("audio-codec decoder", steps=4, init_from=str(folders[0])))
+    before, after = (read_checkpoint(folder, 4) for folder in folders)
+    names = [name.removeprefix("ema/") for name in before if name.startswith("ema/")]
+    changed = [n for n in names if not torch.equal(before[f"ema/{n}"], after[f"model/{n}"])]
+    assert changed and all(name.startswith("decoder.") for name in changed)
+    one, other = (Tokenizer.load(folder) for folder in folders)
+    audio = torch.rand(1, 1, 4000, generator=torch.Generator().manual_seed(0)) - 0.5
+    codes = one.encode(audio)
+    assert torch.equal(codes, other.encode(audio))
+    assert not torch.equal(one.decode(codes), other.decode(codes))
 
 
 def test_the_discriminator_is_not_trained_before_its_start_step(tmp_path: Path) -> None:

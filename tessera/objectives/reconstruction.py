@@ -285,6 +285,9 @@ class TokenizerConfig(TaskConfig):
     balancer: bool = False
     """Scale the gradient of each loss term at the output to the fraction that its weight specifies
     (the loss balancer of EnCodec), for modalities whose terms have weights."""
+    train_only: Literal["all", "decoder"] = "all"
+    """Which part of the model is trained. `decoder` continues a trained model (`--init-from`) with
+    the same codes, for example with discriminators."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
 
     def validate_data(self, data: object) -> None:
@@ -326,14 +329,15 @@ class TokenizerTask(Task):
         self.discriminators: Mapping[str, Discriminator] = (
             adversary.discriminators() if adversary is not None else {}
         )
-        quantizer = self.model.quantizer
+        trained = self.model if config.train_only == "all" else freeze_encoder(self.model)
+        needs_stats = trained is self.model and self.model.quantizer.needs_global_stats
         updates = [
             Update(
                 name="model",
-                trains=self.model,
+                trains=trained,
                 loss=self.reconstruction_loss,
                 optimizer=config.optimizer,
-                prepare=self.set_global_stats if quantizer.needs_global_stats else None,
+                prepare=self.set_global_stats if needs_stats else None,
             )
         ]
         for name, discriminator in self.discriminators.items():
@@ -515,6 +519,17 @@ class TokenizerTask(Task):
 
     def sample(self, batch: Batch) -> Sequence[Media]:
         return self.adapter.show_pairs(self.reconstruct(batch).output, batch)
+
+
+def freeze_encoder(model: nn.Module) -> nn.Module:
+    """Freeze all of a tokenizer but its decoder, and return the decoder."""
+    decoder = getattr(model, "decoder", None)
+    if not isinstance(decoder, nn.Module):
+        raise ValueError(
+            f"train_only is decoder, but {type(model).__name__} has no separate decoder: use all."
+        )
+    model.requires_grad_(False)
+    return decoder.requires_grad_(True)
 
 
 def discriminator_accuracy(real_logits: Tensor, fake_logits: Tensor) -> Tensor:
