@@ -1,14 +1,15 @@
 """Make a folder of synthetic voices that speak known sentences, for the speech recipes.
 
-    python examples/voices.py OUT [--sentences 25] [--test-sentences 50] [--dev-sentences 0]
+    python examples/voices.py OUT [--sentences 10] [--test-sentences 50] [--dev-sentences 0]
 
-OUT/train has one folder for each of 104 voices, with `--sentences` FLAC files at 16 kHz and a
+OUT/train has one folder for each of 312 voices, with `--sentences` FLAC files at 16 kHz and a
 metadata.jsonl with their transcripts. OUT/test has `--test-sentences` sentences that are not in
 OUT/train, spoken by 8 voices: 4 of OUT/train, and 4 that are in OUT/test only. All of them speak
 the same sentences, so that it can be measured what tokens contain of the content and of the
 speaker. OUT/dev, for choices, has `--dev-sentences` further sentences by 8 voices of OUT/train. The
-voices are those of the programs espeak-ng, with its variants at several pitches, and flite:
-`apt-get install espeak-ng flite`.
+voices are those of the programs espeak-ng, with its variants at several pitches, and flite; for
+training each is also spoken with lower and with higher frequencies, as by a longer and a shorter
+vocal tract. `apt-get install espeak-ng flite`
 """
 
 from __future__ import annotations
@@ -63,6 +64,8 @@ class Voice:
     pitch: int = 50
     """From 0 to 99, for espeak-ng."""
     words_per_minute: int = 165
+    scale: float = 1.0
+    """Factor of all frequencies, those of the formants and the pitch, at the same tempo."""
 
 
 def espeak(voice: str, pitch: int, words_per_minute: int = 165) -> Voice:
@@ -73,6 +76,14 @@ def espeak(voice: str, pitch: int, words_per_minute: int = 165) -> Voice:
     """
     name = f"{voice.replace('+', '-').lower()}-{pitch}"
     return Voice(name, "espeak-ng", voice, pitch, words_per_minute)
+
+
+def scaled(voice: Voice, scale: float) -> Voice:
+    """Return the voice of another vocal tract: all frequencies times `scale`."""
+    speed = round(voice.words_per_minute / scale)
+    return replace(
+        voice, name=f"{voice.name}-x{round(100 * scale)}", words_per_minute=speed, scale=scale
+    )
 
 
 def other_pitch(pitch: int) -> int:
@@ -95,7 +106,7 @@ BRITISH_VARIANTS = (
     ("sandro", 40), ("shelby", 80),
 )  # fmt: skip
 
-TRAIN_VOICES = (
+PROGRAM_VOICES = (
     espeak("en-us", 30),
     espeak("en-us", 60, 150),
     espeak("en-gb", 45),
@@ -125,6 +136,13 @@ TRAIN_VOICES = (
     *(espeak(f"en-us+{name}", other_pitch(pitch)) for name, pitch in AMERICAN_VARIANTS),
     *(espeak(f"en+{name}", other_pitch(pitch)) for name, pitch in BRITISH_VARIANTS),
 )
+SCALES = (0.88, 1.13)
+"""Each voice is trained on with these factors of its frequencies too, so that there are more
+timbres than the programs have."""
+TRAIN_VOICES = (
+    *PROGRAM_VOICES,
+    *(scaled(voice, scale) for scale in SCALES for voice in PROGRAM_VOICES),
+)
 TEST_VOICES = (
     espeak("en-us+m6", 20),
     espeak("en+Alicia", 55),
@@ -143,7 +161,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, metavar="OUT", help="the folder to write to")
-    parser.add_argument("--sentences", type=int, default=25, help="for each voice of OUT/train")
+    parser.add_argument("--sentences", type=int, default=10, help="for each voice of OUT/train")
     parser.add_argument("--test-sentences", type=int, default=50, help="for each voice of OUT/test")
     parser.add_argument("--dev-sentences", type=int, default=0, help="for each voice of OUT/dev")
     args = parser.parse_args()
@@ -181,7 +199,7 @@ def check_tools() -> None:
 
 def check_variants() -> None:
     """Exit with a message if espeak-ng ignores the variant of a voice."""
-    for voice in (*TRAIN_VOICES, *TEST_VOICES):
+    for voice in (*PROGRAM_VOICES, *TEST_VOICES):
         base, plus, _ = voice.voice.partition("+")
         if plus and sounds_like(voice, replace(voice, voice=base)):
             sys.exit(
@@ -235,13 +253,16 @@ def synthesize(voice: Voice, sentence: str) -> Audio:
         file = Path(folder) / "speech.wav"
         if voice.program == "flite":
             command = ["flite", "-voice", voice.voice, "-t", sentence, "-o", str(file)]
+            command += ["--setf", f"duration_stretch={voice.scale}"]
         else:
             command = ["espeak-ng", "-v", voice.voice, "-p", str(voice.pitch)]
             command += ["-s", str(voice.words_per_minute), "-w", str(file), sentence]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode != 0 or not file.exists():
             sys.exit(f"{' '.join(command)} failed: {done.stderr.strip()}")
-        return trim(Audio.load(file).to_mono().resample(RATE_HZ))
+        audio = Audio.load(file).to_mono()
+        scaled_audio = Audio(audio.samples, round(voice.scale * audio.rate_hz))
+        return trim(scaled_audio.resample(RATE_HZ))
 
 
 def trim(audio: Audio) -> Audio:

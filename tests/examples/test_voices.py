@@ -40,7 +40,7 @@ def test_sentences_and_voices_of_the_test_are_held_out(voices, tmp_path, monkeyp
     arguments = ["voices.py", str(tmp_path), "--sentences", "2", "--test-sentences", "3"]
     monkeypatch.setattr(sys, "argv", arguments)
     voices.main()
-    assert "232 recordings with transcripts" in capsys.readouterr().out
+    assert "648 recordings with transcripts" in capsys.readouterr().out
     texts, folders = {}, {}
     for part in ("train", "test"):
         lines = (tmp_path / part / "metadata.jsonl").read_text().splitlines()
@@ -51,7 +51,7 @@ def test_sentences_and_voices_of_the_test_are_held_out(voices, tmp_path, monkeyp
         assert [dataset.caption(i) for i in range(len(dataset))] == texts[part] or part == "train"
         assert len(dataset) == len(rows) and all(map(dataset.caption, range(len(dataset))))
     assert not set(texts["train"]) & set(texts["test"])
-    assert len(set(texts["train"])) == 208 and len(set(texts["test"])) == 3
+    assert len(set(texts["train"])) == 624 and len(set(texts["test"])) == 3
     assert len(folders["test"] & folders["train"]) == len(folders["test"] - folders["train"]) == 4
 
 
@@ -76,5 +76,5 @@ def test_silence_is_trimmed_and_the_peak_is_equal(voices):
 
 def test_names_of_voices_are_names_of_folders(voices):
     names = [one.name for one in (*voices.TRAIN_VOICES, *voices.TEST_VOICES)]
-    assert len(set(names)) == len(names) == 108
+    assert len(set(names)) == len(names) == 316
     assert all(name.replace("-", "").isalnum() for name in names)
