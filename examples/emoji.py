@@ -3,8 +3,9 @@
     python examples/emoji.py OUT [--exclude 1f600 ...]
 
 OUT gets one 256 x 256 image per emoji (1f600.png), and metadata.jsonl with the captions ("grinning
-face"). Images: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d.
-Names: emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. The archives
+face") and the subjects, which are the captions without skin tones, for --data.balance-by subject.
+Images: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d. Names:
+emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. The archives
 are read in memory, and no path in them is used to write a file.
 """
 
@@ -37,6 +38,7 @@ SKIN_TONES = {
     "1F3FE": "medium-dark skin tone",
     "1F3FF": "dark skin tone",
 }
+SKIN_TONE_SUFFIX = re.compile(r", [a-z-]+ skin tone( and [a-z-]+ skin tone)*$")
 
 WriteDataset = Callable[[Path, dict[str, str], Path], int]
 """Takes an archive, names by code point and an output folder; returns the number of emoji."""
@@ -152,13 +154,17 @@ def write_named(archive: Path, names: dict[str, str], out: Path, write: WriteEmo
             print(f"skipped {path.name}: {error}")
             continue
         if file is not None:
-            lines[file.name] = json.dumps(
-                {"file_name": file.name, "text": name}, ensure_ascii=False
-            )
+            fields = {"file_name": file.name, "text": name, "subject": find_subject(name)}
+            lines[file.name] = json.dumps(fields, ensure_ascii=False)
     (out / "metadata.jsonl").write_text(
         "".join(f"{lines[file]}\n" for file in sorted(lines)), encoding="utf-8"
     )
     return len(lines)
+
+
+def find_subject(name: str) -> str:
+    """Return the name without skin tones, which the variants of an emoji have in common."""
+    return SKIN_TONE_SUFFIX.sub("", name)
 
 
 def read_entries(archive: Path) -> Iterator[tuple[PurePosixPath, bytes]]:

@@ -19,7 +19,7 @@ from tessera.data.arrays import is_array
 from tessera.data.collection import FileCollection
 from tessera.data.discovery import SourceOptions, find_files
 from tessera.data.errors import guard_reading
-from tessera.data.split import group_names, release_freed_memory, split_names
+from tessera.data.split import group_names, read_groups, release_freed_memory, split_names
 from tessera.run.errors import UserError, as_user_error
 
 if TYPE_CHECKING:  # datasets can be listed and inspected without torch
@@ -285,6 +285,7 @@ class DataConfig:
     val_fraction = 0.05
     split_seed = 0
     group_by = "file"
+    balance_by = "file"
     num_synthetic = 2000
     batch_ndim: ClassVar[int | None] = None
     """The dimensions of an array of several examples in [-1, 1]; None if examples are not such
@@ -308,6 +309,11 @@ class DataConfig:
         if not self.group_by.strip():
             raise ValueError(
                 "group_by must not be empty: use file, folder, prefix or a column of the metadata."
+            )
+        if not self.balance_by.strip():
+            raise ValueError(
+                "balance_by must not be empty: use file, folder, prefix or a column of the "
+                "metadata."
             )
         if self.num_synthetic < 1:
             raise ValueError(f"num_synthetic must be at least 1, got {self.num_synthetic}.")
@@ -397,6 +403,19 @@ class DataConfig:
         if len(dataset) >= LARGE:
             release_freed_memory()
         return split
+
+    def balanced_groups(self, train: ExampleDataset) -> dict[str, str] | None:
+        """Return the group of each training example by its name, or None if all examples are
+        drawn equally often."""
+        if self.balance_by == "file":
+            return None
+        if not isinstance(train, FileDataset):
+            raise UserError(
+                f"--data.balance-by {self.balance_by} needs files in groups, but the data are "
+                "synthetic or in memory: give files with --data PATH, or leave it out."
+            )
+        groups = read_groups(train.files, self.balance_by, "--data.balance-by")
+        return dict(zip(train.names, groups, strict=True))
 
     def synthetic_split(self) -> Split:
         train = self.synthetic_dataset()

@@ -1,9 +1,10 @@
 """Loaders: which example is at which position of a run, and batches from any step on.
 
-Example number p of a run is a pure function of (seed, p). Step s of batch size B has the positions
-s*B to s*B + B - 1; its micro-batches are consecutive blocks of them, and position i of a block is
-on process i modulo the number of processes. So the same examples are in the same step for any
-number of processes and workers, and resuming at step 1,000,000 reads no earlier example.
+Example number p of a run is a pure function of (seed, p), as `order` describes. Step s of batch
+size B has the positions s*B to s*B + B - 1; its micro-batches are consecutive blocks of them, and
+position i of a block is on process i modulo the number of processes. So the same examples are in
+the same step for any number of processes and workers, and resuming at step 1,000,000 reads no
+earlier example.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import numpy as np
 
 from tessera.data.dataset import ExampleDataset, read_item, spread_examples
 from tessera.data.errors import UnreadableFile
+from tessera.data.order import BalancedOrder, Order, ShuffledOrder
 from tessera.data.workers import Monitor, WorkerPool
 from tessera.engine.modes import hash_seed
 from tessera.engine.task import Batch
@@ -49,24 +51,26 @@ class PositionedDataset(Protocol):
 
 @dataclass
 class ShuffledDataset:
-    """A dataset in the order of a run, which is another permutation in each epoch.
+    """A dataset in the order of a run: all examples in each epoch, or one of each group.
 
     Unreadable examples are replaced by random other ones.
     """
 
     dataset: ExampleDataset
     seed: int
-    _epoch: int = -1
-    _permutation: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    groups: Sequence[str] | None = None
+    """The group of each example, if groups are drawn equally often."""
+
+    def __post_init__(self) -> None:
+        self.order: Order = (
+            ShuffledOrder(len(self.dataset), self.seed)
+            if self.groups is None
+            else BalancedOrder(self.groups, self.seed)
+        )
 
     def index(self, position: int) -> int:
         """Return the index of the example at a position."""
-        epoch, offset = divmod(position, len(self.dataset))
-        if epoch != self._epoch:
-            rng = np.random.default_rng(hash_seed(self.seed, epoch))
-            self._permutation = rng.permutation(len(self.dataset))
-            self._epoch = epoch
-        return int(self._permutation[offset])
+        return self.order.index(position)
 
     def load(self, position: int, monitor: Monitor) -> LoadedExample:
         seed = hash_seed(self.seed, TRAIN, position)
@@ -170,6 +174,8 @@ class TrainLoader:
     grad_accum_steps: int = 1
     num_workers: int = 0
     contiguous: bool = False
+    groups: Sequence[str] | None = None
+    """The group of each example, if groups are drawn equally often."""
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -186,7 +192,7 @@ class TrainLoader:
                 f"--batch-size that is a multiple of {parts}, such as "
                 f"{-(-self.batch_size // parts) * parts}."
             )
-        load = LoadBatch(ShuffledDataset(self.dataset, self.seed))
+        load = LoadBatch(ShuffledDataset(self.dataset, self.seed, self.groups))
         positions = self.positions(first_step, steps, rank, world_size)
         pending: list[Batch] = []
         for batch in WorkerPool(load, self.num_workers).results(positions):

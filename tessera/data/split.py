@@ -82,39 +82,43 @@ def hash_name(name: str, seed: int = 0) -> float:
 
 
 def group_names(files: FileCollection, group_by: str) -> Sequence[str]:
-    """Return the group of each file."""
-    names = files.names
-    if group_by == "file":
-        return names
-    if group_by == "folder":
-        groups = [posixpath.dirname(name) or "." for name in names]
-    elif group_by == "prefix":
-        groups = [re.split(r"[-_.]", posixpath.basename(name))[0] for name in names]
-    else:
-        groups = read_column(files, group_by)
-    if len(set(groups)) < 2 and len(names) > 1:
+    """Return the group of each file; raise UserError if there is one group only."""
+    groups = read_groups(files, group_by, "--data.group-by")
+    if len(set(groups)) < 2 and len(files.names) > 1:
         raise UserError(
-            f"All {len(names):,} files are in one group by {group_by}, so none can be held out: "
-            "use another --data.group-by, or --data.val-fraction 0 to validate on the training "
-            "files."
+            f"All {len(files.names):,} files are in one group by {group_by}, so none can be held "
+            "out: use another --data.group-by, or --data.val-fraction 0 to validate on the "
+            "training files."
         )
     return groups
 
 
-def read_column(files: FileCollection, column: str) -> list[str]:
+def read_groups(files: FileCollection, group_by: str, flag: str) -> Sequence[str]:
+    """Return the group of each file; `flag` is named in errors."""
+    names = files.names
+    if group_by == "file":
+        return names
+    if group_by == "folder":
+        return [posixpath.dirname(name) or "." for name in names]
+    if group_by == "prefix":
+        return [re.split(r"[-_.]", posixpath.basename(name))[0] for name in names]
+    return read_column(files, group_by, flag)
+
+
+def read_column(files: FileCollection, column: str, flag: str) -> list[str]:
     """Return the value of a field of the metadata for each file."""
     found = [fields.get(column) for fields in files.metadata()]
     missing = [name for name, value in zip(files.names, found, strict=True) if value is None]
     if len(missing) == len(files):
         known = ", ".join([*BY_NAME, *list_columns(files)])
         raise UserError(
-            f"--data.group-by is {column!r}, but no file has such a field in its metadata: use one "
-            f"of {known}."
+            f"{flag} is {column!r}, but no file has such a field in its metadata: use one of "
+            f"{known}."
         )
     if missing:
         raise UserError(
-            f"--data.group-by is {column!r}, but {len(missing):,} of {len(files):,} files have no "
-            f"such value in the metadata, for example {missing[0]}: add it, or remove the files."
+            f"{flag} is {column!r}, but {len(missing):,} of {len(files):,} files have no such "
+            f"value in the metadata, for example {missing[0]}: add it, or remove the files."
         )
     return [str(value) for value in found]
 

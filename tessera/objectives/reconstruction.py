@@ -329,12 +329,12 @@ class TokenizerTask(Task):
         self.discriminators: Mapping[str, Discriminator] = (
             adversary.discriminators() if adversary is not None else {}
         )
-        trained = self.model if config.train_only == "all" else freeze_encoder(self.model)
-        needs_stats = trained is self.model and self.model.quantizer.needs_global_stats
+        trains_all = config.train_only == "all"
+        needs_stats = trains_all and self.model.quantizer.needs_global_stats
         updates = [
             Update(
                 name="model",
-                trains=trained,
+                trains=self.model if trains_all else freeze_encoder(self.model),
                 loss=self.reconstruction_loss,
                 optimizer=config.optimizer,
                 prepare=self.set_global_stats if needs_stats else None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -99,6 +99,7 @@ def build_engine(
     if run.engine.init_from is not None and not checkpoint.list_steps(directory.checkpoints):
         load_initial_weights(task, run.engine.init_from)
     check_split(split, run.engine)
+    group_by_name = run.data.balanced_groups(split.train)
     captions = read_captions(split.train) if run.task.uses_captions else []
     settings = encode(run) | ({"trainer": extra_settings} if extra_settings else {})
     dist.on_main(lambda: claim_directory(directory, settings))
@@ -113,7 +114,15 @@ def build_engine(
                 print_line(line)
         if dependencies:
             split = prepare_tokens(run, split, dependencies, directory, dist)
-    return open_engine(task, split, run.engine, directory, settings, on_log=on_log)
+    groups = group_examples(split.train, group_by_name)
+    return open_engine(task, split, run.engine, directory, settings, groups=groups, on_log=on_log)
+
+
+def group_examples(dataset: ExampleDataset, by_name: dict[str, str] | None) -> list[str] | None:
+    """Return the group of each example; None if all examples are drawn equally often."""
+    if by_name is None:
+        return None
+    return [by_name[dataset.name(index)] for index in range(len(dataset))]
 
 
 def check_split(split: Split, config: EngineConfig) -> None:
@@ -130,6 +139,7 @@ def open_engine(
     settings: Json,
     *,
     contiguous: bool = False,
+    groups: Sequence[str] | None = None,
     on_log: Callable[[Json], None] | None = None,
 ) -> Engine:
     """Build an engine for a task and its examples in a directory that was claimed."""
@@ -140,6 +150,7 @@ def open_engine(
         grad_accum_steps=config.grad_accum_steps,
         num_workers=config.num_workers,
         contiguous=contiguous,
+        groups=groups,
     )
     validation = EvalLoader(
         split.validation,

@@ -82,8 +82,8 @@ def test_named_animations_become_videos_with_captions(tmp_path, emoji):
         "metadata.jsonl",
     ]
     assert [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()] == [
-        {"file_name": "1f44b.mp4", "text": "waving hand"},
-        {"file_name": "2764-fe0f.mp4", "text": "red heart"},
+        {"file_name": "1f44b.mp4", "text": "waving hand", "subject": "waving hand"},
+        {"file_name": "2764-fe0f.mp4", "text": "red heart", "subject": "red heart"},
     ]
     info, video = probe(out / "2764-fe0f.mp4"), Video.load(out / "2764-fe0f.mp4")
     assert (info.frames, info.width, info.height, info.rate_hz) == (8, 16, 16, 20)

@@ -70,8 +70,12 @@ def test_named_emoji_become_images_on_white_with_captions(tmp_path, emoji):
     ]
     rows = [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()]
     assert rows == [
-        {"file_name": "1f44b-1f3fb.png", "text": "waving hand sign, light skin tone"},
-        {"file_name": "2764.png", "text": "red heart"},
+        {
+            "file_name": "1f44b-1f3fb.png",
+            "text": "waving hand sign, light skin tone",
+            "subject": "waving hand sign",
+        },
+        {"file_name": "2764.png", "text": "red heart", "subject": "red heart"},
     ]
     assert PIL.Image.open(out / "2764.png").getpixel((4, 4)) == (255, 255, 255)
 
@@ -103,3 +107,15 @@ def test_excluded_emoji_are_left_out_with_their_variants(emoji):
     assert emoji.exclude(names, ["1F44B"]) == {"2764-fe0f": "c", "2764": "d", "1f44": "e"}
     assert emoji.exclude(names, ["2764", "1f44"]) == {"1f44b": "a", "1f44b-1f3fb": "b"}
     assert emoji.exclude(names, []) == names
+
+
+@pytest.mark.parametrize(
+    ("name", "subject"),
+    [
+        ("red heart", "red heart"),
+        ("kiss: woman, man, medium-dark skin tone", "kiss: woman, man"),
+        ("people holding hands, light skin tone and dark skin tone", "people holding hands"),
+    ],
+)
+def test_skin_tones_are_no_part_of_the_subject(emoji, name, subject):
+    assert emoji.find_subject(name) == subject

@@ -94,6 +94,9 @@ class AudioDataConfig(DataConfig):
     group_by: str = "file"
     """What is held out as a whole: file (each one alone), folder, prefix (of the file name, up to
     the first "-", "_" or "."), or a column of the metadata, such as speaker."""
+    balance_by: str = "file"
+    """What is drawn equally often in training: file, folder, prefix, or a column of the metadata,
+    such as speaker. A group of few files is then seen as often as one of many."""
     num_synthetic: int = 2000
     """The number of synthetic training examples; the held-out ones come on top."""
     synthetic_seed: int = 0

@@ -75,6 +75,9 @@ class VideoDataConfig(DataConfig):
     group_by: str = "file"
     """What is held out as a whole: file (each video alone), folder, prefix (of the file name, up to
     the first "-", "_" or "."), or a column of the metadata, such as source."""
+    balance_by: str = "file"
+    """What is drawn equally often in training: file, folder, prefix, or a column of the metadata,
+    such as subject. A group of few files is then seen as often as one of many."""
     num_synthetic: int = 2000
     """The number of synthetic training videos; the held-out ones come on top."""
     synthetic_seed: int = 0
