@@ -25,6 +25,9 @@ class MaskingConfig:
 
     schedule: Schedule = "cosine"
     """The schedule of the mask ratio, evaluated at a random time; at least one token is masked."""
+    time_power: float = 1.0
+    """The exponent of the random time: 1 is uniform, as published; above 1, examples of which few
+    tokens are shown, and most are predicted from the caption alone, are drawn more often."""
     keep: float = 0.0
     """The fraction of masked tokens that are shown unchanged and predicted all the same."""
     replace: float = 0.0
@@ -33,13 +36,19 @@ class MaskingConfig:
     def __post_init__(self) -> None:
         check_schedule(self.schedule)
         check_fractions(self.keep, self.replace)
+        if not 0 < self.time_power < math.inf:
+            raise ValueError(
+                f"time_power must be above 0 and finite, got {self.time_power}: use 1 for uniform "
+                "times."
+            )
 
     def validate_quantizers(self, num_quantizers: int) -> None:
         """Accept every number of quantizers."""
 
     def expected_num_masked(self, layout: Layout) -> float:
         """Return the mean number of masked tokens of an example."""
-        return layout.num_positions * layout.tokens_per_position * mean_mask_ratio(self.schedule)
+        ratio = mean_mask_ratio(self.schedule, self.time_power)
+        return layout.num_positions * layout.tokens_per_position * ratio
 
     given_noise = 0.0
 
@@ -60,7 +69,7 @@ class MaskingConfig:
         """Draw the mask of one example of N x S tokens; the number of random draws does not depend
         on the settings."""
         count = shape[0] * shape[1]
-        time = float(torch.rand((), generator=generator))
+        time = float(torch.rand((), generator=generator)) ** self.time_power
         order, u = torch.rand(2, *shape, generator=generator)
         random_tokens = torch.randint(vocab_size, shape, generator=generator)
         if region_NS is not None:  # given tokens come last, and none of them is masked

@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Literal, get_args
 
 Schedule = Literal["cosine", "linear", "arccos", "power"]
+
+MEAN_POINTS = 10_000
+"""Points of the numerical mean of a schedule."""
 
 
 def check_schedule(schedule: object) -> None:
@@ -29,9 +33,14 @@ def mask_ratio(schedule: Schedule, time: float) -> float:
     return 1 - time if schedule == "linear" else 1 - time**2
 
 
-def mean_mask_ratio(schedule: Schedule) -> float:
-    """Return the masked fraction averaged over all times."""
-    return {"cosine": 2 / math.pi, "arccos": 2 / math.pi, "linear": 0.5, "power": 2 / 3}[schedule]
+@cache
+def mean_mask_ratio(schedule: Schedule, time_power: float = 1.0) -> float:
+    """Return the mean of the masked fraction at times u^time_power, for u uniform in [0, 1]."""
+    if time_power == 1:
+        exact = {"cosine": 2 / math.pi, "arccos": 2 / math.pi, "linear": 0.5, "power": 2 / 3}
+        return exact[schedule]
+    midpoints = ((i + 0.5) / MEAN_POINTS for i in range(MEAN_POINTS))
+    return math.fsum(mask_ratio(schedule, u**time_power) for u in midpoints) / MEAN_POINTS
 
 
 def num_masked_after(schedule: Schedule, step: int, decoding_steps: int, total: int) -> int:

@@ -20,6 +20,7 @@ from tessera.engine.modes import eval_mode, hash_seed
 from tessera.engine.task import Batch, check_ownership
 from tessera.modalities.image.recipes import images_maskgit
 from tessera.nn.masked_transformer import CriticConfig, CriticHeadConfig, MaskedTransformerConfig
+from tessera.nn.token_layout import Layout
 from tessera.objectives.generation import GenerationRequest, TokenPrompt, other_captions
 from tessera.objectives.masked import GuidedLogits, MaskedConfig, MaskedTask
 from tessera.objectives.masking import MaskedTokens, MaskingConfig, TokenBatch
@@ -158,14 +159,18 @@ def test_embedding_of_a_token_that_is_always_masked_gets_no_gradient():
 
 
 @pytest.mark.parametrize("schedule", typing.get_args(Schedule))
-def test_mean_number_of_masked_tokens_follows_the_schedule(schedule):
-    masking, tokens = MaskingConfig(schedule=schedule), torch.zeros(16, 4, dtype=torch.long)
+@pytest.mark.parametrize("time_power", [1.0, 2.0])
+def test_mean_number_of_masked_tokens_follows_the_schedule(schedule, time_power):
+    masking = MaskingConfig(schedule=schedule, time_power=time_power)
+    tokens = torch.zeros(16, 4, dtype=torch.long)
     counts = [
         int(mask_example(masking, tokens, VOCAB_SIZE, generator(seed)).loss_mask.sum())
         for seed in range(1500)
     ]
     assert min(counts) >= 1 and max(counts) <= 64
-    assert sum(counts) / len(counts) / 64 == pytest.approx(mean_mask_ratio(schedule), abs=0.03)
+    mean = masking.expected_num_masked(Layout((16,), 4))
+    assert mean == pytest.approx(64 * mean_mask_ratio(schedule, time_power))
+    assert sum(counts) / len(counts) == pytest.approx(mean, abs=2)
 
 
 def test_single_token_is_always_masked():
@@ -206,6 +211,12 @@ def test_loss_mask_does_not_depend_on_keep_and_replace():
 def test_invalid_keep_and_replace_are_errors(options):
     with pytest.raises(ValueError, match="must be fractions whose sum is at most 1"):
         MaskingConfig(**options)
+
+
+@pytest.mark.parametrize("power", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_invalid_power_of_time_is_an_error(power):
+    with pytest.raises(ValueError, match="time_power must be above 0 and finite"):
+        MaskingConfig(time_power=power)
 
 
 # ---- the loss

@@ -28,9 +28,16 @@ def test_ratio_at_half_time_is_that_of_the_schedule(schedule, half_way):
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_mean_ratio_is_the_mean_over_all_times(schedule):
-    mean = sum(mask_ratio(schedule, (i + 0.5) / 10_000) for i in range(10_000)) / 10_000
-    assert mean_mask_ratio(schedule) == pytest.approx(mean, abs=1e-4)
+@pytest.mark.parametrize("time_power", [1.0, 2.0])
+def test_mean_ratio_is_the_mean_over_all_times(schedule, time_power):
+    times = [((i + 0.5) / 7_000) ** time_power for i in range(7_000)]
+    mean = sum(mask_ratio(schedule, time) for time in times) / len(times)
+    assert mean_mask_ratio(schedule, time_power) == pytest.approx(mean, abs=1e-4)
+
+
+def test_the_mean_rises_with_the_power_of_time():
+    means = [mean_mask_ratio("cosine", power) for power in (0.5, 1.0, 2.0, 4.0)]
+    assert means == sorted(means) and means[2] == pytest.approx(0.7799, abs=1e-3)  # Fresnel C(1)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
