@@ -11,6 +11,7 @@ ROWS = (
     "vqgan",
     "maskgit",
     "magvit2",
+    "codec",
     "soundstorm",
     "mulan",
     "mesh_autoencoder",

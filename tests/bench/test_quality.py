@@ -344,6 +344,41 @@ def test_our_generator_predicts_the_masked_tokens(bench):
     assert targets.bincount().tolist() == codes[mask].bincount().tolist()
 
 
+# ---- audio codec
+
+
+def test_recordings_of_the_codec_are_held_out_and_not_silent(bench, tmp_path):
+    row = bench("quality_rows.codec")
+    data = tmp_path / "audio"
+    data.mkdir()
+    tones = np.sin(np.arange(row.RATE_HZ) * np.linspace(0.02, 0.2, 30)[:, None])
+    for number, samples in enumerate(tones):
+        loudness = 0.0 if number == 7 else 0.3
+        audio = Audio(loudness * samples[None].astype(np.float32), row.RATE_HZ)
+        audio.write(data / f"{number}.wav")
+    row.prepare(data, tmp_path)
+    folder, samples = row.Recordings(tmp_path).load()
+    dataset = row.data_config(folder).build(captions=False)
+    silent = [dataset.validation.name(i) for i in range(len(dataset.validation))].count("7.wav")
+    assert samples.shape == (len(dataset.validation) - silent, 1, row.RATE_HZ)
+    assert row.ROW.package == "soundstream" and row.ROW.sides["spectral-quarter"].budget == 1 / 4
+
+
+def test_metrics_of_the_codec_are_those_of_a_worse_copy(bench):
+    row = bench("quality_rows.codec")
+    generator = torch.Generator().manual_seed(0)
+    times = torch.arange(row.RATE_HZ) / row.RATE_HZ
+    voice = 0.3 * torch.sin(2 * torch.pi * 150 * times) * (1 + torch.sin(2 * torch.pi * 4 * times))
+    originals = voice[None, None].repeat(2, 1, 1)
+    noise = 0.03 * torch.randn(originals.shape, generator=generator)
+    judge = row.AudioJudge(originals)
+    same = judge({"samples": (0.5 * originals).numpy()})
+    worse = judge({"samples": (originals + noise).numpy()})
+    assert same["rms_ratio"] == pytest.approx(0.5) and same["si_sdr"] > 60
+    assert worse["rms_ratio"] == pytest.approx(1, abs=0.02)
+    assert 15 < worse["si_sdr"] < 25 and worse["stoi"] < same["stoi"]
+
+
 # ---- SoundStorm
 
 

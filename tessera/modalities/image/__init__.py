@@ -51,7 +51,7 @@ MODALITY = Modality(
                 "1",
                 "--data.synthetic-plain",
                 "--steps",
-                "4000",
+                "3000",
                 # The colours are few and flat: 256 codes reconstruct them as well as 1,920, and
                 # a training step of the transformer takes two thirds of the time.
                 "--task.model.quantizer.levels",
@@ -72,7 +72,7 @@ MODALITY = Modality(
                 "--task.model.depth",
                 "3",
                 "--steps",
-                "3600",
+                "3500",
                 "--task.sampling.choice-temperature",
                 "2",
                 "--task.sampling.temperature",
