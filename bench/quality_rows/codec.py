@@ -5,8 +5,8 @@ compared. Both sides have the defaults of the preset small, the same recordings,
 codes at 50 frames per second (3.2 kbit/s) and the same batches, each with its own losses and
 learning rate.
 
-soundstream: `--network soundstream --task.reconstruction.mel 1`. The 0.3 of the preset is for runs of
-a few minutes, which must learn the phase first.
+soundstream: `--network soundstream --task.reconstruction.mel 1`. The 0.3 of the preset is for runs
+of a few minutes, which must learn the phase first.
 spectral: `--network spectral`, the default.
 spectral-quarter: the same, with a schedule that ends after a quarter of the budget.
 
