@@ -1,16 +1,17 @@
 """Text to speech on held-out sentences: what the recogniser reads, the voice, and the time.
 
     python bench/speaking.py RUN --data DIR [--voices NAME ...] [--sentences 12] [--soundstorm RUN]
+        [--held-out]
 
 RUN is of audio-text2semantic, with SoundStorm in its directory or in another one, and DIR has one
 folder for each voice with recordings and transcripts that were not trained on, such as `OUT/test`
-of examples/voices.py. Each voice speaks other sentences, with another recording of that voice as
-the prompt. Reported are, for the recordings ("real"), their reconstructions by the codec, and
-the speech that is generated: the character error of the run's own recogniser; the error of the
-median pitch against that of the prompt; how often the nearest voice by speaker embedding is the
-right one, among all voices, each of which is the mean of 8 recordings that are neither spoken nor
-prompts; and DNSMOS. The
-last line is the CPU time per second of speech. `speech_metrics.py` lists the packages to install.
+of examples/voices.py; with `--held-out`, of those in DIR that the run held out. Each voice speaks
+other sentences, with another recording of that voice as the prompt. Reported are, for the
+recordings ("real"), their reconstructions by the codec, and the speech that is generated: the
+character error of the run's own recogniser; the error of the median pitch against that of the
+prompt; how often the nearest voice by speaker embedding is the right one, among all voices, each of
+which is the mean of 8 recordings that are neither spoken nor prompts; and DNSMOS. The last line is
+the CPU time per second of speech. `speech_metrics.py` lists the packages to install.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ from tessera.text.characters import normalize_text
 
 REFERENCES = 8
 """Recordings of a voice whose mean embedding is its reference."""
+MIN_SECONDS = 1.0
+"""Shorter recordings, which have no reliable speaker embedding, are left out."""
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,24 @@ class Example:
     text: str
 
 
-def read_examples(speaker: Speaker, folder: str, voices: list[str]) -> list[Example]:
+def read_examples(
+    speaker: Speaker, folder: str, voices: list[str], held_out: bool = False
+) -> list[Example]:
     data: Any = replace(speaker.trained.run.data, path=folder)
-    dataset = data.full(captions=True)
+    dataset = data.build(captions=True).validation if held_out else data.full(captions=True)
     found = [
         Example(str(Path(dataset.name(i)).parent), dataset.location(i), dataset.caption(i))
         for i in range(len(dataset))
     ]
-    return [one for one in found if not voices or one.voice in voices]
+    return [
+        one
+        for one in found
+        if (not voices or one.voice in voices) and read_seconds(one.path) >= MIN_SECONDS
+    ]
+
+
+def read_seconds(path: str) -> float:
+    return Audio.load(path).seconds
 
 
 @dataclass(frozen=True)
@@ -209,6 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("run", metavar="RUN", help="a run of audio-text2semantic")
     parser.add_argument("--data", required=True, help="a folder with a folder for each voice")
     parser.add_argument("--soundstorm", metavar="RUN", help="a run of audio-soundstorm")
+    parser.add_argument(
+        "--held-out", action="store_true", help="only recordings that the run held out"
+    )
     parser.add_argument("--voices", nargs="*", default=[], help="only these voices")
     parser.add_argument("--sentences", type=int, default=12, help="sentences for each voice")
     parser.add_argument("--guidance", type=float, help="guidance on the prompt")
@@ -218,7 +234,8 @@ def main(arguments: list[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     torch.set_num_threads(1)
     speaker = Speaker.load(args.run, args.soundstorm)
-    sets = choose_sets(read_examples(speaker, args.data, args.voices), args.sentences)
+    examples = read_examples(speaker, args.data, args.voices, args.held_out)
+    sets = choose_sets(examples, args.sentences)
     settings = {name: getattr(args, name) for name in ("guidance", "candidates")}
     settings = {name: value for name, value in settings.items() if value is not None}
     evaluation = Evaluation(speaker, settings, args.out)

@@ -330,13 +330,13 @@ def audio_tokenizer_stub(run: Any, data: Any) -> Any:
 
 def tokenizer_stub(quantizer: Any, grid: tuple[int, ...], *, seconds: float | None) -> Any:
     """Return the properties of a tokenizer on which the size of a generator depends."""
-    codebook_VW = quantizer.codebook()
+    codebooks_LVW = quantizer.codebooks()
     return SimpleNamespace(
         network=nn.Identity(),
         vocab_size=quantizer.vocab_size,
         grid=grid,
         num_quantizers=quantizer.num_quantizers,
-        features=None if codebook_VW is None else code_features(codebook_VW.float()),
+        features=None if codebooks_LVW is None else code_features(codebooks_LVW.float()),
         seconds=seconds,
     )
 

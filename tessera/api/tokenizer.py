@@ -98,9 +98,9 @@ class Tokenizer(Pretrained):
 
     @property
     def features(self) -> Tensor | None:
-        """Features of each code, (V, F); None for residual quantizers."""
-        codebook_VW = self.model.quantizer.codebook()
-        return None if codebook_VW is None else code_features(codebook_VW.float())
+        """Features of each code of each quantizer, (L, V, F); None where codes have no vectors."""
+        codebooks_LVW = self.model.quantizer.codebooks()
+        return None if codebooks_LVW is None else code_features(codebooks_LVW.float())
 
     @cached_property
     def fingerprint(self) -> str:

@@ -293,7 +293,12 @@ class MaskedTransformer(TokenTransformer):
             if cells > 1
             else None
         )
-        self.heads = nn.ModuleList([TokenHead(config.dim, tokens) for _ in range(num_quantizers)])
+        self.heads = nn.ModuleList(
+            [
+                TokenHead(config.dim, tokens.vocab_size, tokens.quantizer_features(quantizer))
+                for quantizer in range(num_quantizers)
+            ]
+        )
 
     def logits_at(
         self,
@@ -444,15 +449,16 @@ class TokenHead(nn.Module):
     The features are shared between tokens, so this part is learned early in training.
     """
 
-    def __init__(self, dim: int, tokens: TokenSpec):
+    features: Tensor
+
+    def __init__(self, dim: int, vocab_size: int, features_VF: Tensor | None):
         super().__init__()
-        self.to_logits = linear(dim, tokens.vocab_size)
+        self.to_logits = linear(dim, vocab_size)
         nn.init.normal_(self.to_logits.weight, std=0.02)  # nearly uniform, but without ties
         self.to_features = None
-        if tokens.features is not None:
-            self.to_features = zero_init_(linear(dim, tokens.features.shape[1]))
-            self.register_buffer("features", tokens.features, persistent=False)
-            self.features: Tensor
+        if features_VF is not None:
+            self.to_features = zero_init_(linear(dim, features_VF.shape[1]))
+            self.register_buffer("features", features_VF, persistent=False)
 
     def forward(self, states_MW: Tensor) -> Tensor:
         count, states_MW = len(states_MW), pad_for_batch_invariance(states_MW)

@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 from pathlib import Path
@@ -152,6 +153,20 @@ def test_a_voice_needs_recordings_for_sentences_prompt_and_reference(speaking):
     speaking.check_enough("low", recordings=5, num_sentences=3)
     with pytest.raises(SystemExit, match="low has 4 recordings, but 3 sentences, a prompt and a"):
         speaking.check_enough("low", recordings=4, num_sentences=3)
+
+
+def test_only_held_out_recordings_of_some_length_are_spoken(speaking, folder):
+    for number in range(4):
+        (folder / f"{number}.txt").write_text(f"sentence {number}")
+    data = AudioDataConfig(path="elsewhere", rate_hz=16_000, seconds=1.0, val_fraction=0.5)
+    speaker = SimpleNamespace(trained=SimpleNamespace(run=SimpleNamespace(data=data)))
+    every = speaking.read_examples(speaker, str(folder), [])
+    assert [one.text for one in every] == [f"sentence {number}" for number in range(4)]
+    held_out = speaking.read_examples(speaker, str(folder), [], held_out=True)
+    expected = dataclasses.replace(data, path=str(folder)).build().validation
+    names = {expected.name(i) for i in range(len(expected))} - {"short.wav"}
+    assert 0 < len(names) < 4
+    assert {Path(one.path).name for one in held_out} == names
 
 
 def test_voices_speak_different_sentences_after_other_recordings(speaking):

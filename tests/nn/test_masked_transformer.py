@@ -31,7 +31,7 @@ from tests.networks import randomize_zero_weights, record_row_counts
 VOCABULARY = 13
 TEXT = LearnedTextConfig(dim=16, depth=1, heads=2, vocab_size=300, max_len=16)
 TEXTS = ["a red circle", "two blue squares", "x"]
-FEATURES = torch.randn(VOCABULARY, 5, generator=torch.Generator().manual_seed(1))
+FEATURES = torch.randn(1, VOCABULARY, 5, generator=torch.Generator().manual_seed(1))
 
 
 def build(
@@ -126,7 +126,7 @@ def test_logits_of_patches_match_a_loop_over_tokens():
 def test_head_adds_logits_of_rows_and_of_features():
     head, states = build().heads[0], torch.randn(6, 24, dtype=torch.float64)
     expected = [
-        head.to_logits.weight @ state + FEATURES.double() @ (head.to_features.weight @ state)
+        head.to_logits.weight @ state + FEATURES[0].double() @ (head.to_features.weight @ state)
         for state in states
     ]
     assert torch.allclose(head(states), torch.stack(expected))
@@ -139,13 +139,30 @@ def test_each_slot_has_its_own_embedding_tables(features):
     table = network.embedding.table.weight.view(4, VOCABULARY + 1, 24)
     expected = sum(table[slot][tokens[..., slot]] for slot in range(4))
     if features is not None:
-        padded = torch.cat([features, torch.zeros(1, 5)]).double()  # zeros for the mask token
+        padded = torch.cat([features[0], torch.zeros(1, 5)]).double()  # zeros for the mask token
         matrices = network.embedding.from_features.weight.view(24, 4, 5)
         expected = expected + sum(
             padded[tokens[..., slot]] @ matrices[:, slot].T for slot in range(4)
         )
     assert torch.allclose(network.embedding(tokens), expected)
     assert not torch.allclose(network.embedding(tokens.flip(-1)), expected)
+
+
+def test_each_quantizer_has_its_own_features():
+    features = torch.randn(2, VOCABULARY, 5)
+    tokens = TokenSpec(VOCABULARY, Layout((6,), num_quantizers=2), features)
+    config = MaskedTransformerConfig(dim=24, depth=1, heads=2, text=None)
+    network = randomize_zero_weights(config.build(tokens)).double().eval()
+    codes = torch.randint(VOCABULARY, (2, 6, 2))
+    matrices = network.embedding.from_features.weight.view(24, 2, 5)
+    table = network.embedding.table.weight.view(2, VOCABULARY + 1, 24)
+    expected = sum(
+        table[q][codes[..., q]] + features[q].double()[codes[..., q]] @ matrices[:, q].T
+        for q in range(2)
+    )
+    assert torch.allclose(network.embedding(codes), expected)
+    for quantizer, head in enumerate(network.heads):
+        assert torch.equal(head.features.float(), features[quantizer])
 
 
 def test_dispatch_keeps_the_order_of_rows():
@@ -295,7 +312,7 @@ def test_previous_states_matter_only_with_self_conditioning(self_condition):
 def test_condition_tokens_are_aligned_with_the_positions_they_cover(grid, patch, cond_grid):
     layout = Layout(grid, patch=patch)
     conditioner = TokenConditioner(
-        TokenSpec(7, Layout(cond_grid), torch.randn(7, 3)), TokenSpec(VOCABULARY, layout), 6
+        TokenSpec(7, Layout(cond_grid), torch.randn(1, 7, 3)), TokenSpec(VOCABULARY, layout), 6
     ).double()
     codes = torch.randint(7, (2, *cond_grid))
     rows, columns = layout.position_grid
@@ -344,7 +361,7 @@ def build_streams(
 ) -> tuple[TokenSpec, TokenSpec]:
     return (
         TokenSpec(VOCABULARY, Layout((positions,), num_quantizers), None, position_ms / 1000),
-        TokenSpec(7, Layout((frames,)), torch.randn(7, 3), frame_ms / 1000),
+        TokenSpec(7, Layout((frames,)), torch.randn(1, 7, 3), frame_ms / 1000),
     )
 
 

@@ -48,7 +48,7 @@ class FakeTokenizer:
     def __init__(self, side: int = 4, vocab_size: int = VOCAB_SIZE):
         self.network: nn.Module = nn.Identity()
         self.vocab_size, self.grid, self.num_quantizers = vocab_size, (side, side), 1
-        self.features = torch.randn(vocab_size, 3, generator=generator(vocab_size))
+        self.features = torch.randn(1, vocab_size, 3, generator=generator(vocab_size))
 
     def encode_examples(self, examples: Any) -> Tensor:
         raise AssertionError("the examples are codes already")

@@ -124,13 +124,13 @@ class Quantizer(nn.Module):
         """
         self.global_stats_S = total_S
 
-    def codebook(self) -> Tensor | None:
-        """Return the vectors (V, W) of all codes, or None if a code has no vector of its own.
+    def codebooks(self) -> Tensor | None:
+        """Return the vectors of all codes, (L, V, W) for L quantizers.
 
-        The latter is the case for several residual quantizers.
+        None if a code has no vector of its own.
         """
         codes = torch.arange(self.vocab_size, device=self.dummy.device)
-        return self.lookup(codes, to_fp32(self.dummy).dtype).detach()
+        return self.lookup(codes, to_fp32(self.dummy).dtype).detach()[None]
 
     # Defined by each kind of quantizer, on rows (P, W) of positions.
 

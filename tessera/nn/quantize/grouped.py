@@ -75,7 +75,7 @@ class GroupedQuantizer(Quantizer):
         self.needs_global_stats = groups[0].needs_global_stats
         self.has_quantizer_dropout = groups[0].has_quantizer_dropout
 
-    def codebook(self) -> None:
+    def codebooks(self) -> None:
         """Return None: a code has no vector of its own."""
 
     def forward(

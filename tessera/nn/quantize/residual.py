@@ -160,8 +160,9 @@ class ResidualQuantizer(Quantizer):
         num_quantizers_B = 1 + (u_B / self.config.dropout * self.num_quantizers).long()
         return num_quantizers_B.clamp_max(self.num_quantizers)
 
-    def codebook(self) -> Tensor | None:
-        return self.quantizer(0).codebook() if self.num_quantizers == 1 else None
+    def codebooks(self) -> Tensor | None:
+        levels = [self.quantizer(level).codebooks() for level in range(self.num_quantizers)]
+        return torch.cat([one for one in levels if one is not None])
 
     def bound(self, rows_PW: Tensor) -> Tensor:
         return self.quantizer(0).bound(rows_PW)
