@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from types import ModuleType
@@ -16,7 +17,6 @@ from tessera.data.split import group_names
 from tessera.modalities.audio.dataset import AudioDataConfig
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "one_shots.py"
-FOLDER = "usr/share/sonic-pi/samples"
 
 
 @pytest.fixture
@@ -25,6 +25,7 @@ def one_shots(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     spec = importlib.util.spec_from_file_location("one_shots_example", EXAMPLE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # dataclasses look up their module
     spec.loader.exec_module(module)
     return module
 
@@ -36,8 +37,12 @@ def flac(seconds: float) -> bytes:
     return buffer.getvalue()
 
 
+def entries(folder: str, files: dict[str, bytes]) -> list[tuple[PurePosixPath, bytes]]:
+    return [(PurePosixPath(folder) / name, data) for name, data in files.items()]
+
+
 def test_one_shots_have_captions_and_kinds(one_shots: ModuleType, tmp_path: Path) -> None:
-    files = {
+    sonic_pi = {
         "drum_cowbell.flac": flac(0.3),
         "tabla_na_s.flac": flac(0.2),
         "loop_amen.flac": flac(1.0),
@@ -45,17 +50,48 @@ def test_one_shots_have_captions_and_kinds(one_shots: ModuleType, tmp_path: Path
         "../../escape.flac": flac(0.2),
         "README.md": b"text",
     }
-    entries = [(PurePosixPath(FOLDER) / name, data) for name, data in files.items()]
-    assert one_shots.write_one_shots(entries, tmp_path / "out") == 3
-    names = {path.name for path in (tmp_path / "out").iterdir()}
-    assert names >= {"drum_cowbell.flac", "tabla_na_s.flac", "escape.flac", "CREDITS.md"}
-    assert {path.name for path in tmp_path.iterdir()} == {"out"}
-    lines = (tmp_path / "out/metadata.jsonl").read_text().splitlines()
-    assert json.loads(lines[0]) == {
-        "file_name": "drum_cowbell.flac",
-        "text": "drum cowbell",
-        "kind": "drum",
+    kits = {"Kit 1.0/EE Snare_1.flac": flac(0.2), "Kit 1.0/drumkit.xml": b"<xml/>"}
+    lmms = {"basses/bass01.ogg": flac(0.2), "beats/break01.ogg": flac(1.0)}
+    files = {
+        one_shots.SONIC_PI: entries("usr/share/sonic-pi/samples", sonic_pi),
+        one_shots.HYDROGEN: entries("usr/share/hydrogen/data/drumkits", kits),
+        one_shots.LMMS: entries("usr/share/lmms/samples", lmms),
     }
-    dataset = AudioDataConfig(path=str(tmp_path / "out")).full()
-    assert len(dataset) == 3 and dataset.caption(2) == "tabla na s"
-    assert group_names(dataset.files, "kind") == ["drum", "escape", "tabla"]
+    out = tmp_path / "out"
+    train, test = one_shots.write_sets(files, out)
+    assert (train, test) == (4, 1)
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+    assert {path.name for path in out.iterdir()} == {"train", "test", "CREDITS.md"}
+    names = {path.name for path in out.rglob("*.*") if path.suffix in (".flac", ".ogg")}
+    assert names == {
+        "drum_cowbell.flac",
+        "tabla_na_s.flac",
+        "escape.flac",
+        "kit_1_0_ee_snare_1.flac",
+        "basses_bass01.ogg",
+    }
+    lines = [
+        json.loads(line)
+        for part in ("train", "test")
+        for line in (out / part / "metadata.jsonl").read_text().splitlines()
+    ]
+    drum = {"file_name": "drum_cowbell.flac", "text": "drum cowbell", "kind": "drum"}
+    assert drum in lines
+    dataset = AudioDataConfig(path=str(out / "train")).full()
+    assert len(dataset) == 4 and "kit 1 0 ee snare 1" in [dataset.caption(i) for i in range(4)]
+    assert {"basses", "kit_1_0"} <= set(group_names(dataset.files, "kind"))
+
+
+def test_only_sounds_of_sonic_pi_are_held_out(one_shots: ModuleType, tmp_path: Path) -> None:
+    sound = flac(0.05)
+    own = {f"tone_{number}.flac": sound for number in range(60)}
+    kits = {f"kit/tom_{number}.flac": sound for number in range(60)}
+    files = {
+        one_shots.SONIC_PI: entries("usr/share/sonic-pi/samples", own),
+        one_shots.HYDROGEN: entries("usr/share/hydrogen/data/drumkits", kits),
+    }
+    train, test = one_shots.write_sets(files, tmp_path)
+    assert train + test == 120 and 1 <= test <= 15
+    held_out = {path.name for path in (tmp_path / "test").glob("*.flac")}
+    assert all(name.startswith("tone_") for name in held_out)
+    assert not held_out & {path.name for path in (tmp_path / "train").glob("*.flac")}
