@@ -129,8 +129,8 @@ class Tokenizer(Pretrained):
         `media` is an Image, Video, Audio or Mesh, a path, a PIL image, an array or tensor of one
         or several examples, or a list of these, which are preprocessed as in training. Arrays hold
         integers as in files or floats in [-1, 1]; the arrays of a mesh are a pair (vertices,
-        faces). A float tensor (B, ...) of several examples goes to the model as it is, so that
-        other sizes can be encoded too.
+        faces). A float tensor (B, C, ...) of several examples, with the channels of the model, goes
+        to it as it is, so that other sizes can be encoded too.
         """
         adapter, dtype = self.network.adapter, next(self.model.parameters()).dtype
         with eval_mode(self.network), as_user_error(ValueError):
@@ -148,8 +148,11 @@ class Tokenizer(Pretrained):
 
     def is_model_input(self, tensor: Tensor) -> bool:
         """Return whether this is a batch as the model takes it."""
-        has_batch_dim = self.data.batch_ndim in (None, tensor.ndim)
-        return self.network.adapter.takes_tensors and tensor.is_floating_point() and has_batch_dim
+        return (
+            self.network.adapter.takes_tensors
+            and tensor.is_floating_point()
+            and self.data.is_input_shape(tensor.shape)
+        )
 
     def load_example(self, media: object) -> object:
         """Preprocess one medium, file or array as in training."""
@@ -177,6 +180,11 @@ class Tokenizer(Pretrained):
         if tensor.is_floating_point() or tensor.is_complex():
             raise ValueError(f"Codes must be integers, got {tensor.dtype}.")
         num_dims = len(self.grid) + (self.num_quantizers > 1)
+        if tensor.ndim not in (num_dims, num_dims + 1):
+            raise ValueError(
+                f"Codes must have {num_dims + 1} dimensions, or {num_dims} for one example, got "
+                f"the shape {tuple(tensor.shape)}. The grid of an example is {self.grid}."
+            )
         return (tensor[None] if tensor.ndim == num_dims else tensor).long()
 
     @torch.no_grad()

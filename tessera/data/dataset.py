@@ -359,6 +359,10 @@ class DataConfig:
             return list(media)
         return [media]
 
+    def is_input_shape(self, shape: Sequence[int]) -> bool:
+        """Return whether this can be the shape of a batch as the model takes it."""
+        return self.batch_ndim in (None, len(shape))
+
     def example_from_media(self, media: object) -> object:
         """Preprocess a medium or an array in memory, without augmentation."""
         raise NotImplementedError

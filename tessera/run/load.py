@@ -87,6 +87,9 @@ def load_run(path: str | Path, weights: Weights = "ema") -> TrainedRun:
 
 
 def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
+    if weights not in WEIGHTS_FILES:
+        names = ", ".join(map(repr, WEIGHTS_FILES))
+        raise UserError(f"weights must be one of {names}, got {weights!r}.")
     directory = RunDirectory(path)
     run = read_run(directory)
     notices: list[str] = []
@@ -97,9 +100,11 @@ def read_trained(path: str | Path, weights: Weights) -> TrainedRun:
         )
     steps = found.step
     if steps < run.engine.steps and found.source.name != EXPORTED:
+        progress = f"was trained for {steps:,} of {run.engine.steps:,} steps"
         notices.append(
-            f"The run in {path} was trained for {steps:,} of {run.engine.steps:,} steps: `tessera "
-            f"train {run.recipe}` can resume it."
+            f"The run in {path} {progress}: `tessera train {run.recipe}` can resume it."
+            if any(found.source.parent.glob("optimizer.*"))
+            else f"The copy of a run in {path} {progress}."
         )
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     dependencies = load_dependencies(directory, run)

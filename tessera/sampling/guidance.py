@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+Ramp = Literal["constant", "linear", "cosine"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +25,7 @@ class Guidance:
     """Fraction of the decoding steps after which guidance starts."""
     end: float = 1.0
     """Fraction of the decoding steps after which guidance ends."""
-    ramp: Literal["constant", "linear", "cosine"] = "constant"
+    ramp: Ramp = "constant"
     """How the scale grows from 1 between start and end; constant has the full scale at once."""
     ramp_power: float = 1.0
     """Exponent of the time in the ramp: above 1 the scale grows late, below 1 early."""
@@ -38,6 +40,9 @@ class Guidance:
                 f"Guidance from {self.start} to {self.end} is not an interval of the decoding "
                 "steps: use 0 <= start <= end <= 1."
             )
+        if self.ramp not in get_args(Ramp):
+            names = ", ".join(map(repr, get_args(Ramp)))
+            raise ValueError(f"ramp must be one of {names}, got {self.ramp!r}.")
         if not 0 < self.ramp_power < math.inf:
             raise ValueError(f"ramp_power must be finite and above 0, got {self.ramp_power}.")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -76,13 +76,16 @@ OnStep = Callable[[int, int, Tensor], None]
 without masks: the tokens kept so far and the predictions for the others."""
 
 
+Order = Literal["confidence", "critic", "halton"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaskedSampling:
     decoding_steps: int = 12
     """Number of decoding steps; more steps give better samples and take more time."""
     schedule: Schedule = "cosine"
     """How the number of masked tokens decreases from step to step."""
-    order: Literal["confidence", "critic", "halton"] = "confidence"
+    order: Order = "confidence"
     """Which tokens are kept first: the most confident ones, those with the highest critic score,
     or an even spread over the grid (Besnier 2025, arXiv 2503.17076)."""
     temperature: float = 1.0
@@ -108,6 +111,9 @@ class MaskedSampling:
         if self.decoding_steps < 1:
             raise ValueError(f"decoding_steps must be at least 1, got {self.decoding_steps}.")
         check_schedule(self.schedule)
+        if self.order not in get_args(Order):
+            names = ", ".join(map(repr, get_args(Order)))
+            raise ValueError(f"order must be one of {names}, got {self.order!r}.")
         for name in ("temperature", "final_temperature", "choice_temperature"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:

@@ -313,6 +313,30 @@ def test_floats_outside_of_the_range_are_rejected(modality, factor, tmp_path):
             tokenizer.encode(given)
 
 
+@pytest.mark.parametrize(("modality", "channels"), [("image", 1), ("image", 4), ("audio", 2)])
+def test_float_batch_with_other_channels_is_converted(modality, channels, tmp_path):
+    case = CASES[modality]
+    tokenizer = Tokenizer.load(tiny_dependency(case.recipe))
+    first = load_tensor(tokenizer, case.write(tmp_path / "a", 0))[:, :1]
+    batch = first.expand(2, channels, *first.shape[2:])
+    expected = tokenizer.encode([row.numpy() for row in batch])
+    assert torch.equal(tokenizer.encode(batch), expected)
+
+
+def test_float_batch_of_images_may_have_its_channels_last(tmp_path):
+    tokenizer = Tokenizer.load(tiny_dependency("images-vqgan"))
+    batch = load_tensor(tokenizer, write_image(tmp_path / "a", 0))
+    assert torch.equal(tokenizer.encode(batch.movedim(1, -1)), tokenizer.encode(batch))
+
+
+def test_codes_with_a_wrong_number_of_dimensions_are_rejected(case, tokenizer, tmp_path):
+    codes = tokenizer.encode(case.write(tmp_path / "a", 0))
+    for given in (codes[None], codes.new_zeros(())):
+        for decode in (tokenizer.decode, tokenizer.to_media):
+            with pytest.raises(UserError, match=r"Codes must have \d dimensions, or \d for one"):
+                decode(given)
+
+
 def test_unreadable_file_is_rejected_by_name(case, tokenizer, tmp_path):
     path = case.write(tmp_path / "a", 0)
     path.write_bytes(b"dear reader")

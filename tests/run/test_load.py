@@ -5,7 +5,10 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import pytest
+
 from tessera.modalities.mesh.recipes import meshes_tree
+from tessera.run.errors import UserError
 from tessera.run.load import load_run
 from tests.runs import train
 
@@ -45,3 +48,8 @@ def test_load_best_off_loads_the_last_checkpoint(tmp_path):
     ]
     metrics.write_text("".join(f"{line}\n" for line in lines))
     assert load_run(tmp_path).steps == 2
+
+
+def test_unknown_weights_are_rejected(tmp_path):
+    with pytest.raises(UserError, match="weights must be one of 'ema', 'raw', got 'last'"):
+        load_run(tmp_path, weights="last")

@@ -67,3 +67,8 @@ def test_invalid_intervals_are_errors(start, end):
 def test_scales_that_are_not_finite_are_errors(scale):
     with pytest.raises(ValueError, match="scale must be a finite number"):
         Guidance(scale=scale)
+
+
+def test_unknown_ramp_is_rejected():
+    with pytest.raises(ValueError, match="ramp must be one of 'constant', 'linear', 'cosine'"):
+        Guidance(ramp="sine")

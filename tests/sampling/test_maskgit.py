@@ -623,3 +623,8 @@ def test_an_unknown_masking_schedule_is_an_error(schedule):
         MaskedSampling(schedule=schedule)
     with pytest.raises(ValueError, match="schedule must be one of"):
         mask_ratio(schedule, 0.5)
+
+
+def test_unknown_order_is_rejected():
+    with pytest.raises(ValueError, match="order must be one of 'confidence', 'critic', 'halton'"):
+        MaskedSampling(order="random")

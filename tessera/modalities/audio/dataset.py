@@ -7,6 +7,7 @@ decoded. Channels are averaged to one, or kept as left and right.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -206,6 +207,9 @@ class AudioDataConfig(DataConfig):
         return collate(
             [replace(one, samples=pad_samples(one.samples, longest)) for one in examples]
         )
+
+    def is_input_shape(self, shape: Sequence[int]) -> bool:
+        return super().is_input_shape(shape) and shape[1] == self.channels
 
     def example_from_media(self, media: object) -> AudioExample:
         """Preprocess all of an Audio, or an array (N,) or (C, N) at `rate_hz`.

@@ -6,6 +6,7 @@ An image is resized until it covers that size and cropped to it, in one antialia
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -165,6 +166,9 @@ class ImageDataConfig(DataConfig):
 
     def collate(self, examples: list[ImageExample]) -> ImageBatch:
         return collate(examples)
+
+    def is_input_shape(self, shape: Sequence[int]) -> bool:
+        return super().is_input_shape(shape) and shape[1] == self.channels
 
     def example_from_media(self, media: object) -> ImageExample:
         """Preprocess an Image, a PIL image or an array (see `Image.from_array`).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import posixpath
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -199,6 +200,9 @@ class VideoDataConfig(DataConfig):
 
     def collate(self, examples: list[VideoExample]) -> VideoBatch:
         return collate(examples)
+
+    def is_input_shape(self, shape: Sequence[int]) -> bool:
+        return super().is_input_shape(shape) and shape[1] == 3
 
     def example_from_media(self, media: object) -> VideoExample:
         """Preprocess the middle frames of a Video, or of an array (see `Video.from_array`)."""
