@@ -183,6 +183,16 @@ def test_recording_that_was_cut_short_is_reported(runs: Path, tmp_path: Path) ->
     assert part.code == 0 and "ends after" not in part.err
 
 
+def test_several_recordings_are_not_decoded_to_one_file(
+    runs: Path, recordings: Path, tmp_path: Path
+) -> None:
+    run, codes = runs / "audio-codec", tmp_path / "codes"
+    tokenize(run, recordings, codes)
+    message = run_invalid("decode", run, codes, "--out", tmp_path / "all.mp3")
+    assert "all.mp3 is the name of a file, but there are 4 examples" in message
+    assert not (tmp_path / "all.mp3").exists()
+
+
 def test_invalid_requests_for_whole_files_have_messages(
     runs: Path, recordings: Path, tmp_path: Path
 ) -> None:
