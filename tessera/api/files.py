@@ -103,6 +103,9 @@ class FilePlan:
     pieces: Sequence[Piece] = ()
     notice: str = ""
     """Why there are no pieces."""
+    declared_seconds: float = 0.0
+    """The length of the part by the header, which is more than the extent if the file was cut
+    short."""
 
 
 def plan_file(dataset: FileDataset, found: FileExtent, part: TimeRange) -> FilePlan:
@@ -114,8 +117,15 @@ def plan_file(dataset: FileDataset, found: FileExtent, part: TimeRange) -> FileP
     if not positions:
         end = f"it has {found.extent.seconds:.2f} s, but --start is {part.start_seconds:g}"
         return FilePlan(index, name, nothing, notice=f"Skipped {name}: {end}")
-    extent = Extent(len(positions), found.extent.rate_hz)
-    return FilePlan(index, name, extent, split_range(index, positions, dataset.piece_length))
+    rate_hz = found.extent.rate_hz
+    declared = found.declared or found.extent
+    return FilePlan(
+        index,
+        name,
+        Extent(len(positions), rate_hz),
+        split_range(index, positions, dataset.piece_length),
+        declared_seconds=len(part.positions(declared)) / rate_hz,
+    )
 
 
 def list_lazily(batches: Iterator[Batch], count: int) -> Generator[Batch]:
@@ -156,9 +166,9 @@ def encode_file(
     batches.close()
     extent = Extent(sum(lengths), plan.extent.rate_hz)
     notice = ""
-    if extent.seconds < plan.extent.seconds - TOLERANCE_SECONDS:
+    if extent.seconds < plan.declared_seconds - TOLERANCE_SECONDS:
         reason = f" ({reasons[0]})" if reasons else ""
-        notice = f"{plan.name} ends after {extent.seconds:.2f} of {plan.extent.seconds:.2f} s"
+        notice = f"{plan.name} ends after {extent.seconds:.2f} of {plan.declared_seconds:.2f} s"
         notice += reason
     return EncodedFile(
         plan.index, plan.name, codes, extent, originals[0] if originals else None, notice

@@ -463,14 +463,14 @@ def make_seeds(seed: int, count: int) -> list[int]:
 def describe_request(request: GenerationRequest, has_text: bool) -> Json:
     """Return the settings of a request for settings.json: those that have an effect.
 
-    Guidance needs a text condition.
+    Guidance needs a text or a voice prompt.
     """
     settings: Json = {
         "prompts": list(request.prompts),
         "negative_prompt": request.negative_prompt,
         "sampling": describe_sampling(request.sampling) if request.sampling else None,
     }
-    if has_text:
+    if has_text or (request.start is not None and request.start.trim > 0):
         settings["guidance"] = dataclasses.asdict(request.guidance) if request.guidance else None
     return settings
 

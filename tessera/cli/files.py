@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -158,9 +158,20 @@ def decode_folder(trained: TrainedRun, codes: Path, out: Path, format: str | Non
         if names is None:
             suffixes = getattr(type(first), "suffixes", ())
             names = OutputNames(out, suffixes, format)
+            check_output_folder(out, suffixes, len(stored.names))
         is_file = format is None and single in names.suffixes and single != ""
         write_media(prepend(first, pieces), out if is_file else names.path(name))
     return len(stored.names)
+
+
+def check_output_folder(out: Path, suffixes: Sequence[str], num_examples: int) -> None:
+    """Raise UserError if several examples are to be written to what is named like a file."""
+    suffix = out.suffix.lower()
+    if num_examples > 1 and suffix in suffixes and not out.is_dir():
+        raise UserError(
+            f"{out} is the name of a file, but there are {num_examples} examples: use --out "
+            f"{out.with_suffix('')} --format {suffix.removeprefix('.')}."
+        )
 
 
 def prepend(first: Media, others: Iterator[Media]) -> Iterator[Media]:

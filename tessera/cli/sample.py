@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tessera.cli.output import Weights, print_notices, writing_samples
+from tessera.cli.output import Weights, explain_write_errors, print_notices, writing_samples
 from tessera.run.directory import (
     Json,
     RunDirectory,
@@ -236,17 +237,22 @@ def speak(
             like the voice and has the fewest errors; 1 takes less time.
         soundstorm: The directory of a SoundStorm run to use instead of the one in the run.
         seed: The seed of the speech.
-        out: The output folder; by default a new folder among the samples of the run.
+        out: The output folder, or a new file that ends in .wav, .flac, .ogg or .mp3; by default a
+            new folder among the samples of the run.
         weights: The EMA weights, or the raw weights as the optimizer left them.
     """
     from tessera.api.speaker import Speaker
     from tessera.metrics.text import character_error
+    from tessera.modalities.audio.media import Audio
     from tessera.text.characters import normalize_text
 
+    target = find_output_file(out, Audio.suffixes)
     speaker = Speaker.load(run, soundstorm, weights)
     print_notices(speaker.trained.notices)
     samples = RunDirectory(run).samples
-    folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
+    folder = Path(out) if out else next_free_folder(samples, "by-hand")
+    if target is None:
+        check_sample_folder(folder)
     speech = speaker.speak(
         text,
         voice=voice,
@@ -256,7 +262,9 @@ def speak(
         candidates=candidates,
         seed=seed,
     )
-    read = speaker.transcribe(speech.media[0])  # type: ignore[arg-type]
+    [audio] = speech.media
+    assert isinstance(audio, Audio)
+    read = speaker.transcribe(audio)
     error = character_error([read], [normalize_text(text)])
     settings = {
         "run": run,
@@ -267,11 +275,25 @@ def speak(
         "examples": [text],
     }
     content = settings | speech.settings | {"recognised": read, "character_error": error}
-    with writing_samples(folder, content):
-        file = speech.media[0].save(folder / "0000.wav")
-    print(f"{file}: {speech.media[0].seconds:.1f} s")  # type: ignore[attr-defined]
+    if target is not None:
+        with explain_write_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            file = audio.write(target)
+    else:
+        with writing_samples(folder, content):
+            file = audio.save(folder / "0000.wav")
+    print(f"{file}: {audio.seconds:.1f} s")
     print(printable(f"The recogniser reads {read!r}, a character error of {error:.0%}."))
     return 0
+
+
+def find_output_file(out: str | None, suffixes: Sequence[str]) -> Path | None:
+    """Return the path of `out` if it is a file in one of these formats, not a folder."""
+    if out is None or Path(out).is_dir() or Path(out).suffix.lower() not in suffixes:
+        return None
+    if Path(out).exists():
+        raise UserError(f"{out} exists already. Give another --out.")
+    return Path(out)
 
 
 def sample_whole(

@@ -207,6 +207,10 @@ class FileDataset(ExampleDataset[Example]):
         """Return the length of a file by its header, at the rate of the data."""
         raise NotImplementedError
 
+    def declared_extent(self, index: int) -> Extent:
+        """Return the extent that a file would have if it was not cut short."""
+        return self.extent(index)
+
     def load_piece(self, index: int, start: int, count: int) -> Example:
         """Load `count` samples or frames from `start` on, preprocessed; fewer at the end."""
         raise NotImplementedError

@@ -93,6 +93,8 @@ class FileExtent:
     """None if the file cannot be read, or has no time axis."""
     reason: str = ""
     """Why it cannot be read."""
+    declared: Extent | None = None
+    """The extent without damage, which is longer if the file was cut short."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ class MeasureFiles:
         try:
             monitor.begin(index)
             with guard_reading(self.dataset.location(index)):
-                return FileExtent(index, self.dataset.extent(index))
+                extent = self.dataset.extent(index)
+                return FileExtent(index, extent, declared=self.dataset.declared_extent(index))
         except UnreadableFile as error:
             return FileExtent(index, None, str(error))
         finally:

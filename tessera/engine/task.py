@@ -382,6 +382,9 @@ class TaskConfig:
     def validate_data(self, data: DataSettings) -> None:
         """Raise ValueError if the task cannot be trained on these data."""
 
+    def validate_dependency(self, name: str, data: DataSettings) -> None:
+        """Raise ValueError if a dependency that was trained on these data cannot be used."""
+
     def fit_data(self, data: DataSettings) -> Self:
         """Return the configuration for these data, with their channels for example."""
         return self

@@ -17,7 +17,7 @@ from tessera.engine.distributed import Distributed
 from tessera.recipes.registry import default_dependency
 from tessera.run.config import Run, encode
 from tessera.run.directory import RunDirectory
-from tessera.run.errors import UserError
+from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, load_run, tokenizer_for
 
 
@@ -28,6 +28,8 @@ def find_dependencies(run: Run, directory: RunDirectory) -> dict[str, Tokenizer]
         copy = directory.dependencies / name
         check_dependency(copy, Path(path), name, run.recipe)
         trained = load_run(copy if copy.exists() else path)
+        with as_user_error(ValueError):
+            run.task.validate_dependency(name, trained.run.data)
         check_preprocessing(run, Tokenizer(trained), name)
         found[name] = tokenizer_for(trained, name, run)
     return found

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 
 from tessera.api.speaker import MAX_VOICE_SECONDS, Speaker
@@ -161,6 +162,14 @@ def test_the_command_writes_audio_and_settings(run: Path, voice: Path, tmp_path:
     settings = json.loads((tmp_path / "out/settings.json").read_text())
     assert settings["text"] == TEXT and settings["sampling"]["speed"] == 1.2
     assert tessera("speak", run, *flags).code == 0  # earlier samples are moved
+
+
+def test_speech_is_written_to_a_file_of_the_chosen_format(run: Path, tmp_path: Path) -> None:
+    file = tmp_path / "new" / "speech.mp3"
+    flags = ("--text", TEXT, "--candidates", "1", "--out", file)
+    result = tessera("speak", run, *flags)
+    assert result.code == 0 and soundfile.info(file).format == "MP3", result
+    assert "exists already" in run_invalid("speak", run, *flags)
 
 
 @pytest.mark.parametrize(

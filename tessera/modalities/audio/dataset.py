@@ -17,7 +17,7 @@ import numpy as np
 from tessera.data.arrays import check_range, is_array, is_float, to_numpy
 from tessera.data.dataset import DataConfig, Extent, FileDataset
 from tessera.data.errors import UnreadableFile
-from tessera.data.files import AnyFile
+from tessera.data.files import AnyFile, file_signature
 from tessera.modalities.audio.io.base import AudioInfo, import_soundfile, import_soxr
 from tessera.modalities.audio.io.files import (
     MIN_SECONDS,
@@ -27,6 +27,7 @@ from tessera.modalities.audio.io.files import (
     probe,
     scan_audio,
 )
+from tessera.modalities.audio.io.wav import declared_ratio
 from tessera.modalities.audio.media import (
     Audio,
     AudioBatch,
@@ -275,6 +276,11 @@ class AudioFolderDataset(FileDataset):
         info = probe(self.files.file(index))
         rate_hz = self.config.rate_hz
         return Extent(math.ceil(info.num_samples * rate_hz / info.rate_hz), rate_hz)
+
+    def declared_extent(self, index: int) -> Extent:
+        extent = self.extent(index)
+        ratio = declared_ratio(file_signature(self.files.file(index)))
+        return Extent(round(extent.length * ratio), extent.rate_hz)
 
     def load_piece(self, index: int, start: int, count: int) -> AudioExample:
         """Load a piece; with `loudness_db`, all pieces get the gain of the whole file."""

@@ -20,8 +20,8 @@ B batch, N samples, T frames, D feature dimension, P frames with real samples.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -102,14 +102,22 @@ class SemanticConfig:
         if data.rate_hz != self.rate_hz:
             raise ValueError(
                 f"The data has a rate of {data.rate_hz} Hz, but the features need {self.rate_hz} "
-                "Hz: set rate_hz of the data or of the features (a pretrained network has a fixed "
-                "rate)."
+                f"Hz: use --data.rate-hz {self.rate_hz}."
             )
         if data.length < self.hop:
             raise ValueError(
                 f"Examples of {data.length} samples are shorter than one frame of {self.hop} "
                 "samples: use longer examples."
             )
+
+    def fit_data(self, data: AudioDataConfig) -> Self:
+        """Return the configuration at the rate of the data; the token rate stays the same.
+
+        Pretrained features have a fixed sampling rate.
+        """
+        if not isinstance(self.features, MFCCFeaturesConfig):
+            return self
+        return replace(self, features=replace(self.features, rate_hz=data.rate_hz))
 
     def grid(self, data: AudioDataConfig) -> tuple[int, ...]:
         """Return the shape of the token grid of one example: (frames,)."""

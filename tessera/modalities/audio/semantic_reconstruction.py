@@ -131,6 +131,11 @@ class SemanticTokenizerConfig(TokenizerConfig):
         if self.uses_captions:
             check_transcripts(data)
 
+    def notice(self, data: DataSettings) -> str:
+        rate_hz = self.model.rate_hz / self.model.hop
+        tokens = f"{rate_hz:g} tokens per second, vocabulary size {self.model.vocab_size}."
+        return f"{tokens} {super().notice(data)}".strip()
+
     def describe_missing_captions(self, missing: int, total: int) -> str:
         return (
             f"{missing:,} of {total:,} recordings have no transcript: the codebook is trained on "

@@ -14,7 +14,7 @@ import torch
 
 from tessera.data.dataset import ExampleDataset
 from tessera.data.tokens import TokenDataset
-from tessera.engine.task import Batch, Media
+from tessera.engine.task import Batch, DataSettings, Media
 from tessera.modalities.audio.external_tokens import TokenStreams
 from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
 from tessera.modalities.audio.media import Audio
@@ -71,6 +71,14 @@ class SoundStormTaskConfig(MaskedConfig):
             return dataset
         hops = {name: getattr(one, "hop", None) for name, one in tokenizers.items()}
         return JoinedRecordings(dataset, {name: hop or 1 for name, hop in hops.items()})
+
+    def validate_dependency(self, name: str, data: DataSettings) -> None:
+        if getattr(data, "channels", 1) != 1:
+            path = self.dependencies().get(name)
+            raise ValueError(
+                f"The codec in {path} is stereo, but SoundStorm generates mono audio: train a "
+                "codec with --data.channels 1, which averages the channels."
+            )
 
     def conditioning(self) -> dict[str, str]:
         return {"semantic": self.semantic}

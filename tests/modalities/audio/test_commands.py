@@ -212,7 +212,8 @@ def test_audio_is_followed_for_some_seconds_in_another_voice(
     settings = read_json(tmp_path / "voice/settings.json")
     assert settings["like"].endswith("2.wav") and settings["prompt_audio"].endswith("4.wav")
     assert settings["seconds"] == 0.4
-    assert "guidance" not in settings and "decoding_steps" not in settings["sampling"]
+    assert settings["guidance"]["scale"] == 1 and "decoding_steps" not in settings["sampling"]
+    assert "guidance" not in read_json(tmp_path / "some/settings.json"), "it needs a prompt"
     assert settings["sampling"]["decoding_steps_per_level"] == [16, 1]
     fast = read_json(tmp_path / "fast/settings.json")
     assert fast["sampling"]["decoding_steps_per_level"] == [3, 2]

@@ -14,6 +14,7 @@ from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.features import MFCCFeaturesConfig, VoiceFeaturesConfig
 from tessera.modalities.audio.semantic import SemanticConfig, SemanticTokenizer
 from tessera.run.config import decode, encode
+from tests.cli_runner import run_invalid, tessera
 from tests.nn.test_quantize_vq import SingleProcess, TwoProcesses
 
 TINY = SemanticConfig(
@@ -207,6 +208,21 @@ def test_hop_codebook_and_token_grid():
     TINY.validate_data(AudioData(20))
     assert SemanticConfig().hop == 320
     assert SemanticConfig(features=VoiceFeaturesConfig()).hop == 1280
+
+
+def test_the_token_rate_is_the_same_at_other_sampling_rates(tmp_path):
+    flags = ("--preset", "tiny", "--steps", "1", "--data.rate-hz", "24000", "--out")
+    result = tessera("train", "audio-semantic", *flags, tmp_path / "usual")
+    assert result.code == 0 and "100 tokens per second, vocabulary size 16." in result.out, result
+    slower = tessera("train", "audio-semantic", *flags, tmp_path / "40", "--token-rate-hz", "40")
+    assert "40 tokens per second" in slower.out
+
+
+def test_rates_without_whole_frames_are_reported():
+    message = run_invalid("train", "audio-semantic", "--data.rate-hz", "11025", "--dry-run")
+    assert "token_rate_hz must divide the rate of 11,025 Hz, but got 50" in message
+    flags = ("--features", "voice", "--data.rate-hz", "24000", "--dry-run")
+    assert "use --data.rate-hz 16000" in run_invalid("train", "audio-semantic", *flags)
 
 
 def test_the_configuration_survives_json():

@@ -342,5 +342,7 @@ def test_models_of_mono_have_an_error_for_stereo(run: Path, tmp_path: Path) -> N
         assert "has one channel, but the audio has 2: use --data.channels 1" in message
     assert tessera("train", "audio-semantic", *tiny[:2], "--out", tmp_path / "semantic").code == 0
     tokenizers = ("--tokenizer", run, "--semantic", tmp_path / "semantic")
-    message = run_invalid("train", "audio-soundstorm", *tiny, *tokenizers)
-    assert "was trained on examples preprocessed as" in message
+    for channels in ("1", "2"):
+        flags = (*tiny, "--data.channels", channels, *tokenizers)
+        message = run_invalid("train", "audio-soundstorm", *flags)
+        assert "is stereo, but SoundStorm generates mono audio" in message

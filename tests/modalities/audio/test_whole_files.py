@@ -171,6 +171,28 @@ def test_damaged_recording_is_encoded_up_to_the_damage_and_reported(
     assert 1 < extent.seconds < 4
 
 
+def test_recording_that_was_cut_short_is_reported(runs: Path, tmp_path: Path) -> None:
+    Audio(np.full((1, 40_000), 0.1, np.float32), RATE_HZ).write(tmp_path / "cut.wav")
+    content = (tmp_path / "cut.wav").read_bytes()
+    (tmp_path / "cut.wav").write_bytes(content[: 44 + 2 * 10_000])
+    run, data = runs / "audio-codec", ("--data", tmp_path / "cut.wav")
+    notice = "cut.wav ends after 1.25 of 5.00 s"
+    assert notice in tessera("tokenize", run, *data, "--out", tmp_path / "codes").err
+    assert notice in tessera("sample", run, *data, "--out", tmp_path / "whole").err
+    part = tessera("sample", run, *data, "--seconds", "1", "--out", tmp_path / "part")
+    assert part.code == 0 and "ends after" not in part.err
+
+
+def test_several_recordings_are_not_decoded_to_one_file(
+    runs: Path, recordings: Path, tmp_path: Path
+) -> None:
+    run, codes = runs / "audio-codec", tmp_path / "codes"
+    tokenize(run, recordings, codes)
+    message = run_invalid("decode", run, codes, "--out", tmp_path / "all.mp3")
+    assert "all.mp3 is the name of a file, but there are 4 examples" in message
+    assert not (tmp_path / "all.mp3").exists()
+
+
 def test_invalid_requests_for_whole_files_have_messages(
     runs: Path, recordings: Path, tmp_path: Path
 ) -> None:
