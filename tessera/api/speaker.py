@@ -64,12 +64,7 @@ class VoicePrompt:
 
 class Speaker:
     def __init__(self, trained: TrainedRun, soundstorm: TrainedRun):
-        if not isinstance(trained.task, TextToSemanticTask):
-            raise UserError(
-                f"The run is of the recipe {trained.run.recipe!r}, which cannot speak: give a run "
-                "of audio-text2semantic."
-            )
-        self.trained, self.task = trained, trained.task
+        self.trained, self.task = trained, get_task(trained)
         self.soundstorm = Generator(soundstorm)
         if not isinstance(soundstorm.run.task, SoundStormTaskConfig):
             raise UserError(f"The run in {soundstorm.directory.path} is not of audio-soundstorm.")
@@ -81,6 +76,7 @@ class Speaker:
     ) -> Speaker:
         """Load a run with the SoundStorm run in its directory, or with another one."""
         trained = load_run(run, weights)
+        get_task(trained)
         path = trained.directory.dependencies / "soundstorm" if soundstorm is None else soundstorm
         if soundstorm is None and not Path(path).exists():
             raise UserError(
@@ -284,6 +280,16 @@ class Speaker:
             with as_user_error(UnreadableFile):
                 audio = Audio.load(audio)
         return self.recognizer.recognize(self.semantic.encode(audio))[0]
+
+
+def get_task(trained: TrainedRun) -> TextToSemanticTask:
+    """Return the task of a run of audio-text2semantic; raise UserError for other runs."""
+    if not isinstance(trained.task, TextToSemanticTask):
+        raise UserError(
+            f"The run is of the recipe {trained.run.recipe!r}, which cannot speak: give a run of "
+            "audio-text2semantic."
+        )
+    return trained.task
 
 
 def check_same_tokens(own: object, other: Tokenizer) -> None:

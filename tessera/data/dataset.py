@@ -200,6 +200,10 @@ class FileDataset(ExampleDataset[Example]):
     def name(self, index: int) -> str:
         return self.files.names[index]
 
+    def groups(self, group_by: str, flag: str) -> dict[str, str]:
+        """Return the group of each file by its name; `flag` is named in errors."""
+        return dict(zip(self.names, read_groups(self.files, group_by, flag), strict=True))
+
     def location(self, index: int) -> str:
         return str(self.files.file(index))
 
@@ -422,8 +426,7 @@ class DataConfig:
                 f"--data.balance-by {self.balance_by} needs files in groups, but the data are "
                 "synthetic or in memory: give files with --data PATH, or leave it out."
             )
-        groups = read_groups(train.files, self.balance_by, "--data.balance-by")
-        return dict(zip(train.names, groups, strict=True))
+        return train.groups(self.balance_by, "--data.balance-by")
 
     def synthetic_split(self) -> Split:
         train = self.synthetic_dataset()

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
+from tessera.data.dataset import ExampleDataset
 from tessera.data.notebook import figures_to_html
 from tessera.data.tokens import TokenDataset, TokenizedBatch, TokensInfo
 from tessera.engine.task import (
@@ -257,9 +258,15 @@ class TokenizedGeneratorConfig(GeneratorConfig):
         return {"tokenizer": self.tokenizer} | self.conditioning()
 
     def prepare_dataset(
-        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+        self,
+        dataset: TokenDataset,
+        tokenizers: Mapping[str, TokenizerProtocol],
+        source: ExampleDataset,
     ) -> Source:
-        """Return tokenized examples as they are trained on, such as several joined to one."""
+        """Return tokenized examples as they are trained on, such as several joined to one.
+
+        `source` has the examples that were tokenized, with the same names.
+        """
         return dataset
 
     def notice(self, data: object) -> str:

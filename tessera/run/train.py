@@ -299,19 +299,25 @@ def prepare_tokens(
     notify = print_line if dist.is_main else ignore_line
     cache = TokenCache(tokenizers, given, directory.cache, dist, notify)
     with as_user_error(ValueError):
-        return prepare_split(run.task, cache.tokenize_split(split), tokenizers)
+        return prepare_split(run.task, cache.tokenize_split(split), tokenizers, split)
 
 
 def prepare_split(
-    task: TokenizedGeneratorConfig, split: Split, tokenizers: Mapping[str, TokenizerProtocol]
+    task: TokenizedGeneratorConfig,
+    split: Split,
+    tokenizers: Mapping[str, TokenizerProtocol],
+    source: Split,
 ) -> Split:
-    """Return both sides of a tokenized split as the task is trained on them."""
+    """Return both sides of a tokenized split as the task is trained on them.
+
+    `source` is the split before it was tokenized.
+    """
     train, validation = split.train, split.validation
     assert isinstance(train, TokenDataset) and isinstance(validation, TokenDataset)
-    prepared = task.prepare_dataset(train, tokenizers)
+    prepared = task.prepare_dataset(train, tokenizers, source.train)
     held_out = prepared
     if validation is not train:
-        held_out = task.prepare_dataset(validation, tokenizers)
+        held_out = task.prepare_dataset(validation, tokenizers, source.validation)
     assert isinstance(prepared, ExampleDataset) and isinstance(held_out, ExampleDataset)
     return Split(prepared, held_out)
 

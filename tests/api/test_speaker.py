@@ -75,7 +75,8 @@ def test_the_voice_is_a_prompt_of_whole_frames(speaker: Speaker, voice: Path) ->
     spoken = speaker.speak(TEXT, voice=voice)
     assert not torch.equal(spoken.codes[0], speaker.speak(TEXT).codes[0])
     assert len(spoken.codes[0]) == len(speaker.speak(TEXT).codes[0])
-    guided = speaker.speak(TEXT, voice=voice, guidance=3.0)
+    # The run has few steps, after which the prompt changes probabilities by little.
+    guided = speaker.speak(TEXT, voice=voice, guidance=100.0)
     assert not torch.equal(guided.codes[0], spoken.codes[0])
 
 
@@ -204,6 +205,8 @@ def test_recordings_without_a_voice_are_reported(speaker: Speaker, tmp_path: Pat
 def test_runs_that_do_not_belong_together_are_reported(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="which cannot speak"):
         Speaker.load(tiny_recognizer(), run.parent / "storm-moved")
+    with pytest.raises(UserError, match="which cannot speak"):
+        Speaker.load(tiny_recognizer())
     tokenizers = {
         "tokenizer": tiny_dependency("audio-codec"),
         "semantic": tiny_dependency("audio-semantic"),

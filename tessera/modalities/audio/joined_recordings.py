@@ -8,7 +8,6 @@ so that it is trained on such pairs where the speakers are known.
 from __future__ import annotations
 
 import math
-import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,16 +20,6 @@ from tessera.data.dataset import ExampleDataset
 from tessera.data.tokens import TokenDataset, TokenizedBatch, TokenizedExample
 
 
-def speaker_of(name: str) -> str:
-    """Return the speaker of an example: the folder of its file."""
-    return posixpath.dirname(name)
-
-
-def has_speakers(dataset: TokenDataset) -> bool:
-    """Return whether the files are in several folders, which are then taken for speakers."""
-    return len({speaker_of(name) for name in dataset.names}) > 1
-
-
 @dataclass(frozen=True)
 class JoinedRecordings(ExampleDataset[TokenizedExample]):
     """Each example follows another one of its speaker, which is drawn at each visit."""
@@ -38,11 +27,13 @@ class JoinedRecordings(ExampleDataset[TokenizedExample]):
     dataset: TokenDataset
     hops: Mapping[str, int]
     """Samples per frame of each tokenizer, by its name."""
+    speakers: Mapping[str, str]
+    """The speaker of each example, by its name."""
     by_speaker: dict[str, list[int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for index, name in enumerate(self.dataset.names):
-            self.by_speaker.setdefault(speaker_of(name), []).append(index)
+            self.by_speaker.setdefault(self.speakers[name], []).append(index)
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -54,7 +45,7 @@ class JoinedRecordings(ExampleDataset[TokenizedExample]):
         return self.dataset.all_captions(index)
 
     def item(self, index: int, rng: np.random.Generator) -> TokenizedExample:
-        others = self.by_speaker[speaker_of(self.name(index))]
+        others = self.by_speaker[self.speakers[self.name(index)]]
         position = int(rng.integers(max(1, len(others) - 1)))
         own = self.dataset.item(index, rng)
         others = [other for other in others if other != index]

@@ -6,17 +6,18 @@ Borsos et al. 2023, arXiv 2305.09636.
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
 
-from tessera.data.dataset import ExampleDataset
+from tessera.data.dataset import ExampleDataset, FileDataset
 from tessera.data.tokens import TokenDataset
 from tessera.engine.task import Batch, DataSettings, Media
 from tessera.modalities.audio.external_tokens import TokenStreams
-from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
+from tessera.modalities.audio.joined_recordings import JoinedRecordings
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.voice_prompt import check_voice
 from tessera.objectives.generation import (
@@ -52,8 +53,11 @@ class SoundStormTaskConfig(MaskedConfig):
     twice the cost."""
     prompts: Literal["auto", "recording", "speaker"] = "auto"
     """What the voice prompt of a training example is: the beginning of the same recording, or
-    another recording of its speaker and the beginning of it. The folder of a file is its speaker;
-    auto is speaker where files are in several folders."""
+    another recording of its speaker and the beginning of it; auto is speaker where there are
+    several speakers."""
+    speaker_by: str = "folder"
+    """What the recordings of a speaker have in common: folder, prefix (of the file name, up to the
+    first "-", "_" or "."), or a column of the metadata, such as speaker."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,13 +68,26 @@ class SoundStormTaskConfig(MaskedConfig):
             )
 
     def prepare_dataset(
-        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+        self,
+        dataset: TokenDataset,
+        tokenizers: Mapping[str, TokenizerProtocol],
+        source: ExampleDataset,
     ) -> ExampleDataset:
         """Join each example with another one of its speaker, where speakers are known."""
-        if self.prompts == "recording" or (self.prompts == "auto" and not has_speakers(dataset)):
+        if self.prompts == "recording":
+            return dataset
+        speakers = self.find_speakers(source)
+        if self.prompts == "auto" and len(set(speakers.values())) < 2:
             return dataset
         hops = {name: getattr(one, "hop", None) for name, one in tokenizers.items()}
-        return JoinedRecordings(dataset, {name: hop or 1 for name, hop in hops.items()})
+        return JoinedRecordings(dataset, {name: hop or 1 for name, hop in hops.items()}, speakers)
+
+    def find_speakers(self, source: ExampleDataset) -> dict[str, str]:
+        """Return the speaker of each example by its name."""
+        if isinstance(source, FileDataset):
+            return source.groups(self.speaker_by, "--task.speaker-by")
+        names = [source.name(index) for index in range(len(source))]
+        return {name: posixpath.dirname(name) for name in names}
 
     def validate_dependency(self, name: str, data: DataSettings) -> None:
         if getattr(data, "channels", 1) != 1:

@@ -88,7 +88,10 @@ class TextToSemanticTaskConfig(AutoregressiveConfig, TokenizedGeneratorConfig):
         return f"{missing:,} of {total:,} recordings have no transcript and are left out."
 
     def prepare_dataset(
-        self, dataset: TokenDataset, tokenizers: Mapping[str, TokenizerProtocol]
+        self,
+        dataset: TokenDataset,
+        tokenizers: Mapping[str, TokenizerProtocol],
+        source: ExampleDataset,
     ) -> ExampleDataset:
         """Leave out examples without a transcript."""
         spoken = [i for i in range(len(dataset)) if normalize_text(dataset.caption(i))]

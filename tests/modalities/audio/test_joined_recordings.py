@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 
 from tessera.data.tokens import TokenDataset
-from tessera.modalities.audio.joined_recordings import JoinedRecordings, has_speakers
+from tessera.modalities.audio.dataset import AudioDataConfig
+from tessera.modalities.audio.joined_recordings import JoinedRecordings
+from tessera.modalities.audio.media import Audio
+from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
+from tessera.run.errors import UserError
 
 NAMES = ["ann/0.wav", "ann/1.wav", "ann/2.wav", "bob/0.wav"]
 FRAMES = [4, 3, 1, 4]
@@ -26,7 +33,8 @@ def dataset() -> TokenDataset:
 
 @pytest.fixture
 def joined(dataset: TokenDataset) -> JoinedRecordings:
-    return JoinedRecordings(dataset, {"tokenizer": 20, "semantic": 40})
+    speakers = {name: name.split("/")[0] for name in NAMES}
+    return JoinedRecordings(dataset, {"tokenizer": 20, "semantic": 40}, speakers)
 
 
 def test_another_recording_of_the_speaker_comes_first(joined: JoinedRecordings) -> None:
@@ -53,6 +61,36 @@ def test_a_batch_is_padded_to_its_longest_example(joined: JoinedRecordings) -> N
     assert (batch.codes["tokenizer"][2, len(items[2].codes["tokenizer"]) :] == -1).all()
 
 
-def test_files_of_one_folder_have_no_known_speakers(dataset: TokenDataset) -> None:
-    assert has_speakers(dataset)
-    assert not has_speakers(TokenDataset(["a.wav", "b.wav"], {}, ["", ""]))
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Recordings of two speakers in one folder, whose metadata name them."""
+    lines = []
+    for number, speaker in enumerate(("ann", "bob", "ann", "bob")):
+        samples = np.sin(np.arange(800) / (5 + number))[None].astype(np.float32)
+        Audio(samples, 8_000).write(tmp_path / f"{number}.wav")
+        lines.append(json.dumps({"file_name": f"{number}.wav", "speaker": speaker}))
+    (tmp_path / "metadata.jsonl").write_text("\n".join(lines))
+    return tmp_path
+
+
+def prepare(folder: Path, **settings: str) -> object:
+    source = AudioDataConfig(path=str(folder), rate_hz=8_000, seconds=0.1).full()
+    names = [source.name(index) for index in range(len(source))]
+    tokens = TokenDataset(names, {"tokenizer": torch.zeros(4, 3, 2)}, [""] * 4)
+    return SoundStormTaskConfig(**settings).prepare_dataset(tokens, {}, source)
+
+
+def test_speakers_are_read_from_a_column_of_the_metadata(folder: Path) -> None:
+    joined = prepare(folder, speaker_by="speaker")
+    assert isinstance(joined, JoinedRecordings)
+    assert joined.by_speaker == {"ann": [0, 2], "bob": [1, 3]}
+
+
+def test_files_of_one_folder_have_no_known_speakers(folder: Path) -> None:
+    assert isinstance(prepare(folder), TokenDataset)
+    assert isinstance(prepare(folder, speaker_by="speaker", prompts="recording"), TokenDataset)
+
+
+def test_an_unknown_column_of_speakers_is_an_error(folder: Path) -> None:
+    with pytest.raises(UserError, match="--task.speaker-by is 'singer'.*use one of"):
+        prepare(folder, speaker_by="singer")
