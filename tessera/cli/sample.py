@@ -82,8 +82,9 @@ def sample(
             tokenizer reconstructs; by default all of it.
         start: The time in seconds at which recordings and videos that a tokenizer reconstructs
             begin.
-        format: The format of files that a tokenizer reconstructs: wav, flac, ogg, mp3, mp4 or gif.
-            By default that of the original if it can be written.
+        format: The format of the files, such as png, jpg, wav, flac, ogg, mp3, mp4, gif, obj or
+            glb. By default that of the original for recordings and videos that a tokenizer
+            reconstructs, if it can be written, else png, wav, mp4 or glb.
         first_frame: An image that a generated video begins with.
         last_frame: An image that it ends with, for interpolation.
         frames_given: The number of first frames of the video in `data` that are continued.
@@ -134,7 +135,8 @@ def sample(
     samples = RunDirectory(run).samples
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     if isinstance(trained.task, GeneratorTask):
-        reject_time_flags(start=start, format=format)
+        reject_time_flags(start=start)
+        suffix = find_suffix(trained, format)
         second = load_run(superres, weights) if superres is not None else None
         print_notices(second.notices if second is not None else [])
         generator = Generator(trained, second)
@@ -176,7 +178,8 @@ def sample(
             return sample_whole(
                 whole, count=count, part=part, format=format, folder=folder, data=data
             )
-        reject_time_flags(seconds=seconds, start=start, format=format)
+        reject_time_flags(seconds=seconds, start=start)
+        suffix = find_suffix(trained, format)
         generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
     print_notices(generated.notices)
     content = {
@@ -194,7 +197,7 @@ def sample(
     }
     with writing_samples(folder, content):
         pairs = zip(generated.media, generated.names, strict=True)
-        sheet = save_samples([Sample(one, name) for one, name in pairs], folder)
+        sheet = save_samples([Sample(one, name) for one, name in pairs], folder, suffix)
     print(
         f"{len(generated.media)} samples of step {trained.steps} ({weights} weights) in {folder}; "
         f"contact sheet: {sheet}"
@@ -351,6 +354,21 @@ def check_no_prompts(trained: TrainedRun, prompt: tuple[str, ...], is_prompted: 
             f"A run of {trained.run.recipe} reconstructs examples (--data) and supports no prompt, "
             "mask or second run: those are for generators, such as images-maskgit."
         )
+
+
+def find_suffix(trained: TrainedRun, format: str | None) -> str:
+    """Return the suffix of a format, empty for the default; raise UserError for an unknown one."""
+    if format is None:
+        return ""
+    from tessera.api.files import OutputNames
+    from tessera.modalities import MODALITIES, resolve
+
+    [media] = [
+        resolve(modality.media)
+        for modality in MODALITIES.values()
+        if trained.run.recipe in [recipe.name for recipe in modality.recipes]
+    ]
+    return OutputNames(Path(), media.suffixes, format).format or ""
 
 
 def reject_time_flags(**flags: object) -> None:

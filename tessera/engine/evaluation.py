@@ -202,10 +202,13 @@ def lockstep_batches(
         yield i * dist.world_size + dist.rank, next(batches, None)
 
 
-def save_samples(samples: list[Sample], folder: Path) -> Path | None:
-    """Save each sample as a file and all of them as a contact sheet; return the sheet's path."""
+def save_samples(samples: list[Sample], folder: Path, suffix: str = "") -> Path | None:
+    """Save each sample as a file and all of them as a contact sheet; return the sheet's path.
+
+    `suffix` is the format of the files, by default that of the medium.
+    """
     for number, sample in enumerate(samples):
-        sample.media.save(folder / f"{number:04d}")
+        sample.media.save(folder / f"{number:04d}{suffix}")
     if not samples:
         return None
     return make_sheet(samples).save(folder / "sheet")

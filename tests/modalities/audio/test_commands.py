@@ -234,6 +234,19 @@ def test_held_out_and_given_audio_are_generated_again(
     assert read_json(tmp_path / "given/settings.json")["examples"] == ["1.wav"]
 
 
+def test_generated_audio_is_written_in_the_requested_format(runs: Path, tmp_path: Path) -> None:
+    common = ("sample", runs / "soundstorm", "--count", "2", "--out", tmp_path / "samples")
+    message = run_invalid(*common, "--format", "xyz")
+    assert "--format xyz cannot be written for this medium: its formats are wav" in message
+    assert not (tmp_path / "samples").exists()
+    assert tessera(*common, "--format", "mp3").code == 0
+    assert [path.name for path in sorted((tmp_path / "samples").glob("*.*3"))] == [
+        "0000.mp3",
+        "0001.mp3",
+    ]
+    assert Audio.load(tmp_path / "samples/0000.mp3").seconds > 0
+
+
 def test_evaluation_has_the_accuracy_of_each_level(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "evaluation.json"
     result = tessera("evaluate", runs / "soundstorm", "--out", out)
