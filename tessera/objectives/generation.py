@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from tessera.data.dataset import ExampleDataset
 from tessera.data.notebook import figures_to_html
 from tessera.data.tokens import TokenDataset, TokenizedBatch, TokensInfo
 from tessera.engine.task import (
@@ -261,7 +260,7 @@ class TokenizedGeneratorConfig(GeneratorConfig):
         self,
         dataset: TokenDataset,
         tokenizers: Mapping[str, TokenizerProtocol],
-        source: ExampleDataset,
+        source: Source,
     ) -> Source:
         """Return tokenized examples as they are trained on, such as several joined to one.
 

@@ -15,7 +15,7 @@ import torch
 
 from tessera.data.dataset import ExampleDataset, FileDataset
 from tessera.data.tokens import TokenDataset
-from tessera.engine.task import Batch, DataSettings, Media
+from tessera.engine.task import Batch, DataSettings, Media, Source
 from tessera.modalities.audio.external_tokens import TokenStreams
 from tessera.modalities.audio.joined_recordings import JoinedRecordings
 from tessera.modalities.audio.media import Audio
@@ -71,7 +71,7 @@ class SoundStormTaskConfig(MaskedConfig):
         self,
         dataset: TokenDataset,
         tokenizers: Mapping[str, TokenizerProtocol],
-        source: ExampleDataset,
+        source: Source,
     ) -> ExampleDataset:
         """Join each example with another one of its speaker, where speakers are known."""
         if self.prompts == "recording":
@@ -82,7 +82,7 @@ class SoundStormTaskConfig(MaskedConfig):
         hops = {name: getattr(one, "hop", None) for name, one in tokenizers.items()}
         return JoinedRecordings(dataset, {name: hop or 1 for name, hop in hops.items()}, speakers)
 
-    def find_speakers(self, source: ExampleDataset) -> dict[str, str]:
+    def find_speakers(self, source: Source) -> dict[str, str]:
         """Return the speaker of each example by its name."""
         if isinstance(source, FileDataset):
             return source.groups(self.speaker_by, "--task.speaker-by")

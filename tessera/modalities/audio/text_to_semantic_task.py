@@ -13,7 +13,7 @@ from torch import Tensor
 from tessera.data.dataset import ExampleDataset, Subset
 from tessera.data.tokens import TokenDataset
 from tessera.engine.optim.config import OptimizerConfig
-from tessera.engine.task import Batch, Loss
+from tessera.engine.task import Batch, Loss, Source
 from tessera.modalities.audio.ctc import CTCTokenizer
 from tessera.modalities.audio.semantic_reconstruction import check_transcripts
 from tessera.modalities.audio.text_to_semantic import (
@@ -91,7 +91,7 @@ class TextToSemanticTaskConfig(AutoregressiveConfig, TokenizedGeneratorConfig):
         self,
         dataset: TokenDataset,
         tokenizers: Mapping[str, TokenizerProtocol],
-        source: ExampleDataset,
+        source: Source,
     ) -> ExampleDataset:
         """Leave out examples without a transcript."""
         spoken = [i for i in range(len(dataset)) if normalize_text(dataset.caption(i))]
