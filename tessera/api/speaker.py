@@ -28,6 +28,7 @@ from tessera.api.tokenizer import Tokenizer
 from tessera.data.errors import UnreadableFile
 from tessera.metrics.text import character_error
 from tessera.modalities.audio.ctc import CTCTokenizer
+from tessera.modalities.audio.level import match_level, speech_level
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.soundstorm import SoundStormTaskConfig
 from tessera.modalities.audio.text_to_semantic import predict_durations
@@ -60,6 +61,8 @@ class VoicePrompt:
     """Of the codec, (1, frames, quantizers)."""
     semantic: Tensor
     """Semantic tokens, (1, frames)."""
+    level: float
+    """The level of its speech."""
 
 
 class Speaker:
@@ -150,10 +153,11 @@ class Speaker:
             seeds = make_seeds(own_seed, candidates)
             options = self.generate_codes(semantic, prompt, seeds, guidance)
             chosen, part = self.choose_candidate(options, sentence, prompt)
-            codes.append(chosen)
-            parts.append(part)
             if prompt is None:  # the other sentences have the voice of the first
-                prompt = self.as_prompt(codes[-1][None], semantic)
+                prompt = self.as_prompt(chosen[None], semantic, speech_level(part))
+            codes.append(chosen)
+            # What the models do not predict is missing, so that generated speech is quieter.
+            parts.append(match_level(part, prompt.level))
         audio = join_audio(parts)
         settings: dict[str, object] = {
             "text": text,
@@ -261,9 +265,9 @@ class Speaker:
         config: SoundStormTaskConfig = self.soundstorm.trained.run.task  # type: ignore[assignment]
         seconds = MAX_VOICE_SECONDS if audio.seconds > MAX_VOICE_SECONDS else None
         codes, semantic = config.encode_recording(str(path), seconds, self.soundstorm)
-        return VoicePrompt(codes, semantic)
+        return VoicePrompt(codes, semantic, speech_level(audio))
 
-    def as_prompt(self, codes: Tensor, semantic: Tensor) -> VoicePrompt:
+    def as_prompt(self, codes: Tensor, semantic: Tensor, level: float) -> VoicePrompt:
         """Return the first seconds of tokens as a prompt, in whole frames of both tokenizers."""
         hops = [self.codec.hop or 1, self.semantic.hop or 1]
         step, available = (
@@ -272,7 +276,7 @@ class Speaker:
         )
         rate_hz = self.recognizer.rate_hz
         samples = min(available, round(MAX_VOICE_SECONDS * rate_hz)) // step * step
-        return VoicePrompt(codes[:, : samples // hops[0]], semantic[:, : samples // hops[1]])
+        return VoicePrompt(codes[:, : samples // hops[0]], semantic[:, : samples // hops[1]], level)
 
     def transcribe(self, audio: Audio | str | Path) -> str:
         """Return what the recogniser of the run reads in a recording."""

@@ -13,6 +13,7 @@ import torch
 
 from tessera.api.speaker import MAX_VOICE_SECONDS, Speaker
 from tessera.modalities.audio.dataset import AudioDataConfig
+from tessera.modalities.audio.level import speech_level
 from tessera.modalities.audio.media import Audio
 from tessera.modalities.audio.recipes import audio_soundstorm, audio_text2semantic
 from tessera.modalities.audio.synthetic_speech import SyntheticSpeech
@@ -78,6 +79,14 @@ def test_the_voice_is_a_prompt_of_whole_frames(speaker: Speaker, voice: Path) ->
     # The run has few steps, after which the prompt changes probabilities by little.
     guided = speaker.speak(TEXT, voice=voice, guidance=100.0)
     assert not torch.equal(guided.codes[0], spoken.codes[0])
+
+
+def test_speech_has_the_level_of_the_voice(speaker: Speaker, voice: Path, tmp_path: Path) -> None:
+    recording = Audio.load(voice)
+    for gain in (0.1, 0.5):
+        file = Audio(gain * recording.samples, recording.rate_hz).write(tmp_path / f"{gain}.wav")
+        [spoken] = speaker.speak(TEXT, voice=file).media
+        assert speech_level(spoken) == pytest.approx(speech_level(Audio.load(file)), rel=0.01)
 
 
 def test_long_texts_are_spoken_in_parts(speaker: Speaker) -> None:
