@@ -71,6 +71,11 @@ with AVX-512."""
 
 
 def pad_for_batch_invariance(rows_MW: Tensor) -> Tensor:
-    """Pad to at least `MIN_ROWS` rows; otherwise the sample of a seed would depend on the batch."""
+    """Pad to at least `MIN_ROWS` rows; otherwise the sample of a seed would depend on the batch.
+
+    In training nothing is padded: a compiled network would be compiled again for few rows.
+    """
+    if torch.is_grad_enabled():
+        return rows_MW
     missing = MIN_ROWS - len(rows_MW)
     return rows_MW if missing <= 0 else nn.functional.pad(rows_MW, (0, 0, 0, missing))

@@ -230,7 +230,8 @@ def test_every_row_is_complete(bench):
     rows = bench("quality_rows")
     for name in rows.ROWS:
         row = rows.load_row(name)
-        assert row.sides[row.package].is_package
+        # No package trains a codec of its own: that row compares two networks of ours.
+        assert row.sides[row.package].is_package == (name != "codec")
         assert any(not side.is_package for side in row.sides.values())
 
 

@@ -275,10 +275,18 @@ def test_tokenizer_rejects_the_inputs_of_generators(flags, run, tmp_path):
     assert "reconstructs examples (--data)" in message and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("flag", ["seconds", "start", "format"])
+@pytest.mark.parametrize("flag", ["seconds", "start"])
 def test_flags_of_recordings_are_rejected_for_images(flag, run, tmp_path):
     message = run_invalid("sample", run, f"--{flag}", "1", "--out", tmp_path / "out")
     assert f"--{flag} is for recordings and videos" in message
+
+
+def test_images_are_written_in_the_requested_format(run, tmp_path):
+    common = ("sample", run, "--count", "2", "--out", tmp_path / "out")
+    message = run_invalid(*common, "--format", "mp3")
+    assert "--format mp3 cannot be written for this medium: its formats are png" in message
+    assert tessera(*common, "--format", "jpg").code == 0
+    assert len(list((tmp_path / "out").glob("0*.jpg"))) == 2
 
 
 # ---- tokenize and decode

@@ -95,6 +95,7 @@ def test_logits_at_equals_logits_of_all_states_with_less_computation(patch, back
     assert rows == [int(masked.any(2).sum())], "only positions with a token to predict"
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("backbone", BACKBONES)
 def test_cache_recomputes_only_positions_whose_tokens_changed(backbone, monkeypatch):
     monkeypatch.setattr("tessera.nn.token_embedding.MIN_ROWS", 4)
