@@ -31,6 +31,7 @@ from tessera.objectives.generation import TokenizedGeneratorConfig, TokenizerPro
 from tessera.recipes.registry import RECIPES, default_dependency, get_recipe, read_run, recipe_name
 from tessera.run.config import Run
 from tessera.run.directory import Json, RunDirectory
+from tessera.run.errors import UserError
 from tessera.run.load import TrainedRun
 
 META = torch.device("meta")
@@ -128,10 +129,17 @@ def plan_run(run: Run, preset: str = "small", world_size: int = 1) -> Plan:
     if run.engine.checkpoint_activations:
         for update in task.updates:
             checkpoint_activations(update.trains)
-    batch = prepare_batch(task, load_batch(run, tokenizers), META)
+    try:
+        batch = prepare_batch(task, load_batch(run, tokenizers), META)
+        updates = [plan_update(update, batch) for update in task.updates]
+    except NotImplementedError:  # the CTC loss, for example, reads its labels
+        raise UserError(
+            f"A loss of {run.recipe} needs data, so that --plan-only cannot compute its memory: "
+            "leave --plan-only out, and --dry-run measures two steps."
+        ) from None
     engine = run.engine
     return Plan(
-        updates=[plan_update(update, batch) for update in task.updates],
+        updates=updates,
         ema_bytes=count_bytes(task.model.state_dict()),
         frozen_bytes=count_frozen(task, tokenizers),
         batch_size=engine.batch_size,

@@ -80,3 +80,9 @@ def test_the_command_prints_a_plan_and_writes_nothing(tmp_path, monkeypatch):
     assert result.code == 0 and "155,428,992" in result.text and "TFLOPs" in result.text
     assert list(tmp_path.iterdir()) == []
     assert "--plan-only is for --dry-run" in run_invalid("train", "images-vqgan", "--plan-only")
+
+
+def test_a_loss_that_needs_data_cannot_be_planned():
+    flags = ("--features", "ctc", "--preset", "tiny", "--dry-run", "--plan-only")
+    message = run_invalid("train", "audio-semantic", *flags)
+    assert "A loss of audio-semantic needs data" in message and "leave --plan-only out" in message
