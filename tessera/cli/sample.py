@@ -19,6 +19,7 @@ from tessera.run.errors import UserError, printable
 if TYPE_CHECKING:
     from tessera.api.files import TimedFiles
     from tessera.data.pieces import TimeRange
+    from tessera.engine.task import Media
     from tessera.run.load import TrainedRun
 
 
@@ -136,7 +137,6 @@ def sample(
     folder = check_sample_folder(Path(out) if out else next_free_folder(samples, "by-hand"))
     if isinstance(trained.task, GeneratorTask):
         reject_time_flags(start=start)
-        suffix = find_suffix(trained, format)
         second = load_run(superres, weights) if superres is not None else None
         print_notices(second.notices if second is not None else [])
         generator = Generator(trained, second)
@@ -179,9 +179,9 @@ def sample(
                 whole, count=count, part=part, format=format, folder=folder, data=data
             )
         reject_time_flags(seconds=seconds, start=start)
-        suffix = find_suffix(trained, format)
         generated = reconstruct_samples(trained, data=data, count=count, seed=seed)
     print_notices(generated.notices)
+    suffix = find_suffix(generated.media, format)
     content = {
         "run": run,
         "superres_run": superres,
@@ -356,19 +356,14 @@ def check_no_prompts(trained: TrainedRun, prompt: tuple[str, ...], is_prompted: 
         )
 
 
-def find_suffix(trained: TrainedRun, format: str | None) -> str:
-    """Return the suffix of a format, empty for the default; raise UserError for an unknown one."""
+def find_suffix(media: Sequence[Media], format: str | None) -> str:
+    """Return the suffix of a format, empty for the default; raise UserError if the media cannot be
+    written in it."""
     if format is None:
         return ""
     from tessera.api.files import OutputNames
-    from tessera.modalities import MODALITIES, resolve
 
-    [media] = [
-        resolve(modality.media)
-        for modality in MODALITIES.values()
-        if trained.run.recipe in [recipe.name for recipe in modality.recipes]
-    ]
-    return OutputNames(Path(), media.suffixes, format).format or ""
+    return OutputNames(Path(), getattr(type(media[0]), "suffixes", ()), format).format or ""
 
 
 def reject_time_flags(**flags: object) -> None:
