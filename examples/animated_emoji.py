@@ -15,7 +15,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from emoji import SKIN_TONES, run_example, write_named
+from emoji import SKIN_TONES, Record, build_parser, run_example, write_named
 
 from tessera.modalities.video.io.files import probe
 from tessera.modalities.video.io.writer import write_mp4
@@ -25,11 +25,11 @@ ANIMATIONS = "@lobehub/fluent-emoji-anim-1"
 
 
 def main() -> None:
-    run_example("animated emoji", ANIMATIONS, write_dataset, __doc__)
+    run_example("animated emoji", {ANIMATIONS: write_videos}, build_parser(__doc__).parse_args())
 
 
-def write_dataset(archive: Path, names: dict[str, str], out: Path) -> int:
-    """Write the animations that have a name, then the metadata; return the number of videos."""
+def write_videos(archive: Path, names: dict[str, str], out: Path) -> list[Record]:
+    """Write the animations that have a name; return their records."""
     return write_named(archive, names, out, write_video)
 
 

@@ -1,12 +1,14 @@
 """Make a folder of about 3,400 shaded emoji with captions, for the image recipes.
 
-    python examples/emoji.py OUT [--exclude 1f600 ...]
+    python examples/emoji.py OUT [--noto] [--exclude 1f600 ...]
 
 OUT gets one 256 x 256 image per emoji (1f600.png), and metadata.jsonl with the captions ("grinning
 face") and the subjects, which are the captions without skin tones, for --data.balance-by subject.
 Images: Microsoft's Fluent 3D emoji, MIT, from the npm package @lobehub/fluent-emoji-3d. Names:
-emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. The archives
-are read in memory, and no path in them is used to write a file.
+emoji-datasource, MIT. npm downloads about 40 MB, and OUT takes about 110 MB. --noto adds about
+3,800 flat drawings of 64 x 64, mostly of the same subjects (noto-1f600.png, "grinning face, flat"):
+Google's Noto emoji, Apache-2.0, from the npm package emoji-datasource-google, another 74 MB. The
+archives are read in memory, and no path in them is used to write a file.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from tessera.data.errors import UnreadableFile
 from tessera.modalities.image.media import Image, decode, to_rgb
 
 IMAGES = "@lobehub/fluent-emoji-3d"
+NOTO_IMAGES = "emoji-datasource-google"
+NOTO_PREFIX = "noto-"
 NAMES = "emoji-datasource"
 CODE_POINT = re.compile(r"[0-9a-f]{2,6}(-[0-9a-f]{2,6})*")
 SKIN_TONES = {
@@ -40,21 +44,27 @@ SKIN_TONES = {
 }
 SKIN_TONE_SUFFIX = re.compile(r", [a-z-]+ skin tone( and [a-z-]+ skin tone)*$")
 
-WriteDataset = Callable[[Path, dict[str, str], Path], int]
-"""Takes an archive, names by code point and an output folder; returns the number of emoji."""
+Record = dict[str, str]
+"""The fields of a line of metadata.jsonl."""
+WriteFiles = Callable[[Path, dict[str, str], Path], list[Record]]
+"""Takes an archive, names by code point and an output folder; writes the emoji that have a name,
+and returns a record of each."""
 WriteEmoji = Callable[[bytes, Path], Path | None]
 """Takes the content of a file and an output path without suffix; returns the path written to, or
 None if the emoji is skipped."""
 
 
 def main() -> None:
-    run_example("emoji", IMAGES, write_dataset, __doc__)
+    parser = build_parser(__doc__)
+    parser.add_argument(
+        "--noto", action="store_true", help="add flat drawings of the same subjects"
+    )
+    args = parser.parse_args()
+    noto = {NOTO_IMAGES: write_noto_images} if args.noto else {}
+    run_example("emoji", {IMAGES: write_images, **noto}, args)
 
 
-def run_example(
-    noun: str, package: str, write_dataset: WriteDataset, description: str | None
-) -> None:
-    """Parse the command line, download names and an archive from npm, and write the dataset."""
+def build_parser(description: str | None) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -66,14 +76,26 @@ def run_example(
         metavar="CODE",
         help="leave out emoji that begin with these code points, in all their variants",
     )
-    args = parser.parse_args()
+    return parser
+
+
+def run_example(noun: str, packages: dict[str, WriteFiles], args: argparse.Namespace) -> None:
+    """Download names and archives from npm, and write the files of each archive and the
+    metadata."""
     out: Path = args.out
     if shutil.which("npm") is None:
         sys.exit("The emoji are in npm packages, but npm is not installed: install Node.js first.")
     with tempfile.TemporaryDirectory() as folder:
         names = exclude(read_names(download(NAMES, Path(folder))), args.exclude)
-        count = write_dataset(download(package, Path(folder)), names, out)
-    print(f"{count:,} {noun} with captions are in {out}: try `tessera train ... --data {out}`")
+        records = [
+            record
+            for package, write_files in packages.items()
+            for record in write_files(download(package, Path(folder)), names, out)
+        ]
+    write_metadata(records, out)
+    print(
+        f"{len(records):,} {noun} with captions are in {out}: try `tessera train ... --data {out}`"
+    )
 
 
 def download(package: str, folder: Path) -> Path:
@@ -130,23 +152,35 @@ def normalize(name: str) -> str:
     return " ".join(name.lower().split())
 
 
-def write_dataset(archive: Path, names: dict[str, str], out: Path) -> int:
-    """Write the images that have a name, then the metadata; return the number of images."""
+def write_images(archive: Path, names: dict[str, str], out: Path) -> list[Record]:
+    """Write the images that have a name on white; return their records."""
     return write_named(archive, names, out, write_image)
+
+
+def write_noto_images(archive: Path, names: dict[str, str], out: Path) -> list[Record]:
+    """Write Noto emoji with a prefix; their captions, but not their subjects, name the style."""
+
+    def write(data: bytes, stem: Path) -> Path:
+        return write_image(data, stem.with_name(f"{NOTO_PREFIX}{stem.name}"))
+
+    records = write_named(archive, names, out, write, suffix=".png")
+    return [{**record, "text": f"{record['text']}, flat"} for record in records]
 
 
 def write_image(data: bytes, stem: Path) -> Path:
     return Image(np.array(to_rgb(decode(data)))).save(stem)
 
 
-def write_named(archive: Path, names: dict[str, str], out: Path, write: WriteEmoji) -> int:
-    """Write the files of an archive that have a name and that `write` accepts, then the metadata;
-    return their number."""
+def write_named(
+    archive: Path, names: dict[str, str], out: Path, write: WriteEmoji, suffix: str = ".webp"
+) -> list[Record]:
+    """Write the files of an archive that have a name and that `write` accepts; return their
+    records."""
     out.mkdir(parents=True, exist_ok=True)
-    lines: dict[str, str] = {}
+    records: dict[str, Record] = {}
     for path, data in read_entries(archive):
         name = names.get(path.stem) or names.get(strip_selectors(path.stem))
-        if path.suffix != ".webp" or name is None or not CODE_POINT.fullmatch(path.stem):
+        if path.suffix != suffix or name is None or not CODE_POINT.fullmatch(path.stem):
             continue
         try:
             file = write(data, out / path.stem)
@@ -155,11 +189,13 @@ def write_named(archive: Path, names: dict[str, str], out: Path, write: WriteEmo
             continue
         if file is not None:
             fields = {"file_name": file.name, "text": name, "subject": find_subject(name)}
-            lines[file.name] = json.dumps(fields, ensure_ascii=False)
-    (out / "metadata.jsonl").write_text(
-        "".join(f"{lines[file]}\n" for file in sorted(lines)), encoding="utf-8"
-    )
-    return len(lines)
+            records[file.name] = fields
+    return [records[file] for file in sorted(records)]
+
+
+def write_metadata(records: Iterable[Record], out: Path) -> None:
+    lines = (json.dumps(record, ensure_ascii=False) for record in records)
+    (out / "metadata.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
 
 
 def find_subject(name: str) -> str:

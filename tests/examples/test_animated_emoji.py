@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import sys
 import tarfile
 from io import BytesIO
@@ -75,13 +74,9 @@ def test_named_animations_become_videos_with_captions(tmp_path, emoji):
         },
     )
     out = tmp_path / "out"
-    assert emoji.write_dataset(animations, NAMES, out) == 2
-    assert sorted(path.name for path in out.iterdir()) == [
-        "1f44b.mp4",
-        "2764-fe0f.mp4",
-        "metadata.jsonl",
-    ]
-    assert [json.loads(line) for line in (out / "metadata.jsonl").read_text().splitlines()] == [
+    records = emoji.write_videos(animations, NAMES, out)
+    assert sorted(path.name for path in out.iterdir()) == ["1f44b.mp4", "2764-fe0f.mp4"]
+    assert records == [
         {"file_name": "1f44b.mp4", "text": "waving hand", "subject": "waving hand"},
         {"file_name": "2764-fe0f.mp4", "text": "red heart", "subject": "red heart"},
     ]
@@ -96,7 +91,7 @@ def test_a_broken_animation_is_skipped_with_a_message(tmp_path, emoji, capsys):
     animations = archive(
         tmp_path / "a.tgz", **{"package/1f44b.webp": b"broken", "package/2764.webp": webp(4)}
     )
-    assert emoji.write_dataset(animations, NAMES, tmp_path / "out") == 1
+    assert len(emoji.write_videos(animations, NAMES, tmp_path / "out")) == 1
     assert "skipped 1f44b.webp: " in capsys.readouterr().out
 
 
@@ -105,7 +100,7 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         tmp_path / "evil.tgz",
         **{"../../1f44b.webp": webp(3), "/2764.webp": webp(3), "package/..\\x.webp": webp(3)},
     )
-    emoji.write_dataset(animations, {**NAMES, "..\\x": "evil"}, tmp_path / "deep" / "out")
+    emoji.write_videos(animations, {**NAMES, "..\\x": "evil"}, tmp_path / "deep" / "out")
     written = {
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     }
@@ -113,5 +108,4 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         "evil.tgz",
         "deep/out/1f44b.mp4",
         "deep/out/2764.mp4",
-        "deep/out/metadata.jsonl",
     }

@@ -62,7 +62,8 @@ def test_named_emoji_become_images_on_white_with_captions(tmp_path, emoji):
         },
     )
     out = tmp_path / "out"
-    assert emoji.write_dataset(images, names, out) == 2
+    records = emoji.write_images(images, names, out)
+    emoji.write_metadata(records, out)
     assert sorted(path.name for path in out.iterdir()) == [
         "1f44b-1f3fb.png",
         "2764.png",
@@ -80,6 +81,28 @@ def test_named_emoji_become_images_on_white_with_captions(tmp_path, emoji):
     assert PIL.Image.open(out / "2764.png").getpixel((4, 4)) == (255, 255, 255)
 
 
+def test_noto_emoji_name_their_style_in_the_caption_only(tmp_path, emoji):
+    image = BytesIO()
+    PIL.Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(image, "PNG")
+    drawings = archive(
+        tmp_path / "noto.tgz",
+        **{
+            "package/img/google/64/2764-fe0f.png": image.getvalue(),
+            "package/img/google/64/ffff.png": image.getvalue(),
+            "package/img/google/64/1f44b.webp": webp((255, 0, 0, 255)),
+        },
+    )
+    names = {"2764-fe0f": "red heart, light skin tone", "1f44b": "hand"}
+    assert emoji.write_noto_images(drawings, names, tmp_path / "out") == [
+        {
+            "file_name": "noto-2764-fe0f.png",
+            "text": "red heart, light skin tone, flat",
+            "subject": "red heart",
+        }
+    ]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["noto-2764-fe0f.png"]
+
+
 def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
     images = archive(
         tmp_path / "evil.tgz",
@@ -90,7 +113,8 @@ def test_an_archive_cannot_write_outside_the_folder(tmp_path, emoji):
         },
     )
     out = tmp_path / "deep" / "out"
-    emoji.write_dataset(images, {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}, out)
+    names = {"1f44b": "hand", "2764": "heart", "..\\x": "evil"}
+    emoji.write_metadata(emoji.write_images(images, names, out), out)
     written = {
         path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
     }
