@@ -1,6 +1,7 @@
 """Compare sampling settings of a trained image generator by quality and variety.
 
-    python bench/sampling.py RUN [--samples 256] [--seed 0] [--split train] [--out FILE]
+    python bench/sampling.py RUN [--samples 256] [--seed 0] [--split train]
+        [--data FOLDER] [--out FILE]
         [--only NAME ...] [--also "order=halton decoding_steps=24 scale=1" ...]
 
 Each setting generates images for the same captions with the same seeds, and they are
@@ -93,6 +94,12 @@ def main(arguments: list[str] | None = None) -> int:
         default="held-out",
         help="compare with these images, and use their captions as prompts",
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        help="compare with images of this folder instead of that of the run, for example with one "
+        "of two sets that it was trained on; files with the same names are held out",
+    )
     parser.add_argument("--half", choices=("first", "second"), help="compare with half of them")
     parser.add_argument(
         "--only", nargs="*", choices=(*SETTINGS, RECONSTRUCTIONS), help="only these settings"
@@ -172,7 +179,8 @@ def choose_reference(generator: Any, args: argparse.Namespace) -> Any:
     """Return the images to compare with: the first ones of the requested split or half of it."""
     from tessera.data.sample_metrics import Reference, choose_evenly
 
-    everything = Reference.choose(generator.data, generator.takes_prompts, sys.maxsize)
+    data = generator.data if args.data is None else replace(generator.data, path=str(args.data))
+    everything = Reference.choose(data, generator.takes_prompts, sys.maxsize)
     if args.split == "train":
         chosen = choose_evenly(everything.train, sys.maxsize, everything.has_classes)
         everything = replace(everything, validation=everything.train, chosen=chosen)

@@ -7,9 +7,11 @@ import importlib
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tessera import Generator
+from tessera.modalities.image.media import Image
 from tessera.modalities.image.recipes import images_maskgit
 from tests.runs import build_tiny, train
 
@@ -56,10 +58,22 @@ def test_settings_of_the_command_line_are_compared_on_one_half(sampling, tmp_pat
 def test_reference_images_are_those_of_the_split(sampling, tmp_path, split):
     train(tmp_path / "run", build_tiny(images_maskgit))
     generator = Generator.load(tmp_path / "run")
-    args = argparse.Namespace(split=split, half=None, samples=4)
+    args = argparse.Namespace(split=split, half=None, samples=4, data=None)
     reference = sampling.choose_reference(generator, args)
     data = generator.data.without_augmentation().build(True)
     expected = data.train if split == "train" else data.validation
     assert len(reference.chosen) == 4 and len(reference.validation) == len(expected)
     names = {expected.name(index) for index in range(len(expected))}
     assert {reference.validation.name(index) for index in reference.chosen} <= names
+
+
+def test_reference_images_can_be_those_of_another_folder(sampling, tmp_path):
+    train(tmp_path / "run", build_tiny(images_maskgit))
+    (tmp_path / "other").mkdir()
+    for number in range(40):
+        Image(np.full((16, 16, 3), number, np.uint8)).save(tmp_path / "other" / f"{number:02}")
+    generator = Generator.load(tmp_path / "run")
+    args = argparse.Namespace(split="held-out", half=None, samples=2, data=tmp_path / "other")
+    reference = sampling.choose_reference(generator, args)
+    names = {reference.validation.name(index) for index in reference.chosen}
+    assert names and names <= {f"{number:02}.png" for number in range(40)}
