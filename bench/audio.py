@@ -5,7 +5,8 @@
 Needs the environment of the research packages (`make peers`). `audio_networks.py` has the sizes of
 both sides and their differences.
 
-step: training steps.
+step: training steps, without the vectors of the codes, which theirs does not use, and with them,
+as all runs on a codec have them.
 sample: 128 frames of 4 quantizers, in 11 forward passes.
 long: 30 s of tokens, 1,500 frames of 4 quantizers, in 19 forward passes; at most 3 blocks of one
 sample each, since theirs is slow.
@@ -45,6 +46,9 @@ THEIRS: dict[str, Callable[[Path], Workload]] = {
 }
 OURS: dict[str, Callable[[Path], Workload]] = {
     "our engine": audio_networks.build_our_step,
+    "our engine, code vectors": partial(
+        audio_networks.build_our_step, code_dim=audio_networks.CODE_DIM
+    ),
     "our sampler": partial(audio_networks.build_our_sampler, size=SHORT),
     "our 30 s": partial(audio_networks.build_our_sampler, size=LONG),
 }
@@ -57,6 +61,13 @@ def describe(size: SampleSize) -> str:
 
 COMPARISONS = (
     Comparison("step", "a training step", "our engine", "their trainer", 1.4),
+    Comparison(
+        "step",
+        "a training step, ours with vectors of the codes",
+        "our engine, code vectors",
+        "their trainer",
+        1.4,
+    ),
     Comparison("sample", describe(SHORT), "our sampler", "their sampler", 4.0),
     Comparison("long", f"30 s, {describe(LONG)}", "our 30 s", "their 30 s", None),
 )

@@ -29,6 +29,8 @@ CODEBOOK_SIZE, NUM_QUANTIZERS, SEMANTIC_VOCAB_SIZE = 256, 4, 100
 FRAMES, NUM_EXAMPLES, BATCH_SIZE = 128, 128, 4
 DIM, DEPTH, HEADS, KERNEL_SIZE = 128, 2, 4, 31
 FRAME_SECONDS = 0.02
+CODE_DIM = 256
+"""The size of the vectors of the codes, that of the latents of the codec at preset small."""
 LR, BETAS, MAX_GRAD_NORM, WARMUP_STEPS = 3e-4, (0.9, 0.99), 0.5, 10
 TOP_FRACTION = 0.3
 
@@ -103,10 +105,12 @@ def their_info(model: Any) -> ModelInfo:
 # ---- ours
 
 
-def build_our_step(work_dir: Path) -> Workload:
+def build_our_step(work_dir: Path, *, code_dim: int | None = None) -> Workload:
+    """Build our training steps; with `code_dim`, the codes have vectors of this size, as those of a
+    codec have."""
     from tessera.data.tokens import TokenDataset
 
-    task = build_our_task(FRAMES)
+    task = build_our_task(FRAMES, code_dim)
     names = [str(number) for number in range(NUM_EXAMPLES)]
     tokens = {"tokenizer": random_codes().int(), "semantic": random_semantic_tokens().int()}
     dataset = TokenDataset(names, tokens, [""] * NUM_EXAMPLES)
@@ -143,7 +147,7 @@ def build_our_sampler(work_dir: Path, *, size: SampleSize) -> Workload:
     return Workload(info, check_passes(sample, passes, size))
 
 
-def build_our_task(frames: int) -> Any:
+def build_our_task(frames: int, code_dim: int | None = None) -> Any:
     from tessera.engine.modes import seed
     from tessera.engine.optim.config import OptimizerConfig
     from tessera.nn.conformer import ConformerConfig
@@ -173,7 +177,11 @@ def build_our_task(frames: int) -> Any:
     )
     return config.build(
         tokenizer=endless_training.stub_tokenizer(
-            CODEBOOK_SIZE, (frames,), num_quantizers=NUM_QUANTIZERS, seconds=FRAME_SECONDS
+            CODEBOOK_SIZE,
+            (frames,),
+            num_quantizers=NUM_QUANTIZERS,
+            seconds=FRAME_SECONDS,
+            features=None if code_dim is None else random_code_vectors(code_dim),
         ),
         semantic=endless_training.stub_tokenizer(
             SEMANTIC_VOCAB_SIZE, (frames,), seconds=FRAME_SECONDS
@@ -209,6 +217,14 @@ def random_codes() -> Any:
         (NUM_EXAMPLES, FRAMES, NUM_QUANTIZERS),
         generator=torch.Generator().manual_seed(7),
     )
+
+
+def random_code_vectors(dim: int) -> Any:
+    """Return random vectors of the codes of each quantizer, (quantizers, codes, dim)."""
+    import torch
+
+    generator = torch.Generator().manual_seed(9)
+    return torch.randn(NUM_QUANTIZERS, CODEBOOK_SIZE, dim, generator=generator)
 
 
 def random_semantic_tokens(frames: int = FRAMES) -> Any:

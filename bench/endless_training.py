@@ -46,11 +46,17 @@ def build_engine(task: Any, dataset: Any, config: Any, folder: Path) -> Any:
 
 
 def stub_tokenizer(
-    vocab_size: int, grid: tuple[int, ...], *, num_quantizers: int = 1, seconds: float | None = None
+    vocab_size: int,
+    grid: tuple[int, ...],
+    *,
+    num_quantizers: int = 1,
+    seconds: float | None = None,
+    features: Any = None,
 ) -> Any:
     """Return the sizes of a tokenizer without its network.
 
-    The codebook's features are unknown, as they are to the networks that ours are compared with.
+    Without `features` the vectors of the codes are unknown, as they are to the networks that ours
+    are compared with.
     """
     from torch import nn
 
@@ -60,6 +66,6 @@ def stub_tokenizer(
         vocab_size=vocab_size,
         grid=grid,
         num_quantizers=num_quantizers,
-        features=None,
+        features=features,
         seconds=seconds,
     )

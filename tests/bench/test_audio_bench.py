@@ -64,6 +64,15 @@ def test_samples_of_another_size_are_rejected(audio):
         networks.check_passes(lambda: None, [0], small)()
 
 
+def test_the_step_with_code_vectors_has_their_embedding_and_logits(audio):
+    networks = audio.audio_networks
+    parameters = [
+        networks.our_info(networks.build_our_task(128, dim)).parameters["model"]
+        for dim in (None, 8, 16)
+    ]
+    assert parameters[0] < parameters[1] < parameters[2]
+
+
 def test_the_long_sample_is_timed_in_few_blocks(audio, monkeypatch, capsys):
     runs = []
 
@@ -74,7 +83,7 @@ def test_the_long_sample_is_timed_in_few_blocks(audio, monkeypatch, capsys):
     monkeypatch.setattr(audio.BenchScript, "compare_all", compare_all)
     settings = ["--peers-python", sys.executable, "--blocks", "30", "--steps", "4"]
     assert audio.main(settings) == 0
-    assert runs == [(["step"], 30, 4), (["sample"], 30, 4), (["long"], 3, 1)]
+    assert runs == [(["step", "step"], 30, 4), (["sample"], 30, 4), (["long"], 3, 1)]
     assert "differences:" in capsys.readouterr().out
 
 
