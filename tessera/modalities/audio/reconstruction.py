@@ -62,10 +62,6 @@ MAX_DECAY = 9.0
 MIN_RMS = 1e-3
 """Examples below this root mean square are silent, and SI-SDR is not defined for them."""
 
-MIN_LEVEL, TYPICAL_LEVEL = 0.005, 0.1
-"""Root mean squares: where the division by the level of an example ends, so that silence is not
-amplified, and where it changes nothing."""
-
 
 class WaveformAdapter(MediaAdapter):
     """The inputs of every model over waveforms."""
@@ -159,10 +155,6 @@ class AudioReconstructionConfig(ReconstructionConfig):
     for each octave above. A few kilobits per second cannot describe the phase of high frequencies,
     and without a cutoff they become silent instead of noise of the right level. None compares all
     frequencies alike."""
-    samples_level_power: float = 0.0
-    """Exponent of the level of an example by which its difference of samples is divided. With 0
-    loud examples count most, and with 1 all count alike. At a root mean square of 0.1 it makes no
-    difference."""
     mel: float = 1.0
     """The weight of the multi-resolution mel distance."""
     mel_windows: tuple[int, ...] = (64, 128, 256, 512, 1024, 2048)
@@ -184,10 +176,6 @@ class AudioReconstructionConfig(ReconstructionConfig):
         if self.samples_cutoff_hz is not None and not self.samples_cutoff_hz > 0:
             raise ValueError(
                 f"samples_cutoff_hz must be above 0, or None, got {self.samples_cutoff_hz}."
-            )
-        if not 0 <= self.samples_level_power <= 1:
-            raise ValueError(
-                f"samples_level_power must be between 0 and 1, got {self.samples_level_power}."
             )
         if not self.samples + self.mel + self.stft > 0:
             raise ValueError("All loss weights are 0: set samples, mel or stft above 0.")
@@ -262,11 +250,6 @@ class AudioReconstructionLoss(ReconstructionLoss):
             difference_B = sample_difference_B(
                 output, examples.samples, examples.lengths, self.low_pass
             )
-            if config.samples_level_power:
-                level_B = rms(examples.samples, examples.lengths).clamp_min(MIN_LEVEL)
-                difference_B = (
-                    difference_B * (TYPICAL_LEVEL / level_B) ** config.samples_level_power
-                )
             terms["samples"] = config.samples * difference_B.mean()
         if config.mel:
             terms["mel"] = config.mel * self.mel_B(output, batch, config.mel_windows).mean()
