@@ -18,7 +18,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tessera.data.collection import FileCollection
-from tessera.data.errors import UnreadableFile, guard_reading
+from tessera.data.errors import UnreadableFile, guard_reading, is_defect
 from tessera.data.files import AnyFile, StoredFile, file_signature, open_file
 from tessera.data.workers import Monitor, WorkerPool
 from tessera.run.errors import UserError
@@ -121,7 +121,9 @@ def file_size(file: AnyFile) -> int:
     """Return the size of a file or of the files in a folder; 0 if it cannot be determined."""
     try:
         return file_signature(file).bytes
-    except Exception:  # of a cell in a damaged table, nearly any type
+    except Exception as error:  # of a cell in a damaged table, nearly any type
+        if is_defect(error):
+            raise
         return 0
 
 
