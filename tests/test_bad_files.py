@@ -18,12 +18,15 @@ from typing import Any
 import av
 import numpy as np
 import PIL.Image
+import PIL.TiffImagePlugin
 import pytest
+import soundfile
 
 from tessera.data.budget import VARIABLE, max_decoded_bytes
 from tessera.data.dataset import DataConfig, read_item
 from tessera.data.errors import UnreadableFile
-from tessera.modalities import MODALITIES, inspect_folder
+from tessera.data.workers import WorkerError
+from tessera.modalities import MODALITIES, Modality, inspect_folder
 from tessera.modalities.audio.dataset import AudioDataConfig
 from tessera.modalities.audio.io.files import read_samples
 from tessera.modalities.image.dataset import ImageDataConfig
@@ -37,13 +40,17 @@ from tests.cli_runner import tessera
 TRIANGLE = "v 0 0 0\nv 1 0 0\nv 0 1 0\nf 1 2 3\n"
 
 
+def find_modality(config: type[DataConfig]) -> Modality:
+    medium = {ImageDataConfig: "image", VideoDataConfig: "video", AudioDataConfig: "audio"}
+    return MODALITIES[medium.get(config, "mesh")]
+
+
 def find_reason(config: DataConfig, file: Path) -> str:
     """Return why training leaves out a file, and assert that `tessera check` reports it too."""
     dataset = type(config)(path=str(file)).full(captions=False)
     with pytest.raises(UnreadableFile) as raised:
         read_item(dataset, 0, np.random.default_rng(0))
-    medium = {ImageDataConfig: "image", VideoDataConfig: "video", AudioDataConfig: "audio"}
-    report = inspect_folder(str(file), MODALITIES[medium.get(type(config), "mesh")])
+    report = inspect_folder(str(file), find_modality(type(config)))
     assert report.usable == 0 and len(report.unusable) == 1
     return str(raised.value)
 
@@ -87,6 +94,8 @@ BAD_MESHES: dict[str, tuple[str | bytes, str]] = {
         b"vertex 0 \xe9 0\nendloop\nendfacet\nendsolid",
         "damaged",
     ),
+    "list.gltf": ('{"asset": {"version": "2.0"}, "accessors": [5]}', "a value of a wrong type"),
+    "null.gltf": ('{"asset": {"version": "2.0"}, "meshes": null}', "a value of a wrong type"),
     "empty.gltf": ('{"asset": {"version": "2.0"}, "meshes": [{"primitives": []}]}', ""),
 }
 
@@ -239,6 +248,60 @@ def test_a_long_recording_is_read_in_parts_but_not_as_a_whole(tmp_path, monkeypa
     assert read_samples(tmp_path / "a.mka", 0, 16_000).shape == (8, 16_000)
     with pytest.raises(UnreadableFile, match="48,000 samples of 8 channels"):
         read_samples(tmp_path / "a.mka")
+
+
+# ---- mistakes in the code
+
+
+def write_medium(config: type[DataConfig], folder: Path) -> Path:
+    """Write a small file of a medium."""
+    if config is AudioDataConfig:
+        soundfile.write(folder / "a.wav", np.full(800, 0.1), 8_000)
+        return folder / "a.wav"
+    if config is MeshDataConfig:
+        (folder / "a.obj").write_text(TRIANGLE)
+        return folder / "a.obj"
+    frames = [PIL.Image.new("L", (8, 8), color=n) for n in (0, 50, 100)]
+    name, more = ("a.gif", frames[1:]) if config is VideoDataConfig else ("a.tiff", [])
+    frames[0].save(folder / name, save_all=True, append_images=more, duration=20)
+    return folder / name
+
+
+FUNCTIONS = [
+    (ImageDataConfig, "tessera.modalities.image.dataset.crop_image", False),
+    (ImageDataConfig, "tessera.modalities.image.media.check_image_size", True),
+    (AudioDataConfig, "tessera.modalities.audio.io.files.validate_samples", True),
+    (AudioDataConfig, "tessera.modalities.audio.io.files.Block", True),
+    (VideoDataConfig, "tessera.modalities.video.io.animation.frame_duration", True),
+    (VideoDataConfig, "tessera.modalities.video.io.files.display_times", False),
+    (MeshDataConfig, "tessera.modalities.mesh.io.parse_vertex", True),
+    (MeshDataConfig, "tessera.modalities.mesh.dataset.load_example", False),
+]
+
+
+@pytest.mark.parametrize(("config", "function", "is_checked"), FUNCTIONS)
+def test_a_mistake_in_a_reader_is_no_unreadable_file(
+    config, function, is_checked, tmp_path, monkeypatch
+):
+    file = write_medium(config, tmp_path)
+    monkeypatch.setattr(function, None)
+    dataset = config(path=str(file)).full(captions=False)
+    with pytest.raises(TypeError, match="'NoneType' object is not callable") as raised:
+        read_item(dataset, 0, np.random.default_rng(0))
+    assert raised.value.__notes__ == [f"This happened while {file} was read."]
+    if is_checked:
+        with pytest.raises(WorkerError, match="'NoneType' object is not callable"):
+            inspect_folder(str(file), find_modality(config))
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, NotImplementedError, KeyError])
+def test_any_error_of_a_library_means_a_damaged_file(error, tmp_path, monkeypatch):
+    def load(image: PIL.Image.Image) -> None:
+        raise error("of a decoder")
+
+    file = write_medium(ImageDataConfig, tmp_path)
+    monkeypatch.setattr(PIL.TiffImagePlugin.TiffImageFile, "load", load)
+    assert "damaged or truncated" in find_reason(ImageDataConfig(), file)
 
 
 # ---- crashes

@@ -153,11 +153,13 @@ def check(
         print(printable("\n".join([*report.lines(), *split.lines()])), flush=True)
     from tessera.recipes.suggest import suggest_commands
 
-    commands = suggest_commands(report, modality, columns, group_by)
+    suggested = suggest_commands(report, modality, columns, group_by)
     if json:
-        print(report.as_json(commands, split.as_dict()))
-    elif commands:
-        print("\n  ".join(["To train on it:", *commands]))
+        print(report.as_json(suggested.commands, split.as_dict(), suggested.remarks))
+    elif suggested.commands:
+        print("\n  ".join(["To train on it:", *suggested.commands]))
+        for remark in suggested.remarks:
+            print(remark)
     return 0 if report.usable else 1
 
 

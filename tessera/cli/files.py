@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from tessera.api.files import (
 )
 from tessera.api.generator import data_at, get_tokenizer, open_dataset
 from tessera.api.tokenizer import DatasetPart, Tokenizer, encode_dataset
+from tessera.cli.output import find_output_file
 from tessera.data.dataset import ExampleDataset, spread_examples
 from tessera.data.pieces import TimeRange
 from tessera.data.tokens import INDEX, TokenEntry, TokenWriter, read_fingerprint, read_tokens
@@ -151,26 +152,31 @@ def decode_folder(trained: TrainedRun, codes: Path, out: Path, format: str | Non
     """Write the media of a folder of codes under their own names; return their number."""
     tokenizer = find_tokenizer(trained, codes)
     stored = read_tokens(codes, tokenizer.fingerprint)
-    single = out.suffix.lower() if len(stored.names) == 1 else ""
     names: OutputNames | None = None
+    single: Path | None = None
     for name, pieces in decode_stored(tokenizer, stored):
         first = next(pieces)
         if names is None:
-            suffixes = getattr(type(first), "suffixes", ())
-            names = OutputNames(out, suffixes, format)
-            check_output_folder(out, suffixes, len(stored.names))
-        is_file = format is None and single in names.suffixes and single != ""
-        write_media(prepend(first, pieces), out if is_file else names.path(name))
+            names = OutputNames(out, getattr(type(first), "suffixes", ()), format)
+            single = find_output_file(out, names.suffixes)
+            if single is not None:
+                check_single(single, len(stored.names), names.format)
+        write_media(prepend(first, pieces), single or names.path(name))
     return len(stored.names)
 
 
-def check_output_folder(out: Path, suffixes: Sequence[str], num_examples: int) -> None:
-    """Raise UserError if several examples are to be written to what is named like a file."""
-    suffix = out.suffix.lower()
-    if num_examples > 1 and suffix in suffixes and not out.is_dir():
+def check_single(file: Path, num_examples: int, format: str | None) -> None:
+    """Raise UserError unless one example is to be written, in the format of the file."""
+    suffix = file.suffix.lower()
+    if num_examples > 1:
         raise UserError(
-            f"{out} is the name of a file, but there are {num_examples} examples: use --out "
-            f"{out.with_suffix('')} --format {suffix.removeprefix('.')}."
+            f"{file} is the name of a file, but there are {num_examples} examples: use --out "
+            f"{file.with_suffix('')} --format {(format or suffix).removeprefix('.')}."
+        )
+    if format is not None and format != suffix:
+        raise UserError(
+            f"{file} ends in {file.suffix}, but --format is {format.removeprefix('.')}: leave "
+            "--format out, or give a folder as --out."
         )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json as json_module
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
+from tessera.data.files import written_suffix
 from tessera.run.directory import (
     Json,
     move_earlier_samples,
@@ -18,6 +19,25 @@ from tessera.run.directory import (
 from tessera.run.errors import UserError, printable
 
 Weights = Literal["ema", "raw"]
+
+
+def find_output_file(out: str | Path, suffixes: Sequence[str]) -> Path | None:
+    """Return the path of `out` if it is a file in one of the formats of a medium, None if it is a
+    folder.
+
+    Raises:
+        UserError: If it ends as a file does, but in none of the formats.
+    """
+    path, suffix = Path(out), written_suffix(out)
+    if not suffix or not suffixes or path.is_dir():
+        return None
+    if suffix not in suffixes:
+        raise UserError(
+            f"{out} ends in {path.suffix}, but the formats that can be written are "
+            f"{', '.join(suffixes)}: use one of these for a file. A folder of this name must exist "
+            "already."
+        )
+    return path
 
 
 @contextmanager

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tessera.cli.output import Weights, explain_write_errors, print_notices, writing_samples
+from tessera.cli.output import (
+    Weights,
+    explain_write_errors,
+    find_output_file,
+    print_notices,
+    writing_samples,
+)
 from tessera.run.directory import (
     Json,
     RunDirectory,
@@ -249,7 +255,9 @@ def speak(
     from tessera.modalities.audio.media import Audio
     from tessera.text.characters import normalize_text
 
-    target = find_output_file(out, Audio.suffixes)
+    target = find_output_file(out, Audio.suffixes) if out is not None else None
+    if target is not None and target.exists():
+        raise UserError(f"{out} exists already. Give another --out.")
     speaker = Speaker.load(run, soundstorm, weights)
     print_notices(speaker.trained.notices)
     samples = RunDirectory(run).samples
@@ -288,15 +296,6 @@ def speak(
     print(f"{file}: {audio.seconds:.1f} s")
     print(printable(f"The recogniser reads {read!r}, a character error of {error:.0%}."))
     return 0
-
-
-def find_output_file(out: str | None, suffixes: Sequence[str]) -> Path | None:
-    """Return the path of `out` if it is a file in one of these formats, not a folder."""
-    if out is None or Path(out).is_dir() or Path(out).suffix.lower() not in suffixes:
-        return None
-    if Path(out).exists():
-        raise UserError(f"{out} exists already. Give another --out.")
-    return Path(out)
 
 
 def sample_whole(

@@ -177,23 +177,33 @@ def read_range(path: str, modified_ns: int, offset: int, size: int) -> bytes:
 # ---- writing
 
 
+def written_suffix(path: str | Path) -> str:
+    """Return the suffix of a file to be written in lower case, or "" if the name has none.
+
+    A suffix is a dot and two to five characters, the first of which is alphabetic. All other
+    endings belong to the name, as in "guidance-1.5" and ".cache".
+    """
+    name = Path(path).name
+    found = WRITTEN_SUFFIX.search(name)
+    return "" if found is None or found.start() == 0 else found.group().lower()
+
+
 def resolve_suffix(path: str | Path, default: str, allowed: Sequence[str]) -> Path:
     """Return `path` with a suffix in `allowed`, appending `default` where it has none.
 
-    A suffix is a dot and two to five characters, the first of which is alphabetic. All other
-    endings belong to the name, so "guidance-1.5" becomes "guidance-1.5.png". Suffixes are compared
-    in lower case and kept as given.
+    Only what `written_suffix` returns is one, so "guidance-1.5" becomes "guidance-1.5.png".
+    Suffixes are compared in lower case and kept as given.
 
     Raises:
         ValueError: If the path has a suffix that is not in `allowed`.
     """
     path = Path(path)
-    found = WRITTEN_SUFFIX.search(path.name)
-    if found is None or found.start() == 0:  # ".cache" is a name without a suffix
+    suffix = written_suffix(path)
+    if not suffix:
         return path.with_name(path.name + default)
-    if found.group().lower() not in allowed:
+    if suffix not in allowed:
         raise ValueError(
-            f"{path} ends in {found.group()}, but the formats that can be written are "
+            f"{path} ends in {path.suffix}, but the formats that can be written are "
             f"{', '.join(allowed)}: use one of these, or no suffix for {default}"
         )
     return path

@@ -18,7 +18,7 @@ from statistics import median_low
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from tessera.data.collection import FileCollection
-from tessera.data.errors import UnreadableFile, guard_reading
+from tessera.data.errors import UnreadableFile, guard_reading, is_defect
 from tessera.data.files import AnyFile, StoredFile, file_signature, open_file
 from tessera.data.workers import Monitor, WorkerPool
 from tessera.run.errors import UserError
@@ -121,7 +121,9 @@ def file_size(file: AnyFile) -> int:
     """Return the size of a file or of the files in a folder; 0 if it cannot be determined."""
     try:
         return file_signature(file).bytes
-    except Exception:  # of a cell in a damaged table, nearly any type
+    except Exception as error:  # of a cell in a damaged table, nearly any type
+        if is_defect(error):
+            raise
         return 0
 
 
@@ -178,6 +180,11 @@ class Report:
     notices: list[str] = field(default_factory=list)
     """What cannot be used of archives and tables as a whole."""
 
+    @property
+    def has_texts(self) -> bool:
+        """Whether files have texts of their own as captions, not names of folders or classes."""
+        return bool(self.captioned and {"text files", "metadata", "columns"} & self.captions.keys())
+
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
         raise NotImplementedError
@@ -187,10 +194,15 @@ class Report:
         return None
 
     def as_json(
-        self, commands: Sequence[str] = (), split: Mapping[str, object] | None = None
+        self,
+        commands: Sequence[str] = (),
+        split: Mapping[str, object] | None = None,
+        remarks: Sequence[str] = (),
     ) -> str:
-        """Return the report with the split and the commands that train on the folder."""
+        """Return the report with the split, the commands that train on the folder, and remarks on
+        them."""
         content = asdict(self) | {"split": split, "commands": list(commands)}
+        content["remarks"] = list(remarks)
         return json.dumps(content, indent=2, ensure_ascii=False)
 
     def size_lines(self) -> Iterator[str]:

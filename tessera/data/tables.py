@@ -27,7 +27,7 @@ from tessera._optional import require
 from tessera.data.captions import join_lines
 from tessera.data.collection import NO_CAPTION, FileCollection, RowNames
 from tessera.data.discovery import check_unchanged
-from tessera.data.errors import UnreadableFile
+from tessera.data.errors import UnreadableFile, is_defect
 from tessera.data.files import FileSignature, StoredFile, file_signature, open_file
 from tessera.run.errors import UserError, as_user_error
 
@@ -308,6 +308,8 @@ class TableFiles(FileCollection):
             try:
                 value = read_cell(cell.path, cell.modified_ns, cell.row, column.name)
             except Exception as error:  # damaged pages raise nearly every type of exception
+                if is_defect(error):
+                    raise
                 raise UnreadableFile(f"{cell}: the caption cannot be read ({error})") from error
             texts += column_texts(column, value)
         split = [line for text in texts for line in text.split("\n")] if lines else texts

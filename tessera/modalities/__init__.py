@@ -36,8 +36,12 @@ class Recipe:
     media_inputs: tuple[str, ...] = ()
     """The flags of `tessera sample` that take files for this recipe, and those that depend on
     them."""
-    is_suggested: bool = True
-    """Whether `tessera check` suggests it for a folder of files."""
+    suggested: Literal["always", "captioned", "never"] = "always"
+    """When `tessera check` suggests it for a folder of files: captioned is for files with texts."""
+    caption_flags: tuple[tuple[str, str], ...] = ()
+    """The recipe's own flags and their values that `tessera check` adds for files with texts."""
+    captions_are: str = "captions"
+    """What the texts of files have to be, such as transcripts."""
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import tessera.modalities as modalities
@@ -18,27 +19,36 @@ MAX_LONGER = 8
 """The largest factor by which a suggested run is longer than its preset."""
 
 
+@dataclass(frozen=True)
+class Suggestions:
+    commands: list[str]
+    """Commands that train the stages of a modality one after the other."""
+    remarks: list[str]
+    """What the commands do with captions, and without, in sentences."""
+
+
 def suggest_commands(
     report: Report,
     modality: modalities.Modality,
     columns: Sequence[str] = (),
     group_by: str | None = None,
-) -> list[str]:
-    """Return the commands that train the stages of a modality one after the other.
+) -> Suggestions:
+    """Return the commands that train on a folder.
 
     With `group_by`, they hold out these groups.
     """
-    commands: list[str] = []
+    suggestions = Suggestions([], [])
     name = re.sub(r"[{}*?:]", "", Path(report.path).resolve().stem)
     runs: dict[str, str] = {}
     """The suggested run directory of each recipe."""
     for recipe in modality.recipes:
-        if not recipe.is_suggested or not report.usable:
+        if not is_suggested(recipe, report):
             continue
-        run: Run = modalities.resolve(recipe.build)()
+        choices = dict(recipe.caption_flags) if report.has_texts else {}
+        run: Run = modalities.resolve(recipe.build)(**choices)
         runs[recipe.name] = f"runs/{name}-{recipe.name.partition('-')[2]}"
-        flags: dict[str, object] = {"data": report.path}
-        for dependency, path in run.task.dependencies().items():
+        flags: dict[str, object] = {**choices, "data": report.path}
+        for dependency, path in (run.task.dependencies() | run.task.companions()).items():
             flags[dependency.replace("_", "-")] = runs.get(Path(path).name, path)
         if run.task.uses_captions and not report.captioned:
             flags["text"] = "none"
@@ -51,8 +61,26 @@ def suggest_commands(
         flags["steps"] = suggest_steps(run, examples)
         flags["out"] = runs[recipe.name]
         named = f" --data.columns {shlex.join(columns)}" if columns else ""
-        commands.append(f"tessera train {recipe.name} {format_flags(flags)}{named}")
-    return commands
+        suggestions.commands.append(f"tessera train {recipe.name} {format_flags(flags)}{named}")
+        suggestions.remarks.extend(f"{recipe.name}: {one}" for one in caption_remarks(report, run))
+        if recipe.suggested == "captioned":
+            suggestions.remarks.insert(0, f"The captions must be {recipe.captions_are}.")
+    return suggestions
+
+
+def is_suggested(recipe: modalities.Recipe, report: Report) -> bool:
+    if recipe.suggested == "captioned":
+        return report.has_texts
+    return bool(report.usable) and recipe.suggested == "always"
+
+
+def caption_remarks(report: Report, run: Run) -> list[str]:
+    """Return what becomes of files without a caption, if only some have none."""
+    missing = report.usable - report.captioned
+    if not run.task.uses_captions or not missing or not report.captioned:
+        return []
+    remark = run.task.describe_missing_captions(missing, report.usable)
+    return [remark] if remark else []
 
 
 def proposed_flags(report: Report, run: Run) -> dict[str, object]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from tessera.run.config import Run, encode
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError, as_user_error
 from tessera.run.load import TrainedRun, load_run, tokenizer_for
+from tessera.run.resolve import format_flags
 
 
 def find_dependencies(run: Run, directory: RunDirectory) -> dict[str, Tokenizer]:
@@ -54,16 +56,29 @@ def check_dependency(copy: Path, path: Path, name: str, recipe: str) -> None:
 
 def check_preprocessing(run: Run, tokenizer: Tokenizer, name: str) -> None:
     """Raise UserError unless the run preprocesses examples as its tokenizer does."""
-    requested, expected = run.data.preprocessing(), tokenizer.run.data.preprocessing()
-    if name != "low_res_tokenizer" and requested != expected:
-        flags = ", ".join(
-            f"--data.{key.replace('_', '-')} {value}" for key, value in expected.items()
-        )
+    own, trained = run.data, tokenizer.run.data
+    requested, expected = own.preprocessing(), trained.preprocessing()
+    if name == "low_res_tokenizer" or requested == expected:
+        return
+    path, flag = run.task.dependencies()[name], name.replace("_", "-")
+    names = list(expected | requested)
+    if not all(hasattr(data, setting) for data in (own, trained) for setting in names):
         raise UserError(
-            f"The tokenizer in {run.task.dependencies()[name]} was trained on examples "
-            f"preprocessed as {expected}, but this run preprocesses them as {requested}. Use the "
-            f"same ({flags}), or another tokenizer."
+            f"The tokenizer in {path} was trained on {trained.noun}, but this run is trained on "
+            f"{own.noun}: give a tokenizer of {own.noun} (--{flag} RUN)."
         )
+    differing = [one for one in names if getattr(trained, one) != getattr(own, one)]
+    needed = {setting: getattr(trained, setting) for setting in differing}
+    found = {setting: getattr(own, setting) for setting in differing}
+    raise UserError(
+        f"The tokenizer in {path} was trained on examples with {list_settings(needed)}, but this "
+        f"run has {list_settings(found)}: use {format_flags(needed)}, or another tokenizer "
+        f"(--{flag} RUN)."
+    )
+
+
+def list_settings(settings: Mapping[str, object]) -> str:
+    return " and ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def copy_dependencies(run: Run, directory: RunDirectory, dist: Distributed) -> None:

@@ -182,6 +182,12 @@ def test_speech_is_written_to_a_file_of_the_chosen_format(run: Path, tmp_path: P
     assert "exists already" in run_invalid("speak", run, *flags)
 
 
+def test_speech_in_a_format_that_cannot_be_written_is_an_error(run: Path, tmp_path: Path) -> None:
+    message = run_invalid("speak", run, "--text", TEXT, "--out", tmp_path / "speech.aac")
+    assert "speech.aac ends in .aac, but the formats that can be written are .wav, " in message
+    assert not (tmp_path / "speech.aac").exists()
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import PIL.Image
 import pytest
+import soundfile
 
 from tessera.cli import flags
 from tessera.data.inspect import Report
@@ -81,7 +82,7 @@ def test_every_modality_suggests_commands_that_can_be_parsed(modality):
         unusable=[],
         other_files="",
     )
-    commands = [shlex.split(one) for one in suggest_commands(report, MODALITIES[modality])]
+    commands = [shlex.split(one) for one in suggest_commands(report, MODALITIES[modality]).commands]
     outs: list[str | None] = []
     for _, _, recipe, *arguments in commands:
         parsed = flags.parse(get_recipe(recipe), arguments)
@@ -89,3 +90,44 @@ def test_every_modality_suggests_commands_that_can_be_parsed(modality):
         assert set(parsed.run.task.dependencies().values()) <= set(outs)
         outs.append(parsed.out)
     assert outs
+
+
+def write_recordings(folder: Path, transcripts: int) -> Path:
+    """Write four recordings in two folders, some of them with a transcript."""
+    for number in range(4):
+        file = folder / "voices" / ("ann" if number % 2 else "ben") / f"{number}.wav"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        noise = np.random.default_rng(number).uniform(-0.3, 0.3, 8_000)
+        soundfile.write(file, noise, 16_000)
+        if number < transcripts:
+            file.with_suffix(".txt").write_text(f"word {number}")
+    return folder / "voices"
+
+
+def test_recordings_with_transcripts_are_suggested_for_text_to_speech(tmp_path):
+    folder = write_recordings(tmp_path, 4)
+    runs = [flags.parse(get_recipe(one[2]), one[3:]) for one in suggested(folder)]
+    names = ["audio-codec", "audio-semantic", "audio-soundstorm", "audio-text2semantic"]
+    assert [one.run.recipe for one in runs] == names
+    codec, semantic, soundstorm, speech = runs
+    assert semantic.run.task.uses_captions, "the recogniser is trained on the transcripts"
+    assert soundstorm.run.task.dependencies() == {"tokenizer": codec.out, "semantic": semantic.out}
+    assert speech.run.task.dependencies() == {"tokenizer": semantic.out}
+    assert speech.run.task.companions() == {"soundstorm": soundstorm.out}
+    text = tessera("check", folder).text
+    assert "The captions must be transcripts." in text and "no transcript" not in text
+
+
+def test_recordings_without_a_transcript_are_mentioned_beside_the_commands(tmp_path):
+    text = tessera("check", write_recordings(tmp_path, 3)).text
+    assert "tessera train audio-text2semantic" in text
+    assert "audio-semantic: 1 of 4 recordings have no transcript: the codebook is" in text
+    assert "audio-text2semantic: 1 of 4 recordings have no transcript and are left out." in text
+
+
+def test_names_of_folders_are_no_transcripts(tmp_path):
+    report = json.loads(tessera("check", write_recordings(tmp_path, 0), "--json").out)
+    assert report["captions"] == {"folder names": 4} and report["remarks"] == []
+    commands = [shlex.split(one) for one in report["commands"]]
+    assert [one[2] for one in commands] == ["audio-codec", "audio-semantic", "audio-soundstorm"]
+    assert not any("--features" in one for one in commands)

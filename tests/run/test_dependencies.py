@@ -13,8 +13,10 @@ import pytest
 from tessera.api.generator import Generator
 from tessera.api.tokenizer import Tokenizer
 from tessera.engine.checkpoint import list_steps
+from tessera.modalities.audio.recipes import audio_codec
 from tessera.modalities.image.recipes import images_maskgit, images_maskgit_superres, images_vqgan
 from tessera.run.config import Run, encode
+from tessera.run.dependencies import check_preprocessing
 from tessera.run.directory import RunDirectory
 from tessera.run.errors import UserError
 from tessera.run.train import claim_directory
@@ -177,7 +179,28 @@ def test_generator_is_rejected_as_tokenizer(run, tmp_path):
 def test_images_of_another_size_are_rejected_with_the_right_flag(tmp_path):
     flags = ("--tokenizer", tokenizer(), "--data.size", "32", "--out", tmp_path / "run")
     message = run_invalid(*TRAIN, *flags)
-    assert "{'size': 16, " in message and "{'size': 32, " in message and "--data.size 16" in message
+    expected = "was trained on examples with size 16, but this run has size 32: use --data.size 16,"
+    assert expected in message
+    reason = message.partition(expected)[2]
+    assert "--tokenizer RUN" in reason and "channels" not in reason and "{" not in reason
+
+
+def test_every_setting_that_differs_from_the_tokenizer_is_named():
+    run = images_maskgit("tiny", tokenizer=str(tokenizer()))
+    run = dataclasses.replace(run, data=dataclasses.replace(run.data, channels=1, aspect=2.0))
+    with pytest.raises(UserError) as raised:
+        check_preprocessing(run, Tokenizer.load(tokenizer()), "tokenizer")
+    message = str(raised.value)
+    assert "with channels 3 and aspect 1.0, but this run has channels 1 and aspect 2.0" in message
+    assert "use --data.channels 3 --data.aspect 1.0, or another tokenizer" in message
+
+
+def test_tokenizer_of_another_medium_is_rejected_by_its_name(tmp_path):
+    codec = tmp_path / "codec"
+    train(codec, shorten(audio_codec("tiny"), 1))
+    message = run_invalid(*TRAIN, "--tokenizer", codec, "--out", tmp_path / "run")
+    assert "was trained on audio files, but this run is trained on images" in message
+    assert "give a tokenizer of images (--tokenizer RUN)" in message
 
 
 # ---- super-resolution

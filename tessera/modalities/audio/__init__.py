@@ -39,6 +39,7 @@ MODALITY = Modality(
             data="tessera.modalities.audio.dataset:AudioDataConfig",
             kind="tokenizer",
             metric="explained_variance",
+            caption_flags=(("features", "ctc"),),
             media_inputs=("data",),
         ),
         Recipe(
@@ -55,7 +56,8 @@ MODALITY = Modality(
             data="tessera.modalities.audio.dataset:AudioDataConfig",
             kind="generator",
             metric="cross_entropy",
-            is_suggested=False,
+            suggested="captioned",
+            captions_are="transcripts",
         ),
     ),
     demo=(

@@ -34,7 +34,7 @@ MODALITY = Modality(
             kind="generator",
             metric="cross_entropy",
             media_inputs=("data",),
-            is_suggested=False,  # it needs a second tokenizer of larger images
+            suggested="never",  # it needs a second tokenizer of larger images
         ),
     ),
     demo=(

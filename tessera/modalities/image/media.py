@@ -24,7 +24,7 @@ from PIL.Image import Transpose
 
 from tessera.data.arrays import check_range, is_float, move_channels_last
 from tessera.data.budget import MAX_TURNS, PIXEL_BYTES, check_decoded_size, read_file
-from tessera.data.errors import UnreadableFile, add_path
+from tessera.data.errors import UnreadableFile, add_path, is_defect
 from tessera.data.files import AnyFile, resolve_suffix
 from tessera.modalities.image.contact_sheet import (
     BACKGROUND,
@@ -287,6 +287,8 @@ def decode(data: bytes, min_side: int | None = None) -> PIL.Image.Image:
             f"the header declares {size} pixels, which is above the limit: downscale the image"
         ) from None
     except Exception as error:  # decoders raise almost any exception type for damaged data
+        if is_defect(error):
+            raise
         raise UnreadableFile(
             f"the data is damaged or truncated ({error or type(error).__name__})"
         ) from error

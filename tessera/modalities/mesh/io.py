@@ -16,6 +16,7 @@ import re
 import struct
 from collections import defaultdict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -27,7 +28,7 @@ import numpy as np
 
 from tessera._optional import require
 from tessera.data.budget import check_decoded_size, read_file
-from tessera.data.errors import UnreadableFile
+from tessera.data.errors import UnreadableFile, is_defect
 from tessera.data.files import AnyFile, StoredFile
 
 MeshFormat = Literal["OBJ", "PLY", "STL", "GLB", "glTF", "OFF"]
@@ -100,6 +101,8 @@ def read_polygons(path: AnyFile, max_faces: int = MAX_FACES) -> Polygons:
     except (UnreadableFile, ModuleNotFoundError):
         raise
     except Exception as error:  # damaged bytes raise nearly every type of exception in parsers
+        if is_defect(error):
+            raise
         raise UnreadableFile(
             f"it is a damaged or truncated {mesh_format} file "
             f"({str(error) or type(error).__name__})"
@@ -183,8 +186,7 @@ def check_declared_size(data: bytes, mesh_format: MeshFormat) -> None:
             count = sum(map(int, declared))
             check_decoded_size(f"{count:,} elements", ELEMENT_BYTES * count)
         case "GLB" | "glTF":
-            for accessor in parse_scene(data, mesh_format).get("accessors", []):
-                count, components = int(accessor["count"]), ACCESSOR_SIZES.get(accessor["type"], 16)
+            for count, components in list_arrays(parse_scene(data, mesh_format)):
                 check_decoded_size(f"an array of {count:,} rows", 8 * count * components)
 
 
@@ -200,6 +202,30 @@ def parse_scene(data: bytes, mesh_format: MeshFormat) -> Scene:
     return scene
 
 
+@contextmanager
+def scene_errors() -> Iterator[None]:
+    """Turn the errors of JSON values of other types than glTF has into ValueError."""
+    try:
+        yield
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"its scene has a value of a wrong type: {error}") from error
+
+
+@scene_errors()
+def list_arrays(scene: Scene) -> list[tuple[int, int]]:
+    """Return the rows and the components of a row of all arrays that a scene declares."""
+    return [
+        (int(accessor["count"]), ACCESSOR_SIZES.get(accessor["type"], 16))
+        for accessor in scene.get("accessors", [])
+    ]
+
+
+@scene_errors()
+def count_cameras(scene: Scene) -> int:
+    return len(scene.get("cameras", []))
+
+
+@scene_errors()
 def count_scene_triangles(scene: Scene) -> int:
     """Count the triangles of all nodes: a mesh with a thousand instances counts a thousand
     times."""
@@ -312,7 +338,7 @@ def parse_with_trimesh(mesh_format: MeshFormat, data: bytes, folder: Path | None
     except ImportError as error:  # of packages for rare content, such as compressed buffers
         raise ValueError(str(error)) from error
     is_gltf = mesh_format in ("GLB", "glTF")
-    cameras = len(parse_scene(data, mesh_format).get("cameras", [])) if is_gltf else 0
+    cameras = count_cameras(parse_scene(data, mesh_format)) if is_gltf else 0
     other_content = f"{cameras} {'camera' if cameras == 1 else 'cameras'}" if cameras else ""
     if not any(len(getattr(geometry, "faces", ())) for geometry in scene.geometry.values()):
         points = sum(len(getattr(geometry, "vertices", ())) for geometry in scene.geometry.values())

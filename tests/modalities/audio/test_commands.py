@@ -343,8 +343,8 @@ def test_a_codec_of_another_rate_is_rejected(runs: Path, tmp_path: Path) -> None
     tokenizers = ("--tokenizer", runs / "codec", "--semantic", runs / "semantic")
     flags = ("--preset", "tiny", "--data.rate-hz", "16000", "--out", tmp_path / "run")
     message = run_invalid("train", "audio-soundstorm", *flags, *tokenizers)
-    assert "was trained on examples preprocessed as" in message
-    assert "--data.rate-hz 8000" in message
+    assert "was trained on examples with rate_hz 8000, but this run has rate_hz 16000" in message
+    assert "use --data.rate-hz 8000, or another tokenizer (--tokenizer RUN)" in message
 
 
 def test_recordings_without_a_transcript_are_reported(tmp_path: Path) -> None:
@@ -422,7 +422,7 @@ def test_missing_and_unsuitable_tokenizers_are_rejected(
             ("--tokenizer", runs / "semantic", *semantic),
             "needs a tokenizer with several quantizers",
         ),
-        ((*codec, *semantic, "--data.rate-hz", "16000"), "'rate_hz': 8000"),
+        ((*codec, *semantic, "--data.rate-hz", "16000"), "run has rate_hz 16000"),
     ):
         assert expected in run_invalid(*command, *flags)
     assert not (tmp_path / "run").exists()
@@ -451,7 +451,7 @@ def test_codec_with_another_rate_or_other_quantizers_is_rejected(
         *("--critic", "own", "--tokenizer", tmp_path / "other"),
         *("--semantic", runs / "semantic", "--out", out),
     )
-    expected = "is another one" if change == "quantizers" else "'rate_hz': 16000"
+    expected = "is another one" if change == "quantizers" else "this run has rate_hz 16000"
     assert expected in message
 
 

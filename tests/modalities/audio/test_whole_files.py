@@ -117,6 +117,29 @@ def test_format_of_decoded_audio_can_be_chosen(
         assert Audio.load(path).seconds == pytest.approx(2.5, abs=0.2)
 
 
+def test_files_in_formats_that_cannot_be_written_are_errors_and_no_folders(
+    runs: Path, recordings: Path, tmp_path: Path
+) -> None:
+    run, codes = runs / "audio-codec", tmp_path / "codes"
+    tokenize(run, recordings / "a.wav", codes)
+    message = run_invalid("decode", run, codes, "--out", tmp_path / "one.aac")
+    assert "one.aac ends in .aac, but the formats that can be written are .wav, .flac, " in message
+    flags = ("--out", tmp_path / "one.mp3", "--format", "wav")
+    assert "one.mp3 ends in .mp3, but --format is wav" in run_invalid("decode", run, codes, *flags)
+    assert not list(tmp_path.glob("one.*"))
+
+
+def test_folders_with_a_dot_in_their_names_are_folders(
+    runs: Path, recordings: Path, tmp_path: Path
+) -> None:
+    run, codes = runs / "audio-codec", tmp_path / "codes"
+    tokenize(run, recordings / "a.wav", codes)
+    (tmp_path / "old.aac").mkdir()
+    for out in (tmp_path / "out" / "v1.2", tmp_path / "old.aac"):
+        assert tessera("decode", run, codes, "--out", out).code == 0
+        assert (out / "a.wav").is_file()
+
+
 def test_files_of_equal_stems_do_not_overwrite_each_other(
     runs: Path, recordings: Path, tmp_path: Path
 ) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import PIL.Image
 
 from tessera.data.budget import read_file
-from tessera.data.errors import UnreadableFile
+from tessera.data.errors import UnreadableFile, is_defect
 from tessera.data.files import AnyFile
 from tessera.modalities.image.media import (
     check_image_size,
@@ -111,8 +111,8 @@ def wrap_decoder_errors() -> Iterator[None]:
     except UnreadableFile:
         raise
     except Exception as error:  # decoders raise almost any exception type for damaged data
-        if isinstance(error, OSError) and error.errno is not None:
-            raise  # from the file system
+        if is_defect(error) or (isinstance(error, OSError) and error.errno is not None):
+            raise  # a mistake here, or an error of the file system
         raise UnreadableFile(
             f"the data is damaged or truncated ({error or type(error).__name__})"
         ) from error
