@@ -29,8 +29,8 @@ CODEBOOK_SIZE, NUM_QUANTIZERS, SEMANTIC_VOCAB_SIZE = 256, 4, 100
 FRAMES, NUM_EXAMPLES, BATCH_SIZE = 128, 128, 4
 DIM, DEPTH, HEADS, KERNEL_SIZE = 128, 2, 4, 31
 FRAME_SECONDS = 0.02
-CODE_DIM = 256
-"""The size of the vectors of the codes, that of the latents of the codec at preset small."""
+CODE_DIM = 128
+"""The size of the vectors of the codes, that of the codec at preset small."""
 LR, BETAS, MAX_GRAD_NORM, WARMUP_STEPS = 3e-4, (0.9, 0.99), 0.5, 10
 TOP_FRACTION = 0.3
 

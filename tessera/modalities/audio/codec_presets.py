@@ -20,6 +20,10 @@ SOUNDSTREAM = (
     "SoundStream (Zeghidour 2021, arXiv 2107.03312): 24 kHz, strides 2, 4, 5 and 8, 8 residual "
     "quantizers of 1,024 codes at 75 frames per second, 6 kbit/s; 8.4 M parameters."
 )
+SPECTRAL_CODE_DIM = 128
+"""The dimension of the codes of the spectral network. Telephone prompts left out of the training
+set, 600 steps: SI-SDR 7.4 dB, mel distance 0.240, STOI 0.878 and PESQ 1.71 with 32, 7.6, 0.238, 0.879
+and 1.72 with 128, and 7.5, 0.241, 0.875 and 1.68 with 256."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +65,7 @@ def codec_tiny(quantizer: AudioQuantizerChoice) -> CodecPreset:
             decoder_depth=1,
             kernel_size=3,
             bands=6,
-            quantizer=with_free_lengths(levels),
+            quantizer=with_free_lengths(levels, code_dim=8),
         ),
         soundstream=SoundStreamConfig(
             dim=4,
@@ -84,7 +88,9 @@ def codec_tiny(quantizer: AudioQuantizerChoice) -> CodecPreset:
 def codec_small(quantizer: AudioQuantizerChoice) -> CodecPreset:
     levels = build_residual_config(quantizer, bits=8, dropout=0.25)
     return CodecPreset(
-        spectral=SpectralCodecConfig(mdct_hop=160, dim=256, quantizer=with_free_lengths(levels)),
+        spectral=SpectralCodecConfig(
+            mdct_hop=160, dim=256, quantizer=with_free_lengths(levels, code_dim=SPECTRAL_CODE_DIM)
+        ),
         soundstream=SoundStreamConfig(
             dim=16,
             max_channels=128,
@@ -114,7 +120,7 @@ def codec_base(quantizer: AudioQuantizerChoice) -> CodecPreset:
             dim=768,
             encoder_depth=6,
             decoder_depth=10,
-            quantizer=with_free_lengths(levels),
+            quantizer=with_free_lengths(levels, code_dim=SPECTRAL_CODE_DIM),
         ),
         soundstream=SoundStreamConfig(
             dim=32,
@@ -142,7 +148,7 @@ def codec_paper(quantizer: AudioQuantizerChoice) -> CodecPreset:
             dim=768,
             encoder_depth=6,
             decoder_depth=10,
-            quantizer=with_free_lengths(levels),
+            quantizer=with_free_lengths(levels, code_dim=SPECTRAL_CODE_DIM),
         ),
         soundstream=SoundStreamConfig(
             dim=32,
@@ -196,7 +202,7 @@ def spectral_mel_windows(rate_hz: int) -> tuple[int, ...]:
     return mel_windows(rate_hz)[2:5]
 
 
-def with_free_lengths(levels: ResidualConfig) -> ResidualConfig:
+def with_free_lengths(levels: ResidualConfig, code_dim: int) -> ResidualConfig:
     """Return a residual quantizer whose latents are not normalised to the unit sphere.
 
     The spectral network computes on coefficients, whose scale is the loudness. With normalised
@@ -204,4 +210,5 @@ def with_free_lengths(levels: ResidualConfig) -> ResidualConfig:
     """
     if not isinstance(levels.quantizer, VQConfig):
         return levels
-    return replace(levels, quantizer=replace(levels.quantizer, normalised=False))
+    quantizer = replace(levels.quantizer, normalised=False, code_dim=code_dim)
+    return replace(levels, quantizer=quantizer)
