@@ -503,4 +503,5 @@ def test_every_recipe_has_a_page() -> None:
     recipes = {recipe_name(recipe) for recipe in RECIPES}
     pages = {page.stem for page in (ROOT / "docs").glob("*.md")}
     others = {"design", "benchmarks", "view", "migrating", "your-own-task", "reliability", "scale"}
-    assert pages == recipes | others
+    experiments = {"experiments-images-vqgan", "experiments-images-maskgit"}
+    assert pages == recipes | others | experiments

@@ -165,7 +165,7 @@ def _vqgan_small(quantizer: QuantizerChoice) -> _VQGANPreset:
         batch_size=4,  # at equal time better than 8: twice as many steps
         lr=2e-3,
         # The features of an example cost five times what its reconstruction costs, and a quarter of
-        # the examples serves as well: docs/images-vqgan.md has the measurements.
+        # the examples serves as well (docs/experiments-images-vqgan.md).
         perceptual_weight=0.4,
         perceptual_fraction=0.25,
     )

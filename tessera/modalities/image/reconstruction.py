@@ -154,7 +154,7 @@ class ImageReconstructionLoss(ReconstructionLoss):
         if self.config.chroma_weight and target.shape[1] >= 3:
             # Squared, because the mean absolute error of several hues with one code is smallest at
             # their median, and each of the others is drawn away from it no more strongly than by
-            # a small error: docs/images-vqgan.md has the measurements.
+            # a small error (docs/experiments-images-vqgan.md).
             chroma = l2(colour_differences(output), colour_differences(target))
             terms["chroma"] = self.config.chroma_weight * chroma
         if self.perceptual is not None and self.config.perceptual is not None:
