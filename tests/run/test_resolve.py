@@ -91,7 +91,7 @@ def test_generator_takes_the_settings_of_its_tokenizer(images, tokenizer, tmp_pa
 def test_generator_with_other_settings_than_its_tokenizer_is_rejected(images, tokenizer, tmp_path):
     flags = ("--data", images, "--tokenizer", tokenizer, "--out", tmp_path / "run")
     message = run_invalid(*TRAIN_GENERATOR, *flags, "--data.channels", "3")
-    assert "--data.size 20, --data.channels 1" in message
+    assert "examples with channels 1, but this run has channels 3: use --data.channels 1" in message
 
 
 def test_dry_run_uses_the_settings_of_the_folder(images, tmp_path, monkeypatch):
