@@ -188,8 +188,8 @@ def write_named(
             print(f"skipped {path.name}: {error}")
             continue
         if file is not None:
-            fields = {"file_name": file.name, "text": name, "subject": find_subject(name)}
-            records[file.name] = fields
+            subject = find_subject(name)
+            records[file.name] = {"file_name": file.name, "text": name, "subject": subject}
     return [records[file] for file in sorted(records)]
 
 

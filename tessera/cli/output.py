@@ -34,8 +34,8 @@ def find_output_file(out: str | Path, suffixes: Sequence[str]) -> Path | None:
     if suffix not in suffixes:
         raise UserError(
             f"{out} ends in {path.suffix}, but the formats that can be written are "
-            f"{', '.join(suffixes)}: use one of these for a file. A folder of this name must exist "
-            "already."
+            f"{', '.join(suffixes)}: use one of these for a file, or create the folder first if "
+            f"{out} is to be one."
         )
     return path
 

@@ -201,8 +201,11 @@ class Report:
     ) -> str:
         """Return the report with the split, the commands that train on the folder, and remarks on
         them."""
-        content = asdict(self) | {"split": split, "commands": list(commands)}
-        content["remarks"] = list(remarks)
+        content = asdict(self) | {
+            "split": split,
+            "commands": list(commands),
+            "remarks": list(remarks),
+        }
         return json.dumps(content, indent=2, ensure_ascii=False)
 
     def size_lines(self) -> Iterator[str]:
